@@ -1,0 +1,48 @@
+//! The protocol between a cell's supervisor (host) and its guest init.
+//!
+//! Every conversation is one vsock stream. The host speaks first with a
+//! [`Kind::Request`] frame; the guest answers with the frames the request
+//! calls for, and either side closes the stream to end it. There are two ways
+//! a stream begins:
+//!
+//! - the guest init connects to the host's [`CONTROL_PORT`] once, when it is
+//!   up; the host sends [`Request::Boot`] on it and gets [`Reply::Ready`];
+//! - the host connects to the guest's [`AGENT_PORT`] for every session after
+//!   that, one stream each.
+//!
+//! A frame is `kind: u8`, `length: u32` little endian, `length` bytes. A frame
+//! longer than [`FRAME_BYTES_MAX`] is an error: the peer is hostile until the
+//! frame is checked.
+//!
+//! | request    | host then sends                        | guest sends |
+//! |------------|----------------------------------------|-------------|
+//! | `Boot`     |                                        | `Reply(Ready)` |
+//! | `Exec`     | `Stdin`* `StdinEof` `Resize` `Signal`  | `Reply(Started)`, `Stdout`/`Stderr`*, `Reply(Exited)` |
+//! | `Upload`   | `Data`* `DataEof` (a tar stream)       | `Reply(Done)` |
+//! | `Download` |                                        | `Data`* `DataEof` (a tar stream) |
+//! | `Stats`    |                                        | `Reply(Stats)` |
+//! | `Unmount`  |                                        | `Reply(Done)` |
+//! | `Shutdown` |                                        | `Reply(Done)`, then the guest powers off |
+//!
+//! Any of them may end with `Reply(Failed)` instead.
+#![forbid(unsafe_code)]
+
+mod frame;
+mod message;
+
+pub use frame::{Frame, FrameError, FrameReader, FrameWriter, Kind};
+pub use message::{
+    Boot, BootTimes, Exec, FailureKind, FolderMount, GuestStats, Pressure, Reply, Request, TtySize,
+};
+
+/// The vsock port on the host (CID 2) that the guest init connects to once.
+pub const CONTROL_PORT: u32 = 1024;
+/// The vsock port in the guest that serves sessions.
+pub const AGENT_PORT: u32 = 1024;
+/// Host ports `FOLDER_PORT_BASE + index` serve 9P2000.L for the folder with
+/// that index in [`Boot::folders`].
+pub const FOLDER_PORT_BASE: u32 = 5640;
+/// The context id of every guest: cells do not see each other.
+pub const GUEST_CID: u64 = 3;
+/// The largest payload of a frame, in bytes.
+pub const FRAME_BYTES_MAX: usize = 64 * 1024;

@@ -1,0 +1,131 @@
+//! The JSON messages that ride in `Request`, `Reply` and `Resize` frames.
+
+use serde::{Deserialize, Serialize};
+
+/// What the host asks for; the first frame of a stream.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Request {
+    Boot(Boot),
+    Exec(Exec),
+    /// Unpack the tar stream that follows into the directory `path`.
+    Upload { path: String },
+    /// Send `path` (a file or a directory) as a tar stream whose entries are
+    /// named from the last component of `path`.
+    Download { path: String },
+    Stats,
+    /// Detach the mount at `path` (a revoked folder).
+    Unmount { path: String },
+    /// Terminate every process (SIGTERM, then SIGKILL after `grace_ms`), sync,
+    /// power off.
+    Shutdown { grace_ms: u64 },
+}
+
+/// How the guest init sets up the cell before any program runs.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Boot {
+    pub hostname: String,
+    /// Block device with the image's erofs file system.
+    pub root_device: String,
+    /// Block device with the ext4 file system of the private overlay; `None`
+    /// makes the root file system read-only.
+    pub overlay_device: Option<String>,
+    /// Processes and threads that may exist in the cell at once.
+    pub process_count_max: u64,
+    pub folders: Vec<FolderMount>,
+}
+
+/// A host folder, mounted over 9P from host port
+/// [`crate::FOLDER_PORT_BASE`]` + index`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FolderMount {
+    pub guest_path: String,
+    pub read_only: bool,
+}
+
+/// A program to run as a session leader.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Exec {
+    /// Program and arguments; a name without `/` is looked up in `env`'s PATH.
+    pub args: Vec<String>,
+    /// `NAME=value`, the whole environment (HOME is added when absent).
+    pub env: Vec<String>,
+    /// Working directory; made if it does not exist, as docker does.
+    pub cwd: String,
+    /// `name|uid[:group|gid]`, resolved against the cell's /etc/passwd; empty
+    /// is root.
+    pub user: String,
+    /// A terminal of this size instead of pipes.
+    pub tty: Option<TtySize>,
+    /// Whether `Stdin` frames follow; otherwise standard input is /dev/null.
+    pub stdin: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TtySize {
+    pub rows: u16,
+    pub cols: u16,
+}
+
+/// What the guest answers.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Reply {
+    Ready(BootTimes),
+    Started {
+        guest_pid: u32,
+    },
+    /// `code` is the exit status, or 128 + the signal that killed the program.
+    Exited {
+        code: u8,
+    },
+    Stats(GuestStats),
+    Done,
+    Failed {
+        kind: FailureKind,
+        message: String,
+    },
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FailureKind {
+    /// The program or path does not exist (exit code 127 for a program).
+    NotFound,
+    /// The program exists but cannot be executed (exit code 126).
+    NotExecutable,
+    /// Anything else the caller asked for wrongly: no such user, a bad path.
+    Invalid,
+    /// The guest could not do it: out of memory, disk full.
+    Guest,
+}
+
+/// Nanoseconds since the guest kernel started (CLOCK_BOOTTIME).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BootTimes {
+    pub init_started_ns: u64,
+    pub ready_ns: u64,
+}
+
+/// The guest's own view; the host treats every number as a claim.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct GuestStats {
+    pub memory_total_bytes: u64,
+    pub memory_free_bytes: u64,
+    pub memory_available_bytes: u64,
+    pub page_cache_bytes: u64,
+    pub process_count: u64,
+    pub uptime_ns: u64,
+    pub pressure: Pressure,
+}
+
+/// PSI `some avg10`, in percent (kernel: Documentation/accounting/psi.rst).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct Pressure {
+    pub cpu: f64,
+    pub memory: f64,
+    pub io: f64,
+}
