@@ -1,0 +1,40 @@
+//! Embeds `guest-kernel-patches/` in the library, so that an installed program needs no checkout.
+
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use std::{env, fs};
+
+fn main() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../guest-kernel-patches");
+    let root = root.canonicalize().expect("guest-kernel-patches is beside images");
+    println!("cargo::rerun-if-changed={}", root.display());
+    let mut files = vec![root.join("KERNEL"), root.join("series")];
+    files.extend(files_with_extension(&root, "patch"));
+    files.extend(files_with_extension(&root.join("config"), "config"));
+    let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
+    fs::write(out.join("embedded.rs"), table(&root, &files)).expect("write the table of files");
+}
+
+/// The files of `folder` whose name ends in `.extension`, in name order.
+fn files_with_extension(folder: &Path, extension: &str) -> Vec<PathBuf> {
+    println!("cargo::rerun-if-changed={}", folder.display());
+    let entries = fs::read_dir(folder).expect("read a folder of guest-kernel-patches");
+    let mut files: Vec<PathBuf> = entries
+        .map(|entry| entry.expect("read a directory entry").path())
+        .filter(|path| path.extension().is_some_and(|found| found == extension))
+        .collect();
+    files.sort();
+    files
+}
+
+/// Rust source of a slice of (path below `root`, content).
+fn table(root: &Path, files: &[PathBuf]) -> String {
+    let mut source = String::from("&[\n");
+    for file in files {
+        println!("cargo::rerun-if-changed={}", file.display());
+        let name = file.strip_prefix(root).expect("files are below the root");
+        writeln!(source, "    ({name:?}, include_str!({file:?})),").expect("write to a string");
+    }
+    source.push_str("]\n");
+    source
+}

@@ -1,0 +1,156 @@
+//! What is built: the pinned source, the patches and the config fragments.
+
+use std::path::Path;
+
+use sha2::{Digest, Sha256};
+
+use crate::config::Wanted;
+use crate::error::KernelError;
+use crate::pin::Pin;
+
+/// The files of `guest-kernel-patches/`, as (path below it, content).
+const EMBEDDED: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/embedded.rs"));
+
+/// The files that say which kernel is built.
+#[derive(Debug, Clone)]
+pub struct Recipe {
+    files: Vec<(String, String)>,
+}
+
+impl Recipe {
+    /// The recipe that was compiled into this program.
+    pub fn embedded() -> Self {
+        Self::from_files(EMBEDDED.iter().copied())
+    }
+
+    /// A recipe from (path, content) pairs, laid out as in `guest-kernel-patches/`.
+    pub fn from_files<'a>(files: impl IntoIterator<Item = (&'a str, &'a str)>) -> Self {
+        let mut files: Vec<(String, String)> = files
+            .into_iter()
+            .map(|(path, content)| (path.to_owned(), content.to_owned()))
+            .collect();
+        files.sort();
+        Self { files }
+    }
+
+    /// The name of this recipe's kernel in the cache: 32 hexadecimal digits over every file that
+    /// can change the kernel. The compiler is not part of it; the manifest records it.
+    pub fn hash(&self) -> String {
+        let mut hasher = Sha256::new();
+        for (path, content) in &self.files {
+            hasher.update((path.len() as u64).to_le_bytes());
+            hasher.update(path);
+            hasher.update((content.len() as u64).to_le_bytes());
+            hasher.update(content);
+        }
+        hex(&hasher.finalize()[..16])
+    }
+
+    pub(crate) fn pin(&self) -> Result<Pin, KernelError> {
+        Pin::parse(self.file("KERNEL").unwrap_or_default())
+    }
+
+    /// The patches as (file name, content), in the order of `series`.
+    pub(crate) fn patches(&self) -> Result<Vec<(&str, &str)>, KernelError> {
+        let names = self.series();
+        if let Some(stray) = self.with_extension("patch").find(|(name, _)| !names.contains(name)) {
+            return Err(KernelError::Series(format!("does not list {}", stray.0)));
+        }
+        let missing = |name: &str| KernelError::Series(format!("lists {name}, which is not there"));
+        names.into_iter().map(|name| Ok((name, self.file(name).ok_or_else(|| missing(name))?))).collect()
+    }
+
+    /// The config fragments' text, one after the other, for `KCONFIG_ALLCONFIG`.
+    pub(crate) fn merged_config(&self) -> String {
+        self.with_extension("config").map(|(_, text)| format!("{text}\n")).collect()
+    }
+
+    pub(crate) fn wanted_config(&self) -> Result<Wanted, KernelError> {
+        let mut wanted = Wanted::default();
+        for (name, text) in self.with_extension("config") {
+            wanted.merge(name, text)?;
+        }
+        Ok(wanted)
+    }
+
+    fn series(&self) -> Vec<&str> {
+        let lines = self.file("series").unwrap_or_default().lines();
+        lines.map(|line| line.split('#').next().unwrap_or_default().trim()).filter(|line| !line.is_empty()).collect()
+    }
+
+    fn file(&self, path: &str) -> Option<&str> {
+        self.files.iter().find(|(name, _)| name == path).map(|(_, content)| content.as_str())
+    }
+
+    fn with_extension(&self, extension: &'static str) -> impl Iterator<Item = (&str, &str)> {
+        self.files
+            .iter()
+            .filter(move |(name, _)| Path::new(name).extension().is_some_and(|found| found == extension))
+            .map(|(name, content)| (name.as_str(), content.as_str()))
+    }
+}
+
+/// The files that a patch changes, removes or adds, as its `diff --git` lines name them.
+pub(crate) fn touched_paths(patch: &str) -> impl Iterator<Item = &str> {
+    patch
+        .lines()
+        .filter_map(|line| line.strip_prefix("diff --git a/"))
+        .filter_map(|names| names.split_once(" b/"))
+        .map(|(before, _)| before)
+}
+
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn recipe(series: &str) -> Recipe {
+        Recipe::from_files([("series", series), ("1.patch", "one"), ("2.patch", "two")])
+    }
+
+    #[test]
+    fn the_embedded_recipe_is_whole() {
+        let recipe = Recipe::embedded();
+        let pin = recipe.pin().expect("KERNEL is valid");
+        assert!(pin.tarball.iter().all(|tarball| tarball.sha256.len() == 64));
+        assert!(!recipe.patches().expect("series is valid").is_empty());
+        assert!(recipe.wanted_config().expect("fragments are valid").asks_for("CONFIG_UML_PHYSMEM_FD", "y"));
+    }
+
+    #[test]
+    fn patches_come_in_the_order_of_the_series() {
+        let recipe = recipe("# a topic\n2.patch\n\n1.patch # a remark\n");
+        assert_eq!(recipe.patches().expect("valid"), [("2.patch", "two"), ("1.patch", "one")]);
+    }
+
+    #[test]
+    fn a_patch_that_the_series_forgets_is_an_error() {
+        let error = recipe("1.patch\n").patches().expect_err("2.patch is not listed");
+        assert!(error.to_string().contains("does not list 2.patch"), "{error}");
+    }
+
+    #[test]
+    fn a_patch_that_is_not_there_is_an_error() {
+        let error = recipe("1.patch\n2.patch\n3.patch\n").patches().expect_err("no 3.patch");
+        assert!(error.to_string().contains("3.patch, which is not there"), "{error}");
+    }
+
+    #[test]
+    fn the_hash_depends_on_content_and_names_but_not_on_order() {
+        let one = Recipe::from_files([("a", "x"), ("b", "y")]).hash();
+        assert_eq!(one, Recipe::from_files([("b", "y"), ("a", "x")]).hash());
+        assert_eq!(one.len(), 32);
+        assert_ne!(one, Recipe::from_files([("a", "x"), ("b", "z")]).hash());
+        assert_ne!(one, Recipe::from_files([("a", "xb"), ("", "y")]).hash());
+        assert_ne!(one, Recipe::from_files([("a", "x"), ("c", "y")]).hash());
+    }
+
+    #[test]
+    fn touched_paths_are_those_of_the_diff_lines() {
+        let patch = "diff --git a/mm/a.c b/mm/a.c\nindex 1..2\n-diff\ndiff --git a/b b/b\n";
+        assert_eq!(touched_paths(patch).collect::<Vec<_>>(), ["mm/a.c", "b"]);
+    }
+}
