@@ -27,6 +27,7 @@
 //! Any of them may end with `Reply(Failed)` instead.
 #![forbid(unsafe_code)]
 
+pub mod client;
 mod frame;
 mod message;
 

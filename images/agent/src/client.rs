@@ -1,0 +1,436 @@
+//! The host's side of a session: typed helpers over the two halves of a stream.
+//!
+//! The peer is a hostile guest. Every frame is checked, one frame of at most
+//! [`FRAME_BYTES_MAX`](crate::FRAME_BYTES_MAX) is held at a time, whatever the
+//! protocol does not allow is an error, and text from the guest is cleaned of
+//! control characters before it can reach a terminal. A guest that sends
+//! nothing is bounded by the caller: set a read timeout on the stream, or shut
+//! it down.
+
+use std::io::{self, Read, Write};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::{
+    Boot, BootTimes, Exec, FailureKind, Frame, FrameError, FrameReader, FrameWriter, GuestStats,
+    Kind, Reply, Request, TtySize,
+};
+
+/// The longest text of the guest's that an error repeats, in characters.
+const MESSAGE_CHARS_MAX: usize = 512;
+/// Bytes read from a local file or pipe at a time.
+const CHUNK_BYTES: usize = 32 * 1024;
+
+/// Why a conversation with the guest init ended early.
+#[derive(Debug, thiserror::Error)]
+pub enum ClientError {
+    #[error(transparent)]
+    Frame(#[from] FrameError),
+    #[error("the guest closed the stream before it answered; see the cell's log")]
+    Closed,
+    /// The guest init refused the request or could not do it.
+    #[error("{message}")]
+    Failed { kind: FailureKind, message: String },
+    #[error("the guest sent a {got:?} frame where the protocol has none; its init is not to be trusted")]
+    UnexpectedFrame { got: Kind },
+    #[error("the guest answered {request} with the wrong reply; its init is not to be trusted")]
+    UnexpectedReply { request: &'static str },
+    #[error("the guest sent more than the {bytes_max} bytes allowed for this download")]
+    TooMuch { bytes_max: u64 },
+    #[error("the local end of the session failed: {0}")]
+    Local(#[source] io::Error),
+}
+
+impl ClientError {
+    /// docker's exit code for a program that was not started: 127 not found,
+    /// 126 not executable, 125 anything else.
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            Self::Failed { kind: FailureKind::NotFound, .. } => 127,
+            Self::Failed { kind: FailureKind::NotExecutable, .. } => 126,
+            _ => 125,
+        }
+    }
+}
+
+/// `text` without control characters and at most [`MESSAGE_CHARS_MAX`] long.
+fn cleaned(text: &str) -> String {
+    let plain = text.chars().map(|c| if c.is_control() { ' ' } else { c });
+    plain.take(MESSAGE_CHARS_MAX).collect()
+}
+
+/// The reply in `frame`; `Reply::Failed` becomes an error.
+fn reply_in(frame: &Frame) -> Result<Reply, ClientError> {
+    match frame.json()? {
+        Reply::Failed { kind, message } => {
+            Err(ClientError::Failed { kind, message: cleaned(&message) })
+        }
+        reply => Ok(reply),
+    }
+}
+
+fn read_reply<R: Read>(reader: &mut FrameReader<R>) -> Result<Reply, ClientError> {
+    let frame = reader.read()?.ok_or(ClientError::Closed)?;
+    match frame.kind {
+        Kind::Reply => reply_in(&frame),
+        got => Err(ClientError::UnexpectedFrame { got }),
+    }
+}
+
+/// Sends `request` and reads its single reply.
+pub fn request(read: impl Read, write: impl Write, request: &Request) -> Result<Reply, ClientError> {
+    FrameWriter::new(write).write_json(Kind::Request, request)?;
+    read_reply(&mut FrameReader::new(read))
+}
+
+/// Boots the cell over the stream the guest opened to
+/// [`CONTROL_PORT`](crate::CONTROL_PORT).
+pub fn boot(read: impl Read, write: impl Write, boot: &Boot) -> Result<BootTimes, ClientError> {
+    match request(read, write, &Request::Boot(boot.clone()))? {
+        Reply::Ready(times) => Ok(times),
+        _ => Err(ClientError::UnexpectedReply { request: "boot" }),
+    }
+}
+
+/// The guest's own account of itself: claims, not facts.
+pub fn stats(read: impl Read, write: impl Write) -> Result<GuestStats, ClientError> {
+    match request(read, write, &Request::Stats)? {
+        Reply::Stats(stats) => Ok(stats),
+        _ => Err(ClientError::UnexpectedReply { request: "stats" }),
+    }
+}
+
+/// Detaches the mount at `path` in the guest.
+pub fn unmount(read: impl Read, write: impl Write, path: &str) -> Result<(), ClientError> {
+    done(request(read, write, &Request::Unmount { path: path.into() })?, "unmount")
+}
+
+/// Ends every program in the guest and powers it off; returns when its file
+/// systems are synced. Drop the stream then: the guest waits for that, shortly.
+pub fn shutdown(read: impl Read, write: impl Write, grace_ms: u64) -> Result<(), ClientError> {
+    done(request(read, write, &Request::Shutdown { grace_ms })?, "shutdown")
+}
+
+fn done(reply: Reply, request: &'static str) -> Result<(), ClientError> {
+    match reply {
+        Reply::Done => Ok(()),
+        _ => Err(ClientError::UnexpectedReply { request }),
+    }
+}
+
+/// Sends the tar stream `archive` to be unpacked into the guest directory
+/// `path`; returns the bytes sent.
+pub fn upload(
+    read: impl Read,
+    write: impl Write,
+    path: &str,
+    archive: &mut impl Read,
+) -> Result<u64, ClientError> {
+    let mut reader = FrameReader::new(read);
+    let sent = send_archive(write, path, archive);
+    if let Err(ClientError::Frame(_)) = &sent {
+        // The guest may have said why it stopped listening.
+        read_reply(&mut reader)?;
+    }
+    let bytes = sent?;
+    done(read_reply(&mut reader)?, "upload")?;
+    Ok(bytes)
+}
+
+fn send_archive(
+    write: impl Write,
+    path: &str,
+    archive: &mut impl Read,
+) -> Result<u64, ClientError> {
+    let mut writer = FrameWriter::new(write);
+    writer.write_json(Kind::Request, &Request::Upload { path: path.into() })?;
+    let bytes = copy_chunks(archive, |chunk| Ok(writer.write(Kind::Data, chunk)?))?;
+    writer.write(Kind::DataEof, &[])?;
+    Ok(bytes)
+}
+
+/// Receives the guest's `path` as a tar stream of at most `bytes_max` bytes
+/// into `out`; returns its length. What is in the archive is the guest's word:
+/// unpack it with care.
+pub fn download(
+    read: impl Read,
+    write: impl Write,
+    path: &str,
+    out: &mut impl Write,
+    bytes_max: u64,
+) -> Result<u64, ClientError> {
+    FrameWriter::new(write)
+        .write_json(Kind::Request, &Request::Download { path: path.into() })?;
+    let mut reader = FrameReader::new(read);
+    let mut received = 0u64;
+    loop {
+        let frame = reader.read()?.ok_or(ClientError::Closed)?;
+        match frame.kind {
+            Kind::Data => received += frame.payload.len() as u64,
+            Kind::DataEof => return Ok(received),
+            Kind::Reply => {
+                reply_in(&frame)?;
+                return Err(ClientError::UnexpectedReply { request: "download" });
+            }
+            got => return Err(ClientError::UnexpectedFrame { got }),
+        }
+        if received > bytes_max {
+            return Err(ClientError::TooMuch { bytes_max });
+        }
+        out.write_all(&frame.payload).map_err(ClientError::Local)?;
+    }
+}
+
+/// Starts a program; returns when it runs.
+///
+/// # Errors
+/// [`ClientError::Failed`] with [`FailureKind::NotFound`] or
+/// [`FailureKind::NotExecutable`] when the program cannot be started.
+pub fn exec<R: Read, W: Write>(
+    read: R,
+    write: W,
+    exec: &Exec,
+) -> Result<ExecSession<R, W>, ClientError> {
+    let mut writer = FrameWriter::new(write);
+    writer.write_json(Kind::Request, &Request::Exec(exec.clone()))?;
+    let mut reader = FrameReader::new(read);
+    match read_reply(&mut reader)? {
+        Reply::Started { guest_pid } => Ok(ExecSession {
+            guest_pid,
+            input: ExecInput(Arc::new(Mutex::new(writer))),
+            output: ExecOutput(reader),
+        }),
+        _ => Err(ClientError::UnexpectedReply { request: "exec" }),
+    }
+}
+
+/// A program that runs in the guest.
+pub struct ExecSession<R, W> {
+    /// The guest's process id: a claim, good for showing only.
+    pub guest_pid: u32,
+    pub input: ExecInput<W>,
+    pub output: ExecOutput<R>,
+}
+
+/// What the host sends to a program; clones share the stream, so that signals
+/// and window sizes may come from other threads than standard input.
+pub struct ExecInput<W>(Arc<Mutex<FrameWriter<W>>>);
+
+impl<W> Clone for ExecInput<W> {
+    fn clone(&self) -> Self {
+        Self(Arc::clone(&self.0))
+    }
+}
+
+impl<W: Write> ExecInput<W> {
+    fn writer(&self) -> MutexGuard<'_, FrameWriter<W>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Writes `bytes` to the program's standard input.
+    pub fn stdin(&self, bytes: &[u8]) -> Result<(), ClientError> {
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        Ok(self.writer().write(Kind::Stdin, bytes)?)
+    }
+
+    /// Ends the program's standard input; on a terminal, types Ctrl-D.
+    pub fn stdin_eof(&self) -> Result<(), ClientError> {
+        Ok(self.writer().write(Kind::StdinEof, &[])?)
+    }
+
+    /// Sets the size of the program's terminal.
+    pub fn resize(&self, size: TtySize) -> Result<(), ClientError> {
+        Ok(self.writer().write_json(Kind::Resize, &size)?)
+    }
+
+    /// Sends the program a signal by its Linux number.
+    pub fn signal(&self, number: u8) -> Result<(), ClientError> {
+        Ok(self.writer().write(Kind::Signal, &[number])?)
+    }
+
+    /// Forwards `source` until it ends, then ends standard input.
+    pub fn pump_stdin(&self, source: &mut impl Read) -> Result<u64, ClientError> {
+        let bytes = copy_chunks(source, |chunk| self.stdin(chunk))?;
+        self.stdin_eof()?;
+        Ok(bytes)
+    }
+}
+
+/// What a program says, as it says it.
+#[derive(Debug, PartialEq, Eq)]
+pub enum ExecEvent {
+    Stdout(Vec<u8>),
+    Stderr(Vec<u8>),
+    /// The last event: the exit status, or 128 + the signal.
+    Exited(u8),
+}
+
+/// The output end of a session.
+pub struct ExecOutput<R>(FrameReader<R>);
+
+impl<R: Read> ExecOutput<R> {
+    /// The stream underneath, for a timeout or a shutdown.
+    pub fn get_ref(&self) -> &R {
+        self.0.get_ref()
+    }
+
+    /// Waits for the next event; there is none after [`ExecEvent::Exited`].
+    pub fn event(&mut self) -> Result<ExecEvent, ClientError> {
+        let frame = self.0.read()?.ok_or(ClientError::Closed)?;
+        match frame.kind {
+            Kind::Stdout => Ok(ExecEvent::Stdout(frame.payload)),
+            Kind::Stderr => Ok(ExecEvent::Stderr(frame.payload)),
+            Kind::Reply => match reply_in(&frame)? {
+                Reply::Exited { code } => Ok(ExecEvent::Exited(code)),
+                _ => Err(ClientError::UnexpectedReply { request: "exec" }),
+            },
+            got => Err(ClientError::UnexpectedFrame { got }),
+        }
+    }
+
+    /// Copies the program's output until it exits; returns its exit code.
+    pub fn pump(
+        &mut self,
+        stdout: &mut impl Write,
+        stderr: &mut impl Write,
+    ) -> Result<u8, ClientError> {
+        loop {
+            match self.event()? {
+                ExecEvent::Stdout(bytes) => write_now(stdout, &bytes)?,
+                ExecEvent::Stderr(bytes) => write_now(stderr, &bytes)?,
+                ExecEvent::Exited(code) => return Ok(code),
+            }
+        }
+    }
+}
+
+fn write_now(sink: &mut impl Write, bytes: &[u8]) -> Result<(), ClientError> {
+    sink.write_all(bytes).and_then(|()| sink.flush()).map_err(ClientError::Local)
+}
+
+/// Reads `source` to its end and hands on each chunk; the bytes copied.
+fn copy_chunks(
+    source: &mut impl Read,
+    mut sink: impl FnMut(&[u8]) -> Result<(), ClientError>,
+) -> Result<u64, ClientError> {
+    let mut buffer = vec![0; CHUNK_BYTES];
+    let mut copied = 0;
+    loop {
+        match source.read(&mut buffer) {
+            Ok(0) => return Ok(copied),
+            Ok(n) => {
+                sink(buffer.get(..n).unwrap_or_default())?;
+                copied += n as u64;
+            }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(ClientError::Local(error)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A guest that says `frames` whatever it is asked.
+    fn guest(frames: &[(Kind, &[u8])]) -> Vec<u8> {
+        let mut wire = Vec::new();
+        let mut writer = FrameWriter::new(&mut wire);
+        for (kind, payload) in frames {
+            writer.write(*kind, payload).unwrap();
+        }
+        wire
+    }
+
+    fn reply(reply: &Reply) -> Vec<u8> {
+        serde_json::to_vec(reply).unwrap()
+    }
+
+    #[test]
+    fn a_session_yields_its_output_and_code() {
+        let (started, exited) =
+            (reply(&Reply::Started { guest_pid: 7 }), reply(&Reply::Exited { code: 3 }));
+        let wire = guest(&[
+            (Kind::Reply, &started),
+            (Kind::Stdout, b"out"),
+            (Kind::Stderr, b"err"),
+            (Kind::Reply, &exited),
+        ]);
+        let mut session = exec(wire.as_slice(), io::sink(), &Exec::default()).unwrap();
+        assert_eq!(session.guest_pid, 7);
+        let (mut out, mut err) = (Vec::new(), Vec::new());
+        assert_eq!(session.output.pump(&mut out, &mut err).unwrap(), 3);
+        assert_eq!((out.as_slice(), err.as_slice()), (&b"out"[..], &b"err"[..]));
+        assert!(matches!(session.output.event(), Err(ClientError::Closed)));
+    }
+
+    #[test]
+    fn input_goes_out_as_the_frames_the_protocol_names() {
+        let mut wire = Vec::new();
+        let input = ExecInput(Arc::new(Mutex::new(FrameWriter::new(&mut wire))));
+        assert_eq!(input.pump_stdin(&mut &b"hello"[..]).unwrap(), 5);
+        input.resize(TtySize { rows: 2, cols: 3 }).unwrap();
+        input.signal(15).unwrap();
+        drop(input);
+        let mut reader = FrameReader::new(wire.as_slice());
+        let mut kinds = Vec::new();
+        while let Some(frame) = reader.read().unwrap() {
+            kinds.push(frame.kind);
+        }
+        assert_eq!(kinds, [Kind::Stdin, Kind::StdinEof, Kind::Resize, Kind::Signal]);
+    }
+
+    #[test]
+    fn failures_carry_dockers_exit_codes_and_no_control_characters() {
+        let message = format!("no \x1b[31mprogram\n{}", "x".repeat(9000));
+        let failed = reply(&Reply::Failed { kind: FailureKind::NotFound, message });
+        let wire = guest(&[(Kind::Reply, &failed)]);
+        let error = exec(wire.as_slice(), io::sink(), &Exec::default()).err().unwrap();
+        assert_eq!(error.exit_code(), 127);
+        assert_eq!(error.to_string().chars().count(), MESSAGE_CHARS_MAX);
+        assert!(!error.to_string().contains(char::is_control));
+    }
+
+    #[test]
+    fn frames_out_of_place_are_errors() {
+        let done = reply(&Reply::Done);
+        let wire = guest(&[(Kind::Reply, &done)]);
+        let error = exec(wire.as_slice(), io::sink(), &Exec::default()).err().unwrap();
+        assert!(matches!(error, ClientError::UnexpectedReply { request: "exec" }));
+        let wire = guest(&[(Kind::Stdin, b"x")]);
+        let error = stats(wire.as_slice(), io::sink()).unwrap_err();
+        assert!(matches!(error, ClientError::UnexpectedFrame { got: Kind::Stdin }));
+        let wire = guest(&[(Kind::Data, b"x"), (Kind::Reply, &done)]);
+        let error = download(wire.as_slice(), io::sink(), "/x", &mut io::sink(), 9).unwrap_err();
+        assert!(matches!(error, ClientError::UnexpectedReply { request: "download" }));
+        assert!(matches!(stats(&b""[..], io::sink()), Err(ClientError::Closed)));
+    }
+
+    #[test]
+    fn a_download_stops_at_its_limit() {
+        let wire = guest(&[(Kind::Data, &[1; 60]), (Kind::Data, &[2; 60]), (Kind::DataEof, b"")]);
+        let mut out = Vec::new();
+        let error = download(wire.as_slice(), io::sink(), "/x", &mut out, 100).unwrap_err();
+        assert!(matches!(error, ClientError::TooMuch { bytes_max: 100 }));
+        assert_eq!(out.len(), 60);
+        assert_eq!(download(wire.as_slice(), io::sink(), "/x", &mut out, 120).unwrap(), 120);
+    }
+
+    #[test]
+    fn an_upload_reports_why_the_guest_stopped_listening() {
+        struct Broken;
+        impl Write for Broken {
+            fn write(&mut self, _: &[u8]) -> io::Result<usize> {
+                Err(io::ErrorKind::BrokenPipe.into())
+            }
+            fn flush(&mut self) -> io::Result<()> {
+                Ok(())
+            }
+        }
+        let failed = Reply::Failed { kind: FailureKind::Guest, message: "disk full".into() };
+        let wire = guest(&[(Kind::Reply, &reply(&failed))]);
+        let error = upload(wire.as_slice(), Broken, "/x", &mut &b"tar"[..]).unwrap_err();
+        assert_eq!(error.to_string(), "disk full");
+    }
+}
