@@ -1,0 +1,57 @@
+//! Where everything lives below the state root.
+//!
+//! ```text
+//! ROOT/images    the image store            ROOT/cells/ID/spec.json    what was asked for
+//! ROOT/kernels   built guest kernels                      status.json  where it stands
+//! ROOT/disks     empty overlay disks                      lock         held while it lives
+//! ROOT/modules   compiled Wasm modules                    control.sock its supervisor
+//!                                                         log, console.log
+//! ```
+
+use std::path::{Path, PathBuf};
+
+/// The state root.
+#[derive(Debug, Clone)]
+pub struct Layout {
+    root: PathBuf,
+}
+
+impl Layout {
+    pub fn new(root: impl Into<PathBuf>) -> Self {
+        Self { root: root.into() }
+    }
+
+    /// `/var/lib/exocell` for root, `$XDG_DATA_HOME/exocell` (or
+    /// `~/.local/share/exocell`) for anyone else.
+    pub fn default_root() -> PathBuf {
+        if nix::unistd::geteuid().is_root() {
+            return PathBuf::from("/var/lib/exocell");
+        }
+        let home = || std::env::var_os("HOME").map(|home| Path::new(&home).join(".local/share"));
+        std::env::var_os("XDG_DATA_HOME")
+            .map(PathBuf::from)
+            .or_else(home)
+            .unwrap_or_else(|| PathBuf::from("/var/tmp"))
+            .join("exocell")
+    }
+
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    pub fn images(&self) -> PathBuf {
+        self.root.join("images")
+    }
+
+    pub fn kernels(&self) -> PathBuf {
+        self.root.to_owned()
+    }
+
+    pub fn disks(&self) -> PathBuf {
+        self.root.join("disks")
+    }
+
+    pub fn cells(&self) -> PathBuf {
+        self.root.join("cells")
+    }
+}

@@ -1,0 +1,259 @@
+//! The record of a cell on disk, and the truth about it after any crash.
+//!
+//! ```text
+//!            supervisor ready           program ended, stop, deadline
+//!  created ───────────────────> running ─────────────────────────────> exited
+//!     │                            │                                     │
+//!     └── set-up failed ───────────┴── supervisor killed (lock is free) ─┤
+//!                                                                        v
+//!                                                 removed (--rm, exocell rm)
+//! ```
+//! `created` and `running` are claims of the supervisor; they hold only while
+//! it holds the record's lock. Whoever finds the lock free writes `exited`.
+
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use nix::fcntl::{Flock, FlockArg};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use crate::{CellError, CellSpec, Layout};
+
+/// Where a cell stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum State {
+    Created,
+    Running,
+    Exited,
+}
+
+impl State {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Created => "created",
+            Self::Running => "running",
+            Self::Exited => "exited",
+        }
+    }
+
+    /// Whether the lifecycle allows this step.
+    pub fn may_become(self, next: Self) -> bool {
+        match (self, next) {
+            (Self::Created, Self::Running | Self::Exited) | (Self::Running, Self::Exited) => true,
+            (Self::Created, Self::Created)
+            | (Self::Running, Self::Created | Self::Running)
+            | (Self::Exited, _) => false,
+        }
+    }
+}
+
+/// The supervisor's account of its cell.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Status {
+    pub state: State,
+    /// In the host's pid namespace; 0 before there is one.
+    pub supervisor_pid: i32,
+    /// In the cell's pid namespace; 0 where there is none.
+    pub guest_kernel_inner_pid: i32,
+    /// Milliseconds since the epoch.
+    pub started_ms: u64,
+    pub finished_ms: u64,
+    pub exit_code: Option<u8>,
+    /// Why it ended, when that was not its program's own end.
+    pub reason: Option<String>,
+    pub times: StartTimes,
+}
+
+/// How the start went, in microseconds since the request.
+#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
+pub struct StartTimes {
+    pub jailed_us: u64,
+    pub kernel_started_us: u64,
+    pub guest_ready_us: u64,
+    pub program_started_us: u64,
+    /// Guest kernel start to init, by the guest's own clock.
+    pub guest_init_us: u64,
+}
+
+impl Default for Status {
+    fn default() -> Self {
+        Self {
+            state: State::Created,
+            supervisor_pid: 0,
+            guest_kernel_inner_pid: 0,
+            started_ms: 0,
+            finished_ms: 0,
+            exit_code: None,
+            reason: None,
+            times: StartTimes::default(),
+        }
+    }
+}
+
+/// Proof that the holder's cell is alive: released by the kernel at its death.
+pub type Lease = Flock<File>;
+
+/// One cell's directory.
+#[derive(Debug, Clone)]
+pub struct Record {
+    pub id: String,
+    directory: PathBuf,
+}
+
+impl Record {
+    /// Makes the directory of a new cell and takes its lease.
+    pub fn create(layout: &Layout, spec: &CellSpec) -> Result<(Self, Lease), CellError> {
+        let record = Self::at(layout, &spec.id);
+        DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(&record.directory)
+            .map_err(CellError::host(format!("cannot make {}", record.directory.display())))?;
+        let lease = record.try_lease()?.ok_or_else(|| CellError::NameTaken(spec.id.clone()))?;
+        record.write("spec.json", spec)?;
+        record.write_status(&Status::default())?;
+        Ok((record, lease))
+    }
+
+    fn at(layout: &Layout, id: &str) -> Self {
+        Self { id: id.to_owned(), directory: layout.cells().join(id) }
+    }
+
+    /// Every record, oldest first; dead cells are settled on the way.
+    pub fn all(layout: &Layout) -> Result<Vec<(Self, CellSpec, Status)>, CellError> {
+        let entries = match fs::read_dir(layout.cells()) {
+            Ok(entries) => entries,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(error) => {
+                return Err(CellError::host(format!("cannot list {}", layout.cells().display()))(error));
+            }
+        };
+        let mut found = Vec::new();
+        for entry in entries.flatten() {
+            let record = Self::at(layout, &entry.file_name().to_string_lossy());
+            if let Some((spec, status)) = record.settle()? {
+                found.push((record, spec, status));
+            }
+        }
+        found.sort_by_key(|(_, spec, _)| spec.created_ms);
+        Ok(found)
+    }
+
+    /// The record whose name, id or unambiguous id prefix is `key`.
+    pub fn find(layout: &Layout, key: &str) -> Result<(Self, CellSpec, Status), CellError> {
+        let mut all = Self::all(layout)?;
+        if let Some(exact) = all.iter().position(|(r, spec, _)| r.id == key || spec.name == key) {
+            return Ok(all.swap_remove(exact));
+        }
+        all.retain(|(record, _, _)| !key.is_empty() && record.id.starts_with(key));
+        match all.len() {
+            1 => Ok(all.remove(0)),
+            _ => Err(CellError::NoSuchCell(key.to_owned())),
+        }
+    }
+
+    /// Reads the record; where its supervisor is dead, writes that down first
+    /// and clears what it left. `None`: the record is gone.
+    fn settle(&self) -> Result<Option<(CellSpec, Status)>, CellError> {
+        let (spec, mut status) = match (self.read("spec.json"), self.read::<Status>("status.json")) {
+            (Ok(spec), Ok(status)) => (spec, status),
+            (Err(error), _) | (_, Err(error)) => return self.settle_damaged(error),
+        };
+        if status.state == State::Exited {
+            return Ok(Some((spec, status)));
+        }
+        let Ok(Some(_lease)) = self.try_lease() else { return Ok(Some((spec, status))) };
+        // The supervisor may have settled it between our two looks.
+        match self.read::<Status>("status.json") {
+            Ok(now) if now.state == State::Exited => return Ok(Some((spec, now))),
+            Ok(now) => status = now,
+            Err(_) => return Ok(None),
+        }
+        let spec: CellSpec = spec;
+        if spec.remove {
+            self.remove()?;
+            return Ok(None);
+        }
+        status.state = State::Exited;
+        status.exit_code = Some(128 + libc::SIGKILL as u8);
+        status.reason = Some("the supervisor was killed".to_owned());
+        status.finished_ms = crate::now_ms();
+        self.write_status(&status)?;
+        let _ = fs::remove_file(self.path("control.sock"));
+        Ok(Some((spec, status)))
+    }
+
+    /// A directory without a readable spec or status: a cell that died while
+    /// its record was made (swept), or one whose files were tampered with.
+    fn settle_damaged<T>(&self, error: CellError) -> Result<Option<T>, CellError> {
+        if !self.directory.exists() {
+            return Ok(None);
+        }
+        match self.try_lease() {
+            Ok(Some(_lease)) => self.remove().map(|()| None),
+            Ok(None) => Ok(None),
+            Err(_) => Err(error),
+        }
+    }
+
+    /// The lease, when nobody holds it.
+    fn try_lease(&self) -> Result<Option<Lease>, CellError> {
+        let file = OpenOptions::new()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .mode(0o600)
+            .open(self.path("lock"))
+            .map_err(CellError::host(format!("cannot open {}", self.path("lock").display())))?;
+        match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+            Ok(lease) => Ok(Some(lease)),
+            Err((_, nix::errno::Errno::EWOULDBLOCK)) => Ok(None),
+            Err((_, errno)) => Err(CellError::host("cannot lock a cell's record")(errno.into())),
+        }
+    }
+
+    pub fn path(&self, file: &str) -> PathBuf {
+        self.directory.join(file)
+    }
+
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// This record as seen through an open descriptor of its directory, for a
+    /// process that no longer sees the path.
+    pub fn write_status(&self, status: &Status) -> Result<(), CellError> {
+        self.write("status.json", status)
+    }
+
+    fn write<T: Serialize>(&self, file: &'static str, value: &T) -> Result<(), CellError> {
+        let temporary = self.path(&format!(".{file}.new"));
+        let text = serde_json::to_vec_pretty(value).map_err(|error| self.damaged(file, error))?;
+        fs::write(&temporary, text)
+            .and_then(|()| fs::rename(&temporary, self.path(file)))
+            .map_err(CellError::host(format!("cannot write {}", self.path(file).display())))
+    }
+
+    fn read<T: DeserializeOwned>(&self, file: &'static str) -> Result<T, CellError> {
+        let text = fs::read(self.path(file)).map_err(|error| self.damaged(file, error))?;
+        serde_json::from_slice(&text).map_err(|error| self.damaged(file, error))
+    }
+
+    fn damaged(&self, file: &'static str, error: impl std::fmt::Display) -> CellError {
+        CellError::Record { id: self.id.clone(), file, reason: error.to_string() }
+    }
+
+    /// Deletes the record. The caller has made sure that the cell is dead.
+    pub fn remove(&self) -> Result<(), CellError> {
+        match fs::remove_dir_all(&self.directory) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                Err(CellError::host(format!("cannot remove {}", self.directory.display()))(error))
+            }
+            _ => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,58 @@
+//! The wire form of a cell: what the operator asked for, as it is stored.
+
+use serde::{Deserialize, Serialize};
+
+/// How strongly a cell is isolated.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Strength {
+    /// A Linux kernel of its own.
+    Vm,
+    /// A Wasm isolate.
+    Isolate,
+}
+
+impl std::fmt::Display for Strength {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.pad(match self {
+            Self::Vm => "vm",
+            Self::Isolate => "isolate",
+        })
+    }
+}
+
+/// A request for a cell, version 1.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CellSpec {
+    pub version: u32,
+    pub id: String,
+    pub name: String,
+    pub strength: Strength,
+    /// An image reference, or the path of a Wasm module.
+    pub image: String,
+    /// The image's entrypoint is replaced by this.
+    pub entrypoint: Option<Vec<String>>,
+    /// Program and arguments; empty takes the image's.
+    pub command: Vec<String>,
+    /// `NAME=value`, added to the image's.
+    pub env: Vec<String>,
+    pub working_dir: Option<String>,
+    pub user: Option<String>,
+    pub hostname: Option<String>,
+    pub tty: bool,
+    /// Keep standard input open.
+    pub stdin: bool,
+    /// Remove the record when the cell ends.
+    pub remove: bool,
+    /// No private overlay: the root file system cannot be written.
+    pub read_only: bool,
+    /// The capability table in its TOML form, after the command line's flags.
+    pub capabilities: String,
+    /// Milliseconds since the epoch.
+    pub created_ms: u64,
+}
+
+impl CellSpec {
+    pub const VERSION: u32 = 1;
+}

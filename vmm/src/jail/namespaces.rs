@@ -1,0 +1,104 @@
+//! Fresh namespaces and the process that starts in them.
+
+use std::fs;
+use std::io::{self, Read, Write};
+use std::os::fd::{FromRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+
+use super::JailError;
+
+/// The user id of guest kernels when the operator is root: this base plus the
+/// supervisor's pid, so that no two live cells share an id.
+const CELL_ID_BASE: u32 = 1_000_000_000;
+
+/// Which ids exist inside the cell's user namespace.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum IdentityMap {
+    /// 0 is the caller, 1 an otherwise unused id for the guest kernel.
+    CallerAndCell,
+    /// Only 0, the caller: all that an ordinary user may map.
+    CallerOnly,
+}
+
+impl IdentityMap {
+    /// What this process may do.
+    pub fn for_caller() -> Self {
+        if nix::unistd::geteuid().is_root() { Self::CallerAndCell } else { Self::CallerOnly }
+    }
+
+    fn write(self, pid: libc::pid_t) -> Result<(), JailError> {
+        let cell_id = CELL_ID_BASE + pid as u32;
+        let lines = |own: u32| match self {
+            Self::CallerAndCell => format!("0 {own} 1\n1 {cell_id} 1\n"),
+            Self::CallerOnly => format!("0 {own} 1\n"),
+        };
+        let put = |file: &'static str, text: &str| {
+            fs::write(format!("/proc/{pid}/{file}"), text)
+                .map_err(|source| JailError::IdentityMap { file, source })
+        };
+        if self == Self::CallerOnly {
+            put("setgroups", "deny")?;
+        }
+        put("uid_map", &lines(nix::unistd::geteuid().as_raw()))?;
+        put("gid_map", &lines(nix::unistd::getegid().as_raw()))
+    }
+}
+
+/// The process made by [`spawn`], as its parent sees it.
+#[derive(Debug)]
+pub struct Spawned {
+    pub pid: libc::pid_t,
+    /// Becomes readable when the process ends, whoever reaps it.
+    pub pidfd: OwnedFd,
+}
+
+/// Runs `body` as the first process of new namespaces; its result is the exit
+/// status. Returns in the parent once the identity map is in place.
+///
+/// The caller must have one thread: the child is a plain copy of it.
+///
+/// # Errors
+/// [`JailError::Namespaces`] where the host allows none (clone3(2)).
+pub fn spawn(map: IdentityMap, body: impl FnOnce() -> i32) -> Result<Spawned, JailError> {
+    let (mut ours, mut theirs) = UnixStream::pair().map_err(JailError::Namespaces)?;
+    let mut pidfd: libc::c_int = -1;
+    // SAFETY: clone_args is plain data; zero is valid for every field.
+    let mut args: libc::clone_args = unsafe { std::mem::zeroed() };
+    args.flags = (libc::CLONE_NEWUSER
+        | libc::CLONE_NEWPID
+        | libc::CLONE_NEWNS
+        | libc::CLONE_NEWNET
+        | libc::CLONE_NEWIPC
+        | libc::CLONE_NEWUTS
+        | libc::CLONE_PIDFD) as u64;
+    args.pidfd = &raw mut pidfd as u64;
+    args.exit_signal = libc::SIGCHLD as u64;
+    // SAFETY: `args` outlives the call and has its true size; without CLONE_VM
+    // the child has its own copy of everything, as after fork(2). Needed
+    // because neither libc nor nix wraps clone3.
+    let pid = unsafe { libc::syscall(libc::SYS_clone3, &raw const args, size_of_val(&args)) };
+    match pid {
+        -1 => Err(JailError::Namespaces(io::Error::last_os_error())),
+        0 => {
+            drop(ours);
+            let mapped = theirs.read_exact(&mut [0]).is_ok();
+            drop(theirs);
+            let status = if mapped { body() } else { 125 };
+            // SAFETY: _exit ends the process without running the parent's
+            // destructors and exit handlers, which are not the child's to run.
+            unsafe { libc::_exit(status) }
+        }
+        pid => {
+            drop(theirs);
+            let pid = pid as libc::pid_t;
+            // SAFETY: clone3 succeeded with CLONE_PIDFD, so `pidfd` is a new
+            // descriptor that nothing else owns.
+            let pidfd = unsafe { OwnedFd::from_raw_fd(pidfd) };
+            map.write(pid)?;
+            // A failed write means that the child is gone; its end is seen
+            // through the pidfd.
+            let _ = ours.write_all(&[1]);
+            Ok(Spawned { pid, pidfd })
+        }
+    }
+}

@@ -1,0 +1,131 @@
+//! The `para` platform: Linux for arch/um, run as a process without privileges.
+
+use std::ffi::CString;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+
+use nix::sys::personality::{self, Persona};
+use nix::unistd::{Gid, Uid};
+
+use crate::jail::{self, JailError, PathAccess, PathGrant, ThreadClass};
+use crate::memory::GuestMemory;
+
+/// The files of a jail's root, by name.
+pub const KERNEL_FILE: &str = "linux";
+pub const INITRAMFS_FILE: &str = "initramfs";
+
+/// The virtio device ids (virtio 1.3, section 5) that a guest may have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub enum VirtioId {
+    Block = 2,
+    Console = 3,
+    Entropy = 4,
+    Vsock = 19,
+}
+
+/// A device socket in the jail's root.
+#[derive(Debug, Clone)]
+pub struct DeviceSocket {
+    pub name: String,
+    pub id: VirtioId,
+}
+
+/// What a guest kernel is started with.
+#[derive(Debug)]
+pub struct GuestKernel<'a> {
+    pub memory: &'a GuestMemory,
+    pub vcpus: u32,
+    pub devices: &'a [DeviceSocket],
+    /// Receives the guest kernel's console.
+    pub console: BorrowedFd<'a>,
+    /// The id inside the user namespace that it runs as.
+    pub identity: u32,
+}
+
+impl GuestKernel<'_> {
+    fn arguments(&self) -> Vec<String> {
+        let mut arguments = vec![
+            KERNEL_FILE.to_owned(),
+            format!("mem={}", self.memory.bytes()),
+            format!("physmem_fd={}", self.memory.file().as_raw_fd()),
+            format!("ncpus={}", self.vcpus),
+            format!("initrd=/{INITRAMFS_FILE}"),
+            "seccomp=on".to_owned(),
+            "con=null".to_owned(),
+            "console=stderr".to_owned(),
+            "loglevel=4".to_owned(),
+            "panic=-1".to_owned(),
+        ];
+        arguments.extend(
+            self.devices
+                .iter()
+                .map(|device| format!("virtio_uml.device=/{}:{}", device.name, device.id as u32)),
+        );
+        arguments
+    }
+
+    /// Turns the calling process into the guest kernel; returns only on
+    /// failure. The process must be a fresh child inside the jail.
+    pub fn exec(&self) -> GuestKernelError {
+        match self.confine() {
+            Ok(()) => self.exec_confined(),
+            Err(error) => error,
+        }
+    }
+
+    fn confine(&self) -> Result<(), GuestKernelError> {
+        let call = |call, errno: nix::errno::Errno| GuestKernelError::Call {
+            call,
+            source: errno.into(),
+        };
+        nix::unistd::dup2_stdout(self.console).map_err(|errno| call("dup2", errno))?;
+        nix::unistd::dup2_stderr(self.console).map_err(|errno| call("dup2", errno))?;
+        if self.identity != 0 {
+            nix::unistd::setgroups(&[]).map_err(|errno| call("setgroups", errno))?;
+            nix::unistd::setgid(Gid::from_raw(self.identity))
+                .map_err(|errno| call("setgid", errno))?;
+            nix::unistd::setuid(Uid::from_raw(self.identity))
+                .map_err(|errno| call("setuid", errno))?;
+        }
+        nix::sys::prctl::set_pdeathsig(nix::sys::signal::Signal::SIGKILL)
+            .map_err(|errno| call("prctl", errno))?;
+        personality::set(Persona::ADDR_NO_RANDOMIZE).map_err(|errno| call("personality", errno))?;
+        nix::fcntl::fcntl(
+            self.memory.file(),
+            nix::fcntl::FcntlArg::F_SETFD(nix::fcntl::FdFlag::empty()),
+        )
+        .map_err(|errno| call("fcntl", errno))?;
+        let open = |name: &str| std::fs::File::open(format!("/{name}"));
+        let kernel = open(KERNEL_FILE).map_err(GuestKernelError::Files)?;
+        let initramfs = open(INITRAMFS_FILE).map_err(GuestKernelError::Files)?;
+        jail::restrict_paths(&[
+            PathGrant { at: kernel.as_fd(), access: PathAccess::Execute },
+            PathGrant { at: initramfs.as_fd(), access: PathAccess::Read },
+        ])?;
+        jail::restrict_calls(ThreadClass::GuestKernel)?;
+        Ok(())
+    }
+
+    fn exec_confined(&self) -> GuestKernelError {
+        let text = |argument: String| CString::new(argument).unwrap_or_default();
+        let arguments: Vec<CString> = self.arguments().into_iter().map(text).collect();
+        let path = text(format!("/{KERNEL_FILE}"));
+        let environment: [CString; 0] = [];
+        match nix::unistd::execve(&path, &arguments, &environment) {
+            Ok(never) => match never {},
+            Err(errno) => GuestKernelError::Call { call: "execve", source: errno.into() },
+        }
+    }
+}
+
+/// Why the guest kernel process did not start.
+#[derive(Debug, thiserror::Error)]
+pub enum GuestKernelError {
+    #[error("the guest kernel's {call} failed: {source}")]
+    Call { call: &'static str, source: io::Error },
+    #[error("the guest kernel's files are not in the jail: {0}")]
+    Files(io::Error),
+    #[error(transparent)]
+    Jail(#[from] JailError),
+}
