@@ -19,7 +19,7 @@ die() { echo "base image: $*" >&2; exit 1; }
 
 # Prints "URI SUITE" of the first Debian source with component main that apt has.
 debian_mirror() {
-    apt-get indextargets --format '$(REPO_URI) $(RELEASE) $(COMPONENT)' 'Created-By: Packages' |
+    apt-get indextargets --no-release-info --format '$(REPO_URI) $(RELEASE) $(COMPONENT)' 'Created-By: Packages' |
         while read -r uri suite component; do
             [[ $component == main && $uri =~ ^https?:// ]] || continue
             [[ " $known_suites " == *" $suite "* ]] || continue

@@ -20,13 +20,32 @@ const KEYRINGS: &[&str] = &[
 ];
 
 /// Suites that tell a Debian archive from other archives with a component `main`.
-const DEBIAN_SUITES: &[&str] =
-    &["bookworm", "trixie", "forky", "duke", "sid", "oldstable", "stable", "testing", "unstable"];
+const DEBIAN_SUITES: &[&str] = &[
+    "bookworm",
+    "trixie",
+    "forky",
+    "duke",
+    "sid",
+    "oldstable",
+    "stable",
+    "testing",
+    "unstable",
+];
+
+/// Asks apt for `URI SUITE COMPONENT` of its sources, those never updated from included.
+const INDEX_TARGETS: &[&str] = &[
+    "indextargets",
+    "--no-release-info",
+    "--format",
+    "$(REPO_URI) $(RELEASE) $(COMPONENT)",
+    "Created-By: Packages",
+];
 
 /// Downloads, checks and opens the package. Errors are texts for the list of what was tried.
 pub fn fetch(debian: &Debian, work: &Path, runner: &mut Runner<'_>) -> Result<Source, String> {
     let keyring = KEYRINGS.iter().find(|path| Path::new(path).exists());
-    let keyring = keyring.ok_or("no Debian archive keys; install: apt-get install debian-archive-keyring")?;
+    let keyring =
+        keyring.ok_or("no Debian archive keys; install: apt-get install debian-archive-keyring")?;
     let mirrors = mirrors()?;
     let mut why = Vec::new();
     for (index, mirror) in mirrors.iter().enumerate() {
@@ -41,12 +60,13 @@ pub fn fetch(debian: &Debian, work: &Path, runner: &mut Runner<'_>) -> Result<So
 
 /// The Debian mirrors of the machine's apt configuration, of either file format.
 fn mirrors() -> Result<Vec<String>, String> {
-    let format = ["--format", "$(REPO_URI) $(RELEASE) $(COMPONENT)", "Created-By: Packages"];
-    let output = tools::command("apt-get").arg("indextargets").args(format).output();
+    let output = tools::command("apt-get").args(INDEX_TARGETS).output();
     let output = output.map_err(|error| format!("cannot run apt-get: {error}"))?;
     let mirrors = parse_mirrors(&String::from_utf8_lossy(&output.stdout));
     if mirrors.is_empty() {
-        return Err("this machine's apt sources name no Debian mirror with component main".to_owned());
+        return Err(
+            "this machine's apt sources name no Debian mirror with component main".to_owned(),
+        );
     }
     Ok(mirrors)
 }
@@ -56,7 +76,10 @@ fn parse_mirrors(targets: &str) -> Vec<String> {
     let mut mirrors = Vec::new();
     for line in targets.lines() {
         let mut words = line.split_whitespace();
-        let (Some(uri), Some(suite), Some("main")) = (words.next(), words.next(), words.next()) else { continue };
+        let (Some(uri), Some(suite), Some("main")) = (words.next(), words.next(), words.next())
+        else {
+            continue;
+        };
         let is_web = uri.starts_with("http://") || uri.starts_with("https://");
         if is_web && DEBIAN_SUITES.contains(&suite) && !mirrors.iter().any(|known| known == uri) {
             mirrors.push(uri.to_owned());
@@ -77,26 +100,50 @@ fn fetch_from(
     // A mirror may lack one of the suites; the download tells whether another one was enough.
     let update = runner.run(Step::Fetch, apt_get(root).arg("update"));
     let pinned = format!("{}={}", debian.package, debian.version);
-    let is_pinned = runner.run(Step::Fetch, apt_get(root).args(["download", &pinned])).is_ok();
+    let is_pinned = runner
+        .run(Step::Fetch, apt_get(root).args(["download", &pinned]))
+        .is_ok();
     if !is_pinned {
-        let newest = runner.run(Step::Fetch, apt_get(root).args(["download", &debian.package]));
+        let newest = runner.run(
+            Step::Fetch,
+            apt_get(root).args(["download", &debian.package]),
+        );
         update.and(newest).map_err(shown)?;
     }
     open(debian, root, is_pinned, runner).map_err(shown)
 }
 
 /// Checks the downloaded package and takes the tarball out of it.
-fn open(debian: &Debian, root: &Path, is_pinned: bool, runner: &mut Runner<'_>) -> Result<Source, KernelError> {
+fn open(
+    debian: &Debian,
+    root: &Path,
+    is_pinned: bool,
+    runner: &mut Runner<'_>,
+) -> Result<Source, KernelError> {
     let (package, version) = downloaded(root, &debian.package)?;
     let sha256 = match is_pinned {
         true => expect_hash(&package, &debian.package, &debian.sha256)?,
         false => sha256_of(&package)?,
     };
     let content = root.join("content");
-    runner.run(Step::Fetch, tools::command("dpkg-deb").arg("-x").arg(&package).arg(&content))?;
+    runner.run(
+        Step::Fetch,
+        tools::command("dpkg-deb")
+            .arg("-x")
+            .arg(&package)
+            .arg(&content),
+    )?;
     fs::remove_file(&package).map_err(KernelError::io("remove", &package))?;
-    let origin = Origin { name: debian.package.clone(), version, sha256, pinned: is_pinned };
-    Ok(Source { tarball: content.join(&debian.tarball), origin })
+    let origin = Origin {
+        name: debian.package.clone(),
+        version,
+        sha256,
+        pinned: is_pinned,
+    };
+    Ok(Source {
+        tarball: content.join(&debian.tarball),
+        origin,
+    })
 }
 
 /// The package file in `root` and its version: apt names it `NAME_VERSION_ARCH.deb`.
@@ -114,13 +161,19 @@ fn downloaded(root: &Path, name: &str) -> Result<(PathBuf, String), KernelError>
 
 /// The version in a package's file name, where an epoch's colon is written `%3a`.
 fn version_of(file: &str, package: &str) -> Option<String> {
-    let rest = file.strip_prefix(package)?.strip_prefix('_')?.strip_suffix(".deb")?;
+    let rest = file
+        .strip_prefix(package)?
+        .strip_prefix('_')?
+        .strip_suffix(".deb")?;
     let (version, _architecture) = rest.rsplit_once('_')?;
     Some(version.replace("%3a", ":"))
 }
 
 fn sources_list(mirror: &str, keyring: &str, suites: &[String]) -> String {
-    suites.iter().map(|suite| format!("deb [signed-by={keyring}] {mirror} {suite} main\n")).collect()
+    suites
+        .iter()
+        .map(|suite| format!("deb [signed-by={keyring}] {mirror} {suite} main\n"))
+        .collect()
 }
 
 fn write_root(root: &Path, sources: &str) -> Result<(), KernelError> {
@@ -159,7 +212,11 @@ fn apt_conf(root: &Path) -> String {
 
 fn apt_get(root: &Path) -> std::process::Command {
     let mut command = tools::command("apt-get");
-    command.current_dir(root).arg("-q").arg("-c").arg(root.join("apt.conf"));
+    command
+        .current_dir(root)
+        .arg("-q")
+        .arg("-c")
+        .arg(root.join("apt.conf"));
     command
 }
 
@@ -178,7 +235,10 @@ mod tests {
                        http://two.invalid/debian/ bookworm contrib\n\
                        broken line\n\
                        https://three.invalid/ sid main\n";
-        assert_eq!(parse_mirrors(targets), ["http://one.invalid/debian/", "https://three.invalid/"]);
+        assert_eq!(
+            parse_mirrors(targets),
+            ["http://one.invalid/debian/", "https://three.invalid/"]
+        );
     }
 
     /// Both formats of apt's sources, as apt itself reads them.
@@ -187,22 +247,35 @@ mod tests {
         let folder = tempfile::tempdir().expect("temporary folder");
         let parts = folder.path().join("parts");
         fs::create_dir(&parts).expect("create");
-        fs::write(folder.path().join("list"), "deb http://one.invalid/debian bookworm main\n").expect("write");
+        fs::write(
+            folder.path().join("list"),
+            "deb http://one.invalid/debian bookworm main\n",
+        )
+        .expect("write");
         let deb822 = "Types: deb\nURIs: http://two.invalid/debian\nSuites: sid\nComponents: main\n\n\
                       Types: deb\nURIs: http://off.invalid/debian\nSuites: sid\nComponents: main\nEnabled: no\n";
         fs::write(parts.join("two.sources"), deb822).expect("write");
         let mut apt = tools::command("apt-get");
-        apt.arg("indextargets").arg("-o").arg(format!("Dir::Etc::sourcelist={}/list", folder.path().display()));
-        apt.arg("-o").arg(format!("Dir::Etc::sourceparts={}", parts.display()));
-        apt.args(["--format", "$(REPO_URI) $(RELEASE) $(COMPONENT)", "Created-By: Packages"]);
+        apt.args(INDEX_TARGETS).arg("-o").arg(format!(
+            "Dir::Etc::sourcelist={}/list",
+            folder.path().display()
+        ));
+        apt.arg("-o")
+            .arg(format!("Dir::Etc::sourceparts={}", parts.display()));
         let Ok(output) = apt.output() else { return };
         let mirrors = parse_mirrors(&String::from_utf8_lossy(&output.stdout));
-        assert_eq!(mirrors, ["http://one.invalid/debian/", "http://two.invalid/debian/"]);
+        assert_eq!(
+            mirrors,
+            ["http://one.invalid/debian/", "http://two.invalid/debian/"]
+        );
     }
 
     #[test]
     fn a_packages_version_is_read_from_its_file_name() {
-        assert_eq!(version_of("linux-source-7.2_7.2.13-1_all.deb", "linux-source-7.2").as_deref(), Some("7.2.13-1"));
+        assert_eq!(
+            version_of("linux-source-7.2_7.2.13-1_all.deb", "linux-source-7.2").as_deref(),
+            Some("7.2.13-1")
+        );
         assert_eq!(version_of("x_1%3a2_amd64.deb", "x").as_deref(), Some("1:2"));
         for other in ["y_1_all.deb", "x_1_all.txt", "x-1_2_all.deb", "x_1.deb"] {
             assert_eq!(version_of(other, "x"), None, "{other}");
@@ -211,8 +284,16 @@ mod tests {
 
     #[test]
     fn sources_name_the_keyring_and_every_suite() {
-        let list = sources_list("http://m.invalid/debian/", "/k.gpg", &["sid".to_owned(), "forky".to_owned()]);
+        let list = sources_list(
+            "http://m.invalid/debian/",
+            "/k.gpg",
+            &["sid".to_owned(), "forky".to_owned()],
+        );
         assert_eq!(list.lines().count(), 2);
-        assert!(list.lines().all(|line| line.starts_with("deb [signed-by=/k.gpg] http://m.invalid/debian/ ")), "{list}");
+        assert!(
+            list.lines()
+                .all(|line| line.starts_with("deb [signed-by=/k.gpg] http://m.invalid/debian/ ")),
+            "{list}"
+        );
     }
 }

@@ -22,7 +22,11 @@ impl Wanted {
                 }
                 Line::Broken => {
                     let (file, text) = (file.to_owned(), line.to_owned());
-                    return Err(KernelError::Fragment { file, line: index + 1, text });
+                    return Err(KernelError::Fragment {
+                        file,
+                        line: index + 1,
+                        text,
+                    });
                 }
             }
         }
@@ -36,11 +40,19 @@ impl Wanted {
     pub fn check(&self, dot_config: &str) -> Result<(), KernelError> {
         let mut finished = Self::default();
         finished.merge(".config", dot_config)?;
-        let lost: Vec<Lost> = self.0.iter().filter_map(|(symbol, wanted)| {
-            let found = finished.0.get(symbol).map_or(OFF, String::as_str);
-            (found != wanted).then(|| lost(symbol, wanted, found))
-        }).collect();
-        if lost.is_empty() { Ok(()) } else { Err(KernelError::LostSymbols(lost)) }
+        let lost: Vec<Lost> = self
+            .0
+            .iter()
+            .filter_map(|(symbol, wanted)| {
+                let found = finished.0.get(symbol).map_or(OFF, String::as_str);
+                (found != wanted).then(|| lost(symbol, wanted, found))
+            })
+            .collect();
+        if lost.is_empty() {
+            Ok(())
+        } else {
+            Err(KernelError::LostSymbols(lost))
+        }
     }
 
     #[cfg(test)]
@@ -50,7 +62,11 @@ impl Wanted {
 }
 
 fn lost(symbol: &str, wanted: &str, found: &str) -> Lost {
-    Lost { symbol: symbol.to_owned(), wanted: wanted.to_owned(), found: found.to_owned() }
+    Lost {
+        symbol: symbol.to_owned(),
+        wanted: wanted.to_owned(),
+        found: found.to_owned(),
+    }
 }
 
 enum Line<'a> {
@@ -62,12 +78,17 @@ enum Line<'a> {
 fn parse(line: &str) -> Line<'_> {
     let line = line.trim();
     if let Some(comment) = line.strip_prefix('#') {
-        let off = comment.trim().strip_suffix(" is not set").filter(|symbol| is_symbol(symbol));
+        let off = comment
+            .trim()
+            .strip_suffix(" is not set")
+            .filter(|symbol| is_symbol(symbol));
         return off.map_or(Line::Nothing, |symbol| Line::Value(symbol, OFF));
     }
     match line.split_once('=') {
         _ if line.is_empty() => Line::Nothing,
-        Some((symbol, value)) if is_symbol(symbol) && !value.is_empty() => Line::Value(symbol, value),
+        Some((symbol, value)) if is_symbol(symbol) && !value.is_empty() => {
+            Line::Value(symbol, value)
+        }
         _ => Line::Broken,
     }
 }
@@ -107,12 +128,15 @@ mod tests {
             "CONFIG_A=y\n# CONFIG_B is not set\nCONFIG_N=16\nCONFIG_OFF=y\n",
             "CONFIG_B=y\nCONFIG_N=8\n# CONFIG_OFF is not set\n",
         );
-        assert_eq!(lost, [
-            "CONFIG_A: wanted y, found n",
-            "CONFIG_B: wanted n, found y",
-            "CONFIG_N: wanted 16, found 8",
-            "CONFIG_OFF: wanted y, found n",
-        ]);
+        assert_eq!(
+            lost,
+            [
+                "CONFIG_A: wanted y, found n",
+                "CONFIG_B: wanted n, found y",
+                "CONFIG_N: wanted 16, found 8",
+                "CONFIG_OFF: wanted y, found n",
+            ]
+        );
     }
 
     #[test]
@@ -123,7 +147,9 @@ mod tests {
     #[test]
     fn a_broken_line_is_refused_with_its_place() {
         for text in ["CONFIG_A", "A=y", "CONFIG_=y", "CONFIG_A=", "CONFIG_A B=y"] {
-            let error = Wanted::default().merge("x.config", &format!("\n{text}\n")).expect_err(text);
+            let error = Wanted::default()
+                .merge("x.config", &format!("\n{text}\n"))
+                .expect_err(text);
             assert!(error.to_string().contains("x.config, line 2"), "{error}");
         }
     }

@@ -24,8 +24,19 @@ const NEEDED: &[(&str, &str)] = &[
 
 /// Variables of a calling `make`, compiler wrapper or git hook that would change what we build.
 const FOREIGN: &[&str] = &[
-    "ARCH", "CFLAGS", "CROSS_COMPILE", "GIT_DIR", "GIT_INDEX_FILE", "GIT_WORK_TREE", "KCFLAGS",
-    "LDFLAGS", "MAKEFLAGS", "MAKELEVEL", "MAKEOVERRIDES", "MFLAGS", "SUBARCH",
+    "ARCH",
+    "CFLAGS",
+    "CROSS_COMPILE",
+    "GIT_DIR",
+    "GIT_INDEX_FILE",
+    "GIT_WORK_TREE",
+    "KCFLAGS",
+    "LDFLAGS",
+    "MAKEFLAGS",
+    "MAKELEVEL",
+    "MAKEOVERRIDES",
+    "MFLAGS",
+    "SUBARCH",
 ];
 
 /// Checks that every program is in `path`, a list as in `$PATH`.
@@ -35,7 +46,11 @@ pub fn check(path: &OsStr) -> Result<(), KernelError> {
     let mut packages: Vec<_> = missing().map(|(_, package)| *package).collect();
     packages.sort_unstable();
     packages.dedup();
-    if tools.is_empty() { Ok(()) } else { Err(KernelError::MissingTools { tools, packages }) }
+    if tools.is_empty() {
+        Ok(())
+    } else {
+        Err(KernelError::MissingTools { tools, packages })
+    }
 }
 
 /// A command with a predictable environment: messages in English, no flags of a calling make.
@@ -52,7 +67,11 @@ pub fn command(program: &str) -> Command {
 pub fn compiler() -> String {
     let output = command("gcc").arg("--version").output();
     let text = output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned());
-    text.unwrap_or_default().lines().next().unwrap_or("unknown").to_owned()
+    text.unwrap_or_default()
+        .lines()
+        .next()
+        .unwrap_or("unknown")
+        .to_owned()
 }
 
 fn is_in(path: &OsStr, tool: &str) -> bool {
@@ -60,7 +79,8 @@ fn is_in(path: &OsStr, tool: &str) -> bool {
 }
 
 fn is_executable(file: &Path) -> bool {
-    file.metadata().is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0)
+    file.metadata()
+        .is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0)
 }
 
 #[cfg(test)]
@@ -80,9 +100,14 @@ mod tests {
 
     #[test]
     fn all_missing_tools_and_their_packages_are_named_once() {
-        let present = NEEDED.iter().map(|(tool, _)| *tool).filter(|tool| !["flex", "strip", "ld"].contains(tool));
+        let present = NEEDED
+            .iter()
+            .map(|(tool, _)| *tool)
+            .filter(|tool| !["flex", "strip", "ld"].contains(tool));
         let folder = folder_with(present);
-        let error = check(folder.path().as_os_str()).expect_err("three are missing").to_string();
+        let error = check(folder.path().as_os_str())
+            .expect_err("three are missing")
+            .to_string();
         assert!(error.contains("flex, ld, strip"), "{error}");
         assert!(error.contains("apt-get install binutils flex"), "{error}");
     }
@@ -91,7 +116,11 @@ mod tests {
     fn a_file_that_is_not_executable_is_no_tool() {
         let folder = folder_with(NEEDED.iter().map(|(tool, _)| *tool));
         check(folder.path().as_os_str()).expect("all there");
-        fs::set_permissions(folder.path().join("bc"), fs::Permissions::from_mode(0o644)).expect("chmod");
-        assert!(matches!(check(folder.path().as_os_str()), Err(KernelError::MissingTools { .. })));
+        fs::set_permissions(folder.path().join("bc"), fs::Permissions::from_mode(0o644))
+            .expect("chmod");
+        assert!(matches!(
+            check(folder.path().as_os_str()),
+            Err(KernelError::MissingTools { .. })
+        ));
     }
 }
