@@ -1,0 +1,75 @@
+# Everything a newcomer needs: `make demo`, then `make test`. Each target does what it depends on.
+#
+# Variables (environment or command line):
+#   EXOCELL_ROOT            state of the program: kernels, images, cells (default: /var/lib/exocell as root)
+#   EXOCELL_CACHE           the base image's tree (default: ~/.cache/exocell)
+#   EXOCELL_KERNEL_TARBALL  a source tarball for the guest kernel, else it is fetched
+#   CARGO_TARGET_DIR        build outputs (default: target)
+#
+# What `make test` tells the tests (a test that needs one fails and says so where it is not set):
+#   EXOCELL_INIT            the guest's init, a static executable
+#   EXOCELL_TEST_BIN        the `exocell` executable
+#   EXOCELL_TEST_KERNEL     the guest kernel
+#   EXOCELL_TEST_BASE       the base image's root directory, as `exocell image import` takes it
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := build
+.DELETE_ON_ERROR:
+.ONESHELL:
+
+export CARGO_TARGET_DIR := $(abspath $(or $(CARGO_TARGET_DIR),target))
+export EXOCELL_CACHE := $(or $(EXOCELL_CACHE),$(HOME)/.cache/exocell)
+
+# The init must be static: a cell's image may hold no libc, or another one.
+static_target := x86_64-unknown-linux-gnu
+static_cargo := CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUSTFLAGS="-C target-feature=+crt-static" cargo
+release := $(CARGO_TARGET_DIR)/release
+exocell := $(release)/exocell
+init := $(CARGO_TARGET_DIR)/$(static_target)/release/exocell-init
+base_tree := $(CARGO_TARGET_DIR)/base-tree
+
+.PHONY: build setup kernel base-image demo test bench lint deny clean
+
+build: setup
+	$(static_cargo) build --release --locked -p exocell-init --target $(static_target)
+	cargo build --release --locked -p exocell-cli
+	install -m 755 $(init) $(release)/exocell-init
+
+setup:
+	scripts/setup
+
+kernel: build
+	$(exocell) kernel build
+
+base-image: build
+	images/base/build.sh $(base_tree)
+	$(exocell) image import $(base_tree)/ --tag exocell/base:latest
+
+demo: build kernel base-image
+	EXOCELL=$(exocell) scripts/demo
+
+# The init's tests run with its own target, or its dynamic build would replace the static one.
+test: build kernel base-image
+	export EXOCELL_INIT=$(init) EXOCELL_TEST_BIN=$(exocell) EXOCELL_TEST_BASE=$$(realpath $(base_tree))
+	export EXOCELL_TEST_KERNEL=$$($(exocell) kernel status --json | sed -n 's/.*"path": *"\([^"]*\)".*/\1/p')
+	$(static_cargo) test --release --locked -p exocell-init --target $(static_target)
+	cargo test --release --locked --workspace --exclude exocell-init
+
+bench: build kernel base-image
+	scripts/setup --bench
+	cargo run --release --locked -p exocell-benches
+
+lint: setup
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets --locked -- -D warnings
+	for script in scripts/* images/base/build.sh .ci/run; do bash -n "$$script"; done
+
+# Licences, sources and bans only: the advisory database is not on a package registry.
+deny:
+	command -v cargo-deny > /dev/null || cargo install --locked cargo-deny
+	cargo deny --locked check licenses bans sources
+
+clean:
+	cargo clean
+	rm -f $(base_tree)
