@@ -34,7 +34,7 @@ trim() {
     rm -rf "$root"/usr/share/{doc,man,info,lintian,bug,doc-base}/* \
         "$root"/var/lib/apt/lists/* "$root"/var/cache/{apt/archives,debconf,ldconfig,man}/* \
         "$root"/var/cache/apt/*.bin "$root"/var/log/* "$root"/tmp/* "$root"/run/* \
-        "$root"/dev/* "$root"/debootstrap
+        "${root:?}"/dev/* "$root"/debootstrap
     find "$root/usr/share/locale" -mindepth 1 -maxdepth 1 -type d -exec rm -rf {} +
     find "$root/usr" -name __pycache__ -type d -prune -exec rm -rf {} +
 }

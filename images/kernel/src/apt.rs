@@ -205,6 +205,8 @@ fn apt_conf(root: &Path) -> String {
          Dir::Etc::preferencesparts \"/dev/null\";\n\
          APT::Get::AllowUnauthenticated \"false\";\n\
          APT::Sandbox::User \"root\";\n\
+         APT::Update::Error-Mode \"any\";\n\
+         Acquire::IndexTargets::deb::DEP-11::DefaultEnabled \"false\";\n\
          Acquire::Languages \"none\";\n\
          Acquire::Retries \"2\";\n"
     )
