@@ -6,6 +6,7 @@ use std::rc::Rc;
 
 use rustix::io::Errno;
 
+use crate::gate::{ACCESS, APPEND, READ_WRITE};
 use crate::host::{Ident, Name, Node, Place};
 
 /// The number that stands for no fid (`P9_NOFID`).
@@ -22,8 +23,27 @@ pub struct Fid {
 #[derive(Debug)]
 pub struct Open {
     pub file: Rc<OwnedFd>,
+    /// The open flags that decide what it can be used for.
+    pub flags: u32,
     /// For a directory: where the host's read position is, if known.
     pub position: Option<u64>,
+}
+
+impl Open {
+    pub fn new(file: Rc<OwnedFd>, flags: u32) -> Self {
+        Self {
+            file,
+            flags,
+            position: None,
+        }
+    }
+
+    /// Whether I/O for an open with `flags` may be done on this file.
+    fn serves(&self, flags: u32) -> bool {
+        let held = self.flags & ACCESS;
+        let enough = held == READ_WRITE || held == flags & ACCESS;
+        enough && self.flags & APPEND == flags & APPEND
+    }
 }
 
 impl Fid {
@@ -91,6 +111,15 @@ impl Fids {
 
     pub fn remove(&mut self, fid: u32) -> Result<Fid, Errno> {
         self.table.remove(&fid).ok_or(Errno::BADF)
+    }
+
+    /// A file that some fid has open on `ident` and that serves for `flags`.
+    /// All I/O is at given offsets, so fids can share it.
+    pub fn opened(&self, ident: Ident, flags: u32) -> Option<Rc<OwnedFd>> {
+        let of_file = self.table.values().filter(|fid| fid.node.ident == ident);
+        let mut open = of_file.filter_map(|fid| fid.open.as_ref());
+        open.find(|open| open.serves(flags))
+            .map(|open| open.file.clone())
     }
 
     /// Closes everything.

@@ -6,11 +6,12 @@ use rustix::io::Errno;
 use crate::Rights;
 use crate::request::Request;
 
-/// Access bits of an open, and the bit that truncates (`P9_DOTL_*`).
+/// Access bits of an open, and those that truncate and append (`P9_DOTL_*`).
 pub const ACCESS: u32 = 0o3;
 pub const WRITE_ONLY: u32 = 0o1;
 pub const READ_WRITE: u32 = 0o2;
 pub const TRUNCATE: u32 = 0o1000;
+pub const APPEND: u32 = 0o2000;
 
 const NONE: Rights = Rights {
     read: false,

@@ -7,7 +7,7 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
 
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags, Stat};
 use rustix::io::Errno;
 
 use crate::sys;
@@ -21,6 +21,11 @@ const SAFE: OFlags = OFlags::NOFOLLOW
     .union(OFlags::CLOEXEC)
     .union(OFlags::NOCTTY)
     .union(OFlags::NONBLOCK);
+
+/// How the kernel itself keeps a lookup inside, whatever the name says.
+const INSIDE: ResolveFlags = ResolveFlags::BENEATH
+    .union(ResolveFlags::NO_SYMLINKS)
+    .union(ResolveFlags::NO_MAGICLINKS);
 
 /// A file name that is exactly one component of a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,22 +94,36 @@ pub struct Node {
     pub ident: Ident,
     /// `None` for the folder itself.
     pub place: Option<Place>,
+    resolve: ResolveFlags,
 }
 
 impl Node {
-    /// The folder itself.
-    pub fn root(dir: Rc<OwnedFd>) -> Result<Self, Errno> {
+    /// The folder itself. What is mounted below it belongs to it only with
+    /// `submounts`.
+    pub fn root(dir: Rc<OwnedFd>, submounts: bool) -> Result<Self, Errno> {
         let stat = rustix::fs::fstat(&dir)?;
-        Ok(Self::new(dir, &stat, None))
+        let beyond = if submounts {
+            ResolveFlags::empty()
+        } else {
+            ResolveFlags::NO_XDEV
+        };
+        Ok(Self {
+            fd: dir,
+            file_type: FileType::from_raw_mode(stat.st_mode),
+            ident: Ident::of(&stat),
+            place: None,
+            resolve: INSIDE | beyond,
+        })
     }
 
-    fn new(fd: Rc<OwnedFd>, stat: &Stat, place: Option<Place>) -> Self {
-        let file_type = FileType::from_raw_mode(stat.st_mode);
+    /// The file behind `fd`, which was found in this directory as `name`.
+    fn found(&self, name: Name<'_>, fd: Rc<OwnedFd>, stat: &Stat) -> Self {
         Self {
             fd,
-            file_type,
+            file_type: FileType::from_raw_mode(stat.st_mode),
             ident: Ident::of(stat),
-            place,
+            place: Some(self.place_of(name)),
+            resolve: self.resolve,
         }
     }
 
@@ -130,14 +149,14 @@ impl Node {
     }
 
     /// The file of that name in this directory; a symlink is itself.
+    ///
+    /// # Errors
+    /// EXDEV for what is mounted there, unless mounts belong to the folder.
     pub fn child(&self, name: Name<'_>) -> Result<(Self, Stat), Errno> {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let fd = rustix::fs::openat(&self.fd, name.bytes(), flags, Mode::empty())?;
+        let fd = rustix::fs::openat2(&self.fd, name.bytes(), flags, Mode::empty(), self.resolve)?;
         let stat = rustix::fs::fstat(&fd)?;
-        Ok((
-            Self::new(Rc::new(fd), &stat, Some(self.place_of(name))),
-            stat,
-        ))
+        Ok((self.found(name, Rc::new(fd), &stat), stat))
     }
 
     /// Creates a regular file that must not exist yet, open with `access`.
@@ -154,7 +173,7 @@ impl Node {
             rustix::fs::fchmod(&fd, Mode::from_raw_mode(mode))?;
         }
         let fd = Rc::new(fd);
-        Ok((Self::new(fd.clone(), &stat, Some(self.place_of(name))), fd))
+        Ok((self.found(name, fd.clone(), &stat), fd))
     }
 
     /// Opens a regular file or a directory for reading or writing.

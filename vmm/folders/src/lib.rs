@@ -11,6 +11,7 @@
 //!   following symlinks, so neither symlinks nor races lead out. (A directory
 //!   the *host* moves out of the folder stays reachable through a fid that
 //!   already holds it, as it would for any process that has it open.)
+//! - What is mounted below the folder stays out, unless [`Folder::submounts`].
 //! - Host devices, fifos and sockets are seen but cannot be opened, and
 //!   devices cannot be made.
 //! - Descriptors are bounded by [`Limits::fids_max`] (at most three each) and
@@ -67,6 +68,9 @@ pub struct Folder {
     pub rights: Rights,
     pub live: Live,
     pub limits: Limits,
+    /// Whether what the host has mounted below the folder belongs to it. Off
+    /// unless asked for: it may be a /proc, and with it the server itself.
+    pub submounts: bool,
     /// Shared with whoever watches the cell.
     pub metrics: Arc<Metrics>,
 }
@@ -79,6 +83,7 @@ impl Folder {
             rights,
             live,
             limits: Limits::default(),
+            submounts: false,
             metrics: Arc::default(),
         }
     }

@@ -6,11 +6,12 @@ mod common;
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::os::unix::net::UnixListener;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use common::*;
-use exocell_folders::Rights;
+use exocell_folders::{Folder, Rights};
 use libc::{O_CREAT, O_RDONLY, O_RDWR, O_TRUNC, O_WRONLY};
 
 /// A secret beside a shared folder.
@@ -259,4 +260,28 @@ fn a_file_replaced_by_a_fifo_is_stale_and_does_not_block() {
     let fifo = std::ffi::CString::new(shared.join("in/secret").to_str().unwrap()).unwrap();
     assert_eq!(unsafe { libc::mkfifo(fifo.as_ptr(), 0o666) }, 0);
     assert_eq!(guest.lopen(1, O_RDONLY).unwrap_err(), ESTALE);
+}
+
+/// `/proc` is a mount of its own below `/`.
+#[test]
+fn what_is_mounted_below_the_folder_stays_out_unless_asked_for() {
+    let mut guest = mount(Path::new("/"), Rights::READ);
+    assert_eq!(guest.walk(0, 1, &["proc"]).unwrap_err(), EACCES);
+    assert_eq!(guest.denials(), 1);
+    let mut folder = Folder::new(
+        fs::File::open("/").unwrap().into(),
+        Rights::READ,
+        Arc::new(|| true),
+    );
+    folder.submounts = true;
+    let mut guest = start_folder(folder, Arc::default());
+    guest.version(8192).unwrap();
+    guest.attach(0).unwrap();
+    guest.find(1, "proc/sys").unwrap();
+    guest.find(2, "proc/self").unwrap();
+    assert_eq!(
+        guest.walk(2, 3, &["root"]).unwrap_err(),
+        ENOTDIR,
+        "a magic link is not followed"
+    );
 }

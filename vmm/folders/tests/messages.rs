@@ -335,7 +335,12 @@ fn an_open_file_outlives_its_name() {
         .unwrap();
     let attr = guest.getattr(1).unwrap();
     assert_eq!((attr.size, attr.nlink, attr.mode & 0o777), (7, 0, 0o600));
-    assert_eq!(guest.lopen(3, O_RDONLY).unwrap_err(), ESTALE);
+    guest.walk(1, 4, &[]).unwrap();
+    guest.lopen(3, O_RDONLY).unwrap();
+    assert_eq!(guest.read(3, 0, 10).unwrap(), b"hello a");
+    assert_eq!(guest.lopen(4, O_WRONLY | O_APPEND).unwrap_err(), ESTALE);
+    guest.clunk(1).unwrap();
+    assert_eq!(guest.lopen(4, O_WRONLY).unwrap_err(), ESTALE);
     assert!(!dir.path().join("a/b/file").exists());
 }
 

@@ -8,14 +8,13 @@ use rustix::io::Errno;
 
 use super::Server;
 use crate::fids::{Fid, Open};
-use crate::gate::{ACCESS, READ_WRITE, TRUNCATE, WRITE_ONLY};
+use crate::gate::{ACCESS, APPEND, READ_WRITE, TRUNCATE, WRITE_ONLY};
 use crate::host::{self, Ident, Node};
 use crate::wire::Reply;
 use crate::{Metrics, host::Name};
 
 /// Open flags that are carried over to the host (`P9_DOTL_*`).
 const EXCLUSIVE: u32 = 0o200;
-const APPEND: u32 = 0o2000;
 const DSYNC: u32 = 0o10000;
 const DIRECTORY: u32 = 0o200_000;
 const SYNC: u32 = 0o4_000_000;
@@ -31,16 +30,15 @@ impl Server {
         }
         let file = self.open_node(&held.node, flags)?;
         let qid = host::qid(&rustix::fs::fstat(&file)?, self.root.ident);
-        self.fids.get_mut(fid)?.open = Some(Open {
-            file: Rc::new(file),
-            position: None,
-        });
+        self.fids.get_mut(fid)?.open = Some(Open::new(file, flags));
         reply.qid(qid);
         reply.u32(0);
         Ok(())
     }
 
-    fn open_node(&self, node: &Node, flags: u32) -> Result<OwnedFd, Errno> {
+    /// A file without its name can still be opened while some fid has it open,
+    /// as the guest does for /proc/self/fd.
+    fn open_node(&self, node: &Node, flags: u32) -> Result<Rc<OwnedFd>, Errno> {
         if flags & DIRECTORY != 0 && !node.is_dir() {
             return Err(Errno::NOTDIR);
         }
@@ -50,7 +48,10 @@ impl Server {
         ) {
             return Err(self.deny(Errno::ACCESS));
         }
-        let file = node.open(host_flags(flags)?)?;
+        let file = match node.open(host_flags(flags)?) {
+            Err(Errno::STALE) => self.fids.opened(node.ident, flags).ok_or(Errno::STALE)?,
+            opened => Rc::new(opened?),
+        };
         if flags & TRUNCATE != 0 && !node.is_dir() {
             rustix::fs::ftruncate(&file, 0)?;
         }
@@ -73,10 +74,7 @@ impl Server {
         let qid = host::qid(&rustix::fs::fstat(&file)?, self.root.ident);
         *self.fids.get_mut(dir)? = Fid {
             node,
-            open: Some(Open {
-                file,
-                position: None,
-            }),
+            open: Some(Open::new(file, flags)),
         };
         reply.qid(qid);
         reply.u32(0);
@@ -94,7 +92,7 @@ impl Server {
             Err(Errno::EXIST) if flags & EXCLUSIVE == 0 => {
                 let (node, _) = dir.child(name)?;
                 let file = self.open_node(&node, flags)?;
-                Ok((node, Rc::new(file)))
+                Ok((node, file))
             }
             created => created,
         }

@@ -55,7 +55,8 @@ impl Server {
     /// # Errors
     /// The folder's descriptor is not a directory or not usable.
     pub fn new(folder: Folder) -> Result<Self, FolderError> {
-        let root = Node::root(Rc::new(folder.dir)).map_err(|e| FolderError::Root(e.into()))?;
+        let root = Node::root(Rc::new(folder.dir), folder.submounts)
+            .map_err(|e| FolderError::Root(e.into()))?;
         if !root.is_dir() {
             return Err(FolderError::NotADirectory);
         }
@@ -242,7 +243,10 @@ impl Server {
         if !dir.is_dir() {
             return Err(Errno::NOTDIR);
         }
-        let (child, stat) = dir.child(self.name(name)?)?;
+        let (child, stat) = dir.child(self.name(name)?).map_err(|errno| match errno {
+            Errno::XDEV => self.deny(Errno::ACCESS),
+            other => other,
+        })?;
         Ok((child, host::qid(&stat, self.root.ident)))
     }
 }

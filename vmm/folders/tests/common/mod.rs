@@ -85,12 +85,17 @@ pub fn mount(dir: &Path, rights: Rights) -> Guest {
 
 /// Serves `dir` without speaking to it yet.
 pub fn start(dir: &Path, rights: Rights, limits: Limits) -> Guest {
-    let (stream, far) = UnixStream::pair().unwrap();
     let live = Arc::new(AtomicBool::new(true));
     let asked = live.clone();
     let fd = std::fs::File::open(dir).unwrap().into();
     let mut folder = Folder::new(fd, rights, Arc::new(move || asked.load(Ordering::SeqCst)));
     folder.limits = limits;
+    start_folder(folder, live)
+}
+
+/// Serves `folder`, whose capability is `live`.
+pub fn start_folder(folder: Folder, live: Arc<AtomicBool>) -> Guest {
+    let (stream, far) = UnixStream::pair().unwrap();
     let metrics = folder.metrics.clone();
     let server = Some(std::thread::spawn(move || serve(folder, far)));
     Guest {
