@@ -1,1 +1,4 @@
-fn main() {}
+//! The binary of [`exocell_init`].
+fn main() {
+    exocell_init::run()
+}

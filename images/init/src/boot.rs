@@ -1,0 +1,94 @@
+//! From PID 1 to a cell that answers.
+
+use std::convert::Infallible;
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::thread::sleep;
+use std::time::Duration;
+
+use exocell_agent::{
+    AGENT_PORT, BootTimes, CONTROL_PORT, FrameReader, FrameWriter, Kind, Reply, Request,
+};
+use nix::sys::stat::{Mode, umask};
+use nix::time::{ClockId, clock_gettime};
+
+use crate::error::{Context, InitError};
+use crate::session::Agent;
+use crate::{dev, log, root, shutdown, vsock};
+
+/// How long the host may take to read why the boot failed.
+const FAILED_LIMIT_MS: u16 = 1000;
+
+/// The init of a cell. Does not return: it powers the guest off instead.
+pub fn run() {
+    if std::process::id() != 1 {
+        eprintln!("exocell-init is the init of a vm cell; `exocell run` starts it there");
+        std::process::exit(1);
+    }
+    let booted = catch_unwind(|| -> Result<Infallible, InitError> {
+        let (agent, listener) = boot()?;
+        serve(&agent, &listener)
+    });
+    match booted {
+        Ok(Err(error)) => log::warn(format_args!("boot failed: {error}")),
+        _ => log::warn("boot panicked"),
+    }
+    shutdown::power_off()
+}
+
+/// Nanoseconds since the guest kernel started.
+pub fn boottime_ns() -> u64 {
+    let now = clock_gettime(ClockId::CLOCK_BOOTTIME).map(Duration::from).unwrap_or_default();
+    u64::try_from(now.as_nanos()).unwrap_or(u64::MAX)
+}
+
+fn boot() -> Result<(Arc<Agent>, OwnedFd), InitError> {
+    let init_started_ns = boottime_ns();
+    umask(Mode::from_bits_truncate(0o022));
+    dev::mount_early().context(|| "mounting devtmpfs")?;
+    log::open();
+    let control = vsock::connect_host(CONTROL_PORT).context(|| "connecting to the host")?;
+    let control = File::from(control);
+    let set_up = FrameReader::new(&control)
+        .expect(Kind::Request)
+        .map_err(InitError::from)
+        .and_then(|request| set_up(&request));
+    let reply = match &set_up {
+        Ok(_) => Reply::Ready(BootTimes { init_started_ns, ready_ns: boottime_ns() }),
+        Err(InitError::Failed { kind, message }) => {
+            Reply::Failed { kind: *kind, message: message.clone() }
+        }
+        Err(InitError::Stream(error)) => return Err(InitError::guest(error.to_string())),
+    };
+    FrameWriter::new(&control).write_json(Kind::Reply, &reply)?;
+    if set_up.is_err() {
+        shutdown::await_close(&control, FAILED_LIMIT_MS);
+    }
+    set_up
+}
+
+/// The agent listens before the host is told that the cell is ready.
+fn set_up(request: &Request) -> Result<(Arc<Agent>, OwnedFd), InitError> {
+    let Request::Boot(boot) = request else {
+        return Err(InitError::invalid("the first request on the control port must be boot"));
+    };
+    let cell = root::set_up(boot)?;
+    let listener = vsock::listen_on(AGENT_PORT).context(|| "listening for the host")?;
+    let agent = Agent::of_cell(cell).context(|| "starting the reaper")?;
+    Ok((agent, listener))
+}
+
+/// Accepts streams for ever; nothing that fails here ends the cell.
+fn serve(agent: &Arc<Agent>, listener: &OwnedFd) -> ! {
+    loop {
+        let served = catch_unwind(AssertUnwindSafe(|| -> std::io::Result<()> {
+            agent.serve(vsock::accept_host(listener)?)
+        }));
+        if let Ok(Err(error)) = served {
+            log::warn(format_args!("a stream was refused: {error}"));
+            sleep(Duration::from_millis(10));
+        }
+    }
+}

@@ -1,0 +1,128 @@
+//! The kernel's file systems of the new root, laid out as docker does.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+
+use nix::errno::Errno;
+use nix::mount::{MsFlags, mount};
+use nix::sys::stat::{Mode, SFlag, makedev, mknod};
+
+use crate::error::{Context, InitError};
+
+/// Nodes of /dev that everyone may use (kernel: admin-guide/devices.txt). The
+/// cell's disks are not among them: programs see file systems.
+const NODES: [(&str, u64, u64); 7] = [
+    ("null", 1, 3),
+    ("zero", 1, 5),
+    ("full", 1, 7),
+    ("random", 1, 8),
+    ("urandom", 1, 9),
+    ("tty", 5, 0),
+    ("fuse", 10, 229),
+];
+const LINKS: [(&str, &str); 6] = [
+    ("/proc/self/fd", "/dev/fd"),
+    ("/proc/self/fd/0", "/dev/stdin"),
+    ("/proc/self/fd/1", "/dev/stdout"),
+    ("/proc/self/fd/2", "/dev/stderr"),
+    ("/proc/kcore", "/dev/core"),
+    ("pts/ptmx", "/dev/ptmx"),
+];
+
+/// A file system to mount.
+struct Mount {
+    kind: &'static str,
+    target: &'static str,
+    flags: MsFlags,
+    data: &'static str,
+}
+
+const SAFE: MsFlags = MsFlags::MS_NOSUID.union(MsFlags::MS_NODEV).union(MsFlags::MS_NOEXEC);
+
+const KERNEL: [Mount; 4] = [
+    Mount { kind: "proc", target: "/proc", flags: SAFE, data: "" },
+    Mount { kind: "sysfs", target: "/sys", flags: SAFE, data: "" },
+    Mount { kind: "cgroup2", target: "/sys/fs/cgroup", flags: SAFE, data: "nsdelegate" },
+    Mount { kind: "tmpfs", target: "/dev", flags: MsFlags::MS_NOSUID, data: "mode=755,size=64m" },
+];
+const DEVICES: [Mount; 3] = [
+    Mount {
+        kind: "devpts",
+        target: "/dev/pts",
+        flags: MsFlags::MS_NOSUID.union(MsFlags::MS_NOEXEC),
+        data: "newinstance,ptmxmode=0666,mode=0620,gid=5",
+    },
+    Mount { kind: "tmpfs", target: "/dev/shm", flags: SAFE, data: "mode=1777" },
+    Mount { kind: "mqueue", target: "/dev/mqueue", flags: SAFE, data: "" },
+];
+/// What programs expect to write to, over a read-only root.
+const SCRATCH: [Mount; 2] = [
+    Mount {
+        kind: "tmpfs",
+        target: "/tmp",
+        flags: MsFlags::MS_NOSUID.union(MsFlags::MS_NODEV),
+        data: "mode=1777",
+    },
+    Mount {
+        kind: "tmpfs",
+        target: "/run",
+        flags: MsFlags::MS_NOSUID.union(MsFlags::MS_NODEV),
+        data: "mode=755",
+    },
+];
+
+/// Mounts them all, in the root this process is in.
+pub fn mount_all(read_only: bool) -> Result<(), InitError> {
+    KERNEL.iter().try_for_each(Mount::mount)?;
+    make_nodes()?;
+    DEVICES.iter().try_for_each(Mount::mount)?;
+    if read_only {
+        SCRATCH.iter().try_for_each(Mount::mount)?;
+    }
+    Ok(())
+}
+
+impl Mount {
+    fn mount(&self) -> Result<(), InitError> {
+        let Self { kind, target, flags, data } = self;
+        make_mount_point(target)?;
+        mount(Some(*kind), *target, Some(*kind), *flags, Some(*data))
+            .context(|| format!("mounting {kind} on {target}"))
+    }
+}
+
+/// Makes the directory `target` if it is missing.
+///
+/// # Errors
+/// On a read-only root that lacks it, with the remedy.
+pub fn make_mount_point(target: &str) -> Result<(), InitError> {
+    fs::create_dir_all(target).map_err(|error| match error.raw_os_error() {
+        Some(libc::EROFS) => InitError::invalid(format!(
+            "the image has no directory {target} and its root is read-only; add the directory \
+             to the image or let the cell write"
+        )),
+        _ => InitError::io(format!("making the directory {target}"), &error),
+    })
+}
+
+fn make_nodes() -> Result<(), InitError> {
+    for (name, major, minor) in NODES {
+        let path = format!("/dev/{name}");
+        let mode = Mode::from_bits_truncate(0o666);
+        mknod(path.as_str(), SFlag::S_IFCHR, mode, makedev(major, minor))
+            .context(|| format!("making {path}"))?;
+    }
+    for (to, from) in LINKS {
+        symlink(to, from).context(|| format!("linking {from}"))?;
+    }
+    Ok(())
+}
+
+/// Mounts devtmpfs on the initramfs's /dev, to reach the disks and the log.
+pub fn mount_early() -> nix::Result<()> {
+    match nix::unistd::mkdir("/dev", Mode::from_bits_truncate(0o755)) {
+        Ok(()) | Err(Errno::EEXIST) => {}
+        Err(errno) => return Err(errno),
+    }
+    mount(Some("devtmpfs"), "/dev", Some("devtmpfs"), MsFlags::empty(), None::<&str>)
+}

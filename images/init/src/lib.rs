@@ -1,0 +1,47 @@
+//! PID 1 of a `vm` cell.
+//!
+//! The main path: [`run`] mounts what it needs to look around, connects to the
+//! host ([`vsock`]), reads `Boot`, makes the root file system ([`root`]), binds
+//! the agent port, answers `Ready` and then serves one thread per stream
+//! ([`session`]) until a `Shutdown`.
+//!
+//! ```text
+//!  started --Boot--> rooted --listen--> ready --Shutdown--> stopping --> powered off
+//!     |                |                                                    ^
+//!     +--no host-------+--Failed reply--------------------------------------+
+//! ```
+//!
+//! Rules that hold everywhere:
+//! - this process never exits: its death is a guest kernel panic. A panic in a
+//!   session ends that session's thread only;
+//! - only [`reaper`] waits for children, so that no exit code goes astray;
+//! - unsafe code is in [`sys`] and [`spawn`], for system calls that have no
+//!   safe wrapper.
+//!
+//! The initramfs holds this binary as `/init` and the node `/dev/console`
+//! (5:1), which the guest kernel must be able to open.
+#![deny(unsafe_code)]
+
+mod boot;
+mod cgroup;
+mod dev;
+mod error;
+mod exec;
+mod folders;
+mod io_loop;
+mod log;
+mod reaper;
+mod root;
+mod session;
+mod shutdown;
+#[allow(unsafe_code)]
+mod spawn;
+mod stats;
+#[allow(unsafe_code)]
+mod sys;
+mod transfer;
+mod users;
+mod vsock;
+
+pub use boot::run;
+pub use session::Agent;

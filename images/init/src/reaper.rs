@@ -1,0 +1,147 @@
+//! The one place that waits for children.
+//!
+//! Orphans of the whole cell end up here, so no session may call `waitpid`
+//! itself. A child is started while the table is locked, and a dead child is
+//! reaped while the table is locked: a process id in the table is therefore
+//! never one that was used again.
+
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use nix::errno::Errno;
+use nix::sys::eventfd::{EfdFlags, EventFd};
+
+use crate::sys;
+
+/// How a child ended, and a descriptor that becomes readable when it has.
+pub struct Exit {
+    event: EventFd,
+    code: AtomicU32,
+}
+
+const RUNNING: u32 = u32::MAX;
+
+impl Exit {
+    fn new() -> nix::Result<Self> {
+        let event = EventFd::from_flags(EfdFlags::EFD_CLOEXEC)?;
+        Ok(Self { event, code: AtomicU32::new(RUNNING) })
+    }
+
+    /// The exit code, once there is one.
+    pub fn code(&self) -> Option<u8> {
+        u8::try_from(self.code.load(Ordering::Acquire)).ok()
+    }
+
+    fn set(&self, code: u8) {
+        self.code.store(u32::from(code), Ordering::Release);
+        let _ = self.event.write(1);
+    }
+}
+
+impl AsFd for Exit {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.event.as_fd()
+    }
+}
+
+#[derive(Default)]
+struct Table {
+    waiting: HashMap<i32, Arc<Exit>>,
+    /// Counts up at every start, so that the reaper notices new children.
+    started: u64,
+    childless: bool,
+}
+
+/// The table of children and their reaper.
+#[derive(Default)]
+pub struct Reaper {
+    table: Mutex<Table>,
+    changed: Condvar,
+}
+
+impl Reaper {
+    /// Starts the thread that reaps.
+    pub fn start() -> io::Result<Arc<Self>> {
+        let reaper = Arc::new(Self::default());
+        let worker = Arc::clone(&reaper);
+        thread::Builder::new()
+            .name("reaper".into())
+            .stack_size(64 * 1024)
+            .spawn(move || worker.work())?;
+        Ok(reaper)
+    }
+
+    fn table(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Runs `start`, which makes a child, and watches the child.
+    pub fn spawn<E: From<nix::Error>>(
+        &self,
+        start: impl FnOnce() -> Result<i32, E>,
+    ) -> Result<(i32, Arc<Exit>), E> {
+        let exit = Arc::new(Exit::new()?);
+        let mut table = self.table();
+        table.started += 1;
+        table.childless = false;
+        let started = start();
+        if let Ok(pid) = started {
+            table.waiting.insert(pid, Arc::clone(&exit));
+        }
+        self.changed.notify_all();
+        Ok((started?, exit))
+    }
+
+    /// Signals a child that was spawned here and has not been reaped.
+    pub fn signal(&self, pid: i32, number: u8) -> nix::Result<()> {
+        let table = self.table();
+        match table.waiting.contains_key(&pid) {
+            true => sys::kill(pid, number),
+            false => Err(Errno::ESRCH),
+        }
+    }
+
+    /// Waits until the cell has no process but this one; whether it came so far.
+    pub fn wait_childless(&self, limit: Duration) -> bool {
+        let table = self.table();
+        let waited = self.changed.wait_timeout_while(table, limit, |table| !table.childless);
+        let (table, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        table.childless
+    }
+
+    fn work(&self) {
+        loop {
+            let started = self.table().started;
+            match sys::wait_any() {
+                Ok(pid) => self.reap(pid),
+                Err(Errno::ECHILD) => self.wait_for_a_start(started),
+                Err(_) => {}
+            }
+        }
+    }
+
+    fn reap(&self, pid: i32) {
+        let mut table = self.table();
+        let Ok(code) = sys::reap(pid) else { return };
+        if let Some(exit) = table.waiting.remove(&pid) {
+            exit.set(code);
+        }
+    }
+
+    /// Without a child there is no orphan to come either: only a start can
+    /// change that. `started` was read before the children were found missing.
+    fn wait_for_a_start(&self, started: u64) {
+        let mut table = self.table();
+        if table.started == started {
+            table.childless = true;
+            self.changed.notify_all();
+        }
+        let same = |table: &mut Table| table.started == started;
+        drop(self.changed.wait_while(table, same).unwrap_or_else(PoisonError::into_inner));
+    }
+}

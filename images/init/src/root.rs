@@ -1,0 +1,165 @@
+//! The root file system, from the image's disk to a place to run programs in.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
+use std::path::Path;
+use std::thread::sleep;
+use std::time::Duration;
+
+use exocell_agent::Boot;
+use nix::errno::Errno;
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
+use nix::unistd::{chdir, chroot, sethostname};
+
+use crate::error::{Context, InitError};
+use crate::{cgroup, dev, folders, log, sys};
+
+const IMAGE: &str = "/image";
+const PRIVATE: &str = "/private";
+const ROOT: &str = "/root";
+/// How often a disk that is not there yet is tried, a millisecond apart.
+const DISK_TRIES: u32 = 1000;
+/// docker's limit on open files.
+const OPEN_FILES_MAX: u64 = 1_048_576;
+
+/// What the running cell is made of.
+pub struct Cell {
+    /// `cgroup.procs` of the programs' control group.
+    pub programs: File,
+    /// The root of the private ext4 file system, which lies out of sight.
+    pub private: Option<File>,
+}
+
+/// Sets the cell up as `boot` says. On return this process is in the new root.
+pub fn set_up(boot: &Boot) -> Result<Cell, InitError> {
+    let private = assemble(boot)?;
+    switch()?;
+    let read_only = private.is_none();
+    dev::mount_all(read_only)?;
+    name_host(&boot.hostname, read_only)?;
+    sys::loopback_up().context(|| "bringing the loopback interface up")?;
+    let programs = cgroup::set_up(boot.process_count_max)?;
+    set_defaults();
+    folders::mount_all(&boot.folders)?;
+    Ok(Cell { programs, private })
+}
+
+/// Mounts the image, and the overlay over it, on [`ROOT`].
+fn assemble(boot: &Boot) -> Result<Option<File>, InitError> {
+    for directory in [IMAGE, PRIVATE, ROOT] {
+        fs::create_dir_all(directory).context(|| directory)?;
+    }
+    let Some(overlay) = &boot.overlay_device else {
+        mount_disk(&boot.root_device, ROOT, "erofs", MsFlags::MS_RDONLY)?;
+        return Ok(None);
+    };
+    mount_disk(&boot.root_device, IMAGE, "erofs", MsFlags::MS_RDONLY)?;
+    mount_disk(overlay, PRIVATE, "ext4", MsFlags::MS_NOATIME)?;
+    make_layers().context(|| "preparing the private overlay")?;
+    // redirect_dir: directories of the image can be renamed; xino: one st_dev
+    // for all files, which `find -xdev` and `du -x` go by.
+    let options = format!(
+        "lowerdir={IMAGE},upperdir={PRIVATE}/upper,workdir={PRIVATE}/work,redirect_dir=on,xino=auto"
+    );
+    mount(Some("overlay"), ROOT, Some("overlay"), MsFlags::MS_NOATIME, Some(options.as_str()))
+        .context(|| "mounting the overlay")?;
+    File::open(PRIVATE).map(Some).context(|| PRIVATE)
+}
+
+fn mount_disk(device: &str, target: &str, kind: &str, flags: MsFlags) -> Result<(), InitError> {
+    let try_mount = || mount(Some(device), target, Some(kind), flags, None::<&str>);
+    let mut result = try_mount();
+    for _ in 0..DISK_TRIES {
+        if !matches!(result, Err(Errno::ENOENT | Errno::ENXIO | Errno::ENODEV)) {
+            break;
+        }
+        sleep(Duration::from_millis(1));
+        result = try_mount();
+    }
+    result.context(|| format!("mounting {device} as {kind}"))
+}
+
+/// The merged root directory takes its owner and mode from the upper one.
+fn make_layers() -> io::Result<()> {
+    let (upper, work) = (format!("{PRIVATE}/upper"), format!("{PRIVATE}/work"));
+    fs::create_dir_all(&work)?;
+    if !Path::new(&upper).exists() {
+        fs::create_dir(&upper)?;
+        let image = fs::metadata(IMAGE)?;
+        chown(&upper, Some(image.uid()), Some(image.gid()))?;
+        fs::set_permissions(&upper, fs::Permissions::from_mode(image.mode()))?;
+    }
+    Ok(())
+}
+
+/// Makes [`ROOT`] the root of the mount namespace. The initramfs cannot be
+/// pivoted away, so the new root is moved over it, as switch_root(8) does.
+fn switch() -> Result<(), InitError> {
+    let _ = umount2("/dev", MntFlags::MNT_DETACH);
+    let enter = || {
+        chdir(ROOT)?;
+        mount(Some("."), "/", None::<&str>, MsFlags::MS_MOVE, None::<&str>)?;
+        chroot(".")?;
+        chdir("/")
+    };
+    enter().context(|| "switching to the new root")
+}
+
+/// Sets the host name, and the files of /etc that docker writes too. There is
+/// no network, so an absent resolv.conf is made empty and another one is kept.
+fn name_host(name: &str, read_only: bool) -> Result<(), InitError> {
+    sethostname(name).context(|| format!("setting the host name {name}"))?;
+    let hosts = format!(
+        "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n127.0.0.1\t{name}\n"
+    );
+    let files = [("hosts", hosts), ("hostname", format!("{name}\n"))];
+    for (file, content) in files {
+        let written = match read_only {
+            true => cover_file(file, &content),
+            false => write_file(file, &content),
+        };
+        if let Err(error) = written {
+            log::warn(format_args!("/etc/{file} stays as the image has it: {error}"));
+        }
+    }
+    if !read_only && fs::symlink_metadata("/etc/resolv.conf").is_err() {
+        let _ = fs::write("/etc/resolv.conf", "");
+    }
+    Ok(())
+}
+
+fn write_file(name: &str, content: &str) -> io::Result<()> {
+    fs::create_dir_all("/etc")?;
+    fs::write(format!("/etc/{name}"), content)
+}
+
+/// Binds a file with `content` over /etc/`name` of a read-only root.
+fn cover_file(name: &str, content: &str) -> io::Result<()> {
+    let (source, target) = (format!("/run/exocell/{name}"), format!("/etc/{name}"));
+    fs::create_dir_all("/run/exocell")?;
+    fs::write(&source, content)?;
+    let (source, target) = (source.as_str(), target.as_str());
+    Ok(mount(Some(source), target, None::<&str>, MsFlags::MS_BIND, None::<&str>)?)
+}
+
+/// Limits and settings that docker gives every program; each is optional.
+fn set_defaults() {
+    let limits = [
+        (Resource::RLIMIT_NOFILE, OPEN_FILES_MAX),
+        (Resource::RLIMIT_NPROC, RLIM_INFINITY),
+    ];
+    for (resource, limit) in limits {
+        if let Err(errno) = setrlimit(resource, limit, limit) {
+            log::warn(format_args!("limit {resource:?}: {errno}"));
+        }
+    }
+    let settings = [
+        ("net/ipv4/ip_unprivileged_port_start", "0"),
+        ("net/ipv4/ping_group_range", "0 2147483647"),
+    ];
+    for (setting, value) in settings {
+        let _ = fs::write(format!("/proc/sys/{setting}"), value);
+    }
+}

@@ -1,0 +1,91 @@
+//! A stream from the host: one request, and what it calls for.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::Arc;
+use std::thread;
+
+use exocell_agent::{FrameReader, FrameWriter, Kind, Reply, Request};
+use nix::mount::{MntFlags, umount2};
+
+use crate::error::{Context, InitError};
+use crate::reaper::Reaper;
+use crate::root::Cell;
+use crate::{exec, log, shutdown, stats, transfer};
+
+/// Stack of a session's thread, in bytes; only touched pages cost memory.
+pub const STACK_BYTES: usize = 256 * 1024;
+
+/// Serves the host's requests.
+pub struct Agent {
+    pub(crate) reaper: Arc<Reaper>,
+    cell: Option<Cell>,
+}
+
+impl Agent {
+    /// An agent for programs of this machine as it is: it runs programs and
+    /// copies files, and refuses what would change the machine.
+    ///
+    /// It reaps every child of the calling process.
+    pub fn new() -> io::Result<Arc<Self>> {
+        Ok(Arc::new(Self { reaper: Reaper::start()?, cell: None }))
+    }
+
+    /// The agent of the whole machine.
+    pub(crate) fn of_cell(cell: Cell) -> io::Result<Arc<Self>> {
+        Ok(Arc::new(Self { reaper: Reaper::start()?, cell: Some(cell) }))
+    }
+
+    /// The `cgroup.procs` file that programs join.
+    pub(crate) fn programs(&self) -> Option<&File> {
+        self.cell.as_ref().map(|cell| &cell.programs)
+    }
+
+    fn cell(&self) -> Result<&Cell, InitError> {
+        let refused = || InitError::invalid("this agent does not own its machine");
+        self.cell.as_ref().ok_or_else(refused)
+    }
+
+    /// Serves `stream` in a thread of its own.
+    pub fn serve(self: &Arc<Self>, stream: OwnedFd) -> io::Result<()> {
+        let agent = Arc::clone(self);
+        let stream = File::from(stream);
+        thread::Builder::new()
+            .name("session".into())
+            .stack_size(STACK_BYTES)
+            .spawn(move || agent.attend(&stream))?;
+        Ok(())
+    }
+
+    fn attend(&self, stream: &File) {
+        let Err(error) = self.answer(stream) else { return };
+        log::warn(format_args!("a request failed: {error}"));
+        if let Some(reply) = error.into_reply() {
+            let _ = FrameWriter::new(stream).write_json(Kind::Reply, &reply);
+        }
+    }
+
+    fn answer(&self, stream: &File) -> Result<(), InitError> {
+        let mut frames = FrameReader::new(stream);
+        let request = frames.expect(Kind::Request)?;
+        let reply = match request {
+            Request::Exec(request) => return exec::run(self, stream, frames, &request),
+            Request::Download { path } => return transfer::download(stream, Path::new(&path)),
+            Request::Shutdown { grace_ms } => {
+                shutdown::run(self.cell()?, &self.reaper, stream, grace_ms)
+            }
+            Request::Upload { path } => return transfer::upload(stream, frames, Path::new(&path)),
+            Request::Stats => Reply::Stats(stats::read()),
+            Request::Unmount { path } => {
+                self.cell()?;
+                umount2(path.as_str(), MntFlags::MNT_DETACH)
+                    .context(|| format!("unmounting {path}"))?;
+                Reply::Done
+            }
+            Request::Boot(_) => return Err(InitError::invalid("the cell has booted already")),
+        };
+        Ok(FrameWriter::new(stream).write_json(Kind::Reply, &reply)?)
+    }
+}
