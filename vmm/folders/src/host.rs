@@ -131,6 +131,13 @@ impl Node {
         self.file_type == FileType::Directory
     }
 
+    pub fn is_device(&self) -> bool {
+        matches!(
+            self.file_type,
+            FileType::BlockDevice | FileType::CharacterDevice
+        )
+    }
+
     pub fn fd(&self) -> &OwnedFd {
         &self.fd
     }

@@ -22,7 +22,8 @@
 //! files belong to it, whatever ids the guest names, and the host's own
 //! permission checks apply to it. Files of others appear with their ids. A
 //! chown the host refuses fails with the host's error. Set-id bits are dropped
-//! from files the guest makes or changes: they would act on the host.
+//! from files the guest makes or changes: they would act on the host. (Serve
+//! without CAP_FSETID, so that the host also drops those of files written to.)
 //!
 //! Locks are granted without asking the host: one guest kernel settles them
 //! among its own processes, and they do not hold between cells.
@@ -113,7 +114,11 @@ impl Rights {
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// Files and directories the guest may hold at once. A fid over it fails
-    /// with ENFILE. The process needs up to three descriptors for each.
+    /// with ENFILE. The process needs up to three descriptors for each, so keep
+    /// three times this, over all folders, well below its RLIMIT_NOFILE. The
+    /// Linux client holds one for each file in use, and with `cache=loose` or
+    /// `fscache` one for each file in its dentry cache as well: use `none` or
+    /// `mmap`.
     pub fids_max: usize,
     /// Largest message, in bytes; taken into [`MSIZE_MIN`]..=[`MSIZE_MAX`].
     pub msize_max: u32,

@@ -1,6 +1,8 @@
 //! Attributes of files and of the file system, and locks.
 
-use rustix::fs::{AtFlags, Gid, OFlags, Stat, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, Uid};
+use rustix::fs::{
+    AtFlags, Gid, Mode, OFlags, Stat, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, Uid,
+};
 use rustix::io::Errno;
 
 use super::Server;
@@ -40,17 +42,20 @@ impl Server {
         Ok(())
     }
 
+    /// A device of the host keeps the attributes the host gave it.
     /// Owner first (it clears set-id bits), times last (the others touch them).
     pub(super) fn setattr(&mut self, fid: u32, change: &Change) -> Result<(), Errno> {
         let fid = self.fids.get(fid)?;
+        if fid.node.is_device() {
+            return Err(self.deny(Errno::PERM));
+        }
         let has = |bits| change.valid & bits != 0;
         let times = times(change)?;
         if has(valid::UID | valid::GID) {
             chown(fid, change)?;
         }
         if has(valid::MODE) {
-            fid.node
-                .chmod(host::permitted_mode(change.mode, fid.node.is_dir()))?;
+            chmod(fid, change.mode)?;
         }
         if has(valid::SIZE) {
             truncate(fid, change.size)?;
@@ -136,8 +141,17 @@ fn chown(fid: &Fid, change: &Change) -> Result<(), Errno> {
     rustix::fs::chownat(fid.node.fd(), c"", owner, group, AtFlags::EMPTY_PATH)
 }
 
-/// Through the file the guest has open if that allows it (it may have no name
-/// any more), else through one opened for this.
+/// Through the file the guest has open, if any: it may have no name any more.
+fn chmod(fid: &Fid, mode: u32) -> Result<(), Errno> {
+    let mode = host::permitted_mode(mode, fid.node.is_dir());
+    match fid.file() {
+        Ok(file) => rustix::fs::fchmod(file, Mode::from_raw_mode(mode)),
+        Err(_) => fid.node.chmod(mode),
+    }
+}
+
+/// Through the file the guest has open if that allows it, else through one
+/// opened for this.
 fn truncate(fid: &Fid, size: u64) -> Result<(), Errno> {
     match fid
         .file()
