@@ -1,1 +1,6 @@
 
+pub mod host;
+pub mod devices;
+pub mod jail;
+pub mod memory;
+pub mod para;

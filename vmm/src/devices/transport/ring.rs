@@ -1,0 +1,292 @@
+//! One virtqueue with its two signals.
+//!
+//! The ring trusts nothing of the guest: a malformed chain is counted and given
+//! back unused, a broken ring is counted and stopped for good. Devices therefore
+//! see only well-formed chains and need no error handling of their own here.
+
+use std::fs::File;
+use std::io;
+use std::mem;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
+
+use nix::sys::socket::{MsgFlags, SockType, getsockopt, send, sockopt};
+use virtio_queue::{Queue, QueueOwnedT, QueueT};
+use vm_memory::{GuestAddress, GuestMemoryMmap};
+
+use super::buffers::Chain;
+use crate::devices::metrics::TransportMetrics;
+
+/// The most entries of a queue; what virtio_uml asks for at most.
+pub(crate) const QUEUE_SIZE_MAX: u16 = 256;
+/// Requests served in one go before the other devices get their turn.
+const TURN_MAX: usize = 256;
+
+/// One virtqueue of a device.
+#[derive(Debug)]
+pub(crate) struct Ring {
+    queue: Queue,
+    call: Option<OwnedFd>,
+    kick: Option<File>,
+    retired_kicks: Vec<File>,
+    registered: bool,
+    enabled: bool,
+    failed: bool,
+    unsignalled: bool,
+    again: bool,
+    metrics: Arc<TransportMetrics>,
+}
+
+impl Ring {
+    pub fn new(metrics: Arc<TransportMetrics>) -> Self {
+        let queue = Queue::new(QUEUE_SIZE_MAX).expect("256 is a valid queue size");
+        Self::with_queue(queue, metrics)
+    }
+
+    fn with_queue(queue: Queue, metrics: Arc<TransportMetrics>) -> Self {
+        Self {
+            queue,
+            call: None,
+            kick: None,
+            retired_kicks: Vec::new(),
+            registered: false,
+            enabled: false,
+            failed: false,
+            unsignalled: false,
+            again: false,
+            metrics,
+        }
+    }
+
+    /// A ring that runs on `queue`, which a test has laid out.
+    #[cfg(test)]
+    pub fn running(queue: Queue, metrics: Arc<TransportMetrics>) -> Self {
+        let mut ring = Self::with_queue(queue, metrics);
+        ring.enabled = true;
+        ring
+    }
+
+    /// Forgets everything the frontend set, but keeps a registered kick
+    /// descriptor for [`Self::retired_kicks`].
+    pub fn reset(&mut self) {
+        self.set_kick(None);
+        let retired = mem::take(&mut self.retired_kicks);
+        *self = Self::new(self.metrics.clone());
+        self.retired_kicks = retired;
+    }
+
+    // Set-up by the frontend.
+
+    /// Sets the number of entries, a power of two up to [`QUEUE_SIZE_MAX`].
+    pub fn set_size(&mut self, size: u32) -> Result<(), virtio_queue::Error> {
+        let size = u16::try_from(size).map_err(|_| virtio_queue::Error::InvalidSize)?;
+        self.queue.try_set_size(size)
+    }
+
+    /// Sets where the three parts lie and checks that they are in `mem`.
+    pub fn set_addresses(
+        &mut self,
+        mem: &GuestMemoryMmap,
+        [descriptors, available, used]: [u64; 3],
+    ) -> Result<(), virtio_queue::Error> {
+        self.queue.try_set_desc_table_address(GuestAddress(descriptors))?;
+        self.queue.try_set_avail_ring_address(GuestAddress(available))?;
+        self.queue.try_set_used_ring_address(GuestAddress(used))?;
+        self.queue.set_ready(true);
+        if self.queue.is_valid(mem) {
+            return Ok(());
+        }
+        self.queue.set_ready(false);
+        Err(virtio_queue::Error::QueueNotReady)
+    }
+
+    /// Sets the index of the next request to take.
+    pub fn set_base(&mut self, base: u16) {
+        self.queue.set_next_avail(base);
+        self.queue.set_next_used(base);
+    }
+
+    /// Stops the ring and returns the index of the next request it had taken.
+    pub fn stop(&mut self) -> u16 {
+        self.queue.set_ready(false);
+        self.set_kick(None);
+        self.queue.next_avail()
+    }
+
+    /// Turns `VIRTIO_RING_F_EVENT_IDX` on or off.
+    pub fn set_event_idx(&mut self, on: bool) {
+        self.queue.set_event_idx(on);
+    }
+
+    /// Lets the device take requests, or not.
+    pub fn set_enabled(&mut self, on: bool) {
+        self.enabled = on;
+        self.again |= on;
+    }
+
+    /// Sets the descriptor whose readability is the guest's doorbell.
+    pub fn set_kick(&mut self, kick: Option<File>) {
+        if let Some(old) = mem::replace(&mut self.kick, kick)
+            && mem::take(&mut self.registered)
+        {
+            self.retired_kicks.push(old);
+        }
+        self.again |= self.kick.is_some();
+    }
+
+    /// Sets the socket that interrupts the guest; must be a Unix stream socket,
+    /// because only a socket can be written without ever waiting for the guest.
+    pub fn set_call(&mut self, call: Option<File>) -> io::Result<()> {
+        let call = call.map(OwnedFd::from);
+        if let Some(socket) = &call
+            && getsockopt(socket, sockopt::SockType)? != SockType::Stream
+        {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        self.call = call;
+        Ok(())
+    }
+
+    /// Kick descriptors to take out of the event loop before they are closed.
+    pub fn take_retired_kicks(&mut self) -> Vec<File> {
+        mem::take(&mut self.retired_kicks)
+    }
+
+    /// The kick descriptor if the event loop does not know it yet; it counts as
+    /// known from now on.
+    pub fn register_kick(&mut self) -> Option<&File> {
+        match mem::replace(&mut self.registered, self.kick.is_some()) {
+            true => None,
+            false => self.kick.as_ref(),
+        }
+    }
+
+    /// Forgets a kick descriptor that cannot be watched.
+    pub fn drop_kick(&mut self) {
+        self.registered = false;
+        self.kick = None;
+    }
+
+    // Work, by the device.
+
+    /// Whether the ring asked for another turn since this was last called.
+    pub fn take_again(&mut self) -> bool {
+        mem::take(&mut self.again)
+    }
+
+    /// Asks for another turn after the other devices had theirs.
+    pub fn ask_again(&mut self) {
+        self.again = true;
+    }
+
+    /// Whether another turn has been asked for.
+    pub fn wants_again(&self) -> bool {
+        self.again
+    }
+
+    fn runs(&self) -> bool {
+        self.enabled && !self.failed && self.queue.ready()
+    }
+
+    /// The next well-formed chain; `None` where there is none now or the ring
+    /// does not run.
+    pub fn pop<'m>(&mut self, mem: &'m GuestMemoryMmap) -> Option<Chain<'m>> {
+        // Each malformed chain takes an entry of a ring of bounded size.
+        for _ in 0..QUEUE_SIZE_MAX {
+            if !self.runs() {
+                return None;
+            }
+            let popped = self.queue.iter(mem).map(|mut iter| iter.next());
+            let raw = self.check(popped)??;
+            let head = raw.head_index();
+            match Chain::parse(mem, raw) {
+                Ok(chain) => {
+                    self.metrics.chains.inc();
+                    return Some(chain);
+                }
+                Err(_) => {
+                    self.metrics.malformed_chains.inc();
+                    self.push(mem, head, 0);
+                }
+            }
+        }
+        self.again = true;
+        None
+    }
+
+    /// Puts the chain that was popped last back, for later.
+    pub fn unpop(&mut self) {
+        self.queue.go_to_previous_position();
+    }
+
+    /// Gives a chain back to the guest with `written` bytes in it.
+    pub fn push(&mut self, mem: &GuestMemoryMmap, head: u16, written: u32) {
+        let pushed = self.queue.add_used(mem, head, written);
+        self.unsignalled |= self.check(pushed).is_some();
+    }
+
+    /// Interrupts the guest if anything was pushed and the guest wants to know.
+    pub fn signal(&mut self, mem: &GuestMemoryMmap) {
+        if !mem::take(&mut self.unsignalled) {
+            return;
+        }
+        let needed = self.queue.needs_notification(mem);
+        if self.check(needed) == Some(true) {
+            self.interrupt();
+        }
+    }
+
+    /// Asks for a doorbell at the next chain, and says whether there is one
+    /// already.
+    pub fn arm(&mut self, mem: &GuestMemoryMmap) -> bool {
+        if !self.runs() {
+            return false;
+        }
+        let pending = self.queue.enable_notification(mem);
+        self.check(pending).unwrap_or(false)
+    }
+
+    /// Asks for no doorbells until [`Self::arm`].
+    pub fn disarm(&mut self, mem: &GuestMemoryMmap) {
+        if self.runs() {
+            let done = self.queue.disable_notification(mem);
+            self.check(done);
+        }
+    }
+
+    /// Serves a turn of requests, then interrupts the guest once.
+    ///
+    /// `each` returns the bytes it wrote into the chain.
+    pub fn serve(&mut self, mem: &GuestMemoryMmap, mut each: impl FnMut(Chain<'_>) -> u32) {
+        self.disarm(mem);
+        for _ in 0..TURN_MAX {
+            match self.pop(mem) {
+                Some(chain) => {
+                    let head = chain.head;
+                    let written = each(chain);
+                    self.push(mem, head, written);
+                }
+                None if self.arm(mem) => {}
+                None => return self.signal(mem),
+            }
+        }
+        self.again = true;
+        self.signal(mem);
+    }
+
+    fn interrupt(&mut self) {
+        let Some(call) = &self.call else { return };
+        // The frontend reads 8 bytes at a time (vu_interrupt in virtio_uml.c).
+        let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
+        // A full socket already has an unread interrupt, so failure is fine.
+        let _ = send(call.as_raw_fd(), &1_u64.to_ne_bytes(), flags);
+        self.metrics.interrupts.inc();
+    }
+
+    fn check<T>(&mut self, result: Result<T, virtio_queue::Error>) -> Option<T> {
+        if result.is_err() && !mem::replace(&mut self.failed, true) {
+            self.metrics.ring_faults.inc();
+        }
+        result.ok()
+    }
+}
