@@ -15,8 +15,8 @@
 //! - Host devices, fifos and sockets are seen but cannot be opened, and
 //!   devices cannot be made.
 //! - Descriptors are bounded by [`Limits::fids_max`] (at most three each) and
-//!   memory by the message size. A message that breaks the protocol ends the
-//!   connection; nothing panics.
+//!   memory by the message size, for each connection: accept one per folder. A
+//!   message that breaks the protocol ends the connection; nothing panics.
 //!
 //! Every host operation acts with the identity of the serving process: new
 //! files belong to it, whatever ids the guest names, and the host's own
@@ -26,7 +26,14 @@
 //! without CAP_FSETID, so that the host also drops those of files written to.)
 //!
 //! Locks are granted without asking the host: one guest kernel settles them
-//! among its own processes, and they do not hold between cells.
+//! among its own processes, and they do not hold between cells. There are no
+//! extended attributes. Requests are carried out in order, one at a time.
+//!
+//! The serving thread's system calls, beside those of allocation: recvfrom,
+//! sendto, openat2, openat, close, fstat, newfstatat, fstatfs, getdents64,
+//! lseek, pread64, pwrite64, readlinkat, mkdirat, mknodat, symlinkat, linkat,
+//! renameat, unlinkat, ftruncate, fchmod, fchmodat2 (may be answered ENOSYS),
+//! fchownat, utimensat, fsync, fdatasync.
 #![deny(unsafe_code)]
 
 mod fids;
