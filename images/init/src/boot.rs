@@ -1,8 +1,8 @@
 //! From PID 1 to a cell that answers.
 
 use std::convert::Infallible;
-use std::fs::File;
-use std::os::fd::OwnedFd;
+use std::fs::{File, OpenOptions};
+use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread::sleep;
@@ -16,7 +16,7 @@ use nix::time::{ClockId, clock_gettime};
 
 use crate::error::{Context, InitError};
 use crate::session::Agent;
-use crate::{dev, log, root, shutdown, vsock};
+use crate::{dev, log, root, shutdown, sys, vsock};
 
 /// How long the host may take to read why the boot failed.
 const FAILED_LIMIT_MS: u16 = 1000;
@@ -47,7 +47,9 @@ pub fn boottime_ns() -> u64 {
 fn boot() -> Result<(Arc<Agent>, OwnedFd), InitError> {
     let init_started_ns = boottime_ns();
     umask(Mode::from_bits_truncate(0o022));
+    sys::ignore_sigpipe();
     dev::mount_early().context(|| "mounting devtmpfs")?;
+    open_standard_streams();
     log::open();
     let control = vsock::connect_host(CONTROL_PORT).context(|| "connecting to the host")?;
     let control = File::from(control);
@@ -67,6 +69,17 @@ fn boot() -> Result<(Arc<Agent>, OwnedFd), InitError> {
         shutdown::await_close(&control, FAILED_LIMIT_MS);
     }
     set_up
+}
+
+/// Opens descriptors 0 to 2 for good if the kernel had no console for them, so
+/// that no other descriptor of this process gets one of those numbers.
+fn open_standard_streams() {
+    while let Ok(null) = OpenOptions::new().read(true).write(true).open("/dev/null") {
+        if null.as_raw_fd() > 2 {
+            return;
+        }
+        let _ = null.into_raw_fd();
+    }
 }
 
 /// The agent listens before the host is told that the cell is ready.

@@ -1,7 +1,7 @@
 //! The kernel's file systems of the new root, laid out as docker does.
 
 use std::fs;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{PermissionsExt, symlink};
 
 use nix::errno::Errno;
 use nix::mount::{MsFlags, mount};
@@ -76,10 +76,24 @@ pub fn mount_all(read_only: bool) -> Result<(), InitError> {
     KERNEL.iter().try_for_each(Mount::mount)?;
     make_nodes()?;
     DEVICES.iter().try_for_each(Mount::mount)?;
-    if read_only {
-        SCRATCH.iter().try_for_each(Mount::mount)?;
+    match read_only {
+        true => SCRATCH.iter().try_for_each(Mount::mount),
+        false => make_tmp(),
     }
-    Ok(())
+}
+
+/// Makes /tmp if the image has none: few programs do without.
+fn make_tmp() -> Result<(), InitError> {
+    if fs::symlink_metadata("/tmp").is_ok() {
+        return Ok(());
+    }
+    make_mount_point("/tmp")?;
+    set_mode("/tmp", 0o1777)
+}
+
+fn set_mode(path: &str, mode: u32) -> Result<(), InitError> {
+    fs::set_permissions(path, fs::Permissions::from_mode(mode))
+        .context(|| format!("setting the mode of {path}"))
 }
 
 impl Mount {
@@ -111,6 +125,8 @@ fn make_nodes() -> Result<(), InitError> {
         let mode = Mode::from_bits_truncate(0o666);
         mknod(path.as_str(), SFlag::S_IFCHR, mode, makedev(major, minor))
             .context(|| format!("making {path}"))?;
+        // The mode again, since mknod takes the umask off it.
+        set_mode(&path, 0o666)?;
     }
     for (to, from) in LINKS {
         symlink(to, from).context(|| format!("linking {from}"))?;

@@ -18,8 +18,7 @@
 //! - unsafe code is in [`sys`] and [`spawn`], for system calls that have no
 //!   safe wrapper.
 //!
-//! The initramfs holds this binary as `/init` and the node `/dev/console`
-//! (5:1), which the guest kernel must be able to open.
+//! The initramfs holds this binary as `/init` and nothing else that is needed.
 #![deny(unsafe_code)]
 
 mod boot;

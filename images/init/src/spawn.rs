@@ -148,8 +148,14 @@ impl Child<'_> {
     }
 
     /// The sources are above 2 (the runtime keeps 0 to 2 open), so no dup2
-    /// overwrites a source, and each copy loses close-on-exec.
+    /// overwrites a source, and each copy loses close-on-exec. Everything else
+    /// closes on exec, also what this process inherited without that flag.
     fn take_streams(&self) -> ChildResult<()> {
+        let (first, last, flag) = (3u32, u32::MAX, libc::CLOSE_RANGE_CLOEXEC);
+        // SAFETY: close_range takes numbers and closes nothing here. Needed for
+        // lack of a wrapper.
+        let closing = || Errno::result(unsafe { libc::syscall(libc::SYS_close_range, first, last, flag) });
+        at(Step::Streams, closing)?;
         for (target, source) in (0..).zip(self.streams) {
             // SAFETY: dup2 takes no pointers. Needed because nix's takes owned
             // descriptors, which the child has none of.

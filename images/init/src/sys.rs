@@ -73,6 +73,13 @@ pub fn set_tty_size(tty: impl AsFd, size: TtySize) -> nix::Result<()> {
     Errno::result(unsafe { libc::ioctl(fd, libc::TIOCSWINSZ, &size) }).map(drop)
 }
 
+/// Makes a write to a closed stream an error instead of this process's death,
+/// as the standard library's start-up does.
+pub fn ignore_sigpipe() {
+    // SAFETY: SIG_IGN is no code of ours. Needed because nix's is as unsafe.
+    unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
+}
+
 /// Accepts a stream, closed on exec.
 pub fn accept(listener: &OwnedFd) -> nix::Result<OwnedFd> {
     let fd = accept4(listener.as_raw_fd(), SockFlag::SOCK_CLOEXEC)?;
