@@ -1,6 +1,6 @@
 //! The guest's handles: a bounded table from fid numbers to files held open.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 
@@ -59,14 +59,14 @@ impl Fid {
 
 /// The table of one connection.
 pub struct Fids {
-    table: HashMap<u32, Fid>,
+    table: BTreeMap<u32, Fid>,
     max: usize,
 }
 
 impl Fids {
     pub fn new(max: usize) -> Self {
         Self {
-            table: HashMap::new(),
+            table: BTreeMap::new(),
             max,
         }
     }

@@ -1,9 +1,9 @@
 //! Serves a host folder to a guest as 9P2000.L on a byte stream, under a
 //! capability: read and write rights, and a revocation that acts at once.
 //!
-//! The main path is [`serve`]: [`frames`] cuts the stream into messages,
-//! [`request`] parses one, [`gate`] checks it against the rights, and
-//! [`server`] carries it out with the operations of [`host`].
+//! The main path is [`serve`]: `frames` cuts the stream into messages,
+//! `request` parses one, `gate` checks it against the rights, and
+//! `server` carries it out with the operations of `host`.
 //!
 //! What holds for a hostile guest:
 //! - Nothing outside the folder can be named. Every name is one component,
@@ -28,12 +28,6 @@
 //! Locks are granted without asking the host: one guest kernel settles them
 //! among its own processes, and they do not hold between cells. There are no
 //! extended attributes. Requests are carried out in order, one at a time.
-//!
-//! The serving thread's system calls, beside those of allocation: recvfrom,
-//! sendto, openat2, openat, close, fstat, newfstatat, fstatfs, getdents64,
-//! lseek, pread64, pwrite64, readlinkat, mkdirat, mknodat, symlinkat, linkat,
-//! renameat, unlinkat, ftruncate, fchmod, fchmodat2 (may be answered ENOSYS),
-//! fchownat, utimensat, fsync, fdatasync.
 #![deny(unsafe_code)]
 
 mod fids;
@@ -44,6 +38,8 @@ mod request;
 mod server;
 mod sys;
 mod wire;
+
+pub use sys::SYSCALLS;
 
 use std::io::Write;
 use std::os::fd::OwnedFd;

@@ -8,7 +8,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
-use exocell_folders::{Folder, FolderError, Limits, Metrics, Rights, serve};
+use exocell_folders::{Folder, FolderError, Limits, Metrics, Rights, SYSCALLS, serve};
+use seccompiler::{BpfProgram, SeccompAction, SeccompFilter};
 
 pub const EPERM: u32 = libc::EPERM as u32;
 pub const ENOENT: u32 = libc::ENOENT as u32;
@@ -97,13 +98,45 @@ pub fn start(dir: &Path, rights: Rights, limits: Limits) -> Guest {
 pub fn start_folder(folder: Folder, live: Arc<AtomicBool>) -> Guest {
     let (stream, far) = UnixStream::pair().unwrap();
     let metrics = folder.metrics.clone();
-    let server = Some(std::thread::spawn(move || serve(folder, far)));
+    let server = Some(std::thread::spawn(move || {
+        filter_calls();
+        serve(folder, far)
+    }));
     Guest {
         stream,
         live,
         metrics,
         server,
     }
+}
+
+/// Allows the calling thread what a serving thread needs, and what its
+/// allocations and its end need; anything else ends the whole test.
+fn filter_calls() {
+    let of_the_thread = [
+        libc::SYS_brk,
+        libc::SYS_mmap,
+        libc::SYS_munmap,
+        libc::SYS_mremap,
+        libc::SYS_mprotect,
+        libc::SYS_madvise,
+        libc::SYS_futex,
+        libc::SYS_sigaltstack,
+        libc::SYS_rt_sigprocmask,
+        libc::SYS_rt_sigreturn,
+        libc::SYS_exit,
+        // The allocator reads overcommit_memory where there is a /proc.
+        libc::SYS_read,
+        // The standard library's check of a descriptor it closes, in debug builds.
+        libc::SYS_fcntl,
+    ];
+    let calls = SYSCALLS.iter().chain(&of_the_thread);
+    let rules = calls.map(|&call| (call, vec![])).collect();
+    let (other, listed) = (SeccompAction::KillProcess, SeccompAction::Allow);
+    let arch = std::env::consts::ARCH.try_into().unwrap();
+    let filter = SeccompFilter::new(rules, other, listed, arch).unwrap();
+    let program: BpfProgram = filter.try_into().unwrap();
+    seccompiler::apply_filter(&program).unwrap();
 }
 
 impl Guest {
