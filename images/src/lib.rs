@@ -1,1 +1,34 @@
+//! Images for cells: OCI and docker images, and plain directories, become one
+//! erofs file system each, in a content-addressed [`Store`].
+//!
+//! The way of an image: [`Store::import`] makes a plan of what a [`Source`]
+//! holds, applies its layers to a file tree in memory while the bytes of files
+//! stream into the erofs image (nothing is extracted to the host's file
+//! system and no privilege is needed), checks all digests, and publishes the
+//! image by a rename. A cell uses it through [`Store::open_rootfs`].
+//!
+//! Every image is hostile: [`ImportLimits`] bounds what an import may cost.
 #![forbid(unsafe_code)]
+
+mod config;
+mod digest;
+mod erofs;
+mod error;
+mod layer;
+mod limits;
+mod progress;
+mod reference;
+mod rootfs;
+mod source;
+mod store;
+mod tar;
+mod tree;
+
+pub use config::ImageConfig;
+pub use digest::Digest;
+pub use error::{ImageError, Result};
+pub use limits::ImportLimits;
+pub use progress::{Progress, ProgressEvent, Silent};
+pub use reference::Reference;
+pub use source::{Credentials, RegistryOptions, Source};
+pub use store::{ImageRecord, Store};

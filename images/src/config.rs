@@ -1,0 +1,170 @@
+//! The image configuration (OCI image-spec, config.md).
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::{Deserialize, Serialize};
+
+use crate::Digest;
+use crate::error::{ImageError, Result};
+
+/// How the image wants its processes to be started.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ImageConfig {
+    /// `NAME=VALUE`.
+    pub env: Vec<String>,
+    pub entrypoint: Vec<String>,
+    pub cmd: Vec<String>,
+    /// Empty means `/`.
+    pub working_dir: String,
+    /// `user`, `uid`, `user:group`, or empty for root.
+    pub user: String,
+    pub labels: BTreeMap<String, String>,
+    /// `80/tcp`.
+    pub exposed_ports: BTreeSet<String>,
+    pub volumes: BTreeSet<String>,
+    pub stop_signal: Option<String>,
+}
+
+/// The document as it is in an image.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(crate) struct ConfigDocument {
+    #[serde(default)]
+    pub architecture: String,
+    #[serde(default)]
+    pub os: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub created: Option<String>,
+    #[serde(default)]
+    config: Option<RunConfig>,
+    pub rootfs: RootfsDocument,
+}
+
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(crate) struct RootfsDocument {
+    #[serde(rename = "type")]
+    kind: String,
+    #[serde(default)]
+    pub diff_ids: Vec<Digest>,
+}
+
+type Names = BTreeMap<String, serde_json::Value>;
+
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "PascalCase", default)]
+struct RunConfig {
+    env: Option<Vec<String>>,
+    entrypoint: Option<Vec<String>>,
+    cmd: Option<Vec<String>>,
+    working_dir: Option<String>,
+    user: Option<String>,
+    labels: Option<BTreeMap<String, String>>,
+    exposed_ports: Option<Names>,
+    volumes: Option<Names>,
+    stop_signal: Option<String>,
+}
+
+impl ConfigDocument {
+    /// Reads a configuration and refuses what a cell cannot run.
+    pub fn parse(bytes: &[u8]) -> Result<Self> {
+        let document: Self = serde_json::from_slice(bytes)
+            .map_err(|error| ImageError::malformed("the image configuration", error))?;
+        check_platform(&document.os, &document.architecture)?;
+        Ok(document)
+    }
+
+    /// The configuration of an image with one layer, made here.
+    pub fn single_layer(config: &ImageConfig, diff_id: Digest) -> Self {
+        Self {
+            architecture: "amd64".into(),
+            os: "linux".into(),
+            created: None,
+            config: Some(RunConfig::from(config.clone())),
+            rootfs: RootfsDocument { kind: "layers".into(), diff_ids: vec![diff_id] },
+        }
+    }
+
+    /// The part that tells how to start processes.
+    pub fn run_config(&mut self) -> Result<ImageConfig> {
+        let config = ImageConfig::from(self.config.take().unwrap_or_default());
+        let words = config.env.iter().chain(&config.entrypoint).chain(&config.cmd);
+        if words.chain([&config.working_dir, &config.user]).any(|word| word.contains('\0')) {
+            return Err(ImageError::malformed("the image configuration", "a word has a NUL byte"));
+        }
+        Ok(config)
+    }
+}
+
+/// Only linux/amd64 runs in a cell.
+pub(crate) fn check_platform(os: &str, architecture: &str) -> Result<()> {
+    if (os, architecture) == ("linux", "amd64") {
+        return Ok(());
+    }
+    let found = crate::error::shown(format!("{os}/{architecture}").as_bytes());
+    Err(ImageError::WrongPlatform { found })
+}
+
+impl From<RunConfig> for ImageConfig {
+    fn from(config: RunConfig) -> Self {
+        let keys = |names: Option<Names>| names.unwrap_or_default().into_keys().collect();
+        Self {
+            env: config.env.unwrap_or_default(),
+            entrypoint: config.entrypoint.unwrap_or_default(),
+            cmd: config.cmd.unwrap_or_default(),
+            working_dir: config.working_dir.unwrap_or_default(),
+            user: config.user.unwrap_or_default(),
+            labels: config.labels.unwrap_or_default(),
+            exposed_ports: keys(config.exposed_ports),
+            volumes: keys(config.volumes),
+            stop_signal: config.stop_signal.filter(|signal| !signal.is_empty()),
+        }
+    }
+}
+
+impl From<ImageConfig> for RunConfig {
+    fn from(config: ImageConfig) -> Self {
+        let names = |names: BTreeSet<String>| {
+            Some(names.into_iter().map(|name| (name, serde_json::json!({}))).collect())
+        };
+        Self {
+            env: Some(config.env),
+            entrypoint: Some(config.entrypoint),
+            cmd: Some(config.cmd),
+            working_dir: Some(config.working_dir),
+            user: Some(config.user),
+            labels: Some(config.labels),
+            exposed_ports: names(config.exposed_ports),
+            volumes: names(config.volumes),
+            stop_signal: config.stop_signal,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nulls_and_missing_parts_are_empty() {
+        let text = br#"{"architecture":"amd64","os":"linux","config":{"Env":null,"Cmd":["sh"],
+            "ExposedPorts":{"80/tcp":{}}},"rootfs":{"type":"layers","diff_ids":[]}}"#;
+        let config = ConfigDocument::parse(text).unwrap().run_config().unwrap();
+        assert_eq!((config.env.len(), config.cmd.as_slice()), (0, &["sh".to_owned()][..]));
+        assert!(config.exposed_ports.contains("80/tcp"));
+    }
+
+    #[test]
+    fn other_platforms_and_broken_documents_are_refused() {
+        let arm = br#"{"architecture":"arm64","os":"linux","rootfs":{"type":"layers","diff_ids":[]}}"#;
+        assert!(matches!(ConfigDocument::parse(arm), Err(ImageError::WrongPlatform { .. })));
+        assert!(matches!(ConfigDocument::parse(b"{}"), Err(ImageError::Malformed { .. })));
+    }
+
+    #[test]
+    fn a_made_configuration_reads_back() {
+        let config = ImageConfig { cmd: vec!["sh".into()], user: "1".into(), ..Default::default() };
+        let document = ConfigDocument::single_layer(&config, Digest::of(b""));
+        let bytes = serde_json::to_vec(&document).unwrap();
+        assert_eq!(ConfigDocument::parse(&bytes).unwrap().run_config().unwrap(), config);
+    }
+}

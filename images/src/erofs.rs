@@ -1,0 +1,23 @@
+//! A writer of uncompressed erofs file systems (Linux fs/erofs/erofs_fs.h).
+//!
+//! File data is written first, as it arrives ([`DataArea`]); the rest follows
+//! when the tree is complete ([`finish`]):
+//!
+//! ```text
+//! block 0      | data of files | whole directory blocks | metadata
+//! (superblock) | (holes stay)  |                        | (inodes, xattrs, tails)
+//! ```
+//!
+//! The image file is sparse: blocks of zeros, and blocks of files that an
+//! upper layer replaced, take no space. The same input gives the same bytes.
+
+mod data;
+mod directory;
+mod format;
+mod meta;
+mod slots;
+mod xattr;
+
+pub(crate) use data::DataArea;
+pub(crate) use meta::finish;
+pub(crate) use xattr::{body_bytes as xattr_bytes, is_kept as xattr_is_kept};

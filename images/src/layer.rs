@@ -1,0 +1,138 @@
+//! Applies one layer: a tar stream, packed or not, with digests to keep.
+
+mod unpack;
+
+use std::io::{BufReader, Read};
+
+use crate::Digest;
+use crate::digest::{self, Hashing};
+use crate::error::{ImageError, Result, shown};
+use crate::progress::{Progress, ProgressEvent};
+use crate::rootfs::RootfsBuilder;
+use crate::tar::{EntryKind, TarEntry, TarReader};
+use crate::tree::Kind;
+use unpack::{Guard, unpack};
+
+/// Names that begin with this are marks, not files (OCI image-spec, layer.md).
+const WHITEOUT: &[u8] = b".wh.";
+const OPAQUE: &[u8] = b".wh..wh..opq";
+const WHITEOUT_OWN: &[u8] = b".wh..wh.";
+
+/// What a layer must turn out to be.
+#[derive(Debug, Clone)]
+pub(crate) struct LayerCheck {
+    /// For messages: `layer 1 of 3`.
+    pub what: String,
+    /// Digest and size of the blob as it is stored, if the input names them.
+    pub blob: Option<(Digest, u64)>,
+    /// Digest of the unpacked tar stream.
+    pub diff_id: Digest,
+}
+
+/// Reads all of `stream` into `rootfs` and checks it. `bytes` counts the
+/// unpacked bytes of all layers.
+pub(crate) fn apply(
+    rootfs: &mut RootfsBuilder<'_>,
+    stream: &mut dyn Read,
+    check: &LayerCheck,
+    bytes: &mut u64,
+    progress: &mut dyn Progress,
+) -> Result<()> {
+    let limits = rootfs.limits();
+    // One byte more than promised is enough to tell that it is longer.
+    let size_max = check.blob.map_or(u64::MAX, |(_, size)| size.saturating_add(1));
+    let mut blob = Hashing::new(Counted { inner: stream.take(size_max), progress });
+    let mut packed = BufReader::with_capacity(128 << 10, &mut blob);
+    let unpacked = unpack(&mut packed, &check.what)?;
+    let guard = Guard::new(unpacked, &check.what, limits, *bytes);
+    let mut tar = TarReader::new(Hashing::new(guard), limits);
+    rootfs.begin_layer();
+    let applied = apply_entries(rootfs, &mut tar).and_then(|()| tar.drain());
+    let hashed = tar.into_inner();
+    let (diff_id, unpacked_bytes) = (hashed.digest(), hashed.byte_count());
+    drop(hashed);
+    // A lying blob is the cause of whatever it led to; read on to know.
+    let drained = std::io::copy(&mut packed, &mut std::io::sink());
+    drop(packed);
+    if let Err(error) = applied {
+        return Err(named(error, &check.what));
+    }
+    drained.map_err(|error| ImageError::io(format!("cannot read {}", check.what), error))?;
+    check_blob(&blob, check)?;
+    digest::expect(format!("{} (unpacked)", check.what), check.diff_id, diff_id)?;
+    *bytes += unpacked_bytes;
+    Ok(())
+}
+
+fn check_blob<R: Read>(blob: &Hashing<R>, check: &LayerCheck) -> Result<()> {
+    let Some((expected, size)) = check.blob else { return Ok(()) };
+    if blob.byte_count() != size {
+        let what = check.what.clone();
+        return Err(ImageError::SizeMismatch { what, expected: size, found: blob.byte_count() });
+    }
+    digest::expect(check.what.clone(), expected, blob.digest())
+}
+
+/// Says in which layer a malformed thing was met.
+fn named(error: ImageError, layer: &str) -> ImageError {
+    match error {
+        ImageError::Malformed { what, why } => ImageError::malformed(format!("{what} in {layer}"), why),
+        ImageError::Io { what, source } => ImageError::Io { what: format!("{layer}: {what}"), source },
+        other => other,
+    }
+}
+
+fn apply_entries<R: Read>(rootfs: &mut RootfsBuilder<'_>, tar: &mut TarReader<R>) -> Result<()> {
+    while let Some(entry) = tar.next_entry()? {
+        rootfs.count_entry()?;
+        apply_entry(rootfs, entry, tar)?;
+    }
+    Ok(())
+}
+
+fn apply_entry(rootfs: &mut RootfsBuilder<'_>, entry: TarEntry, content: &mut dyn Read) -> Result<()> {
+    let TarEntry { path, kind, meta } = entry;
+    if apply_mark(rootfs, &path)? {
+        return Ok(());
+    }
+    match kind {
+        EntryKind::File { size, extents } => rootfs.add_file(&path, meta, size, &extents, content),
+        EntryKind::Directory => rootfs.add(&path, meta, Kind::Directory(Default::default())),
+        EntryKind::Symlink(target) => rootfs.add(&path, meta, Kind::Symlink(target.into())),
+        EntryKind::HardLink(target) => rootfs.add_hard_link(&path, &target),
+        EntryKind::Fifo => rootfs.add(&path, meta, Kind::Fifo),
+        // overlayfs' own form of a whiteout.
+        EntryKind::Device { char: true, major: 0, minor: 0 } => rootfs.hide(&path),
+        EntryKind::Device { .. } => Err(ImageError::DeviceNode { path: shown(&path) }),
+    }
+}
+
+/// Acts on a whiteout; false if the path is no such mark.
+fn apply_mark(rootfs: &mut RootfsBuilder<'_>, path: &[u8]) -> Result<bool> {
+    let start = path.iter().rposition(|byte| *byte == b'/').map_or(0, |slash| slash + 1);
+    let (above, name) = path.split_at(start);
+    let Some(hidden) = name.strip_prefix(WHITEOUT) else { return Ok(false) };
+    if name == OPAQUE {
+        rootfs.hide_siblings(path)?;
+    } else if matches!(hidden, b"" | b"." | b"..") {
+        let why = "it hides no file of its directory";
+        return Err(ImageError::UnsafePath { path: shown(path), why });
+    } else if !name.starts_with(WHITEOUT_OWN) {
+        rootfs.hide(&[above, hidden].concat())?;
+    }
+    Ok(true)
+}
+
+/// Reports bytes as they are read.
+struct Counted<'a, R> {
+    inner: R,
+    progress: &'a mut dyn Progress,
+}
+
+impl<R: Read> Read for Counted<'_, R> {
+    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        let count = self.inner.read(buffer)?;
+        self.progress.event(ProgressEvent::Bytes(count as u64));
+        Ok(count)
+    }
+}

@@ -1,0 +1,288 @@
+//! The image store: one erofs file per image, shared by all cells.
+//!
+//! ```text
+//! ROOT/index.json               images by id, names; replaced by rename
+//! ROOT/lock                     flock of whoever changes the store
+//! ROOT/blobs/sha256/HEX.erofs   flock shared by each cell that uses it
+//! ROOT/tmp/*                    flock exclusive by the import that writes it
+//! ```
+//!
+//! An image is in the store when index.json names it. A process that dies
+//! leaves at most a file in `tmp` or a blob that index.json does not name; its
+//! locks are gone with it, so the next [`Store::open`] removes both.
+
+mod import;
+mod index;
+
+use std::collections::BTreeMap;
+use std::fs::{self, File, TryLockError};
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use crate::Digest;
+use crate::config::ImageConfig;
+use crate::error::{ImageError, Result};
+use crate::reference::Reference;
+use index::{Index, StoredImage};
+
+/// Fewest hex digits that stand for an id.
+const PREFIX_DIGITS_MIN: usize = 3;
+
+/// An image in the store.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+pub struct ImageRecord {
+    /// Digest of the image's configuration.
+    pub id: Digest,
+    pub tags: Vec<String>,
+    /// Digest of the manifest it was imported by, if it had one.
+    pub manifest: Option<Digest>,
+    /// When the image was made, as it says (RFC 3339).
+    pub created: Option<String>,
+    /// When it was imported: seconds since 1970.
+    pub imported: u64,
+    /// What it takes on the host's disk.
+    pub size_bytes: u64,
+    pub architecture: String,
+    pub config: ImageConfig,
+    /// The erofs image file.
+    pub erofs: PathBuf,
+}
+
+/// A store of images. Several processes may use one at the same time.
+#[derive(Debug)]
+pub struct Store {
+    root: PathBuf,
+}
+
+impl Store {
+    /// Opens the store at `root`, makes it if it is not there, and removes
+    /// what dead imports left.
+    pub fn open(root: impl Into<PathBuf>) -> Result<Self> {
+        let store = Self { root: root.into() };
+        for folder in [store.blobs(), store.temporary()] {
+            fs::create_dir_all(&folder).map_err(|error| ImageError::store(&folder, error))?;
+        }
+        let _lock = store.lock()?;
+        store.sweep(&store.read_index()?)?;
+        Ok(store)
+    }
+
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// All images, newest import first.
+    pub fn list(&self) -> Result<Vec<ImageRecord>> {
+        let index = self.read_index()?;
+        let mut records: Vec<_> =
+            index.images.iter().map(|(id, image)| self.record(*id, image, &index)).collect();
+        records.sort_by_key(|record| (std::cmp::Reverse(record.imported), record.id));
+        Ok(records)
+    }
+
+    /// The image with a name, an id (with or without `sha256:`) or the
+    /// beginning of one.
+    pub fn resolve(&self, name: &str) -> Result<ImageRecord> {
+        let index = self.read_index()?;
+        let id = find(&index, name)?;
+        let image = index.images.get(&id).ok_or_else(|| ImageError::NotFound { name: name.into() })?;
+        Ok(self.record(id, image, &index))
+    }
+
+    /// The image's configuration document, byte for byte.
+    pub fn inspect(&self, name: &str) -> Result<String> {
+        let index = self.read_index()?;
+        let id = find(&index, name)?;
+        let image = index.images.get(&id).ok_or_else(|| ImageError::NotFound { name: name.into() })?;
+        Ok(image.document.clone())
+    }
+
+    /// Opens the file system of an image for a cell. The image cannot be
+    /// removed while the returned file, or a duplicate of it, is open.
+    pub fn open_rootfs(&self, record: &ImageRecord) -> Result<File> {
+        let _lock = self.lock()?;
+        let path = self.blob(record.id);
+        let file = match File::open(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                return Err(ImageError::NotFound { name: record.id.to_string() });
+            }
+            other => other.map_err(|error| ImageError::read(&path, error))?,
+        };
+        file.lock_shared().map_err(|error| ImageError::read(&path, error))?;
+        Ok(file)
+    }
+
+    /// Gives an image one more name.
+    pub fn tag(&self, name: &str, tag: &Reference) -> Result<()> {
+        let _lock = self.lock()?;
+        let mut index = self.read_index()?;
+        let id = find(&index, name)?;
+        index.tags.insert(tag.to_string(), id);
+        self.write_index(&index)
+    }
+
+    /// Removes a name, and the image with its last name. An id removes the
+    /// image, which then must not have several names unless `force`. Returns
+    /// the id if the image itself is gone.
+    pub fn remove(&self, name: &str, force: bool) -> Result<Option<Digest>> {
+        let _lock = self.lock()?;
+        let mut index = self.read_index()?;
+        let id = find(&index, name)?;
+        let tags = index.tags_of(id);
+        let own = tag_key(&index, name);
+        if own.is_none() && tags.len() > 1 && !force {
+            return Err(ImageError::SeveralTags { id, tags: tags.join(", ") });
+        }
+        if let Some(own) = own.filter(|_| tags.len() > 1) {
+            index.tags.remove(&own);
+            self.write_index(&index)?;
+            return Ok(None);
+        }
+        self.remove_image(&mut index, id)?;
+        Ok(Some(id))
+    }
+
+    /// Removes the images that have no name and are not in use.
+    pub fn prune(&self) -> Result<Vec<ImageRecord>> {
+        let _lock = self.lock()?;
+        let mut index = self.read_index()?;
+        let nameless: Vec<_> =
+            index.images.keys().copied().filter(|id| index.tags_of(*id).is_empty()).collect();
+        let mut removed = Vec::new();
+        for id in nameless {
+            let Some(record) = index.images.get(&id).map(|image| self.record(id, image, &index)) else {
+                continue;
+            };
+            match self.remove_image(&mut index, id) {
+                Ok(()) => removed.push(record),
+                Err(ImageError::InUse { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(removed)
+    }
+
+    /// The index forgets the image first: a kill in between leaves a blob for
+    /// the next sweep.
+    fn remove_image(&self, index: &mut Index, id: Digest) -> Result<()> {
+        let path = self.blob(id);
+        let unused = is_unused(&path).map_err(|error| ImageError::read(&path, error))?;
+        if !unused {
+            return Err(ImageError::InUse { id });
+        }
+        index.images.remove(&id);
+        index.tags.retain(|_, tagged| *tagged != id);
+        self.write_index(index)?;
+        remove_file(&path)
+    }
+
+    fn record(&self, id: Digest, image: &StoredImage, index: &Index) -> ImageRecord {
+        ImageRecord {
+            id,
+            tags: index.tags_of(id),
+            manifest: image.manifest,
+            created: image.created.clone(),
+            imported: image.imported,
+            size_bytes: image.size_bytes,
+            architecture: image.architecture.clone(),
+            config: image.config.clone(),
+            erofs: self.blob(id),
+        }
+    }
+
+    /// Waits for the store's lock; it is free again when the file is dropped.
+    fn lock(&self) -> Result<File> {
+        let path = self.root.join("lock");
+        let open = File::options().create(true).truncate(false).write(true).open(&path);
+        let file = open.map_err(|error| ImageError::store(&path, error))?;
+        file.lock().map_err(|error| ImageError::store(&path, error))?;
+        Ok(file)
+    }
+
+    /// Removes temporary files whose writer is dead and blobs that no index
+    /// names. The store is locked.
+    fn sweep(&self, index: &Index) -> Result<()> {
+        for path in files(&self.temporary())? {
+            if is_unused(&path).unwrap_or(false) {
+                remove_file(&path)?;
+            }
+        }
+        let known: BTreeMap<_, _> = index.images.keys().map(|id| (self.blob(*id), ())).collect();
+        for path in files(&self.blobs())? {
+            if !known.contains_key(&path) && is_unused(&path).unwrap_or(false) {
+                remove_file(&path)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn blobs(&self) -> PathBuf {
+        self.root.join("blobs/sha256")
+    }
+
+    fn blob(&self, id: Digest) -> PathBuf {
+        self.blobs().join(format!("{}.erofs", id.hex()))
+    }
+
+    fn temporary(&self) -> PathBuf {
+        self.root.join("tmp")
+    }
+}
+
+/// The tag under which `name` is listed, if it is one.
+fn tag_key(index: &Index, name: &str) -> Option<String> {
+    let key = name.parse::<Reference>().ok()?.to_string();
+    index.tags.contains_key(&key).then_some(key)
+}
+
+fn find(index: &Index, name: &str) -> Result<Digest> {
+    if let Some(id) = tag_key(index, name).and_then(|key| index.tags.get(&key).copied()) {
+        return Ok(id);
+    }
+    let missing = || ImageError::NotFound { name: crate::error::shown(name.as_bytes()) };
+    if let Some(digest) = name.parse::<Reference>().ok().and_then(|reference| reference.digest) {
+        let found = index.images.iter().find(|(_, image)| image.manifest == Some(digest));
+        return found.map(|(id, _)| *id).ok_or_else(missing);
+    }
+    let digits = name.strip_prefix("sha256:").unwrap_or(name);
+    if digits.len() < PREFIX_DIGITS_MIN {
+        return Err(missing());
+    }
+    let mut found = index.images.keys().filter(|id| id.hex().starts_with(digits));
+    match (found.next(), found.next()) {
+        (Some(id), None) => Ok(*id),
+        (Some(_), Some(_)) => Err(ImageError::AmbiguousId { name: name.into() }),
+        _ => Err(missing()),
+    }
+}
+
+/// Whether nobody holds a lock on the file (a missing file has no users).
+fn is_unused(path: &Path) -> io::Result<bool> {
+    let file = match File::open(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(true),
+        other => other?,
+    };
+    match file.try_lock() {
+        Ok(()) => Ok(true),
+        Err(TryLockError::WouldBlock) => Ok(false),
+        Err(TryLockError::Error(error)) => Err(error),
+    }
+}
+
+fn remove_file(path: &Path) -> Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(ImageError::store(path, error)),
+        _ => Ok(()),
+    }
+}
+
+fn files(folder: &Path) -> Result<Vec<PathBuf>> {
+    let failed = |error| ImageError::read(folder, error);
+    fs::read_dir(folder).map_err(failed)?.map(|file| file.map(|file| file.path()).map_err(failed)).collect()
+}
+
+/// Bytes that a file takes on its disk.
+fn disk_bytes(file: &File) -> io::Result<u64> {
+    Ok(file.metadata()?.blocks() * 512)
+}
