@@ -26,6 +26,9 @@ pub(crate) struct Console {
     output: Output,
     input: Option<UnixStream>,
     readable: bool,
+    /// The guest has printed something, so its driver is up; while it comes up it
+    /// throws input away (`in_intr` in Linux's virtio_console.c).
+    spoke: bool,
     metrics: Arc<ConsoleMetrics>,
 }
 
@@ -46,7 +49,9 @@ impl Output {
     }
 
     fn write(&mut self, bytes: &[u8]) {
-        let kept = bytes.len().min(usize::try_from(self.room).unwrap_or(usize::MAX));
+        let kept = bytes
+            .len()
+            .min(usize::try_from(self.room).unwrap_or(usize::MAX));
         let (kept, dropped) = bytes.split_at(kept);
         self.metrics.dropped_bytes.add(dropped.len() as u64);
         self.room -= kept.len() as u64;
@@ -62,15 +67,31 @@ impl Output {
 
 impl Console {
     pub fn new(config: ConsoleConfig, metrics: Arc<ConsoleMetrics>) -> Self {
-        let ConsoleConfig { sink, output_bytes_max, input } = config;
-        let output = Output { sink, room: output_bytes_max, metrics: metrics.clone() };
-        Self { output, input, readable: false, metrics }
+        let ConsoleConfig {
+            sink,
+            output_bytes_max,
+            input,
+        } = config;
+        let output = Output {
+            sink,
+            room: output_bytes_max,
+            metrics: metrics.clone(),
+        };
+        Self {
+            output,
+            input,
+            readable: false,
+            spoke: false,
+            metrics,
+        }
     }
 
     fn feed(&mut self, io: &mut Io<'_, '_>) {
-        let (Some(input), Some(ring)) = (&self.input, io.rings.get_mut(TO_GUEST)) else { return };
+        let (Some(input), Some(ring)) = (&self.input, io.rings.get_mut(TO_GUEST)) else {
+            return;
+        };
         for _ in 0..TURN_MAX {
-            if !self.readable {
+            if !(self.readable && self.spoke) {
                 return ring.signal(io.mem);
             }
             match ring.pop(io.mem) {
@@ -132,9 +153,13 @@ impl Device for Console {
         match index {
             FROM_GUEST => {
                 if let Some(ring) = io.rings.get_mut(index) {
-                    ring.serve(io.mem, |chain| self.output.request(chain));
+                    ring.serve(io.mem, |chain| {
+                        self.spoke = true;
+                        self.output.request(chain)
+                    });
                     let _ = self.output.sink.flush();
                 }
+                self.feed(io);
             }
             _ => self.feed(io),
         }

@@ -16,6 +16,7 @@ pub struct ConsoleConfig {
     pub sink: Box<dyn Write + Send>,
     /// Bytes the sink gets at most; what follows is counted and dropped.
     pub output_bytes_max: u64,
-    /// What the guest reads, if it is to read anything.
+    /// What the guest reads, if it is to read anything. It gets it after it has
+    /// printed its first byte; before, its driver would drop it.
     pub input: Option<UnixStream>,
 }

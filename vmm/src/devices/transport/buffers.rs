@@ -67,7 +67,11 @@ impl<'m> Chain<'m> {
         match last {
             None => Err(ChainFault::Empty),
             Some(descriptor) if descriptor.has_next() => Err(ChainFault::Endless),
-            Some(_) => Ok(Self { head, readable, writable }),
+            Some(_) => Ok(Self {
+                head,
+                readable,
+                writable,
+            }),
         }
     }
 }
@@ -76,7 +80,9 @@ impl<'m> Buffers<'m> {
     fn map(&mut self, mem: &'m GuestMemoryMmap, part: Descriptor) -> Result<(), ChainFault> {
         let len = part.len() as usize;
         if len > 0 {
-            let slice = mem.get_slice(part.addr(), len).map_err(|_| ChainFault::Address)?;
+            let slice = mem
+                .get_slice(part.addr(), len)
+                .map_err(|_| ChainFault::Address)?;
             self.push(slice);
         }
         Ok(())
@@ -132,7 +138,9 @@ impl<'m> Buffers<'m> {
     pub fn copy_to(&self, out: &mut [u8]) -> usize {
         let mut done = 0;
         for slice in &self.slices {
-            let Some(rest) = out.get_mut(done..) else { break };
+            let Some(rest) = out.get_mut(done..) else {
+                break;
+            };
             done += slice.read(rest, 0).unwrap_or(0);
         }
         done

@@ -35,7 +35,10 @@ impl MemoryFile {
 
     fn of(file: &File) -> std::io::Result<Self> {
         let metadata = file.metadata()?;
-        Ok(Self { device: metadata.dev(), inode: metadata.ino() })
+        Ok(Self {
+            device: metadata.dev(),
+            inode: metadata.ino(),
+        })
     }
 }
 
@@ -64,7 +67,9 @@ impl MappedMemory {
         for (region, file) in regions.iter().zip(files) {
             let (start, size) = (region.guest_phys_addr, region.memory_size);
             let aligned = (start | size | region.mmap_offset).is_multiple_of(PAGE);
-            if !aligned || MemoryFile::of(&file).ok()? != allowed {
+            // A mapping past the end would be a SIGBUS when it is used.
+            let inside = region.mmap_offset.checked_add(size)? <= file.metadata().ok()?.len();
+            if !aligned || !inside || MemoryFile::of(&file).ok()? != allowed {
                 return None;
             }
             let file = FileOffset::new(file, region.mmap_offset);

@@ -34,17 +34,27 @@ impl Vsock {
     ) -> Result<(Self, VsockHandle), DeviceError> {
         let (handle, dials) = handle::pair().map_err(DeviceError::host("make a vsock event"))?;
         let table = Table::new(config, metrics.clone());
-        Ok((Self { table, dials, config: GUEST_CID.to_le_bytes(), metrics }, handle))
+        Ok((
+            Self {
+                table,
+                dials,
+                config: GUEST_CID.to_le_bytes(),
+                metrics,
+            },
+            handle,
+        ))
     }
 
-    fn from_guest(&mut self, io: &mut Io<'_, '_>) {
+    fn take_packets(&mut self, io: &mut Io<'_, '_>) {
         if let Some(ring) = io.rings.get_mut(FROM_GUEST) {
             ring.serve(io.mem, |chain| self.table.packet(chain, io.ops));
         }
     }
 
-    fn to_guest(&mut self, io: &mut Io<'_, '_>) {
-        let Some(ring) = io.rings.get_mut(TO_GUEST) else { return };
+    fn give_packets(&mut self, io: &mut Io<'_, '_>) {
+        let Some(ring) = io.rings.get_mut(TO_GUEST) else {
+            return;
+        };
         for _ in 0..TURN_MAX {
             if !self.table.has_output() {
                 return ring.signal(io.mem);
@@ -79,7 +89,11 @@ impl Vsock {
                 }
             }
             // Without a guest every request is refused: its stream is dropped.
-            None => self.dials.waiting.try_iter().for_each(|_| self.metrics.refused.inc()),
+            None => self
+                .dials
+                .waiting
+                .try_iter()
+                .for_each(|_| self.metrics.refused.inc()),
         }
     }
 }
@@ -104,13 +118,17 @@ impl Device for Vsock {
 
     fn queue_event(&mut self, index: usize, io: &mut Io<'_, '_>) {
         if index == FROM_GUEST {
-            self.from_guest(io);
+            self.take_packets(io);
         }
-        self.to_guest(io);
+        self.give_packets(io);
     }
 
     fn watch(&mut self, ops: &mut EventOps<'_>) {
-        let _ = ops.add(Events::with_data(&*self.dials.event, DEVICE_TOKENS, EventSet::IN));
+        let _ = ops.add(Events::with_data(
+            &*self.dials.event,
+            DEVICE_TOKENS,
+            EventSet::IN,
+        ));
     }
 
     fn host_event(&mut self, token: u32, set: EventSet, io: Option<&mut Io<'_, '_>>) {
@@ -118,12 +136,12 @@ impl Device for Vsock {
             (DEVICE_TOKENS, None) => self.dial(None),
             (DEVICE_TOKENS, Some(io)) => {
                 self.dial(Some(io));
-                self.to_guest(io);
+                self.give_packets(io);
             }
             (_, None) => {}
             (_, Some(io)) => {
                 self.table.host_event(token, set, io.ops);
-                self.to_guest(io);
+                self.give_packets(io);
             }
         }
     }

@@ -43,6 +43,9 @@ pub struct VsockConfig {
 
 impl Default for VsockConfig {
     fn default() -> Self {
-        Self { listeners: HashMap::new(), connections_max: CONNECTIONS_MAX }
+        Self {
+            listeners: HashMap::new(),
+            connections_max: CONNECTIONS_MAX,
+        }
     }
 }

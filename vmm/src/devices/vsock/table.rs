@@ -51,7 +51,10 @@ impl Table {
 
     /// Opens a stream to a port of the guest; drops `stream` where it cannot.
     pub fn dial(&mut self, port: u32, stream: UnixStream, ops: &mut EventOps<'_>) {
-        let ports = Ports { guest: port, host: self.next_port };
+        let ports = Ports {
+            guest: port,
+            host: self.next_port,
+        };
         self.next_port = self.next_port.checked_add(1).unwrap_or(FIRST_HOST_PORT);
         if self.slots.contains_key(&ports) {
             return self.metrics.refused.inc();
@@ -112,7 +115,9 @@ impl Table {
 
     /// Brings watches, lists and life of a stream in line with its state.
     fn settle(&mut self, slot: u32, ops: &mut EventOps<'_>) {
-        let Some(connection) = self.connections.get_mut(&slot) else { return };
+        let Some(connection) = self.connections.get_mut(&slot) else {
+            return;
+        };
         let over = match connection.phase {
             Phase::Detached => !connection.lingers(),
             Phase::Open | Phase::Connecting => connection.finished(),
@@ -122,7 +127,11 @@ impl Table {
         }
         if connection.wants_room() != connection.watching_room {
             connection.watching_room = connection.wants_room();
-            let room = if connection.watching_room { EventSet::OUT } else { EventSet::empty() };
+            let room = if connection.watching_room {
+                EventSet::OUT
+            } else {
+                EventSet::empty()
+            };
             if ops.modify(watch(slot, &connection.stream, room)).is_err() {
                 return self.abort(slot, ops);
             }
@@ -137,8 +146,12 @@ impl Table {
 
     /// The host socket of a stream is ready for `set`.
     pub fn host_event(&mut self, token: u32, set: EventSet, ops: &mut EventOps<'_>) {
-        let Some(slot) = token.checked_sub(FIRST_TOKEN) else { return };
-        let Some(connection) = self.connections.get_mut(&slot) else { return };
+        let Some(slot) = token.checked_sub(FIRST_TOKEN) else {
+            return;
+        };
+        let Some(connection) = self.connections.get_mut(&slot) else {
+            return;
+        };
         connection.host_is_readable();
         if set.intersects(EventSet::OUT) {
             connection.drain();

@@ -1,1 +1,0 @@
-//! Tests of the devices with hand-made virtqueues.

@@ -1,0 +1,6 @@
+//! The devices against a guest made by hand: `guest` speaks to a running loop as
+//! virtio_uml does, `hostile` throws random rings and packets at the handlers.
+
+mod guest;
+mod hostile;
+mod running;
