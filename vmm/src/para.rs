@@ -52,6 +52,8 @@ impl GuestKernel<'_> {
             format!("ncpus={}", self.vcpus),
             format!("initrd=/{INITRAMFS_FILE}"),
             "seccomp=on".to_owned(),
+            // It wants a directory for its pid file; any that exists will do.
+            "uml_dir=/".to_owned(),
             "con=null".to_owned(),
             "console=stderr".to_owned(),
             "loglevel=4".to_owned(),
@@ -111,7 +113,9 @@ impl GuestKernel<'_> {
         let text = |argument: String| CString::new(argument).unwrap_or_default();
         let arguments: Vec<CString> = self.arguments().into_iter().map(text).collect();
         let path = text(format!("/{KERNEL_FILE}"));
-        let environment: [CString; 0] = [];
+        // The guest kernel finds the top of its address space by its highest
+        // environment string (arch/um: get_top_address).
+        let environment = [text("HOME=/".to_owned())];
         match nix::unistd::execve(&path, &arguments, &environment) {
             Ok(never) => match never {},
             Err(errno) => GuestKernelError::Call { call: "execve", source: errno.into() },

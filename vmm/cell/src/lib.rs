@@ -1,1 +1,36 @@
+//! A cell's life: spec (wire) -> plan (checked) -> running -> settled.
+//!
+//! The main path: [`CellSpec`] and a capability set -> [`plan::VmPlan`] or
+//! [`isolate::IsolatePlan`] -> [`launch::launch`] -> [`supervisor`] in the jail
+//! -> [`record`]. Operators' later commands reach a running cell through
+//! [`control`].
 
+pub mod control;
+mod disk;
+mod error;
+mod initramfs;
+pub mod isolate;
+pub mod launch;
+mod layout;
+pub mod output;
+pub mod plan;
+pub mod processes;
+pub mod record;
+mod spec;
+pub mod supervisor;
+
+pub use error::CellError;
+pub use exocell_agent as agent;
+pub use exocell_images as images;
+pub use exocell_kernel as kernel;
+pub use exocell_vmm as vmm;
+pub use exocell_xgate as xgate;
+pub use layout::Layout;
+pub use record::{Record, State, Status};
+pub use spec::{CellSpec, Strength};
+
+/// Milliseconds since the epoch.
+pub fn now_ms() -> u64 {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    now.map_or(0, |since| since.as_millis() as u64)
+}

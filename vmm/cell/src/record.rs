@@ -16,7 +16,6 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use nix::fcntl::{Flock, FlockArg};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -94,8 +93,9 @@ impl Default for Status {
     }
 }
 
-/// Proof that the holder's cell is alive: released by the kernel at its death.
-pub type Lease = Flock<File>;
+/// Proof that the holder's cell is alive: an flock(2) that the supervisor
+/// inherits and the host's kernel releases at its death.
+pub type Lease = File;
 
 /// One cell's directory.
 #[derive(Debug, Clone)]
@@ -163,20 +163,20 @@ impl Record {
             (Ok(spec), Ok(status)) => (spec, status),
             (Err(error), _) | (_, Err(error)) => return self.settle_damaged(error),
         };
-        if status.state == State::Exited {
+        let spec: CellSpec = spec;
+        if status.state == State::Exited && !spec.remove {
             return Ok(Some((spec, status)));
         }
         let Ok(Some(_lease)) = self.try_lease() else { return Ok(Some((spec, status))) };
+        if spec.remove {
+            self.remove()?;
+            return Ok(None);
+        }
         // The supervisor may have settled it between our two looks.
         match self.read::<Status>("status.json") {
             Ok(now) if now.state == State::Exited => return Ok(Some((spec, now))),
             Ok(now) => status = now,
             Err(_) => return Ok(None),
-        }
-        let spec: CellSpec = spec;
-        if spec.remove {
-            self.remove()?;
-            return Ok(None);
         }
         status.state = State::Exited;
         status.exit_code = Some(128 + libc::SIGKILL as u8);
@@ -209,10 +209,12 @@ impl Record {
             .mode(0o600)
             .open(self.path("lock"))
             .map_err(CellError::host(format!("cannot open {}", self.path("lock").display())))?;
-        match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
-            Ok(lease) => Ok(Some(lease)),
-            Err((_, nix::errno::Errno::EWOULDBLOCK)) => Ok(None),
-            Err((_, errno)) => Err(CellError::host("cannot lock a cell's record")(errno.into())),
+        match file.try_lock() {
+            Ok(()) => Ok(Some(file)),
+            Err(fs::TryLockError::WouldBlock) => Ok(None),
+            Err(fs::TryLockError::Error(error)) => {
+                Err(CellError::host("cannot lock a cell's record")(error))
+            }
         }
     }
 
@@ -224,8 +226,11 @@ impl Record {
         &self.directory
     }
 
-    /// This record as seen through an open descriptor of its directory, for a
-    /// process that no longer sees the path.
+    /// This record for a process whose working directory it is.
+    pub fn from_within(&self) -> Self {
+        Self { id: self.id.clone(), directory: PathBuf::from(".") }
+    }
+
     pub fn write_status(&self, status: &Status) -> Result<(), CellError> {
         self.write("status.json", status)
     }

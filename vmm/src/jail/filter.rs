@@ -130,7 +130,7 @@ mod numbers {
         ftruncate = SYS_ftruncate, futex = SYS_futex, getdents64 = SYS_getdents64,
         getegid = SYS_getegid, geteuid = SYS_geteuid, getgid = SYS_getgid,
         getitimer = SYS_getitimer, getpid = SYS_getpid, getppid = SYS_getppid,
-        getrandom = SYS_getrandom, getsockname = SYS_getsockname, gettid = SYS_gettid,
+        getrandom = SYS_getrandom, getsockopt = SYS_getsockopt, gettid = SYS_gettid,
         getuid = SYS_getuid, ioctl = SYS_ioctl, kill = SYS_kill, linkat = SYS_linkat,
         lseek = SYS_lseek, madvise = SYS_madvise, memfd_create = SYS_memfd_create,
         mkdir = SYS_mkdir, mkdirat = SYS_mkdirat, mmap = SYS_mmap, mprotect = SYS_mprotect,
@@ -150,7 +150,7 @@ mod numbers {
         sched_yield = SYS_sched_yield, seccomp = SYS_seccomp, sendmsg = SYS_sendmsg,
         sendto = SYS_sendto, set_robust_list = SYS_set_robust_list,
         set_tid_address = SYS_set_tid_address, setitimer = SYS_setitimer, setsid = SYS_setsid,
-        shutdown = SYS_shutdown, sigaltstack = SYS_sigaltstack, socket = SYS_socket,
+        shutdown = SYS_shutdown, sigaltstack = SYS_sigaltstack, signalfd4 = SYS_signalfd4, socket = SYS_socket,
         socketpair = SYS_socketpair, statx = SYS_statx, symlinkat = SYS_symlinkat,
         sync_file_range = SYS_sync_file_range, tgkill = SYS_tgkill,
         timer_create = SYS_timer_create, timer_delete = SYS_timer_delete,
@@ -218,6 +218,7 @@ const GUEST_KERNEL: &[Rule] = rules! {
     poll Any, "the notification thread";
     ppoll Any, "the notification thread";
     eventfd2 Any, "device doorbells";
+    signalfd4 Any, "interrupts between vCPUs";
     seccomp Any, "stubs confine themselves further";
     prctl OneOf(0, &[
         libc::PR_SET_NAME as u64,
@@ -259,11 +260,14 @@ const SUPERVISOR: &[Rule] = rules! {
     close Any, "descriptors";
     fcntl Any, "descriptor flags";
     fstat Any, "kinds and sizes of descriptors";
+    statx Any, "kinds and sizes of descriptors";
+    newfstatat Any, "kinds and sizes of descriptors";
     recvmsg Any, "messages with descriptors";
     sendmsg Any, "messages with descriptors";
     recvfrom Any, "stream sockets";
     sendto Any, "stream sockets";
     shutdown Any, "half-closes streams";
+    getsockopt Any, "the kind of a socket handed over";
     poll Any, "waits";
     ppoll Any, "waits";
     eventfd2 Any, "wakes other threads";
@@ -306,8 +310,6 @@ const DEVICE: &[Rule] = rules! {
 const FOLDER: &[Rule] = rules! {
     openat Any, "opens below the folder";
     openat2 Any, "opens below the folder, links refused";
-    newfstatat Any, "attributes";
-    statx Any, "attributes";
     fstatfs Any, "free space";
     getdents64 Any, "directory listing";
     lseek Any, "directory position";
@@ -346,8 +348,6 @@ const CONTROL: &[Rule] = rules! {
     wait4 Any, "reaps the guest kernel and its orphans";
     waitid Any, "reaps the guest kernel and its orphans";
     openat Any, "the cell's own record";
-    newfstatat Any, "the cell's own record";
-    statx Any, "the cell's own record";
     getdents64 Any, "removes the cell's own record";
     lseek Any, "the cell's log";
     ftruncate Any, "the cell's log is bounded";

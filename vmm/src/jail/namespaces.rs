@@ -52,14 +52,14 @@ pub struct Spawned {
     pub pidfd: OwnedFd,
 }
 
-/// Runs `body` as the first process of new namespaces; its result is the exit
-/// status. Returns in the parent once the identity map is in place.
+/// Runs `body` as the first process of new namespaces with its pid as the host
+/// sees it; its result is the exit status. Returns in the parent once the identity map is in place.
 ///
 /// The caller must have one thread: the child is a plain copy of it.
 ///
 /// # Errors
 /// [`JailError::Namespaces`] where the host allows none (clone3(2)).
-pub fn spawn(map: IdentityMap, body: impl FnOnce() -> i32) -> Result<Spawned, JailError> {
+pub fn spawn(map: IdentityMap, body: impl FnOnce(libc::pid_t) -> i32) -> Result<Spawned, JailError> {
     let (mut ours, mut theirs) = UnixStream::pair().map_err(JailError::Namespaces)?;
     let mut pidfd: libc::c_int = -1;
     // SAFETY: clone_args is plain data; zero is valid for every field.
@@ -81,9 +81,10 @@ pub fn spawn(map: IdentityMap, body: impl FnOnce() -> i32) -> Result<Spawned, Ja
         -1 => Err(JailError::Namespaces(io::Error::last_os_error())),
         0 => {
             drop(ours);
-            let mapped = theirs.read_exact(&mut [0]).is_ok();
+            let mut own_pid = [0; size_of::<libc::pid_t>()];
+            let mapped = theirs.read_exact(&mut own_pid).is_ok();
             drop(theirs);
-            let status = if mapped { body() } else { 125 };
+            let status = if mapped { body(libc::pid_t::from_ne_bytes(own_pid)) } else { 125 };
             // SAFETY: _exit ends the process without running the parent's
             // destructors and exit handlers, which are not the child's to run.
             unsafe { libc::_exit(status) }
@@ -97,7 +98,7 @@ pub fn spawn(map: IdentityMap, body: impl FnOnce() -> i32) -> Result<Spawned, Ja
             map.write(pid)?;
             // A failed write means that the child is gone; its end is seen
             // through the pidfd.
-            let _ = ours.write_all(&[1]);
+            let _ = ours.write_all(&pid.to_ne_bytes());
             Ok(Spawned { pid, pidfd })
         }
     }

@@ -1,0 +1,128 @@
+//! The private overlay of a cell: an empty ext4 file system of the granted
+//! size, copied from a template that is made once per size.
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use nix::unistd::{Whence, lseek};
+
+use crate::{CellError, Layout};
+
+/// The smallest disk on which ext4 leaves room for anything.
+pub const DISK_BYTES_MIN: u64 = 4 << 20;
+
+/// A new disk of `bytes`, without a name: it is gone with its last holder.
+pub fn create(layout: &Layout, bytes: u64) -> Result<File, CellError> {
+    if bytes < DISK_BYTES_MIN {
+        return Err(CellError::Usage(format!(
+            "a disk of {bytes} bytes is too small; grant at least {DISK_BYTES_MIN} (disk.size)"
+        )));
+    }
+    let directory = layout.disks();
+    let what = || format!("cannot make a disk in {}", directory.display());
+    fs::create_dir_all(&directory).map_err(CellError::host(what()))?;
+    let template = template(&directory, bytes)?;
+    let disk = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .custom_flags(libc::O_TMPFILE)
+        .mode(0o600)
+        .open(&directory)
+        .map_err(CellError::host(what()))?;
+    disk.set_len(bytes).and_then(|()| copy_data(&template, &disk)).map_err(CellError::host(what()))?;
+    Ok(disk)
+}
+
+fn template(directory: &Path, bytes: u64) -> Result<File, CellError> {
+    let path = directory.join(format!("empty-{bytes}.ext4"));
+    if let Ok(file) = File::open(&path) {
+        return Ok(file);
+    }
+    let what = || format!("cannot make {}", path.display());
+    let new = tempfile::NamedTempFile::new_in(directory).map_err(CellError::host(what()))?;
+    new.as_file().set_len(bytes).map_err(CellError::host(what()))?;
+    format(new.path())?;
+    new.persist(&path).map_err(|error| CellError::host(what())(error.error))?;
+    File::open(&path).map_err(CellError::host(what()))
+}
+
+/// No journal: the disk lives exactly as long as the kernel that writes it.
+fn format(path: &Path) -> Result<(), CellError> {
+    let output = Command::new("mkfs.ext4")
+        .args(["-q", "-F", "-m", "0", "-O", "^has_journal,^resize_inode"])
+        .args(["-E", "lazy_itable_init=1,nodiscard,root_owner=0:0"])
+        .arg(path)
+        .env("PATH", "/usr/sbin:/sbin:/usr/bin:/bin")
+        .stdin(Stdio::null())
+        .output()
+        .map_err(CellError::host("cannot run mkfs.ext4 (apt install e2fsprogs)"))?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let reason = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+    Err(CellError::Usage(format!("mkfs.ext4 {} failed: {reason}", path.display())))
+}
+
+/// Copies what is not a hole.
+fn copy_data(from: &File, to: &File) -> io::Result<()> {
+    let end = from.metadata()?.len() as i64;
+    let mut position = 0;
+    while let Some(start) = seek(from, position, Whence::SeekData)? {
+        let hole = seek(from, start, Whence::SeekHole)?.unwrap_or(end);
+        copy_range(from, to, start, hole)?;
+        position = hole;
+    }
+    Ok(())
+}
+
+fn seek(file: &File, from: i64, whence: Whence) -> io::Result<Option<i64>> {
+    match lseek(file, from, whence) {
+        Ok(position) => Ok(Some(position)),
+        Err(nix::errno::Errno::ENXIO) => Ok(None),
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+fn copy_range(from: &File, to: &File, start: i64, end: i64) -> io::Result<()> {
+    use std::os::unix::fs::FileExt;
+    let mut buffer = vec![0; 64 << 10];
+    let mut position = start as u64;
+    while position < end as u64 {
+        let want = buffer.len().min((end as u64 - position) as usize);
+        let got = from.read_at(&mut buffer[..want], position)?;
+        if got == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        to.write_all_at(&buffer[..got], position)?;
+        position += got as u64;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::MetadataExt;
+
+    #[test]
+    fn a_disk_is_a_sparse_file_system_of_its_size() {
+        let root = tempfile::tempdir().unwrap();
+        let layout = Layout::new(root.path());
+        let disk = create(&layout, 64 << 20).unwrap();
+        assert_eq!(disk.metadata().unwrap().len(), 64 << 20);
+        assert!(disk.metadata().unwrap().blocks() * 512 < 4 << 20);
+        let mut magic = [0; 2];
+        std::os::unix::fs::FileExt::read_exact_at(&disk, &mut magic, 1024 + 56).unwrap();
+        assert_eq!(u16::from_le_bytes(magic), 0xef53);
+    }
+
+    #[test]
+    fn too_small_a_disk_is_refused() {
+        let root = tempfile::tempdir().unwrap();
+        let error = create(&Layout::new(root.path()), 4096).unwrap_err();
+        assert!(error.to_string().contains("disk.size"), "{error}");
+    }
+}

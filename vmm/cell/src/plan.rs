@@ -1,0 +1,179 @@
+//! The checked plan: everything a cell needs, found and opened, before any
+//! process is made for it.
+
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use exocell_agent::{Boot, Exec, FolderMount, TtySize};
+use exocell_images::{ImageConfig, Store};
+use exocell_kernel::Status as KernelStatus;
+use exocell_vmm::memory::GuestMemory;
+use exocell_xgate::{CapabilitySet, Folder, Rights};
+
+use crate::{CellError, CellSpec, Layout, disk, initramfs};
+
+/// Less memory than this and the guest kernel does not reach its init.
+pub const MEMORY_BYTES_MIN: u64 = 24 << 20;
+/// The guest kernel is built for this many.
+pub const VCPUS_MAX: u32 = 16;
+/// The terminal of a program whose operator has none.
+pub const TTY_SIZE_DEFAULT: TtySize = TtySize { rows: 24, cols: 80 };
+const PATH_DEFAULT: &str = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+/// A `vm` cell that can be started.
+pub struct VmPlan {
+    pub kernel: PathBuf,
+    pub initramfs: PathBuf,
+    /// The image's erofs file system, held against removal.
+    pub rootfs: File,
+    /// The private overlay; `None` for a read-only root.
+    pub disk: Option<File>,
+    pub memory: GuestMemory,
+    pub vcpus: u32,
+    pub cpu_weight: u32,
+    pub deadline: Option<Duration>,
+    pub folders: Vec<PlannedFolder>,
+    pub boot: Boot,
+    pub exec: Exec,
+}
+
+/// A host folder, opened.
+pub struct PlannedFolder {
+    pub dir: OwnedFd,
+    pub granted: Folder,
+}
+
+impl VmPlan {
+    /// Checks `spec` against the host and opens what it names.
+    pub fn new(
+        layout: &Layout,
+        spec: &CellSpec,
+        caps: &CapabilitySet,
+        tty: Option<TtySize>,
+    ) -> Result<Self, CellError> {
+        let memory_bytes = memory(caps)?;
+        let cpu = caps.require_cpu()?;
+        if cpu.count == 0 || cpu.count > VCPUS_MAX {
+            return Err(CellError::Usage(format!(
+                "{} vCPUs are not possible; grant 1 to {VCPUS_MAX} (cpu.count, --cpus)",
+                cpu.count
+            )));
+        }
+        let store = Store::open(&layout.images())?;
+        let image = store.resolve(&spec.image)?;
+        let rootfs = store.open_rootfs(&image)?;
+        let kernel = kernel(layout)?;
+        let folders = caps.folders().iter().map(open_folder).collect::<Result<Vec<_>, _>>()?;
+        let disk = match (spec.read_only, caps.disk_bytes()) {
+            (false, Some(bytes)) => Some(disk::create(layout, bytes)?),
+            _ => None,
+        };
+        Ok(Self {
+            kernel,
+            initramfs: initramfs::prepare(layout)?,
+            rootfs,
+            memory: GuestMemory::new(memory_bytes).map_err(CellError::host("cannot make guest memory"))?,
+            vcpus: cpu.count,
+            cpu_weight: cpu.weight,
+            deadline: caps.deadline(),
+            boot: boot(spec, caps, disk.is_some())?,
+            exec: exec(spec, &image.config, tty)?,
+            disk,
+            folders,
+        })
+    }
+}
+
+fn memory(caps: &CapabilitySet) -> Result<u64, CellError> {
+    let bytes = caps.require_memory_bytes()?;
+    if bytes < MEMORY_BYTES_MIN {
+        return Err(CellError::Usage(format!(
+            "{bytes} bytes of memory are too few for a vm cell; grant at least {} MiB (memory.limit, --memory)",
+            MEMORY_BYTES_MIN >> 20
+        )));
+    }
+    // The guest kernel wants whole pages.
+    Ok(bytes & !4095)
+}
+
+fn kernel(layout: &Layout) -> Result<PathBuf, CellError> {
+    match exocell_kernel::status(&layout.kernels())? {
+        KernelStatus::Present(kernel) => Ok(kernel.path),
+        KernelStatus::Absent { path, .. } => Err(CellError::Usage(format!(
+            "the guest kernel {} is missing; run exocell kernel build",
+            path.display()
+        ))),
+    }
+}
+
+fn open_folder(granted: &Folder) -> Result<PlannedFolder, CellError> {
+    let dir = File::options()
+        .read(true)
+        .custom_flags(libc::O_DIRECTORY)
+        .open(&granted.host)
+        .map_err(CellError::host(format!("cannot open the folder {}", granted.host.display())))?;
+    Ok(PlannedFolder { dir: dir.into(), granted: granted.clone() })
+}
+
+fn boot(spec: &CellSpec, caps: &CapabilitySet, overlay: bool) -> Result<Boot, CellError> {
+    let mount = |folder: &Folder| FolderMount {
+        guest_path: folder.guest.display().to_string(),
+        read_only: !folder.rights.contains(Rights::WRITE),
+    };
+    Ok(Boot {
+        hostname: spec.hostname.clone().unwrap_or_else(|| spec.id[..12].to_owned()),
+        root_device: "/dev/vda".to_owned(),
+        overlay_device: overlay.then(|| "/dev/vdb".to_owned()),
+        process_count_max: caps.require_process_max()?.into(),
+        folders: caps.folders().iter().map(mount).collect(),
+    })
+}
+
+/// The program of the cell: the image's, as far as `spec` does not say.
+fn exec(spec: &CellSpec, image: &ImageConfig, tty: Option<TtySize>) -> Result<Exec, CellError> {
+    let mut args = spec.entrypoint.clone().unwrap_or_else(|| image.entrypoint.clone());
+    if !spec.command.is_empty() {
+        args.extend(spec.command.iter().cloned());
+    } else if spec.entrypoint.is_none() {
+        args.extend(image.cmd.iter().cloned());
+    }
+    if args.is_empty() {
+        return Err(CellError::Usage(format!(
+            "the image {} names no program; say one after the image",
+            spec.image
+        )));
+    }
+    Ok(Exec {
+        args,
+        env: environment(&image.env, &spec.env, spec.tty),
+        cwd: spec.working_dir.clone().unwrap_or_else(|| non_empty(&image.working_dir, "/")),
+        user: spec.user.clone().unwrap_or_else(|| image.user.clone()),
+        tty: if spec.tty { Some(tty.unwrap_or(TTY_SIZE_DEFAULT)) } else { None },
+        stdin: spec.stdin,
+    })
+}
+
+/// Later entries of the same name win.
+pub fn environment(image: &[String], own: &[String], tty: bool) -> Vec<String> {
+    let term = if tty { &["TERM=xterm".to_owned()][..] } else { &[] };
+    let defaults = [PATH_DEFAULT.to_owned()];
+    let mut merged: Vec<String> = Vec::new();
+    for entry in defaults.iter().chain(term).chain(image).chain(own) {
+        let name = entry.split('=').next().unwrap_or_default();
+        merged.retain(|known| known.split('=').next() != Some(name));
+        merged.push(entry.clone());
+    }
+    merged
+}
+
+fn non_empty(text: &str, default: &str) -> String {
+    if text.is_empty() { default } else { text }.to_owned()
+}
+
+/// Whether `path` is a Wasm module by its first bytes or its name.
+pub fn is_module(path: &Path) -> bool {
+    path.extension().is_some_and(|extension| extension == "wasm" || extension == "wat")
+}

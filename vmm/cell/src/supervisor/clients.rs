@@ -1,0 +1,115 @@
+//! The control socket's server: one thread a connection, a bounded number.
+
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use exocell_agent::{FrameReader, FrameWriter, Kind};
+
+use super::{Event, Shared, thread};
+use crate::CellError;
+use crate::control::{ControlReply, ControlRequest, Counters, send_descriptor};
+use crate::launch::Inheritance;
+
+/// Connections served at once.
+const CLIENTS_MAX: usize = 64;
+
+/// What a workload offers to clients.
+#[derive(Clone)]
+pub(crate) struct Services {
+    /// A stream to the guest's agent.
+    pub connect: Arc<dyn Fn() -> Result<UnixStream, String> + Send + Sync>,
+    /// Ends a capability by name.
+    pub revoke: Arc<dyn Fn(&str) -> Result<(), String> + Send + Sync>,
+    pub counters: Arc<dyn Fn() -> Counters + Send + Sync>,
+}
+
+/// Starts serving; also takes input from the operator's own connection.
+pub(crate) fn serve(
+    inheritance: &Inheritance,
+    shared: &Shared,
+    services: Services,
+) -> Result<(), CellError> {
+    let failed = || "cannot copy a descriptor";
+    let operator = inheritance.operator.try_clone().map_err(CellError::host(failed()))?;
+    let control = inheritance.control.try_clone().map_err(CellError::host(failed()))?;
+    let input = shared.clone();
+    thread("operator", move || forward_input(&input, operator))?;
+    let shared = shared.clone();
+    thread("control", move || {
+        let alive = Arc::new(AtomicUsize::new(0));
+        for stream in control.incoming().flatten() {
+            accept(&shared, &services, stream, &alive);
+        }
+    })
+}
+
+fn accept(shared: &Shared, services: &Services, stream: UnixStream, alive: &Arc<AtomicUsize>) {
+    if alive.fetch_add(1, Ordering::Relaxed) >= CLIENTS_MAX {
+        alive.fetch_sub(1, Ordering::Relaxed);
+        return;
+    }
+    let (shared, services, alive) = (shared.clone(), services.clone(), alive.clone());
+    let counter = alive.clone();
+    let started = thread("client", move || {
+        answer(&shared, &services, stream);
+        alive.fetch_sub(1, Ordering::Relaxed);
+    });
+    if started.is_err() {
+        counter.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+fn answer(shared: &Shared, services: &Services, stream: UnixStream) {
+    let Ok(request) = FrameReader::new(&stream).expect::<ControlRequest>(Kind::Request) else {
+        return;
+    };
+    let reply = |reply: &ControlReply| {
+        // A client that is gone needs no answer.
+        let _ = FrameWriter::new(&stream).write_json(Kind::Reply, reply);
+    };
+    let outcome = |result: Result<(), String>| match result {
+        Ok(()) => ControlReply::Done,
+        Err(message) => ControlReply::Failed { message },
+    };
+    match request {
+        ControlRequest::Attach => attach(shared, &stream),
+        ControlRequest::Connect => match (services.connect)() {
+            Ok(guest) => {
+                reply(&ControlReply::Stream);
+                let _ = send_descriptor(&stream, &guest);
+            }
+            Err(message) => reply(&ControlReply::Failed { message }),
+        },
+        ControlRequest::Signal { signal } => {
+            shared.input.signal(signal);
+            reply(&ControlReply::Done);
+        }
+        ControlRequest::Stop { grace_ms } => {
+            let grace = Duration::from_millis(grace_ms);
+            let told = shared.events.send(Event::Stop { grace });
+            reply(&outcome(told.map_err(|_| "the cell is ending".to_owned())));
+        }
+        ControlRequest::Revoke { capability } => reply(&outcome((services.revoke)(&capability))),
+        ControlRequest::Counters => reply(&ControlReply::Counters((services.counters)())),
+    }
+}
+
+fn attach(shared: &Shared, stream: &UnixStream) {
+    let (Ok(follower), Ok(source)) = (stream.try_clone(), stream.try_clone()) else { return };
+    if FrameWriter::new(stream).write_json(Kind::Reply, &ControlReply::Done).is_ok()
+        && shared.output.attach(follower)
+    {
+        forward_input(shared, source);
+    }
+}
+
+/// Passes a follower's frames on until it goes.
+fn forward_input(shared: &Shared, source: UnixStream) {
+    shared.input.wait_open();
+    let mut frames = FrameReader::new(source);
+    while let Ok(Some(frame)) = frames.read() {
+        shared.input.feed(&frame);
+    }
+}

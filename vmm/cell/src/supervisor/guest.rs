@@ -1,0 +1,521 @@
+//! A `vm` cell's guest: its jail, its devices, its kernel, its program.
+//!
+//! ```text
+//! jail root -> fork: guest kernel -> threads: devices, folders -> guest says hello
+//!           -> boot request -> exec session
+//! ```
+//! The guest kernel is forked while there is one thread; its device sockets
+//! listen already, so it finds them whenever it connects.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::{Duration, Instant};
+
+use exocell_agent::client::{self, ClientError, ExecEvent};
+use exocell_agent::{AGENT_PORT, CONTROL_PORT, FOLDER_PORT_BASE, FailureKind, Kind, Reply};
+use exocell_folders::Folder as ServedFolder;
+use exocell_vmm::devices::{
+    BlockConfig, BlockMetrics, ConsoleConfig, DeviceLoop, VsockConfig, VsockHandle, VsockListener,
+};
+use exocell_vmm::jail::{self, IdentityMap, JailRoot, ThreadClass};
+use exocell_vmm::para::{DeviceSocket, GuestKernel, INITRAMFS_FILE, KERNEL_FILE, VirtioId};
+use exocell_xgate::{Live, Rights, Table};
+use nix::sys::wait::{WaitStatus, waitpid};
+use nix::unistd::{ForkResult, Pid, fork};
+
+use super::clients::Services;
+use super::input::Sink;
+use super::{Event, Shared, restrict_paths, thread};
+use crate::CellError;
+use crate::control::Counters;
+use crate::launch::Inheritance;
+use crate::plan::{PlannedFolder, VmPlan};
+use crate::record::{StartTimes, Status};
+
+/// How long a guest may take from its first instruction to its hello.
+const HELLO_TIMEOUT: Duration = Duration::from_secs(60);
+/// The console log keeps this much of the beginning.
+const CONSOLE_BYTES_MAX: usize = 256 << 10;
+/// The holder's name in the capability table.
+const HOLDER: &str = "cell";
+
+/// A guest that said hello and was booted.
+pub(crate) struct Guest {
+    kernel: Pid,
+    agent: VsockHandle,
+    memory: File,
+    disk: Option<File>,
+    blocks: Vec<Arc<BlockMetrics>>,
+    exec: exocell_agent::Exec,
+    folders: Arc<Folders>,
+    gone: Arc<(Mutex<bool>, Condvar)>,
+    requested: Instant,
+    program_started_us: Arc<AtomicU64>,
+}
+
+/// The folders of a cell: what was granted, and whether it still is.
+struct Folders {
+    table: Mutex<Table>,
+    writable: bool,
+    mounts: Vec<(String, String)>,
+}
+
+/// Starts everything up to the point where programs can run.
+pub(crate) fn start(
+    inheritance: &Inheritance,
+    plan: VmPlan,
+    shared: &Shared,
+    status: &mut Status,
+) -> Result<Guest, CellError> {
+    let since = |at: Instant| at.elapsed().as_micros() as u64;
+    set_priority(plan.cpu_weight);
+    let sockets = enter_jail(inheritance, &plan)?;
+    status.times.jailed_us = since(inheritance.requested);
+    let (console_read, console_write) =
+        nix::unistd::pipe2(nix::fcntl::OFlag::O_CLOEXEC).map_err(|errno| {
+            CellError::host("cannot make the console pipe")(errno.into())
+        })?;
+    let kernel = fork_kernel(inheritance, &plan, &sockets, &console_write)?;
+    drop(console_write);
+    status.times.kernel_started_us = since(inheritance.requested);
+    status.guest_kernel_inner_pid = kernel.as_raw();
+
+    let console = ConsoleLog::new()?;
+    let pump = console.clone();
+    thread("console", move || pump.pump(File::from(console_read)))?;
+    let gone = Arc::new((Mutex::new(false), Condvar::new()));
+    reap(kernel, shared.events.clone(), gone.clone())?;
+
+    let (folders, listeners) = serve_folders(inheritance, plan.folders)?;
+    let (hello, hellos) = channel();
+    let devices = Devices::start(sockets, plan.rootfs, plan.disk, plan.memory.file(), console, listeners, hello)?;
+    let boot_stream = await_hello(&hellos, &gone)?;
+    let times = client::boot(&boot_stream, &boot_stream, &plan.boot).map_err(refused)?;
+    status.times.guest_ready_us = since(inheritance.requested);
+    status.times.guest_init_us = times.init_started_ns / 1000;
+    Ok(Guest {
+        kernel,
+        agent: devices.vsock,
+        memory: plan.memory.file().try_clone().map_err(CellError::host("dup"))?,
+        disk: devices.disk,
+        blocks: devices.blocks,
+        exec: plan.exec,
+        folders,
+        gone,
+        requested: inheritance.requested,
+        program_started_us: Arc::default(),
+    })
+}
+
+/// CPU weight 100 is nice 0; each nice level is a factor of 1.25
+/// (kernel/sched/core.c, sched_prio_to_weight).
+fn set_priority(weight: u32) {
+    let steps = (100.0 / f64::from(weight.max(1))).ln() / 1.25f64.ln();
+    let nice = (steps.round() as i32).clamp(-20, 19);
+    // SAFETY: setpriority takes integers only. Needed because nix does not
+    // wrap it. Raising takes a privilege; without it the cell stays at 0.
+    unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, nice) };
+}
+
+/// A device and the socket it listens on.
+type Socket = (DeviceSocket, UnixListener);
+
+fn enter_jail(inheritance: &Inheritance, plan: &VmPlan) -> Result<Vec<Socket>, CellError> {
+    let root = JailRoot::new(inheritance.record.directory())?;
+    root.bind_file(&plan.kernel, KERNEL_FILE)?;
+    root.bind_file(&plan.initramfs, INITRAMFS_FILE)?;
+    let mut wanted = vec![("rootfs", VirtioId::Block)];
+    if plan.disk.is_some() {
+        wanted.push(("disk", VirtioId::Block));
+    }
+    wanted.extend([
+        ("console", VirtioId::Console),
+        ("entropy", VirtioId::Entropy),
+        ("vsock", VirtioId::Vsock),
+    ]);
+    let mut sockets = Vec::new();
+    for (name, id) in wanted {
+        sockets.push((DeviceSocket { name: name.to_owned(), id }, root.listen(name)?));
+    }
+    root.seal()?;
+    nix::unistd::fchdir(&inheritance.record_dir)
+        .map_err(|errno| CellError::host("cannot enter the record")(errno.into()))?;
+    restrict_paths(inheritance, &plan.folders)?;
+    Ok(sockets)
+}
+
+fn fork_kernel(
+    inheritance: &Inheritance,
+    plan: &VmPlan,
+    sockets: &[Socket],
+    console: &OwnedFd,
+) -> Result<Pid, CellError> {
+    let devices: Vec<DeviceSocket> = sockets.iter().map(|(device, _)| device.clone()).collect();
+    let identity = u32::from(inheritance.identity == IdentityMap::CallerAndCell);
+    let kernel = GuestKernel {
+        memory: &plan.memory,
+        vcpus: plan.vcpus,
+        devices: &devices,
+        console: console.as_fd(),
+        identity,
+    };
+    // SAFETY: the supervisor has one thread here, so the child may do what any
+    // process may. Needed because the guest kernel is exec'd under a filter
+    // and an identity that the supervisor itself must not take on.
+    match unsafe { fork() } {
+        Ok(ForkResult::Parent { child }) => Ok(child),
+        Ok(ForkResult::Child) => {
+            let error = kernel.exec();
+            let mut console = File::from(match console.try_clone() {
+                Ok(console) => console,
+                Err(_) => std::process::exit(125),
+            });
+            let _ = writeln!(console, "{error}");
+            std::process::exit(125)
+        }
+        Err(errno) => Err(CellError::host("cannot fork the guest kernel")(errno.into())),
+    }
+}
+
+/// Reaps every child, and tells when it was the guest kernel.
+fn reap(
+    kernel: Pid,
+    events: Sender<Event>,
+    gone: Arc<(Mutex<bool>, Condvar)>,
+) -> Result<(), CellError> {
+    thread("reaper", move || {
+        loop {
+            let (pid, how) = match waitpid(None, None) {
+                Ok(WaitStatus::Exited(pid, code)) => (pid, format!("exited with status {code}")),
+                Ok(WaitStatus::Signaled(pid, signal, _)) => (pid, format!("was killed by {signal}")),
+                Ok(_) | Err(nix::errno::Errno::EINTR) => continue,
+                Err(_) => return,
+            };
+            if pid == kernel {
+                *gone.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = true;
+                gone.1.notify_all();
+                let _ = events.send(Event::GuestKernel(how));
+                return;
+            }
+        }
+    })
+}
+
+/// The guest's console, from its standard error and its virtio console.
+#[derive(Clone)]
+struct ConsoleLog(Arc<Mutex<(File, usize)>>);
+
+impl ConsoleLog {
+    fn new() -> Result<Self, CellError> {
+        let file = File::create("console.log").map_err(CellError::host("cannot make console.log"))?;
+        Ok(Self(Arc::new(Mutex::new((file, CONSOLE_BYTES_MAX)))))
+    }
+
+    fn pump(mut self, mut from: File) {
+        let mut buffer = [0; 4096];
+        while let Ok(count @ 1..) = from.read(&mut buffer) {
+            let _ = self.write(&buffer[..count]);
+        }
+    }
+}
+
+impl Write for ConsoleLog {
+    /// Takes everything; keeps what fits.
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        let mut log = self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let (file, left) = &mut *log;
+        let kept = bytes.len().min(*left);
+        *left -= kept;
+        // A full disk costs the console log, not the guest.
+        let _ = file.write_all(&bytes[..kept]);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+/// One thread a folder waits for the guest's connection and serves it.
+fn serve_folders(
+    inheritance: &Inheritance,
+    planned: Vec<PlannedFolder>,
+) -> Result<(Arc<Folders>, HashMap<u32, VsockListener>), CellError> {
+    let mut table = Table::new(Table::CAPACITY_MAX);
+    let install = inheritance.caps.install(&mut table, HOLDER);
+    install.map_err(|error| CellError::Usage(format!("the capability table: {error}")))?;
+    let mut listeners: HashMap<u32, VsockListener> = HashMap::new();
+    let mut mounts = Vec::new();
+    let writable = planned.iter().any(|folder| folder.granted.rights.contains(Rights::WRITE));
+    for (index, folder) in planned.into_iter().enumerate() {
+        let name = folder.granted.name();
+        let live = table
+            .find(HOLDER, &name)
+            .and_then(|handle| table.get(handle).ok())
+            .map(|capability| capability.live().clone())
+            .ok_or_else(|| CellError::Usage(format!("{name} is not in the capability table")))?;
+        mounts.push((name, folder.granted.guest.display().to_string()));
+        let (connected, connections) = channel::<UnixStream>();
+        thread("folder", move || serve_folder(folder, &live, &connections))?;
+        let listener: VsockListener = Box::new(move |stream| {
+            let _ = connected.send(stream);
+        });
+        listeners.insert(FOLDER_PORT_BASE + index as u32, listener);
+    }
+    let folders = Folders { table: Mutex::new(table), writable, mounts };
+    Ok((Arc::new(folders), listeners))
+}
+
+fn serve_folder(folder: PlannedFolder, live: &Live, connections: &Receiver<UnixStream>) {
+    if jail::restrict_calls(ThreadClass::Folder).is_err() {
+        return;
+    }
+    let rights = exocell_folders::Rights {
+        read: folder.granted.rights.contains(Rights::READ),
+        write: folder.granted.rights.contains(Rights::WRITE),
+    };
+    while let Ok(stream) = connections.recv() {
+        let Ok(dir) = folder.dir.try_clone() else { return };
+        let live = live.clone();
+        let served = ServedFolder::new(dir, rights, Arc::new(move || live.is_live()));
+        // A guest that breaks the protocol loses this connection.
+        let _ = exocell_folders::serve(served, stream);
+    }
+}
+
+/// The devices of a guest on their thread.
+struct Devices {
+    vsock: VsockHandle,
+    blocks: Vec<Arc<BlockMetrics>>,
+    disk: Option<File>,
+}
+
+impl Devices {
+    fn start(
+        sockets: Vec<Socket>,
+        rootfs: File,
+        disk: Option<File>,
+        memory: &File,
+        console: ConsoleLog,
+        mut listeners: HashMap<u32, VsockListener>,
+        hello: Sender<UnixStream>,
+    ) -> Result<Self, CellError> {
+        let failed = |error: exocell_vmm::devices::DeviceError| {
+            CellError::Guest(format!("its devices cannot start: {error}"))
+        };
+        let kept = disk.as_ref().map(File::try_clone).transpose();
+        let kept = kept.map_err(CellError::host("dup"))?;
+        let mut disks = vec![
+            Some(BlockConfig { file: rootfs, read_only: true, id: "rootfs".to_owned() }),
+            disk.map(|file| BlockConfig { file, read_only: false, id: "disk".to_owned() }),
+        ]
+        .into_iter()
+        .flatten();
+        listeners.insert(CONTROL_PORT, Box::new(move |stream| {
+            let _ = hello.send(stream);
+        }));
+        let mut vsock_config = Some(VsockConfig { listeners, ..VsockConfig::default() });
+        let mut device_loop = DeviceLoop::new(memory).map_err(failed)?;
+        let (mut blocks, mut vsock) = (Vec::new(), None);
+        for (device, listener) in sockets {
+            match device.id {
+                VirtioId::Block => {
+                    if let Some(config) = disks.next() {
+                        blocks.push(device_loop.add_block(listener, config).map_err(failed)?);
+                    }
+                }
+                VirtioId::Console => {
+                    let config = ConsoleConfig {
+                        sink: Box::new(console.clone()),
+                        output_bytes_max: CONSOLE_BYTES_MAX as u64,
+                        input: None,
+                    };
+                    device_loop.add_console(listener, config).map_err(failed)?;
+                }
+                VirtioId::Entropy => {
+                    device_loop.add_rng(listener).map_err(failed)?;
+                }
+                VirtioId::Vsock => {
+                    let config = vsock_config.take().unwrap_or_default();
+                    vsock = Some(device_loop.add_vsock(listener, config).map_err(failed)?.0);
+                }
+            }
+        }
+        thread("devices", move || {
+            if jail::restrict_calls(ThreadClass::Device).is_ok() {
+                // Without its devices the guest ends, and that is reported.
+                let _ = device_loop.run();
+            }
+        })?;
+        let vsock = vsock.ok_or_else(|| CellError::Guest("it has no vsock device".to_owned()))?;
+        Ok(Self { vsock, blocks, disk: kept })
+    }
+}
+
+/// The guest init's connection, or why there is none.
+fn await_hello(
+    hellos: &Receiver<UnixStream>,
+    gone: &(Mutex<bool>, Condvar),
+) -> Result<UnixStream, CellError> {
+    let until = Instant::now() + HELLO_TIMEOUT;
+    loop {
+        match hellos.recv_timeout(Duration::from_millis(20)) {
+            Ok(stream) => return Ok(stream),
+            Err(RecvTimeoutError::Disconnected) => break,
+            Err(RecvTimeoutError::Timeout) => {}
+        }
+        if *gone.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) {
+            return Err(CellError::Guest(format!("its kernel did not boot: {}", console_tail())));
+        }
+        if Instant::now() > until {
+            break;
+        }
+    }
+    Err(CellError::Guest(format!("it said nothing for {HELLO_TIMEOUT:?}: {}", console_tail())))
+}
+
+/// The last lines of the console, for an error message.
+fn console_tail() -> String {
+    let bytes = std::fs::read("console.log").unwrap_or_default();
+    let text = String::from_utf8_lossy(&bytes);
+    let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
+    lines[lines.len().saturating_sub(5)..].join(" | ")
+}
+
+fn refused(error: ClientError) -> CellError {
+    CellError::Guest(error.to_string())
+}
+
+impl Guest {
+    pub fn services(&self) -> Services {
+        let (agent, memory, disk) = (self.agent.clone(), self.memory.try_clone(), self.disk.as_ref().map(File::try_clone));
+        let (blocks, folders) = (self.blocks.clone(), self.folders.clone());
+        let dial = self.agent.clone();
+        Services {
+            connect: Arc::new(move || agent.connect(AGENT_PORT).map_err(|error| error.to_string())),
+            revoke: Arc::new(move |name| folders.revoke(name, &dial)),
+            counters: Arc::new(move || {
+                let allocated = |file: &File| file.metadata().map_or(0, |data| data.blocks() * 512);
+                let memory = memory.as_ref().ok();
+                let disk = disk.as_ref().and_then(|disk| disk.as_ref().ok());
+                Counters {
+                    memory_allocated_bytes: memory.map_or(0, allocated),
+                    memory_limit_bytes: memory.and_then(|file| file.metadata().ok()).map_or(0, |data| data.len()),
+                    block_read_bytes: blocks.iter().map(|block| block.read_bytes.get()).sum(),
+                    block_written_bytes: blocks.iter().map(|block| block.written_bytes.get()).sum(),
+                    disk_allocated_bytes: disk.map_or(0, allocated),
+                }
+            }),
+        }
+    }
+
+    /// Starts the cell's program and a thread that follows it.
+    pub fn run_program(&self, shared: &Shared) {
+        let (agent, exec, shared) = (self.agent.clone(), self.exec.clone(), shared.clone());
+        let (requested, started_us) = (self.requested, self.program_started_us.clone());
+        let events = shared.events.clone();
+        let started = thread("program", move || {
+            let reply = follow(&agent, exec, &shared, || {
+                started_us.store(requested.elapsed().as_micros() as u64, Ordering::Relaxed);
+            });
+            let _ = shared.events.send(Event::Program(reply));
+        });
+        if let Err(error) = started {
+            let message = error.to_string();
+            let kind = FailureKind::Guest;
+            let _ = events.send(Event::Program(Reply::Failed { kind, message }));
+        }
+    }
+
+    pub fn times(&self, times: StartTimes) -> StartTimes {
+        StartTimes { program_started_us: self.program_started_us.load(Ordering::Relaxed), ..times }
+    }
+
+    /// Ends the guest: in order where it has something to write back, at once
+    /// otherwise. Returns when its kernel process is reaped.
+    pub fn end(&self, orderly_max: Duration) {
+        if self.folders.writable && !self.is_gone(Duration::ZERO) {
+            if let Ok(stream) = self.agent.connect(AGENT_PORT) {
+                let _ = stream.set_read_timeout(Some(orderly_max));
+                let _ = client::shutdown(&stream, &stream, 100);
+            }
+            self.is_gone(orderly_max);
+        }
+        let _ = nix::sys::signal::kill(self.kernel, nix::sys::signal::Signal::SIGKILL);
+        self.is_gone(Duration::from_secs(10));
+    }
+
+    fn is_gone(&self, wait: Duration) -> bool {
+        let gone = self.gone.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        match self.gone.1.wait_timeout_while(gone, wait, |gone| !*gone) {
+            Ok((gone, _)) => *gone,
+            Err(poisoned) => *poisoned.into_inner().0,
+        }
+    }
+}
+
+/// Runs the program to its end and says how that was.
+fn follow(
+    agent: &VsockHandle,
+    exec: exocell_agent::Exec,
+    shared: &Shared,
+    on_start: impl FnOnce(),
+) -> Reply {
+    let failed = |error: &ClientError| Reply::Failed {
+        kind: match error {
+            ClientError::Failed { kind, .. } => *kind,
+            _ => FailureKind::Guest,
+        },
+        message: error.to_string(),
+    };
+    let streams = agent.connect(AGENT_PORT).and_then(|stream| Ok((stream.try_clone()?, stream)));
+    let (sink, stream) = match streams {
+        Ok(streams) => streams,
+        Err(error) => return failed(&ClientError::from(exocell_agent::FrameError::from(error))),
+    };
+    let session = match client::exec(&stream, &stream, &exec) {
+        Ok(session) => session,
+        Err(error) => return failed(&error),
+    };
+    on_start();
+    shared.output.started(session.guest_pid);
+    shared.input.open(Sink::Session(sink));
+    let mut output = session.output;
+    loop {
+        match output.event() {
+            Ok(ExecEvent::Stdout(bytes)) => shared.output.write(Kind::Stdout, &bytes),
+            Ok(ExecEvent::Stderr(bytes)) => shared.output.write(Kind::Stderr, &bytes),
+            Ok(ExecEvent::Exited(code)) => return Reply::Exited { code },
+            Err(error) => return failed(&error),
+        }
+    }
+}
+
+impl Folders {
+    /// Ends the capability `name`: its mount answers errors from now on, and
+    /// is then detached in the guest.
+    fn revoke(&self, name: &str, agent: &VsockHandle) -> Result<(), String> {
+        let mut table = self.table.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let handle = table
+            .find(HOLDER, name)
+            .ok_or_else(|| format!("the cell has no capability {name}; exocell inspect lists them"))?;
+        table.revoke(handle).map_err(|error| error.to_string())?;
+        drop(table);
+        let mounts = self.mounts.iter().filter(|(capability, _)| capability == name);
+        for (_, path) in mounts {
+            // Access has ended already; a guest that keeps the dead mount
+            // gains nothing.
+            if let Ok(stream) = agent.connect(AGENT_PORT) {
+                let _ = client::unmount(&stream, &stream, path);
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,245 @@
+//! The supervisor: the first process of a cell's namespaces, from its birth
+//! to the last line of its record.
+//!
+//! ```text
+//! main -> jail -> workload started -> [Event loop] -> workload ended -> record settled
+//! ```
+//! The main thread decides; the others turn what happens into [`Event`]s:
+//! `guest` (a `vm` cell's processes and session), `clients` (the control
+//! socket), the isolate's own thread.
+
+pub(crate) mod clients;
+mod ending;
+mod guest;
+mod input;
+
+use std::fs::File;
+use std::os::fd::AsFd;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::time::{Duration, Instant};
+
+use exocell_agent::{FailureKind, Reply};
+use exocell_vmm::jail::{self, PathAccess, PathGrant, ThreadClass};
+
+use crate::launch::{Inheritance, Workload};
+use crate::output::Output;
+use crate::record::{Record, State, Status};
+use crate::{CellError, now_ms};
+
+pub(crate) use input::Input;
+
+/// What the main thread waits for.
+pub(crate) enum Event {
+    /// The program ended, or could not be started.
+    Program(Reply),
+    /// The guest kernel process ended, with what wait(2) said of it.
+    GuestKernel(String),
+    Stop { grace: Duration },
+}
+
+/// What the supervisor's threads share.
+#[derive(Clone)]
+pub(crate) struct Shared {
+    pub output: Output,
+    pub input: Input,
+    pub events: Sender<Event>,
+}
+
+/// The body of the supervisor process; the result is its exit status.
+pub fn main(inheritance: Inheritance, workload: Workload, host_pid: i32) -> i32 {
+    let record = inheritance.record.from_within();
+    let mut operator = match inheritance.operator.try_clone() {
+        Ok(operator) => operator,
+        Err(_) => return 125,
+    };
+    match run(inheritance, workload, host_pid) {
+        Ok(()) => 0,
+        Err(error) => {
+            let end = Reply::Failed { kind: FailureKind::Guest, message: error.to_string() };
+            let status = Status { state: State::Exited, finished_ms: now_ms(), exit_code: Some(125), reason: Some(error.to_string()), ..Status::default() };
+            // The operator is told either way; there is nobody else to tell.
+            let _ = record.write_status(&status);
+            let _ = exocell_agent::FrameWriter::new(&mut operator)
+                .write_json(exocell_agent::Kind::Reply, &end);
+            125
+        }
+    }
+}
+
+fn run(inheritance: Inheritance, workload: Workload, host_pid: i32) -> Result<(), CellError> {
+    detach(&inheritance.record_dir)?;
+    let (events, inbox) = channel();
+    let output = Output::new().map_err(CellError::host("cannot make the cell's log"))?;
+    output.attach(inheritance.operator.try_clone().map_err(CellError::host("dup"))?);
+    let shared = Shared { output, input: Input::default(), events };
+    let mut status = Status { supervisor_pid: host_pid, ..Status::default() };
+    let deadline = inheritance.caps.deadline();
+    let workload = match workload {
+        Workload::Vm(plan) => Running::Vm(guest::start(&inheritance, plan, &shared, &mut status)?),
+        Workload::Isolate(plan) => {
+            Running::Isolate(crate::isolate::start(&inheritance, plan, &shared, &mut status)?)
+        }
+    };
+    status.state = State::Running;
+    status.started_ms = now_ms();
+    let record = inheritance.record.from_within();
+    record.write_status(&status)?;
+    clients::serve(&inheritance, &shared, workload.services())?;
+    jail::restrict_calls(ThreadClass::Control)?;
+    workload.run_program(&shared);
+    let deadline = deadline.map(|limit| inheritance.requested + limit);
+    let end = decide(&inbox, &shared, deadline);
+    ending::finish(&inheritance, &record, &shared, workload, status, end);
+    Ok(())
+}
+
+/// A workload that was started.
+pub(crate) enum Running {
+    Vm(guest::Guest),
+    Isolate(crate::isolate::Running),
+}
+
+impl Running {
+    fn services(&self) -> clients::Services {
+        match self {
+            Self::Vm(guest) => guest.services(),
+            Self::Isolate(isolate) => isolate.services(),
+        }
+    }
+
+    fn run_program(&self, shared: &Shared) {
+        match self {
+            Self::Vm(guest) => guest.run_program(shared),
+            Self::Isolate(isolate) => isolate.run_program(),
+        }
+    }
+}
+
+/// How a cell ended.
+pub(crate) struct End {
+    pub exit_code: u8,
+    /// Set when it was not the program's own end.
+    pub reason: Option<String>,
+    /// What followers are told.
+    pub reply: Reply,
+}
+
+impl End {
+    fn killed(reason: String) -> Self {
+        let exit_code = 128 + libc::SIGKILL as u8;
+        Self { exit_code, reason: Some(reason), reply: Reply::Exited { code: exit_code } }
+    }
+
+    fn from_reply(reply: Reply) -> Self {
+        let (exit_code, reason) = match &reply {
+            Reply::Exited { code } => (*code, None),
+            Reply::Failed { kind, message } => {
+                let code = match kind {
+                    FailureKind::NotFound => 127,
+                    FailureKind::NotExecutable => 126,
+                    FailureKind::Invalid | FailureKind::Guest => 125,
+                };
+                (code, Some(message.clone()))
+            }
+            _ => (125, Some("the guest broke the protocol".to_owned())),
+        };
+        Self { exit_code, reason, reply }
+    }
+}
+
+/// Waits for the first thing that ends the cell. A stop gives the program its
+/// grace; the deadline does not.
+fn decide(inbox: &Receiver<Event>, shared: &Shared, deadline: Option<Instant>) -> End {
+    let mut stop_at: Option<Instant> = None;
+    loop {
+        let next = [deadline, stop_at].into_iter().flatten().min();
+        let event = match next {
+            Some(at) => inbox.recv_timeout(at.saturating_duration_since(Instant::now())),
+            None => inbox.recv().map_err(|_| RecvTimeoutError::Disconnected),
+        };
+        match event {
+            Ok(Event::Program(reply)) => return End::from_reply(reply),
+            Ok(Event::GuestKernel(how)) => {
+                // Its last words may have come just before.
+                return match inbox.recv_timeout(Duration::from_millis(50)) {
+                    Ok(Event::Program(reply @ Reply::Exited { .. })) => End::from_reply(reply),
+                    _ => End::killed(format!("the guest kernel {how}; see exocell logs --console")),
+                };
+            }
+            Ok(Event::Stop { grace }) => {
+                shared.input.signal(libc::SIGTERM as u8);
+                let at = Instant::now() + grace;
+                stop_at = Some(stop_at.map_or(at, |earlier| earlier.min(at)));
+            }
+            Err(RecvTimeoutError::Timeout) if deadline.is_some_and(|at| at <= Instant::now()) => {
+                return End::killed("the deadline passed (time.deadline)".to_owned());
+            }
+            Err(RecvTimeoutError::Timeout) => return End::killed("stopped".to_owned()),
+            Err(RecvTimeoutError::Disconnected) => {
+                return End::killed("the supervisor lost its threads".to_owned());
+            }
+        }
+    }
+}
+
+/// Leaves the operator's terminal and directory.
+fn detach(record_dir: &File) -> Result<(), CellError> {
+    let failed = |errno: nix::errno::Errno| {
+        CellError::host("cannot detach the supervisor")(errno.into())
+    };
+    nix::unistd::setsid().map_err(failed)?;
+    let null = File::options()
+        .read(true)
+        .write(true)
+        .open("/dev/null")
+        .map_err(CellError::host("cannot open /dev/null"))?;
+    nix::unistd::dup2_stdin(&null).map_err(failed)?;
+    nix::unistd::dup2_stdout(&null).map_err(failed)?;
+    nix::unistd::dup2_stderr(&null).map_err(failed)?;
+    nix::unistd::fchdir(record_dir).map_err(failed)?;
+    nix::sys::prctl::set_name(c"exocell").map_err(failed)
+}
+
+/// Leaves reachable by path: the cell's own record, `folders` and, below `/`
+/// of the jail, the guest kernel's files.
+pub(crate) fn restrict_paths(
+    inheritance: &Inheritance,
+    folders: &[crate::plan::PlannedFolder],
+) -> Result<(), CellError> {
+    let root = File::open("/").map_err(CellError::host("cannot open the jail's root"))?;
+    let mut grants = vec![
+        PathGrant { at: inheritance.record_dir.as_fd(), access: PathAccess::Write },
+        PathGrant { at: inheritance.cells_dir.as_fd(), access: PathAccess::RemoveDirectories },
+        PathGrant { at: root.as_fd(), access: PathAccess::Execute },
+    ];
+    for folder in folders {
+        let write = folder.granted.rights.contains(exocell_xgate::Rights::WRITE);
+        let access = if write { PathAccess::Write } else { PathAccess::Read };
+        grants.push(PathGrant { at: folder.dir.as_fd(), access });
+    }
+    Ok(jail::restrict_paths(&grants)?)
+}
+
+/// Starts a named thread of the supervisor.
+pub(crate) fn thread(
+    name: &str,
+    body: impl FnOnce() + Send + 'static,
+) -> Result<(), CellError> {
+    std::thread::Builder::new()
+        .name(name.to_owned())
+        .stack_size(256 << 10)
+        .spawn(body)
+        .map(drop)
+        .map_err(CellError::host(format!("cannot start the {name} thread")))
+}
+
+/// The record as the operator named it, for messages.
+pub(crate) fn clear_record(inheritance: &Inheritance, record: &Record) -> Result<(), CellError> {
+    let failed = || format!("cannot remove the record of {}", record.id);
+    for entry in std::fs::read_dir(".").map_err(CellError::host(failed()))?.flatten() {
+        std::fs::remove_file(entry.file_name()).map_err(CellError::host(failed()))?;
+    }
+    let flag = nix::unistd::UnlinkatFlags::RemoveDir;
+    nix::unistd::unlinkat(&inheritance.cells_dir, record.id.as_str(), flag)
+        .map_err(|errno| CellError::host(failed())(errno.into()))
+}

@@ -1,0 +1,341 @@
+//! The command line: docker's verbs and flags where docker has them.
+
+use std::path::PathBuf;
+
+use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
+
+/// Run untrusted work in cells: a Linux kernel of its own, or a Wasm isolate.
+#[derive(Parser)]
+#[command(name = "exocell", version, max_term_width = 100)]
+#[command(after_help = "Exit codes of run and exec: the program's own; 128+N if signal N killed it; \
+125 exocell failed; 126 the program cannot be executed; 127 it was not found.")]
+pub struct Cli {
+    /// Where images, kernels and cells are kept.
+    #[arg(long, global = true, env = "EXOCELL_ROOT", value_name = "DIR")]
+    pub root: Option<PathBuf>,
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+#[derive(Subcommand)]
+pub enum Command {
+    Run(RunArgs),
+    Exec(ExecArgs),
+    Ps(PsArgs),
+    Logs(LogsArgs),
+    Cp(CpArgs),
+    Inspect(InspectArgs),
+    Stats(StatsArgs),
+    Wait(WaitArgs),
+    Stop(StopArgs),
+    Kill(KillArgs),
+    Rm(RmArgs),
+    Update(UpdateArgs),
+    /// Import, pull, list and remove images.
+    #[command(subcommand)]
+    Image(ImageCommand),
+    /// Check and explain capability tables.
+    #[command(subcommand)]
+    Caps(CapsCommand),
+    /// Build the guest kernel.
+    #[command(subcommand)]
+    Kernel(KernelCommand),
+    Doctor(DoctorArgs),
+    /// Print a shell completion script.
+    #[command(after_help = "Example: exocell completion bash > /etc/bash_completion.d/exocell")]
+    Completion { shell: clap_complete::Shell },
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum StrengthArg {
+    Vm,
+    Isolate,
+}
+
+/// Run a program in a new cell.
+#[derive(Args)]
+#[command(after_help = "Examples:
+  exocell run --rm -it exocell/base bash
+  exocell run --rm -v ./src:/src:ro -w /src exocell/base make test
+  exocell run -d --name job --memory 512m --cpus 2 --timeout 10m exocell/base ./job
+  exocell run --rm --caps table.toml module.wasm")]
+pub struct RunArgs {
+    /// `vm`: a Linux kernel of its own; `isolate`: a Wasm module [default: by IMAGE].
+    #[arg(long, value_enum)]
+    pub strength: Option<StrengthArg>,
+    /// Capability table (TOML or JSON); flags may then only narrow it.
+    #[arg(long, value_name = "FILE")]
+    pub caps: Option<PathBuf>,
+    /// One more capability, as NAME=VALUE (see: exocell caps explain).
+    #[arg(long = "cap", value_name = "NAME=VALUE")]
+    pub cap: Vec<String>,
+    /// Keep standard input open.
+    #[arg(short, long)]
+    pub interactive: bool,
+    /// Give the program a terminal.
+    #[arg(short, long)]
+    pub tty: bool,
+    /// Run in the background and print the cell's id.
+    #[arg(short, long)]
+    pub detach: bool,
+    /// Remove the cell's record when it ends.
+    #[arg(long)]
+    pub rm: bool,
+    #[arg(long)]
+    pub name: Option<String>,
+    #[arg(long)]
+    pub hostname: Option<String>,
+    #[command(flatten)]
+    pub process: ProcessArgs,
+    /// Share a host folder: HOST:GUEST[:ro].
+    #[arg(short, long = "volume", value_name = "HOST:GUEST[:ro]")]
+    pub volume: Vec<String>,
+    /// No private overlay: the root file system cannot be written.
+    #[arg(long)]
+    pub read_only: bool,
+    /// Memory limit, like 256m.
+    #[arg(short, long, value_name = "BYTES")]
+    pub memory: Option<String>,
+    /// Number of vCPUs.
+    #[arg(long, value_name = "N")]
+    pub cpus: Option<String>,
+    /// Size of the private overlay, like 2g.
+    #[arg(long, value_name = "BYTES")]
+    pub disk: Option<String>,
+    /// Processes and threads that may exist at once.
+    #[arg(long, value_name = "N")]
+    pub pids_limit: Option<String>,
+    /// Replace the image's entrypoint.
+    #[arg(long, value_name = "PROGRAM")]
+    pub entrypoint: Option<String>,
+    /// End the cell after this long, like 30s (exit code 137).
+    #[arg(long, value_name = "DURATION")]
+    pub timeout: Option<String>,
+    /// Print how the cell ended as JSON on standard error.
+    #[arg(long)]
+    pub json: bool,
+    /// An image, or the path of a Wasm module (.wasm, .wat).
+    pub image: String,
+    /// Program and arguments.
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    pub command: Vec<String>,
+}
+
+/// How a program is started; common to run and exec.
+#[derive(Args)]
+pub struct ProcessArgs {
+    /// NAME=VALUE, or NAME to take it from this environment.
+    #[arg(short, long = "env", value_name = "NAME[=VALUE]")]
+    pub env: Vec<String>,
+    /// A file of NAME=VALUE lines.
+    #[arg(long, value_name = "FILE")]
+    pub env_file: Vec<PathBuf>,
+    #[arg(short, long, value_name = "DIR")]
+    pub workdir: Option<String>,
+    /// NAME or UID, with :GROUP or :GID.
+    #[arg(short, long)]
+    pub user: Option<String>,
+}
+
+/// Run one more program in a running cell.
+#[derive(Args)]
+#[command(after_help = "Example: exocell exec -it job bash")]
+pub struct ExecArgs {
+    #[arg(short, long)]
+    pub interactive: bool,
+    #[arg(short, long)]
+    pub tty: bool,
+    /// Do not wait for it.
+    #[arg(short, long)]
+    pub detach: bool,
+    #[command(flatten)]
+    pub process: ProcessArgs,
+    pub cell: String,
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+    pub command: Vec<String>,
+}
+
+/// List cells.
+#[derive(Args)]
+pub struct PsArgs {
+    /// Ended cells too.
+    #[arg(short, long)]
+    pub all: bool,
+    /// Only ids.
+    #[arg(short, long)]
+    pub quiet: bool,
+    /// One object a line.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Print what a cell's program wrote.
+#[derive(Args)]
+pub struct LogsArgs {
+    /// Follow a running cell.
+    #[arg(short, long)]
+    pub follow: bool,
+    /// The guest kernel's console instead.
+    #[arg(long)]
+    pub console: bool,
+    pub cell: String,
+}
+
+/// Copy files between a running cell and the host.
+#[derive(Args)]
+#[command(after_help = "Examples:
+  exocell cp job:/var/log ./log
+  exocell cp ./patch.diff job:/tmp
+  tar c src | exocell cp - job:/work")]
+pub struct CpArgs {
+    /// PATH, CELL:PATH, or - for a tar stream.
+    pub from: String,
+    pub to: String,
+}
+
+/// Print all that is known of a cell.
+#[derive(Args)]
+pub struct InspectArgs {
+    /// For scripts: the output is JSON either way.
+    #[arg(long)]
+    pub json: bool,
+    #[arg(required = true)]
+    pub cells: Vec<String>,
+}
+
+/// Print what running cells use.
+#[derive(Args)]
+pub struct StatsArgs {
+    #[arg(long)]
+    pub json: bool,
+    pub cells: Vec<String>,
+}
+
+/// Wait until cells end and print their exit codes.
+#[derive(Args)]
+pub struct WaitArgs {
+    #[arg(required = true)]
+    pub cells: Vec<String>,
+}
+
+/// End cells: SIGTERM, then the end.
+#[derive(Args)]
+pub struct StopArgs {
+    /// Seconds between the two.
+    #[arg(short, long, default_value_t = 10)]
+    pub time: u64,
+    #[arg(required = true)]
+    pub cells: Vec<String>,
+}
+
+/// Send a signal to cells' programs; KILL ends the cells.
+#[derive(Args)]
+pub struct KillArgs {
+    #[arg(short, long, default_value = "KILL")]
+    pub signal: String,
+    #[arg(required = true)]
+    pub cells: Vec<String>,
+}
+
+/// Remove ended cells.
+#[derive(Args)]
+pub struct RmArgs {
+    /// Kill running ones first.
+    #[arg(short, long)]
+    pub force: bool,
+    #[arg(required = true)]
+    pub cells: Vec<String>,
+}
+
+/// Change the grants of a running cell.
+#[derive(Args)]
+#[command(after_help = "Example: exocell update --revoke folder:/src job")]
+pub struct UpdateArgs {
+    /// End a capability (exocell inspect names them) and what derives from it.
+    #[arg(long, value_name = "CAPABILITY", required = true)]
+    pub revoke: Vec<String>,
+    pub cell: String,
+}
+
+#[derive(Subcommand)]
+pub enum ImageCommand {
+    /// Import an OCI layout, an OCI or docker archive, or a directory.
+    #[command(after_help = "Example: exocell image import rootfs/ --tag exocell/base:latest")]
+    Import {
+        path: PathBuf,
+        /// Name of the image [default: the archive's own].
+        #[arg(short, long)]
+        tag: Option<String>,
+    },
+    /// Pull an image from a registry.
+    Pull {
+        reference: String,
+        /// Speak plain HTTP (always so for loopback addresses).
+        #[arg(long)]
+        plain_http: bool,
+    },
+    /// List images.
+    Ls {
+        #[arg(long)]
+        json: bool,
+    },
+    /// Remove images.
+    Rm {
+        #[arg(required = true)]
+        images: Vec<String>,
+    },
+    /// Print all that is known of images.
+    Inspect {
+        #[arg(required = true)]
+        images: Vec<String>,
+    },
+    /// Remove images without a name.
+    Prune,
+}
+
+#[derive(Subcommand)]
+pub enum CapsCommand {
+    /// Check a table; exit code 1 if it is wrong.
+    Check { file: PathBuf },
+    /// Say what a table lets a vm cell and an isolate do.
+    Explain {
+        /// The table [default: what a cell gets without one].
+        file: Option<PathBuf>,
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+#[derive(Subcommand)]
+pub enum KernelCommand {
+    /// Fetch, patch and build the guest kernel, unless it is there.
+    Build,
+    /// Say whether the guest kernel is there; exit code 1 if not.
+    Status {
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+/// Say what this host offers and what each lack costs.
+#[derive(Args)]
+pub struct DoctorArgs {
+    /// One object a feature.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// The command line, or the exit code after its help or error was printed.
+/// docker's exit code for a wrong command line of run and exec is 125.
+pub fn parse() -> Result<Cli, u8> {
+    Cli::try_parse().map_err(|error| {
+        // Nothing is left to tell when the terminal is gone.
+        let _ = error.print();
+        if error.exit_code() == 0 { 0 } else { 125 }
+    })
+}
+
+/// The parser itself, for completion scripts.
+pub fn command() -> clap::Command {
+    Cli::command()
+}

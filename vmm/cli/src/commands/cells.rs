@@ -1,0 +1,295 @@
+//! The verbs on existing cells: ps, logs, inspect, wait, stop, kill, rm, update.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use exocell_cell::control::{Client, ControlRequest};
+use exocell_cell::{CellError, CellSpec, Layout, Record, State, Status, output, processes};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::signal::Signal;
+use serde::Serialize;
+
+use super::print_json;
+use super::run::must_run;
+use crate::args::{
+    InspectArgs, KillArgs, LogsArgs, PsArgs, RmArgs, StopArgs, UpdateArgs, WaitArgs,
+};
+use crate::{session, show};
+
+#[derive(Serialize)]
+struct PsRow<'a> {
+    id: &'a str,
+    name: &'a str,
+    image: &'a str,
+    strength: String,
+    state: State,
+    exit_code: Option<u8>,
+    created_ms: u64,
+}
+
+pub fn ps(layout: &Layout, args: &PsArgs) -> Result<u8, CellError> {
+    let mut all = Record::all(layout)?;
+    all.retain(|(_, _, status)| args.all || status.state != State::Exited);
+    if args.quiet {
+        all.iter().for_each(|(record, _, _)| println!("{}", record.id));
+        return Ok(0);
+    }
+    if args.json {
+        for (record, spec, status) in &all {
+            print_json(&ps_row(record, spec, status), false)?;
+        }
+        return Ok(0);
+    }
+    let rows: Vec<Vec<String>> = all
+        .iter()
+        .map(|(record, spec, status)| {
+            vec![
+                record.id[..12].to_owned(),
+                spec.image.clone(),
+                spec.strength.to_string(),
+                show::ago(spec.created_ms),
+                state(status),
+                spec.name.clone(),
+            ]
+        })
+        .collect();
+    show::table(&["CELL ID", "IMAGE", "STRENGTH", "CREATED", "STATE", "NAME"], &rows);
+    Ok(0)
+}
+
+fn ps_row<'a>(record: &'a Record, spec: &'a CellSpec, status: &Status) -> PsRow<'a> {
+    PsRow {
+        id: &record.id,
+        name: &spec.name,
+        image: &spec.image,
+        strength: spec.strength.to_string(),
+        state: status.state,
+        exit_code: status.exit_code,
+        created_ms: spec.created_ms,
+    }
+}
+
+fn state(status: &Status) -> String {
+    match status.exit_code {
+        Some(code) => format!("{} ({code})", status.state.name()),
+        None => status.state.name().to_owned(),
+    }
+}
+
+pub fn logs(layout: &Layout, args: &LogsArgs) -> Result<u8, CellError> {
+    let (record, _, status) = Record::find(layout, &args.cell)?;
+    if args.console {
+        let path = record.path("console.log");
+        let mut file = std::fs::File::open(&path)
+            .map_err(CellError::host(format!("cannot read {}", path.display())))?;
+        std::io::copy(&mut file, &mut std::io::stdout())
+            .map_err(CellError::host("cannot write the console out"))?;
+        return Ok(0);
+    }
+    let (mut stdout, mut stderr) = (std::io::stdout(), std::io::stderr());
+    if args.follow && status.state == State::Running {
+        let client = Client::connect(&record)?;
+        client.ask(&ControlRequest::Attach)?;
+        output::replay_log(record.directory(), &mut stdout, &mut stderr)?;
+        session::follow(&client.into_stream(), false, false)?;
+        return Ok(0);
+    }
+    output::replay_log(record.directory(), &mut stdout, &mut stderr)?;
+    Ok(0)
+}
+
+/// `inspect --json`: the record, and what the host sees of it.
+#[derive(Serialize)]
+struct Inspected {
+    id: String,
+    name: String,
+    state: State,
+    strength: String,
+    supervisor_pid: Option<i32>,
+    guest_kernel_pid: Option<i32>,
+    exit_code: Option<u8>,
+    reason: Option<String>,
+    times: exocell_cell::record::StartTimes,
+    capabilities: serde_json::Value,
+    spec: CellSpec,
+}
+
+pub fn inspect(layout: &Layout, args: &InspectArgs) -> Result<u8, CellError> {
+    let mut inspected = Vec::new();
+    for key in &args.cells {
+        let (record, spec, status) = Record::find(layout, key)?;
+        let alive = status.state == State::Running;
+        let kernel = alive && status.guest_kernel_inner_pid != 0;
+        inspected.push(Inspected {
+            id: record.id.clone(),
+            name: spec.name.clone(),
+            state: status.state,
+            strength: spec.strength.to_string(),
+            supervisor_pid: alive.then_some(status.supervisor_pid),
+            guest_kernel_pid: kernel
+                .then(|| processes::host_pid(status.supervisor_pid, status.guest_kernel_inner_pid))
+                .flatten(),
+            exit_code: status.exit_code,
+            reason: status.reason,
+            times: status.times,
+            capabilities: serde_json::from_str(&spec.capabilities).unwrap_or_default(),
+            spec,
+        });
+    }
+    match inspected.as_slice() {
+        [one] if args.json => print_json(one, true)?,
+        all => print_json(&all, true)?,
+    }
+    Ok(0)
+}
+
+pub fn wait(layout: &Layout, args: &WaitArgs) -> Result<u8, CellError> {
+    for key in &args.cells {
+        let (record, _, status) = Record::find(layout, key)?;
+        println!("{}", await_end(layout, &record, &status, None)?.unwrap_or(0));
+    }
+    Ok(0)
+}
+
+/// The exit code of a cell once it has ended; `None` when `limit` passed
+/// first. A cell that removes itself has ended with what its follower heard,
+/// so it is followed.
+fn await_end(
+    layout: &Layout,
+    record: &Record,
+    status: &Status,
+    limit: Option<Duration>,
+) -> Result<Option<u8>, CellError> {
+    if let Some(code) = status.exit_code {
+        return Ok(Some(code));
+    }
+    let pidfd = open_pidfd(status.supervisor_pid);
+    if let Some(pidfd) = pidfd {
+        let until = limit.map(|limit| Instant::now() + limit);
+        if !poll_end(&pidfd, until)? {
+            return Ok(None);
+        }
+    }
+    match Record::find(layout, &record.id) {
+        Ok((_, _, status)) => Ok(Some(status.exit_code.unwrap_or(0))),
+        Err(CellError::NoSuchCell(_)) => Ok(Some(0)),
+        Err(error) => Err(error),
+    }
+}
+
+fn open_pidfd(pid: i32) -> Option<OwnedFd> {
+    let pid = rustix::process::Pid::from_raw(pid)?;
+    rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).ok()
+}
+
+/// Whether the process of `pidfd` ended before `until`.
+fn poll_end(pidfd: &OwnedFd, until: Option<Instant>) -> Result<bool, CellError> {
+    loop {
+        let timeout = match until {
+            None => PollTimeout::NONE,
+            Some(until) => {
+                let left = until.saturating_duration_since(Instant::now());
+                PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX)
+            }
+        };
+        let mut waited = [PollFd::new(pidfd.as_fd(), PollFlags::POLLIN)];
+        match poll(&mut waited, timeout) {
+            Ok(0) => return Ok(false),
+            Ok(_) => return Ok(true),
+            Err(nix::errno::Errno::EINTR) => {}
+            Err(errno) => return Err(CellError::host("cannot wait for the cell")(errno.into())),
+        }
+    }
+}
+
+pub fn stop(layout: &Layout, args: &StopArgs) -> Result<u8, CellError> {
+    for key in &args.cells {
+        let (record, _, status) = Record::find(layout, key)?;
+        if status.state == State::Running {
+            let grace = Duration::from_secs(args.time);
+            let request = ControlRequest::Stop { grace_ms: args.time.saturating_mul(1000) };
+            // A supervisor that does not answer is killed below.
+            let _ = Client::connect(&record).and_then(|client| client.ask(&request));
+            if await_end(layout, &record, &status, Some(grace + Duration::from_secs(5)))?.is_none() {
+                end_now(layout, &record, &status)?;
+            }
+        }
+        println!("{key}");
+    }
+    Ok(0)
+}
+
+pub fn kill(layout: &Layout, args: &KillArgs) -> Result<u8, CellError> {
+    let signal = signal(&args.signal)?;
+    for key in &args.cells {
+        let (record, _, status) = Record::find(layout, key)?;
+        must_run(&record, status.state)?;
+        let request = match signal {
+            Signal::SIGKILL => ControlRequest::Stop { grace_ms: 0 },
+            other => ControlRequest::Signal { signal: other as i32 as u8 },
+        };
+        Client::connect(&record)?.ask(&request)?;
+        if signal == Signal::SIGKILL
+            && await_end(layout, &record, &status, Some(Duration::from_secs(5)))?.is_none()
+        {
+            end_now(layout, &record, &status)?;
+        }
+        println!("{key}");
+    }
+    Ok(0)
+}
+
+/// `KILL`, `SIGKILL` or `9`.
+fn signal(text: &str) -> Result<Signal, CellError> {
+    let upper = text.to_ascii_uppercase();
+    let by_number = text.parse::<i32>().ok().and_then(|number| Signal::try_from(number).ok());
+    let name = if upper.starts_with("SIG") { upper } else { format!("SIG{upper}") };
+    by_number
+        .or_else(|| name.parse().ok())
+        .ok_or_else(|| CellError::Usage(format!("{text} is no signal; try TERM, KILL, HUP or a number")))
+}
+
+/// Kills a supervisor and with it all of its cell.
+fn end_now(layout: &Layout, record: &Record, status: &Status) -> Result<(), CellError> {
+    if let Some(pidfd) = open_pidfd(status.supervisor_pid) {
+        // Asked again with the descriptor in hand: the pid may be someone else's by now.
+        if let Ok((_, _, now)) = Record::find(layout, &record.id)
+            && now.state != State::Exited
+        {
+            rustix::process::pidfd_send_signal(&pidfd, rustix::process::Signal::KILL)
+                .map_err(|error| CellError::host("cannot kill the supervisor")(error.into()))?;
+            poll_end(&pidfd, None)?;
+        }
+    }
+    Ok(())
+}
+
+pub fn rm(layout: &Layout, args: &RmArgs) -> Result<u8, CellError> {
+    for key in &args.cells {
+        let (record, _, status) = Record::find(layout, key)?;
+        if status.state != State::Exited {
+            if !args.force {
+                return Err(CellError::WrongState {
+                    id: record.id[..12].to_owned(),
+                    state: status.state.name(),
+                    remedy: "stop it first, or use rm -f",
+                });
+            }
+            end_now(layout, &record, &status)?;
+        }
+        record.remove()?;
+        println!("{key}");
+    }
+    Ok(0)
+}
+
+pub fn update(layout: &Layout, args: &UpdateArgs) -> Result<u8, CellError> {
+    let (record, _, status) = Record::find(layout, &args.cell)?;
+    must_run(&record, status.state)?;
+    for capability in &args.revoke {
+        let request = ControlRequest::Revoke { capability: capability.clone() };
+        Client::connect(&record)?.ask(&request)?;
+        println!("{capability} revoked");
+    }
+    Ok(0)
+}

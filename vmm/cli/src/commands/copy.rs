@@ -1,0 +1,171 @@
+//! `exocell cp`: tar streams into and out of a running cell.
+
+use std::fs;
+use std::io::{self, Read, Write};
+use std::path::Path;
+
+use exocell_cell::agent::client;
+use exocell_cell::{CellError, Layout};
+
+use super::exec::guest_stream;
+use crate::args::CpArgs;
+
+/// A guest cannot fill the host with one copy: bytes of a download.
+const DOWNLOAD_BYTES_MAX: u64 = 64 << 30;
+
+pub fn cp(layout: &Layout, args: &CpArgs) -> Result<u8, CellError> {
+    match (split(&args.from), split(&args.to)) {
+        (None, Some((cell, path))) => upload(layout, &args.from, cell, path),
+        (Some((cell, path)), None) => download(layout, cell, path, &args.to),
+        _ => Err(CellError::Usage(
+            "one side is CELL:PATH and the other a PATH of this host or -".to_owned(),
+        )),
+    }?;
+    Ok(0)
+}
+
+/// `CELL:PATH`; a path of the host starts with `/`, `.` or has no colon.
+fn split(argument: &str) -> Option<(&str, &str)> {
+    let local = argument.starts_with(['/', '.']);
+    argument.split_once(':').filter(|(cell, _)| !local && !cell.is_empty())
+}
+
+fn refused(error: client::ClientError) -> CellError {
+    CellError::Guest(error.to_string())
+}
+
+fn upload(layout: &Layout, from: &str, cell: &str, to: &str) -> Result<(), CellError> {
+    let stream = guest_stream(layout, cell)?;
+    if from == "-" {
+        return client::upload(&stream, &stream, to, &mut io::stdin()).map(drop).map_err(refused);
+    }
+    let path = Path::new(from);
+    let metadata = fs::symlink_metadata(path)
+        .map_err(CellError::host(format!("cannot read {from}")))?;
+    let (directory, name) = target(to, path)?;
+    // The archive is made while it is sent: a pipe joins the two.
+    let (read, write) = io::pipe().map_err(CellError::host("cannot make a pipe"))?;
+    std::thread::scope(|scope| {
+        let archiver = scope.spawn(move || archive(path, &name, metadata.is_dir(), write));
+        let sent = client::upload(&stream, &stream, &directory, &mut { read }).map_err(refused);
+        let archived = match archiver.join() {
+            Ok(result) => result.map_err(CellError::host(format!("cannot read {from}"))),
+            Err(_) => Err(CellError::Usage(format!("cannot archive {from}"))),
+        };
+        sent.map(drop).and(archived)
+    })
+}
+
+/// Into which directory of the guest, and under which name: a trailing `/`
+/// keeps the source's name.
+fn target(to: &str, from: &Path) -> Result<(String, String), CellError> {
+    let own = from.canonicalize().ok().and_then(|path| Some(path.file_name()?.to_owned()));
+    let own = own
+        .and_then(|name| name.into_string().ok())
+        .ok_or_else(|| CellError::Usage(format!("{} has no name to copy", from.display())))?;
+    Ok((to.to_owned(), own))
+}
+
+fn archive(path: &Path, name: &str, directory: bool, write: impl Write) -> io::Result<()> {
+    let mut builder = tar::Builder::new(write);
+    builder.follow_symlinks(false);
+    if directory {
+        builder.append_dir_all(name, path)?;
+    } else {
+        builder.append_path_with_name(path, name)?;
+    }
+    builder.into_inner()?.flush()
+}
+
+fn download(layout: &Layout, cell: &str, from: &str, to: &str) -> Result<(), CellError> {
+    let stream = guest_stream(layout, cell)?;
+    if to == "-" {
+        return client::download(&stream, &stream, from, &mut io::stdout(), DOWNLOAD_BYTES_MAX)
+            .map(drop)
+            .map_err(refused);
+    }
+    let (read, mut write) = io::pipe().map_err(CellError::host("cannot make a pipe"))?;
+    std::thread::scope(|scope| {
+        let unpacker = scope.spawn(move || unpack(read, Path::new(to)));
+        let got = client::download(&stream, &stream, from, &mut write, DOWNLOAD_BYTES_MAX);
+        drop(write);
+        let unpacked = match unpacker.join() {
+            Ok(result) => result.map_err(CellError::host(format!("cannot write {to}"))),
+            Err(_) => Err(CellError::Usage("cannot unpack what the guest sent".to_owned())),
+        };
+        got.map(drop).map_err(refused).and(unpacked)
+    })
+}
+
+/// Unpacks a guest's archive: into the directory `to`, or as `to` when that
+/// does not exist. Nothing lands outside, and nothing but files, directories
+/// and links is made.
+fn unpack(read: impl Read, to: &Path) -> io::Result<()> {
+    let into_directory = to.is_dir();
+    let (base, rename) = if into_directory {
+        (to, None)
+    } else {
+        let parent = to.parent().filter(|parent| !parent.as_os_str().is_empty());
+        (parent.unwrap_or(Path::new(".")), to.file_name())
+    };
+    let staging = tempfile::Builder::new().prefix(".exocell-cp").tempdir_in(base)?;
+    let mut archive = tar::Archive::new(read);
+    archive.set_preserve_permissions(true);
+    for entry in archive.entries()? {
+        let mut entry = entry?;
+        let kind = entry.header().entry_type();
+        if kind.is_file() || kind.is_dir() || kind.is_symlink() || kind.is_hard_link() {
+            entry.unpack_in(staging.path())?;
+        }
+    }
+    for entry in fs::read_dir(staging.path())? {
+        let entry = entry?;
+        let name = entry.file_name();
+        merge(&entry.path(), &base.join(rename.unwrap_or(&name)))?;
+    }
+    Ok(())
+}
+
+/// Moves `from` to `to`; directories are merged, files replaced.
+fn merge(from: &Path, to: &Path) -> io::Result<()> {
+    let both_directories = fs::symlink_metadata(from)?.is_dir()
+        && fs::symlink_metadata(to).is_ok_and(|metadata| metadata.is_dir());
+    if !both_directories {
+        return fs::rename(from, to);
+    }
+    for entry in fs::read_dir(from)? {
+        let entry = entry?;
+        merge(&entry.path(), &to.join(entry.file_name()))?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cells_path_is_told_from_a_hosts() {
+        assert_eq!(split("job:/x"), Some(("job", "/x")));
+        assert_eq!(split("./a:b"), None);
+        assert_eq!(split("/a:b"), None);
+        assert_eq!(split("plain"), None);
+    }
+
+    #[test]
+    fn a_hostile_archive_lands_nowhere_else() {
+        let directory = tempfile::tempdir().unwrap();
+        let target = directory.path().join("in");
+        fs::create_dir(&target).unwrap();
+        let mut builder = tar::Builder::new(Vec::new());
+        let mut header = tar::Header::new_gnu();
+        header.set_size(1);
+        header.set_mode(0o644);
+        let name = b"../escaped";
+        header.as_old_mut().name[..name.len()].copy_from_slice(name);
+        header.set_cksum();
+        builder.append(&header, &b"x"[..]).unwrap();
+        unpack(builder.into_inner().unwrap().as_slice(), &target).unwrap();
+        assert!(!directory.path().join("escaped").exists());
+    }
+}

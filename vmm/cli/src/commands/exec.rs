@@ -1,0 +1,47 @@
+//! `exocell exec`: one more program in a running cell.
+
+use std::os::unix::net::UnixStream;
+
+use exocell_cell::agent::{Exec, FrameWriter, Kind, Request};
+use exocell_cell::control::Client;
+use exocell_cell::{CellError, Layout, Record, Strength, plan};
+
+use super::run::{environment, must_run};
+use crate::args::ExecArgs;
+use crate::session::{self, Outcome};
+use crate::terminal;
+
+pub fn exec(layout: &Layout, args: ExecArgs) -> Result<u8, CellError> {
+    let stream = guest_stream(layout, &args.cell)?;
+    let size = terminal::size();
+    let request = Request::Exec(Exec {
+        env: plan::environment(&[], &environment(&args.process)?, args.tty),
+        cwd: args.process.workdir.unwrap_or_else(|| "/".to_owned()),
+        user: args.process.user.unwrap_or_default(),
+        tty: args.tty.then(|| size.unwrap_or(plan::TTY_SIZE_DEFAULT)),
+        stdin: args.interactive,
+        args: args.command,
+    });
+    FrameWriter::new(&stream)
+        .write_json(Kind::Request, &request)
+        .map_err(|error| CellError::Guest(error.to_string()))?;
+    if args.detach {
+        return Ok(0);
+    }
+    match session::follow(&stream, args.interactive, args.tty)? {
+        Outcome::Exited(code) => Ok(code),
+        Outcome::Lost => Err(CellError::Guest("the cell ended".to_owned())),
+    }
+}
+
+/// A stream to the agent of the running `vm` cell named `key`.
+pub fn guest_stream(layout: &Layout, key: &str) -> Result<UnixStream, CellError> {
+    let (record, spec, status) = Record::find(layout, key)?;
+    must_run(&record, status.state)?;
+    if spec.strength == Strength::Isolate {
+        return Err(CellError::Usage(format!(
+            "{key} is an isolate: it has one program and no guest to reach into"
+        )));
+    }
+    Client::connect(&record)?.guest_stream()
+}

@@ -1,0 +1,48 @@
+//! `exocell kernel`: the guest kernel's build and whether it is there.
+
+use exocell_cell::kernel::{self, BuildOptions, Status};
+use exocell_cell::{CellError, Layout};
+use serde_json::json;
+
+use super::print_json;
+use crate::args::KernelCommand;
+use crate::progress::KernelProgress;
+
+pub fn kernel(layout: &Layout, command: &KernelCommand) -> Result<u8, CellError> {
+    let root = layout.kernels();
+    match command {
+        KernelCommand::Build => {
+            let mut progress = KernelProgress::new();
+            let built =
+                kernel::build(&root, &BuildOptions::from_env(), &mut |step| progress.step(&step));
+            progress.finish();
+            println!("{}", built?.path.display());
+            Ok(0)
+        }
+        KernelCommand::Status { json } => {
+            let status = kernel::status(&root)?;
+            show(&status, *json)?;
+            Ok(u8::from(!matches!(status, Status::Present(_))))
+        }
+    }
+}
+
+fn show(status: &Status, json: bool) -> Result<(), CellError> {
+    match status {
+        Status::Present(kernel) if json => print_json(
+            &json!({ "present": true, "path": kernel.path, "manifest": kernel.manifest }),
+            true,
+        ),
+        Status::Absent { hash, path } if json => {
+            print_json(&json!({ "present": false, "hash": hash, "path": path }), true)
+        }
+        Status::Present(kernel) => {
+            println!("present: {}", kernel.path.display());
+            Ok(())
+        }
+        Status::Absent { path, .. } => {
+            println!("absent: {}; exocell kernel build makes it", path.display());
+            Ok(())
+        }
+    }
+}

@@ -1,0 +1,55 @@
+//! One module a verb (or a family of small ones).
+
+mod caps;
+mod cells;
+mod copy;
+mod doctor;
+mod exec;
+mod image;
+mod kernel;
+mod run;
+mod stats;
+
+use exocell_cell::{CellError, Layout};
+
+use crate::args::{Cli, Command};
+
+/// Runs the command; its exit code.
+pub fn dispatch(cli: Cli) -> Result<u8, CellError> {
+    let layout = Layout::new(cli.root.unwrap_or_else(Layout::default_root));
+    match cli.command {
+        Command::Run(args) => run::run(&layout, args),
+        Command::Exec(args) => exec::exec(&layout, args),
+        Command::Ps(args) => cells::ps(&layout, &args),
+        Command::Logs(args) => cells::logs(&layout, &args),
+        Command::Cp(args) => copy::cp(&layout, &args),
+        Command::Inspect(args) => cells::inspect(&layout, &args),
+        Command::Stats(args) => stats::stats(&layout, &args),
+        Command::Wait(args) => cells::wait(&layout, &args),
+        Command::Stop(args) => cells::stop(&layout, &args),
+        Command::Kill(args) => cells::kill(&layout, &args),
+        Command::Rm(args) => cells::rm(&layout, &args),
+        Command::Update(args) => cells::update(&layout, &args),
+        Command::Image(command) => image::image(&layout, command),
+        Command::Caps(command) => caps::caps(command),
+        Command::Kernel(command) => kernel::kernel(&layout, &command),
+        Command::Doctor(args) => doctor::doctor(&args),
+        Command::Completion { shell } => {
+            let mut parser = crate::args::command();
+            clap_complete::generate(shell, &mut parser, "exocell", &mut std::io::stdout());
+            Ok(0)
+        }
+    }
+}
+
+/// Prints `value` as JSON: indented for `inspect`, else on one line.
+fn print_json(value: &impl serde::Serialize, indented: bool) -> Result<(), CellError> {
+    let text = if indented {
+        serde_json::to_string_pretty(value)
+    } else {
+        serde_json::to_string(value)
+    };
+    let text = text.map_err(|error| CellError::Usage(format!("cannot print JSON: {error}")))?;
+    println!("{text}");
+    Ok(())
+}

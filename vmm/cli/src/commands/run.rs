@@ -1,0 +1,243 @@
+//! `exocell run`: from flags to a cell, and its program's exit code.
+
+use std::fs;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use exocell_cell::isolate::IsolatePlan;
+use exocell_cell::launch::{self, Launched, Workload};
+use exocell_cell::plan::{self, VmPlan};
+use exocell_cell::xgate::{CapabilitySet, Flags};
+use exocell_cell::{CellError, CellSpec, Layout, Record, State, Strength, now_ms};
+use nix::sys::wait::{WaitStatus, waitpid};
+use nix::unistd::Pid;
+
+use crate::args::{ProcessArgs, RunArgs, StrengthArg};
+use crate::session::{self, Outcome};
+use crate::terminal;
+
+pub fn run(layout: &Layout, args: RunArgs) -> Result<u8, CellError> {
+    let requested = Instant::now();
+    let caps = capabilities(&args)?;
+    let (detach, interactive, tty, json) = (args.detach, args.interactive, args.tty, args.json);
+    let spec = spec(layout, args, &caps)?;
+    let workload = match spec.strength {
+        Strength::Vm => Workload::Vm(VmPlan::new(layout, &spec, &caps, terminal::size())?),
+        Strength::Isolate => Workload::Isolate(IsolatePlan::new(&spec, &caps)?),
+    };
+    let launched = launch::launch(layout, spec.clone(), caps, workload, requested)?;
+    if detach {
+        wait_started(&launched)?;
+        println!("{}", spec.id);
+        return Ok(0);
+    }
+    let outcome = session::follow(&launched.session, interactive, tty);
+    let code = settle(layout, &launched, outcome);
+    if json {
+        report(&launched, &code);
+    }
+    code
+}
+
+/// Waits for the supervisor's own end and finds how the cell ended.
+fn settle(
+    layout: &Layout,
+    launched: &Launched,
+    outcome: Result<Outcome, CellError>,
+) -> Result<u8, CellError> {
+    let ended = reap(launched);
+    let id = &launched.record.id;
+    let status = Record::find(layout, id).ok().map(|(_, _, status)| status);
+    match outcome? {
+        Outcome::Exited(code) => {
+            if let Some(reason) = status.and_then(|status| status.reason) {
+                eprintln!("exocell: {reason}");
+            }
+            Ok(code)
+        }
+        Outcome::Lost => {
+            let how = ended.map_or_else(String::new, |how| format!(" ({how})"));
+            eprintln!("exocell: the supervisor of {} ended early{how}", &id[..12]);
+            Ok(128 + 9)
+        }
+    }
+}
+
+fn reap(launched: &Launched) -> Option<String> {
+    match waitpid(Pid::from_raw(launched.supervisor.pid), None) {
+        Ok(WaitStatus::Signaled(_, signal, _)) => Some(format!("killed by {signal}")),
+        Ok(WaitStatus::Exited(_, code)) if code != 0 => Some(format!("status {code}")),
+        _ => None,
+    }
+}
+
+fn report(launched: &Launched, code: &Result<u8, CellError>) {
+    let exit_code = match code {
+        Ok(code) => *code,
+        Err(error) => error.exit_code(),
+    };
+    let error = code.as_ref().err().map(ToString::to_string);
+    eprintln!(
+        "{}",
+        serde_json::json!({ "id": launched.record.id, "exit_code": exit_code, "error": error })
+    );
+}
+
+/// A detached cell has started when its program has.
+fn wait_started(launched: &Launched) -> Result<(), CellError> {
+    use exocell_cell::agent::{FrameReader, Kind, Reply};
+    let mut frames = FrameReader::new(&launched.session);
+    loop {
+        match frames.read() {
+            Ok(Some(frame)) if frame.kind == Kind::Reply => match frame.json::<Reply>() {
+                Ok(Reply::Started { .. } | Reply::Exited { .. }) => return Ok(()),
+                Ok(Reply::Failed { message, .. }) => {
+                    reap(launched);
+                    return Err(CellError::Guest(message));
+                }
+                _ => return Err(CellError::Guest("the supervisor broke the protocol".to_owned())),
+            },
+            Ok(Some(_)) => {}
+            Ok(None) | Err(_) => {
+                return Err(CellError::Guest("the supervisor ended before it started".to_owned()));
+            }
+        }
+    }
+}
+
+/// The grant: the file, narrowed by the flags; or the flags alone.
+fn capabilities(args: &RunArgs) -> Result<CapabilitySet, CellError> {
+    let base = std::env::current_dir().map_err(CellError::host("cannot find this directory"))?;
+    let mut flags = Flags::default();
+    let single = [
+        ("--memory", "memory", &args.memory),
+        ("--cpus", "cpus", &args.cpus),
+        ("--disk", "disk", &args.disk),
+        ("--pids-limit", "processes", &args.pids_limit),
+        ("--timeout", "time", &args.timeout),
+    ];
+    for (flag, name, value) in single {
+        if let Some(text) = value {
+            flags.add(flag, name, text, &base)?;
+        }
+    }
+    for volume in &args.volume {
+        flags.add("--volume", "folder", volume, &base)?;
+    }
+    for pair in &args.cap {
+        flags.add_pair("--cap", pair, &base)?;
+    }
+    match &args.caps {
+        None => Ok(CapabilitySet::from_flags(&flags)?),
+        Some(path) => Ok(read_table(path)?.narrowed(&flags)?),
+    }
+}
+
+/// A capability table from a file; relative host paths in it start there.
+pub fn read_table(path: &Path) -> Result<CapabilitySet, CellError> {
+    let failed = || format!("cannot read the capability table {}", path.display());
+    let text = fs::read_to_string(path).map_err(CellError::host(failed()))?;
+    let absolute = path.canonicalize().map_err(CellError::host(failed()))?;
+    let base = absolute.parent().unwrap_or(Path::new("/"));
+    CapabilitySet::parse(&text, base)
+        .map_err(|error| CellError::Usage(format!("{}: {error}", path.display())))
+}
+
+fn spec(layout: &Layout, args: RunArgs, caps: &CapabilitySet) -> Result<CellSpec, CellError> {
+    let strength = match args.strength {
+        Some(StrengthArg::Vm) => Strength::Vm,
+        Some(StrengthArg::Isolate) => Strength::Isolate,
+        None if plan::is_module(Path::new(&args.image)) => Strength::Isolate,
+        None => Strength::Vm,
+    };
+    if args.tty && args.interactive && !std::io::IsTerminal::is_terminal(&std::io::stdin()) {
+        return Err(CellError::Usage("standard input is no terminal; leave out -t".to_owned()));
+    }
+    let id = new_id()?;
+    let name = args.name.unwrap_or_else(|| format!("cell-{}", &id[..6]));
+    free_name(layout, &name)?;
+    let env = environment(&args.process)?;
+    Ok(CellSpec {
+        version: CellSpec::VERSION,
+        id,
+        name,
+        strength,
+        image: args.image,
+        entrypoint: args.entrypoint.map(|program| vec![program]),
+        command: args.command,
+        env,
+        working_dir: args.process.workdir,
+        user: args.process.user,
+        hostname: args.hostname,
+        tty: args.tty,
+        stdin: args.interactive,
+        remove: args.rm,
+        read_only: args.read_only,
+        capabilities: caps.to_json(),
+        created_ms: now_ms(),
+    })
+}
+
+fn free_name(layout: &Layout, name: &str) -> Result<(), CellError> {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "_.-".contains(c);
+    if !name.starts_with(|c: char| c.is_ascii_alphanumeric()) || !name.chars().all(plain) {
+        return Err(CellError::Usage(format!(
+            "{name:?} is no name; use letters, digits, _ . - and start with a letter or digit"
+        )));
+    }
+    let taken = Record::all(layout)?.iter().any(|(_, spec, _)| spec.name == name);
+    if taken { Err(CellError::NameTaken(name.to_owned())) } else { Ok(()) }
+}
+
+/// 128 random bits in hexadecimal.
+fn new_id() -> Result<String, CellError> {
+    let mut bytes = [0; 16];
+    fs::File::open("/dev/urandom")
+        .and_then(|mut source| source.read_exact(&mut bytes))
+        .map_err(CellError::host("cannot read /dev/urandom"))?;
+    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+/// The environment that the flags ask for; later ones win.
+pub fn environment(args: &ProcessArgs) -> Result<Vec<String>, CellError> {
+    let mut entries = Vec::new();
+    for path in &args.env_file {
+        entries.extend(env_file(path)?);
+    }
+    entries.extend(args.env.iter().filter_map(|entry| resolve(entry)));
+    Ok(entries)
+}
+
+/// `NAME=VALUE` as it is; `NAME` with this environment's value, if it has one.
+fn resolve(entry: &str) -> Option<String> {
+    if entry.contains('=') {
+        return Some(entry.to_owned());
+    }
+    std::env::var(entry).ok().map(|value| format!("{entry}={value}"))
+}
+
+fn env_file(path: &PathBuf) -> Result<Vec<String>, CellError> {
+    let text = fs::read_to_string(path)
+        .map_err(CellError::host(format!("cannot read {}", path.display())))?;
+    let lines = text.lines().map(str::trim);
+    let entries = lines.filter(|line| !line.is_empty() && !line.starts_with('#'));
+    Ok(entries.filter_map(resolve).collect())
+}
+
+/// The last state in which a command may still act on a cell.
+pub fn must_run(record: &Record, state: State) -> Result<(), CellError> {
+    match state {
+        State::Running => Ok(()),
+        State::Created => Err(CellError::WrongState {
+            id: record.id[..12].to_owned(),
+            state: state.name(),
+            remedy: "it is still starting; try again",
+        }),
+        State::Exited => Err(CellError::WrongState {
+            id: record.id[..12].to_owned(),
+            state: state.name(),
+            remedy: "it must be running; exocell ps lists those that are",
+        }),
+    }
+}

@@ -1,0 +1,94 @@
+//! `exocell stats`: what running cells use, by the host's own figures; the
+//! guest's are shown beside them as its claims.
+
+use exocell_cell::agent::{GuestStats, client};
+use exocell_cell::control::{Client, ControlReply, ControlRequest, Counters};
+use exocell_cell::processes::CellUse;
+use exocell_cell::{CellError, Layout, Record, State, Strength};
+use serde::Serialize;
+
+use super::print_json;
+use super::run::must_run;
+use crate::args::StatsArgs;
+use crate::show;
+
+#[derive(Serialize)]
+struct Row {
+    id: String,
+    name: String,
+    strength: String,
+    /// Guest memory the host holds, plus the processes' own.
+    host_memory_bytes: u64,
+    host: CellUse,
+    counters: Counters,
+    /// The guest's own account; `null` for an isolate or a silent guest.
+    guest_claims: Option<GuestStats>,
+}
+
+pub fn stats(layout: &Layout, args: &StatsArgs) -> Result<u8, CellError> {
+    let mut rows = Vec::new();
+    for key in keys(layout, args)? {
+        match row(layout, &key) {
+            Ok(row) => rows.push(row),
+            // A cell may end between being listed and being asked.
+            Err(_) if args.cells.is_empty() => {}
+            Err(error) => return Err(error),
+        }
+    }
+    if args.json {
+        for row in &rows {
+            print_json(row, false)?;
+        }
+        return Ok(0);
+    }
+    let cells: Vec<Vec<String>> = rows.iter().map(columns).collect();
+    show::table(&["CELL ID", "NAME", "CPU", "MEMORY / LIMIT", "DISK", "PROCESSES"], &cells);
+    Ok(0)
+}
+
+fn keys(layout: &Layout, args: &StatsArgs) -> Result<Vec<String>, CellError> {
+    if !args.cells.is_empty() {
+        return Ok(args.cells.clone());
+    }
+    let all = Record::all(layout)?;
+    let running = all.into_iter().filter(|(_, _, status)| status.state == State::Running);
+    Ok(running.map(|(record, _, _)| record.id).collect())
+}
+
+fn row(layout: &Layout, key: &str) -> Result<Row, CellError> {
+    let (record, spec, status) = Record::find(layout, key)?;
+    must_run(&record, status.state)?;
+    let counters = match Client::connect(&record)?.ask(&ControlRequest::Counters)? {
+        ControlReply::Counters(counters) => counters,
+        _ => return Err(CellError::Guest("the supervisor broke the protocol".to_owned())),
+    };
+    let guest_claims = match spec.strength {
+        Strength::Isolate => None,
+        Strength::Vm => {
+            let stream = Client::connect(&record)?.guest_stream()?;
+            client::stats(&stream, &stream).ok()
+        }
+    };
+    let host = CellUse::of_cell(status.supervisor_pid);
+    Ok(Row {
+        id: record.id,
+        name: spec.name,
+        strength: spec.strength.to_string(),
+        host_memory_bytes: counters.memory_allocated_bytes + host.memory.anonymous_bytes,
+        host,
+        counters,
+        guest_claims,
+    })
+}
+
+fn columns(row: &Row) -> Vec<String> {
+    let limit = show::bytes(row.counters.memory_limit_bytes);
+    vec![
+        row.id[..12].to_owned(),
+        row.name.clone(),
+        format!("{:.2} s", row.host.cpu_ns as f64 / 1e9),
+        format!("{} / {limit}", show::bytes(row.host_memory_bytes)),
+        show::bytes(row.counters.disk_allocated_bytes),
+        row.host.process_count.to_string(),
+    ]
+}

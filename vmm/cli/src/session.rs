@@ -1,0 +1,140 @@
+//! Connects the operator's terminal or pipes to a program in a cell: frames
+//! one way, frames the other, signals and window sizes beside them.
+
+use std::io::{self, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Mutex};
+
+use exocell_cell::CellError;
+use exocell_cell::agent::{FailureKind, FrameReader, FrameWriter, Kind, Reply};
+use nix::sys::signal::{SigSet, Signal};
+
+use crate::terminal::{self, Raw};
+
+/// How the program's end was told.
+pub enum Outcome {
+    Exited(u8),
+    /// The supervisor went without a word: it was killed.
+    Lost,
+}
+
+/// The signals that go to the program instead of ending this command.
+const FORWARDED: [Signal; 6] = [
+    Signal::SIGINT,
+    Signal::SIGTERM,
+    Signal::SIGHUP,
+    Signal::SIGQUIT,
+    Signal::SIGUSR1,
+    Signal::SIGUSR2,
+];
+
+/// Follows a program on `stream` until it ends.
+///
+/// # Errors
+/// [`CellError::Program`] when it could not be started.
+pub fn follow(stream: &UnixStream, interactive: bool, tty: bool) -> Result<Outcome, CellError> {
+    let failed = |error: io::Error| CellError::host("cannot follow the cell")(error);
+    let _raw = if tty && interactive { Raw::enter() } else { None };
+    let writer = Arc::new(Mutex::new(FrameWriter::new(stream.try_clone().map_err(failed)?)));
+    forward_signals(writer.clone(), tty).map_err(failed)?;
+    if interactive {
+        let input = writer.clone();
+        std::thread::spawn(move || forward_stdin(&input));
+    } else {
+        send(&writer, Kind::StdinEof, &[]);
+    }
+    pump(stream)
+}
+
+type Writer = Arc<Mutex<FrameWriter<UnixStream>>>;
+
+fn send(writer: &Writer, kind: Kind, payload: &[u8]) -> bool {
+    match writer.lock() {
+        Ok(mut writer) => writer.write(kind, payload).is_ok(),
+        Err(_) => false,
+    }
+}
+
+fn forward_stdin(writer: &Writer) {
+    let mut buffer = vec![0; 32 << 10];
+    loop {
+        match io::stdin().read(&mut buffer) {
+            Ok(0) | Err(_) => {
+                send(writer, Kind::StdinEof, &[]);
+                return;
+            }
+            Ok(count) if !send(writer, Kind::Stdin, &buffer[..count]) => return,
+            Ok(_) => {}
+        }
+    }
+}
+
+/// Blocks the forwarded signals in this and later threads; one waits for them.
+fn forward_signals(writer: Writer, tty: bool) -> io::Result<()> {
+    let mut signals: SigSet = FORWARDED.into_iter().collect();
+    if tty {
+        signals.add(Signal::SIGWINCH);
+        send_size(&writer);
+    }
+    signals.thread_block()?;
+    std::thread::spawn(move || {
+        while let Ok(signal) = signals.wait() {
+            match signal {
+                Signal::SIGWINCH => send_size(&writer),
+                other => {
+                    send(&writer, Kind::Signal, &[other as i32 as u8]);
+                }
+            }
+        }
+    });
+    Ok(())
+}
+
+fn send_size(writer: &Writer) {
+    if let (Some(size), Ok(mut writer)) = (terminal::size(), writer.lock()) {
+        // The size is a courtesy; the session shows its own end.
+        let _ = writer.write_json(Kind::Resize, &size);
+    }
+}
+
+fn pump(stream: &UnixStream) -> Result<Outcome, CellError> {
+    let (mut stdout, mut stderr) = (io::stdout(), io::stderr());
+    let mut frames = FrameReader::new(stream);
+    loop {
+        let frame = match frames.read() {
+            Ok(Some(frame)) => frame,
+            Ok(None) | Err(_) => return Ok(Outcome::Lost),
+        };
+        match frame.kind {
+            Kind::Stdout => put(&mut stdout, &frame.payload)?,
+            Kind::Stderr => put(&mut stderr, &frame.payload)?,
+            Kind::Reply => match frame.json::<Reply>() {
+                Ok(Reply::Started { .. }) => {}
+                Ok(Reply::Exited { code }) => return Ok(Outcome::Exited(code)),
+                Ok(Reply::Failed { kind, message }) => {
+                    return Err(CellError::Program { exit_code: exit_code(kind), message });
+                }
+                Ok(_) | Err(_) => return Ok(Outcome::Lost),
+            },
+            _ => return Ok(Outcome::Lost),
+        }
+    }
+}
+
+/// A reader that went away (`| head`) does not end the program.
+fn put(to: &mut dyn Write, bytes: &[u8]) -> Result<(), CellError> {
+    match to.write_all(bytes).and_then(|()| to.flush()) {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+            Err(CellError::host("cannot write the program's output")(error))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn exit_code(kind: FailureKind) -> u8 {
+    match kind {
+        FailureKind::NotFound => 127,
+        FailureKind::NotExecutable => 126,
+        FailureKind::Invalid | FailureKind::Guest => 125,
+    }
+}

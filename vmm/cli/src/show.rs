@@ -1,0 +1,53 @@
+//! Tables and units for people.
+
+/// Prints rows under `header`, columns aligned.
+pub fn table(header: &[&str], rows: &[Vec<String>]) {
+    let mut widths: Vec<usize> = header.iter().map(|cell| cell.len()).collect();
+    for row in rows {
+        for (width, cell) in widths.iter_mut().zip(row) {
+            *width = (*width).max(cell.chars().count());
+        }
+    }
+    let print = |cells: &mut dyn Iterator<Item = &str>| {
+        let padded: Vec<String> =
+            cells.zip(&widths).map(|(cell, width)| format!("{cell:width$}")).collect();
+        println!("{}", padded.join("   ").trim_end());
+    };
+    print(&mut header.iter().copied());
+    for row in rows {
+        print(&mut row.iter().map(String::as_str));
+    }
+}
+
+/// `bytes` in the largest binary unit that leaves a whole part.
+pub fn bytes(bytes: u64) -> String {
+    const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
+    let mut value = bytes as f64;
+    let mut unit = 0;
+    while value >= 1024.0 && unit + 1 < UNITS.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    if unit == 0 { format!("{bytes} B") } else { format!("{value:.1} {}", UNITS[unit]) }
+}
+
+/// How long ago `then_ms` was, roughly.
+pub fn ago(then_ms: u64) -> String {
+    let seconds = exocell_cell::now_ms().saturating_sub(then_ms) / 1000;
+    match seconds {
+        0..=119 => format!("{seconds} seconds ago"),
+        120..=7199 => format!("{} minutes ago", seconds / 60),
+        7200..=172_799 => format!("{} hours ago", seconds / 3600),
+        _ => format!("{} days ago", seconds / 86_400),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn bytes_are_shown_in_binary_units() {
+        assert_eq!(super::bytes(512), "512 B");
+        assert_eq!(super::bytes(1536), "1.5 KiB");
+        assert_eq!(super::bytes(3 << 30), "3.0 GiB");
+    }
+}
