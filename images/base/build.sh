@@ -56,7 +56,8 @@ unmount_below() {
 build() {
     local mirror=$1 suite=$2 packages=$3 tree=$4 work
     work=$(mktemp -d "$cache/.building.XXXXXX")
-    trap 'unmount_below "$work"; rm -rf "$work"' EXIT
+    # shellcheck disable=SC2064 # `work` is gone when the trap runs
+    trap "unmount_below '$work'; rm -rf --one-file-system '$work'" EXIT
     echo "base image: installing $suite from $mirror (log: $cache/build.log)" >&2
     if ! debootstrap --variant=minbase --keyring="$keyring" --include="${packages// /,}" \
         "$suite" "$work/root" "$mirror" > "$cache/build.log" 2>&1; then
@@ -76,7 +77,10 @@ command -v debootstrap > /dev/null || die "debootstrap is missing: apt-get insta
 mkdir -p "$cache"
 exec 9> "$cache/lock"
 flock 9 # a second builder waits, then finds the tree in the cache
-find "$cache" -maxdepth 1 -name '.building.*' -exec rm -rf {} + # what a kill left
+for left in "$cache"/.building.*; do # by a builder that was killed, perhaps with /proc mounted
+    unmount_below "$left"
+    rm -rf --one-file-system "$left"
+done
 
 read -r mirror suite <<< "$(debian_mirror)" || true
 [[ -n ${suite:-} ]] || die "no Debian mirror with component main in this machine's apt sources"
