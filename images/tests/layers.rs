@@ -22,7 +22,7 @@ fn a_tree_survives_the_way_into_erofs() {
         .symlink("link", "/etc/small")
         .hard_link("etc/second", "etc/small")
         .entry(EntryType::Fifo, "pipe", "", 0o600, b"")
-        .entry(EntryType::Regular, "suid", "", 0o4755, b"x");
+        .entry(EntryType::Regular, "mode", "", 0o1751, b"x");
     let bench = Bench::default();
     let record = bench.import(&Image::plain(vec![layer])).unwrap();
     let root = bench.extract(&record.erofs);
@@ -34,8 +34,8 @@ fn a_tree_survives_the_way_into_erofs() {
     assert!(fs::read(root.join("big")).unwrap() == big);
     assert_eq!(fs::read_link(root.join("link")).unwrap().to_str(), Some("/etc/small"));
     assert!(fs::symlink_metadata(root.join("pipe")).unwrap().file_type().is_fifo());
-    let suid = fs::metadata(root.join("suid")).unwrap();
-    assert_eq!((suid.permissions().mode() & 0o7777, suid.mtime()), (0o4755, 1_700_000_000));
+    let mode = fs::metadata(root.join("mode")).unwrap();
+    assert_eq!((mode.permissions().mode() & 0o7777, mode.mtime()), (0o1751, 1_700_000_000));
 }
 
 #[test]

@@ -1,0 +1,132 @@
+//! Pulls from a real registry server on loopback.
+
+mod support;
+
+use std::fs;
+use std::io::Write;
+use std::net::TcpListener;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use exocell_images::{Digest, ImageError, ImportLimits, Reference, RegistryOptions, Silent, Source};
+use support::{Bench, Image, Layer, gzip};
+
+struct Server {
+    child: Child,
+    port: u16,
+}
+
+impl Server {
+    fn start(folder: &Path) -> Self {
+        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let config = format!(
+            "version: 0.1\nlog:\n  level: error\nstorage:\n  filesystem:\n    rootdirectory: {}\nhttp:\n  addr: 127.0.0.1:{port}\n",
+            folder.join("registry").display()
+        );
+        fs::File::create(folder.join("config.yml")).unwrap().write_all(config.as_bytes()).unwrap();
+        let child = Command::new("docker-registry")
+            .arg("serve")
+            .arg(folder.join("config.yml"))
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("docker-registry is missing: install the Debian package docker-registry");
+        let server = Self { child, port };
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while ureq::get(server.url("")).call().is_err() {
+            assert!(Instant::now() < deadline, "docker-registry does not answer");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        server
+    }
+
+    fn url(&self, path: &str) -> String {
+        format!("http://127.0.0.1:{}/v2/{path}", self.port)
+    }
+
+    fn push(&self, image: &Image, name: &str, tag: &str) {
+        let manifest_digest = image.index["manifests"][0]["digest"].as_str().unwrap();
+        for bytes in image.blobs.values() {
+            let digest = Digest::of(bytes);
+            if digest.to_string() == manifest_digest {
+                continue;
+            }
+            let begun = ureq::post(self.url(&format!("{name}/blobs/uploads/"))).send_empty().unwrap();
+            let location = begun.headers()["location"].to_str().unwrap().to_owned();
+            ureq::put(format!("{location}&digest={digest}")).send(&bytes[..]).unwrap();
+        }
+        let kind = "application/vnd.oci.image.manifest.v1+json";
+        ureq::put(self.url(&format!("{name}/manifests/{tag}")))
+            .content_type(kind)
+            .send(serde_json::to_vec(&image.manifest).unwrap())
+            .unwrap();
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.child.kill().ok();
+        self.child.wait().ok();
+    }
+}
+
+fn image() -> Image {
+    let bytes = Layer::default().file("a", &[9; 100_000]).bytes();
+    let mut image = Image::new(vec![(bytes.clone(), gzip(&bytes))]);
+    image.manifest["mediaType"] = "application/vnd.oci.image.manifest.v1+json".into();
+    image.manifest["config"]["mediaType"] = "application/vnd.oci.image.config.v1+json".into();
+    image.manifest["layers"][0]["mediaType"] = "application/vnd.oci.image.layer.v1.tar+gzip".into();
+    image.seal();
+    image
+}
+
+fn pull(bench: &Bench, name: &str) -> Result<exocell_images::ImageRecord, ImageError> {
+    let reference: Reference = name.parse().unwrap();
+    let source = Source::Registry { reference, options: RegistryOptions::default() };
+    bench.store.import(&source, None, &ImportLimits::default(), &mut Silent)
+}
+
+#[test]
+fn images_are_pulled_by_tag_and_digest() {
+    let bench = Bench::default();
+    let server = Server::start(bench.folder.path());
+    server.push(&image(), "some/thing", "v1");
+    let name = format!("127.0.0.1:{}/some/thing", server.port);
+    let record = pull(&bench, &format!("{name}:v1")).unwrap();
+    assert_eq!(record.tags, [format!("{name}:v1")]);
+    assert_eq!(fs::read(bench.extract(&record.erofs).join("a")).unwrap(), [9; 100_000]);
+    bench.store.remove(&record.id.hex(), true).unwrap();
+    let pinned = format!("{name}@{}", record.manifest.unwrap());
+    assert_eq!(pull(&bench, &pinned).unwrap().id, record.id);
+    for missing in [format!("{name}:v2"), format!("127.0.0.1:{}/other", server.port)] {
+        let error = pull(&bench, &missing).unwrap_err();
+        assert!(matches!(error, ImageError::NotInRegistry { .. }), "{error:?}");
+    }
+}
+
+#[test]
+fn a_blob_spoiled_at_the_registry_is_refused() {
+    let bench = Bench::default();
+    let server = Server::start(bench.folder.path());
+    let image = image();
+    server.push(&image, "x", "latest");
+    let hex = image.manifest["layers"][0]["digest"].as_str().unwrap()[7..].to_owned();
+    let stored = bench.path(&format!("registry/docker/registry/v2/blobs/sha256/{}/{hex}/data", &hex[..2]));
+    let mut bytes = fs::read(&stored).unwrap();
+    let last = bytes.len() - 1;
+    bytes[last] ^= 0xff;
+    fs::write(&stored, bytes).unwrap();
+    let error = pull(&bench, &format!("127.0.0.1:{}/x", server.port)).unwrap_err();
+    assert!(matches!(error, ImageError::DigestMismatch { .. } | ImageError::Io { .. }), "{error:?}");
+    assert!(bench.store.list().unwrap().is_empty());
+    assert_eq!(bench.leftovers(), 0);
+}
+
+#[test]
+fn a_registry_that_is_not_there() {
+    let bench = Bench::default();
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let error = pull(&bench, &format!("127.0.0.1:{port}/x")).unwrap_err();
+    assert!(matches!(error, ImageError::Registry { .. }), "{error:?}");
+}

@@ -1,0 +1,197 @@
+//! The store under names, users, crowds, kills and a full disk.
+
+mod support;
+
+use std::fs;
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use exocell_images::{ImageConfig, ImageError, ImportLimits, Silent, Source, Store};
+use support::{Bench, Image, Layer};
+
+fn image(content: &[u8]) -> Image {
+    Image::plain(vec![Layer::default().file("a", content)])
+}
+
+#[test]
+fn images_are_found_by_name_and_id() {
+    let bench = Bench::default();
+    let record = bench.import(&image(b"1")).unwrap();
+    let hex = record.id.hex();
+    for name in ["test", "test:latest", "docker.io/library/test", &hex, &hex[..6], &record.id.to_string()] {
+        assert_eq!(bench.store.resolve(name).unwrap().id, record.id, "{name}");
+    }
+    let by_manifest = format!("x@{}", record.manifest.unwrap());
+    assert_eq!(bench.store.resolve(&by_manifest).unwrap().id, record.id);
+    for name in ["other", "test:1", "", "zz", "../x"] {
+        assert!(matches!(bench.store.resolve(name), Err(ImageError::NotFound { .. })), "{name}");
+    }
+}
+
+#[test]
+fn names_move_and_images_go_with_the_last() {
+    let bench = Bench::default();
+    let old = bench.import(&image(b"1")).unwrap();
+    let new = bench.import(&image(b"2")).unwrap();
+    assert_eq!(bench.store.resolve("test").unwrap().id, new.id);
+    assert_eq!(bench.store.prune().unwrap()[0].id, old.id);
+    bench.store.tag("test", &"also:1".parse().unwrap()).unwrap();
+    assert!(matches!(bench.store.remove(&new.id.hex(), false), Err(ImageError::SeveralTags { .. })));
+    assert_eq!(bench.store.remove("test", false).unwrap(), None);
+    assert_eq!(bench.store.remove("also:1", false).unwrap(), Some(new.id));
+    assert!(!new.erofs.exists() && bench.store.list().unwrap().is_empty());
+}
+
+#[test]
+fn images_in_use_stay() {
+    let bench = Bench::default();
+    let record = bench.import(&image(b"1")).unwrap();
+    let used = bench.store.open_rootfs(&record).unwrap();
+    assert!(matches!(bench.store.remove("test", true), Err(ImageError::InUse { .. })));
+    assert_eq!(bench.store.list().unwrap().len(), 1);
+    drop(used);
+    bench.store.remove("test", true).unwrap();
+    assert!(matches!(bench.store.open_rootfs(&record), Err(ImageError::NotFound { .. })));
+}
+
+#[test]
+fn importing_twice_reads_once() {
+    let bench = Bench::default();
+    bench.import(&image(b"1")).unwrap();
+    let mut present = false;
+    let source = Source::Layout(bench.path("layout"));
+    let mut progress = |event: exocell_images::ProgressEvent<'_>| {
+        present |= matches!(event, exocell_images::ProgressEvent::Present { .. });
+    };
+    bench.store.import(&source, None, &ImportLimits::default(), &mut progress).unwrap();
+    assert!(present);
+}
+
+#[test]
+fn many_imports_at_once() {
+    let bench = Bench::default();
+    std::thread::scope(|scope| {
+        for number in 0..8u8 {
+            let (store, folder) = (&bench.store, bench.path(&format!("layout{number}")));
+            scope.spawn(move || {
+                image(&[number % 4; 5000]).write_layout(&folder);
+                let tag = format!("n{number}").parse().unwrap();
+                store.import(&Source::Layout(folder), Some(&tag), &ImportLimits::default(), &mut Silent).unwrap();
+            });
+        }
+    });
+    assert_eq!(bench.store.list().unwrap().len(), 4);
+    assert!((0..8).all(|number| bench.store.resolve(&format!("n{number}")).is_ok()));
+    assert_eq!(bench.leftovers(), 0);
+}
+
+#[test]
+fn a_broken_index_is_said_so() {
+    let bench = Bench::default();
+    fs::write(bench.store.root().join("index.json"), b"{").unwrap();
+    assert!(matches!(Store::open(bench.store.root()), Err(ImageError::StoreCorrupt { .. })));
+}
+
+#[test]
+fn directories_are_imported_as_they_are() {
+    let bench = Bench::default();
+    let root = bench.path("root");
+    fs::create_dir_all(root.join("d")).unwrap();
+    fs::write(root.join("d/a"), [5; 10_000]).unwrap();
+    fs::hard_link(root.join("d/a"), root.join("d/b")).unwrap();
+    std::os::unix::fs::symlink("/etc/passwd", root.join("s")).unwrap();
+    let config = ImageConfig { cmd: vec!["sh".into()], ..Default::default() };
+    let source = Source::detect(&root, config.clone()).unwrap();
+    let record = bench.import_source(&source, &ImportLimits::default()).unwrap();
+    assert_eq!(record.config, config);
+    let out = bench.extract(&record.erofs);
+    assert_eq!(fs::read(out.join("d/b")).unwrap(), [5; 10_000]);
+    assert_eq!(fs::read_link(out.join("s")).unwrap(), Path::new("/etc/passwd"));
+    assert!(record.size_bytes < 40_000);
+    let again = bench.import_source(&source, &ImportLimits::default()).unwrap();
+    assert_eq!(again.id, record.id);
+}
+
+const CHILD: &str = "EXOCELL_IMAGES_TEST_CHILD";
+
+/// Does nothing by itself: the child process of the tests below.
+#[test]
+fn child_imports() {
+    let Some(folder) = std::env::var_os(CHILD) else { return };
+    let folder = Path::new(&folder);
+    let limits = ImportLimits::default();
+    let tag = "killed".parse().unwrap();
+    let imported = Store::open(folder.join("store"))
+        .and_then(|store| store.import(&Source::Layout(folder.join("layout")), Some(&tag), &limits, &mut Silent));
+    println!("imported: {:?}", imported.map(|record| record.id).map_err(|error| error.to_string()));
+}
+
+fn child(folder: &Path) -> Command {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", "child_imports", "--nocapture"]).env(CHILD, folder);
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+#[test]
+fn a_kill_at_any_moment_leaves_the_store_whole() {
+    let bench = Bench::default();
+    let kept = bench.import(&image(b"kept")).unwrap();
+    let layers = (0..20u8).map(|i| Layer::default().file(&format!("f{i}"), &vec![i + 1; 300_000])).collect();
+    image(b"").write_layout(&bench.path("other"));
+    fs::remove_dir_all(bench.path("layout")).unwrap();
+    Image::plain(layers).write_layout(&bench.path("layout"));
+    let mut killed = 0;
+    for round in 0..40u64 {
+        let mut running = child(bench.folder.path()).spawn().unwrap();
+        std::thread::sleep(Duration::from_millis(round * 17 % 400));
+        running.kill().unwrap();
+        killed += u32::from(running.wait().unwrap().signal().is_some());
+        let store = Store::open(bench.store.root()).unwrap();
+        assert_eq!(bench.leftovers(), 0, "round {round}");
+        let records = store.list().unwrap();
+        assert!(records.iter().any(|record| record.id == kept.id));
+        assert!(records.iter().all(|record| record.erofs.is_file()));
+        let blobs = fs::read_dir(store.root().join("blobs/sha256")).unwrap().count();
+        assert_eq!(blobs, records.len());
+        if let Some(record) = records.iter().find(|record| record.id != kept.id) {
+            bench.extract(&record.erofs);
+            store.remove(&record.id.hex(), true).unwrap();
+        }
+    }
+    assert!(killed > 0, "no round was quick enough");
+}
+
+#[test]
+fn a_sweep_spares_imports_that_live() {
+    let bench = Bench::default();
+    let source = Source::Layout(bench.path("layout"));
+    Image::plain(vec![Layer::default().file("a", &[1; 5000])]).write_layout(&bench.path("layout"));
+    let root = bench.store.root().to_path_buf();
+    let mut progress = |_: exocell_images::ProgressEvent<'_>| drop(Store::open(&root).unwrap());
+    let record = bench.store.import(&source, None, &ImportLimits::default(), &mut progress).unwrap();
+    assert!(record.erofs.is_file());
+}
+
+#[test]
+fn a_full_disk_is_said_so() {
+    let bench = Bench::default();
+    let noise: Vec<u8> = (0..400_000u32).flat_map(|i| i.to_le_bytes()).collect();
+    Image::plain(vec![Layer::default().file("a", &noise)]).write_layout(&bench.path("layout"));
+    let script = "mount -t tmpfs -o size=512k tmpfs \"$1\"/store && shift && \"$@\"; ls /proc/self/cwd/store/tmp";
+    let inner = child(bench.folder.path());
+    let output = Command::new("unshare")
+        .args(["--mount", "--map-root-user", "sh", "-c", script, "sh"])
+        .arg(bench.folder.path())
+        .arg(inner.get_program())
+        .args(inner.get_args())
+        .env(CHILD, bench.folder.path())
+        .current_dir(bench.folder.path())
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(text.contains("no space left in the image store"), "{text}{}", String::from_utf8_lossy(&output.stderr));
+    assert!(!text.contains("import-"), "{text}");
+}
