@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io::{IoSlice, Read};
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::eventfd::EventFd;
@@ -13,6 +13,7 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
 use vm_memory::{Bytes, FileOffset, GuestAddress, GuestMemoryMmap};
 
+use crate::devices::metrics::Counter;
 use crate::devices::{DeviceLoop, DeviceStop};
 
 /// Where guest memory starts: like the guest kernel's, not at 0.
@@ -272,5 +273,18 @@ impl Guest {
         let mut bytes = vec![0; len];
         self.mem.read_slice(&mut bytes, GuestAddress(at)).unwrap();
         bytes
+    }
+}
+
+/// Waits until `counter` has reached `count`.
+pub fn wait_for(counter: &Counter, count: u64) {
+    let start = Instant::now();
+    while counter.get() < count {
+        assert!(
+            start.elapsed() < Duration::from_secs(5),
+            "counter stays at {}",
+            counter.get()
+        );
+        std::thread::sleep(Duration::from_millis(1));
     }
 }

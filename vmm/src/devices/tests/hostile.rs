@@ -139,7 +139,7 @@ fn vsock() -> (Vsock, Arc<VsockMetrics>) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(300))]
+    #![proptest_config(ProptestConfig::with_cases(128))]
 
     #[test]
     fn random_rings_hurt_no_disk(attack in attack()) {

@@ -1,6 +1,8 @@
 //! The devices against a guest made by hand: `guest` speaks to a running loop as
 //! virtio_uml does, `hostile` throws random rings and packets at the handlers.
 
+mod block;
+mod console;
 mod guest;
 mod hostile;
-mod running;
+mod vsock;
