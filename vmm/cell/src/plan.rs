@@ -62,7 +62,7 @@ impl VmPlan {
                 cpu.count
             )));
         }
-        let store = Store::open(&layout.images())?;
+        let store = Store::open(layout.images())?;
         let image = store.resolve(&spec.image)?;
         let rootfs = store.open_rootfs(&image)?;
         let kernel = kernel(layout)?;

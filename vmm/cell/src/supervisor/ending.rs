@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use exocell_agent::{Kind, Reply};
+
 use super::{End, Running, Shared, clear_record};
 use crate::launch::Inheritance;
 use crate::now_ms;
@@ -26,11 +28,10 @@ pub(crate) fn finish(
     status.state = State::Exited;
     status.finished_ms = now_ms();
     status.exit_code = Some(end.exit_code);
+    if let (Some(reason), Reply::Exited { .. }) = (&end.reason, &end.reply) {
+        shared.output.write(Kind::Stderr, format!("exocell: {reason}\n").as_bytes());
+    }
     status.reason = end.reason;
-    status.times = match &workload {
-        Running::Vm(guest) => guest.times(status.times),
-        Running::Isolate(_) => status.times,
-    };
     // A record that cannot be written (a full disk) is settled by the next
     // command that looks at it; the followers still hear the end.
     let _ = record.write_status(&status);

@@ -13,7 +13,6 @@ use std::io::{Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
@@ -37,7 +36,7 @@ use crate::CellError;
 use crate::control::Counters;
 use crate::launch::Inheritance;
 use crate::plan::{PlannedFolder, VmPlan};
-use crate::record::{StartTimes, Status};
+use crate::record::Status;
 
 /// How long a guest may take from its first instruction to its hello.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(60);
@@ -57,7 +56,6 @@ pub(crate) struct Guest {
     folders: Arc<Folders>,
     gone: Arc<(Mutex<bool>, Condvar)>,
     requested: Instant,
-    program_started_us: Arc<AtomicU64>,
 }
 
 /// The folders of a cell: what was granted, and whether it still is.
@@ -110,7 +108,6 @@ pub(crate) fn start(
         folders,
         gone,
         requested: inheritance.requested,
-        program_started_us: Arc::default(),
     })
 }
 
@@ -419,11 +416,12 @@ impl Guest {
     /// Starts the cell's program and a thread that follows it.
     pub fn run_program(&self, shared: &Shared) {
         let (agent, exec, shared) = (self.agent.clone(), self.exec.clone(), shared.clone());
-        let (requested, started_us) = (self.requested, self.program_started_us.clone());
+        let requested = self.requested;
         let events = shared.events.clone();
         let started = thread("program", move || {
             let reply = follow(&agent, exec, &shared, || {
-                started_us.store(requested.elapsed().as_micros() as u64, Ordering::Relaxed);
+                let program_started_us = requested.elapsed().as_micros() as u64;
+                let _ = shared.events.send(Event::Started { program_started_us });
             });
             let _ = shared.events.send(Event::Program(reply));
         });
@@ -432,10 +430,6 @@ impl Guest {
             let kind = FailureKind::Guest;
             let _ = events.send(Event::Program(Reply::Failed { kind, message }));
         }
-    }
-
-    pub fn times(&self, times: StartTimes) -> StartTimes {
-        StartTimes { program_started_us: self.program_started_us.load(Ordering::Relaxed), ..times }
     }
 
     /// Ends the guest: in order where it has something to write back, at once

@@ -30,6 +30,8 @@ pub(crate) use input::Input;
 
 /// What the main thread waits for.
 pub(crate) enum Event {
+    /// The program runs, so long after the request.
+    Started { program_started_us: u64 },
     /// The program ended, or could not be started.
     Program(Reply),
     /// The guest kernel process ended, with what wait(2) said of it.
@@ -88,7 +90,11 @@ fn run(inheritance: Inheritance, workload: Workload, host_pid: i32) -> Result<()
     jail::restrict_calls(ThreadClass::Control)?;
     workload.run_program(&shared);
     let deadline = deadline.map(|limit| inheritance.requested + limit);
-    let end = decide(&inbox, &shared, deadline);
+    let end = decide(&inbox, &shared, deadline, |program_started_us| {
+        status.times.program_started_us = program_started_us;
+        // Only a figure; the state is on disk already.
+        let _ = record.write_status(&status);
+    });
     ending::finish(&inheritance, &record, &shared, workload, status, end);
     Ok(())
 }
@@ -149,7 +155,12 @@ impl End {
 
 /// Waits for the first thing that ends the cell. A stop gives the program its
 /// grace; the deadline does not.
-fn decide(inbox: &Receiver<Event>, shared: &Shared, deadline: Option<Instant>) -> End {
+fn decide(
+    inbox: &Receiver<Event>,
+    shared: &Shared,
+    deadline: Option<Instant>,
+    mut on_start: impl FnMut(u64),
+) -> End {
     let mut stop_at: Option<Instant> = None;
     loop {
         let next = [deadline, stop_at].into_iter().flatten().min();
@@ -158,6 +169,7 @@ fn decide(inbox: &Receiver<Event>, shared: &Shared, deadline: Option<Instant>) -
             None => inbox.recv().map_err(|_| RecvTimeoutError::Disconnected),
         };
         match event {
+            Ok(Event::Started { program_started_us }) => on_start(program_started_us),
             Ok(Event::Program(reply)) => return End::from_reply(reply),
             Ok(Event::GuestKernel(how)) => {
                 // Its last words may have come just before.

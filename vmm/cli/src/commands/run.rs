@@ -48,14 +48,10 @@ fn settle(
 ) -> Result<u8, CellError> {
     let ended = reap(launched);
     let id = &launched.record.id;
-    let status = Record::find(layout, id).ok().map(|(_, _, status)| status);
+    // Settles the record of a supervisor that was killed.
+    let _ = Record::find(layout, id);
     match outcome? {
-        Outcome::Exited(code) => {
-            if let Some(reason) = status.and_then(|status| status.reason) {
-                eprintln!("exocell: {reason}");
-            }
-            Ok(code)
-        }
+        Outcome::Exited(code) => Ok(code),
         Outcome::Lost => {
             let how = ended.map_or_else(String::new, |how| format!(" ({how})"));
             eprintln!("exocell: the supervisor of {} ended early{how}", &id[..12]);

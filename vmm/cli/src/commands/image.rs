@@ -1,0 +1,117 @@
+//! `exocell image`: the image store.
+
+use std::path::Path;
+
+use exocell_cell::images::{
+    Credentials, ImageConfig, ImageRecord, ImportLimits, ProgressEvent, Reference, RegistryOptions,
+    Source, Store,
+};
+use exocell_cell::{CellError, Layout};
+use serde_json::json;
+
+use super::print_json;
+use crate::args::ImageCommand;
+use crate::progress::Bar;
+use crate::show;
+
+/// Name and password for `image pull`, as NAME:PASSWORD.
+const CREDENTIALS_VARIABLE: &str = "EXOCELL_REGISTRY_AUTH";
+
+pub fn image(layout: &Layout, command: ImageCommand) -> Result<u8, CellError> {
+    let store = Store::open(layout.images())?;
+    match command {
+        ImageCommand::Import { path, tag } => import(&store, &path, tag.as_deref())?,
+        ImageCommand::Pull { reference, plain_http } => pull(&store, &reference, plain_http)?,
+        ImageCommand::Ls { json } => list(&store, json)?,
+        ImageCommand::Rm { images } => {
+            for name in &images {
+                store.remove(name, false)?;
+                println!("{name}");
+            }
+        }
+        ImageCommand::Inspect { images } => {
+            for name in &images {
+                println!("{}", store.inspect(name)?);
+            }
+        }
+        ImageCommand::Prune => {
+            let removed = store.prune()?;
+            let freed = removed.iter().map(|record| record.size_bytes).sum();
+            println!("{} images removed, {} freed", removed.len(), show::bytes(freed));
+        }
+    }
+    Ok(0)
+}
+
+fn import(store: &Store, path: &Path, tag: Option<&str>) -> Result<(), CellError> {
+    let source = Source::detect(path, ImageConfig::default())?;
+    let tag = tag.map(str::parse::<Reference>).transpose()?;
+    finish(run(store, &source, tag.as_ref())?)
+}
+
+fn pull(store: &Store, reference: &str, plain_http: bool) -> Result<(), CellError> {
+    let reference: Reference = reference.parse()?;
+    let options = RegistryOptions { plain_http, credentials: credentials()? };
+    finish(run(store, &Source::Registry { reference, options }, None)?)
+}
+
+fn credentials() -> Result<Option<Credentials>, CellError> {
+    let Ok(text) = std::env::var(CREDENTIALS_VARIABLE) else { return Ok(None) };
+    let (username, password) = text.split_once(':').ok_or_else(|| {
+        CellError::Usage(format!("{CREDENTIALS_VARIABLE} is not NAME:PASSWORD"))
+    })?;
+    Ok(Some(Credentials { username: username.to_owned(), password: password.to_owned() }))
+}
+
+fn run(store: &Store, source: &Source, tag: Option<&Reference>) -> Result<ImageRecord, CellError> {
+    let bar = Bar::new(0, "{spinner} {msg:24} {bytes} {bytes_per_sec} {elapsed}");
+    let mut done = 0;
+    let result = store.import(source, tag, &ImportLimits::default(), &mut |event: ProgressEvent<'_>| {
+        match event {
+            ProgressEvent::Layer { index, count, .. } => {
+                bar.step(&format!("layer {} of {count}", index + 1));
+            }
+            ProgressEvent::Bytes(bytes) => {
+                done += bytes;
+                bar.set(done, None);
+            }
+            ProgressEvent::Skipped { path, why } => eprintln!("exocell: left out {path}: {why}"),
+            ProgressEvent::Finishing => bar.step("writing the file system"),
+            _ => {}
+        }
+    });
+    bar.finish();
+    Ok(result?)
+}
+
+fn finish(record: ImageRecord) -> Result<(), CellError> {
+    println!("{}", record.id);
+    Ok(())
+}
+
+fn list(store: &Store, json: bool) -> Result<(), CellError> {
+    let records = store.list()?;
+    if json {
+        for record in &records {
+            let row = json!({
+                "id": record.id.to_string(),
+                "tags": record.tags,
+                "created": record.created,
+                "size_bytes": record.size_bytes,
+                "architecture": record.architecture,
+            });
+            print_json(&row, false)?;
+        }
+        return Ok(());
+    }
+    let rows: Vec<Vec<String>> = records.iter().map(columns).collect();
+    show::table(&["IMAGE", "ID", "SIZE", "IMPORTED"], &rows);
+    Ok(())
+}
+
+fn columns(record: &ImageRecord) -> Vec<String> {
+    let id = record.id.to_string();
+    let short = id.trim_start_matches("sha256:").chars().take(12).collect();
+    let name = if record.tags.is_empty() { "<none>".to_owned() } else { record.tags.join(", ") };
+    vec![name, short, show::bytes(record.size_bytes), show::ago(record.imported * 1000)]
+}
