@@ -47,11 +47,11 @@ impl InitError {
         Self::Failed { kind, message: format!("{what}: {error}") }
     }
 
-    /// The reply that tells the host, if it can be told.
-    pub fn into_reply(self) -> Option<Reply> {
+    /// The reply that tells the host, or why it cannot be told.
+    pub fn into_reply(self) -> Result<Reply, FrameError> {
         match self {
-            Self::Failed { kind, message } => Some(Reply::Failed { kind, message }),
-            Self::Stream(_) => None,
+            Self::Failed { kind, message } => Ok(Reply::Failed { kind, message }),
+            Self::Stream(error) => Err(error),
         }
     }
 }

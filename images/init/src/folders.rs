@@ -42,3 +42,13 @@ fn options(fd: i32) -> String {
         "trans=fd,rfdno={fd},wfdno={fd},version=9p2000.L,msize={MSIZE_BYTES},cache=mmap,access=any"
     )
 }
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_options_name_the_stream_twice_and_allow_shared_mappings() {
+        let options = super::options(7);
+        assert!(options.starts_with("trans=fd,rfdno=7,wfdno=7,version=9p2000.L,"));
+        assert!(options.contains("cache=mmap"));
+    }
+}

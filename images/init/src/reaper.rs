@@ -145,3 +145,34 @@ impl Reaper {
         drop(self.changed.wait_while(table, same).unwrap_or_else(PoisonError::into_inner));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_children_that_were_spawned_here_are_signalled() {
+        let reaper = Reaper::default();
+        let own = std::process::id() as i32;
+        assert_eq!(reaper.signal(own, 9), Err(Errno::ESRCH));
+        assert_eq!(reaper.signal(-1, 9), Err(Errno::ESRCH));
+    }
+
+    #[test]
+    fn a_start_that_fails_is_not_waited_for() {
+        let reaper = Reaper::default();
+        let failed = reaper.spawn(|| Err::<i32, _>(Errno::EAGAIN));
+        assert_eq!(failed.err(), Some(Errno::EAGAIN));
+        assert!(reaper.table().waiting.is_empty());
+        assert!(!reaper.wait_childless(Duration::from_millis(1)));
+    }
+
+    #[test]
+    fn an_exit_is_seen_by_code_and_by_descriptor() {
+        let exit = Exit::new().unwrap();
+        assert_eq!(exit.code(), None);
+        exit.set(255);
+        assert_eq!(exit.code(), Some(255));
+        assert_eq!(exit.event.read(), Ok(1));
+    }
+}

@@ -61,9 +61,9 @@ impl Agent {
 
     fn attend(&self, stream: &File) {
         let Err(error) = self.answer(stream) else { return };
-        log::warn(format_args!("a request failed: {error}"));
-        if let Some(reply) = error.into_reply() {
-            let _ = FrameWriter::new(stream).write_json(Kind::Reply, &reply);
+        match error.into_reply() {
+            Ok(reply) => drop(FrameWriter::new(stream).write_json(Kind::Reply, &reply)),
+            Err(error) => log::warn(format_args!("a session ended: {error}")),
         }
     }
 

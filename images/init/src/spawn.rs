@@ -134,7 +134,7 @@ impl Child<'_> {
 
     fn become_program(&self) -> ChildResult<Infallible> {
         reset_signals();
-        at(Step::Session, || nix::unistd::setsid())?;
+        at(Step::Session, nix::unistd::setsid)?;
         self.take_streams()?;
         self.join_cgroup()?;
         self.enter_cwd()?;
@@ -151,11 +151,10 @@ impl Child<'_> {
     /// overwrites a source, and each copy loses close-on-exec. Everything else
     /// closes on exec, also what this process inherited without that flag.
     fn take_streams(&self) -> ChildResult<()> {
-        let (first, last, flag) = (3u32, u32::MAX, libc::CLOSE_RANGE_CLOEXEC);
+        let (call, flag) = (libc::SYS_close_range, libc::CLOSE_RANGE_CLOEXEC);
         // SAFETY: close_range takes numbers and closes nothing here. Needed for
         // lack of a wrapper.
-        let closing = || Errno::result(unsafe { libc::syscall(libc::SYS_close_range, first, last, flag) });
-        at(Step::Streams, closing)?;
+        at(Step::Streams, || Errno::result(unsafe { libc::syscall(call, 3u32, u32::MAX, flag) }))?;
         for (target, source) in (0..).zip(self.streams) {
             // SAFETY: dup2 takes no pointers. Needed because nix's takes owned
             // descriptors, which the child has none of.

@@ -32,9 +32,7 @@ pub fn upload(
         }
         Err(error) => error.into_reply(),
     };
-    if let Some(reply) = reply {
-        FrameWriter::new(stream).write_json(Kind::Reply, &reply)?;
-    }
+    FrameWriter::new(stream).write_json(Kind::Reply, &reply?)?;
     // Listen on: a host that is still sending would lose the reply to a reset.
     let _ = io::copy(&mut data, &mut io::sink());
     Ok(())
