@@ -93,6 +93,7 @@ impl GuestKernel<'_> {
         nix::sys::prctl::set_pdeathsig(nix::sys::signal::Signal::SIGKILL)
             .map_err(|errno| call("prctl", errno))?;
         personality::set(Persona::ADDR_NO_RANDOMIZE).map_err(|errno| call("personality", errno))?;
+        close_on_exec_from(3).map_err(GuestKernelError::Files)?;
         nix::fcntl::fcntl(
             self.memory.file(),
             nix::fcntl::FcntlArg::F_SETFD(nix::fcntl::FdFlag::empty()),
@@ -120,6 +121,18 @@ impl GuestKernel<'_> {
             Ok(never) => match never {},
             Err(errno) => GuestKernelError::Call { call: "execve", source: errno.into() },
         }
+    }
+}
+
+/// Marks every descriptor from `first` on to be closed by execve(2).
+fn close_on_exec_from(first: libc::c_uint) -> io::Result<()> {
+    let flags = libc::CLOSE_RANGE_CLOEXEC as libc::c_int;
+    // SAFETY: close_range takes integers; with CLOEXEC it closes nothing now,
+    // so no owner's descriptor goes away under it. Needed because nix does not
+    // wrap it.
+    match unsafe { libc::close_range(first, libc::c_uint::MAX, flags) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
     }
 }
 

@@ -1,7 +1,7 @@
 //! From a plan to a supervisor: the last steps in the operator's process.
 
 use std::fs::File;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::time::Instant;
 
@@ -26,6 +26,8 @@ pub struct Inheritance {
     pub operator: UnixStream,
     pub identity: IdentityMap,
     pub requested: Instant,
+    /// Descriptors that the operator's process itself inherited.
+    pub foreign: Vec<RawFd>,
 }
 
 /// A supervisor that was started.
@@ -42,16 +44,36 @@ pub enum Workload {
     Isolate(crate::isolate::IsolatePlan),
 }
 
+/// When a request came, and what the process that took it had open.
+#[derive(Debug)]
+pub struct Request {
+    at: Instant,
+    foreign: Vec<RawFd>,
+}
+
+impl Request {
+    /// To be called before anything is opened: what is open now, beyond the
+    /// three standard streams, is not for the cell.
+    pub fn begin() -> Self {
+        let entries = std::fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
+        let numbers = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+        let mut foreign: Vec<RawFd> = numbers.filter(|number| *number > 2).collect();
+        // The listing's own descriptor is closed again by now.
+        foreign.retain(|number| std::fs::symlink_metadata(format!("/proc/self/fd/{number}")).is_ok());
+        Self { at: Instant::now(), foreign }
+    }
+}
+
 /// Starts `workload` under a new supervisor. The caller must have one thread.
 pub fn launch(
     layout: &Layout,
     spec: CellSpec,
     caps: CapabilitySet,
     workload: Workload,
-    requested: Instant,
+    request: Request,
 ) -> Result<Launched, CellError> {
     let (record, lease) = Record::create(layout, &spec)?;
-    match start(layout, spec, caps, workload, requested, &record, lease) {
+    match start(layout, spec, caps, workload, request, &record, lease) {
         Ok(launched) => Ok(launched),
         Err(error) => {
             record.remove()?;
@@ -65,7 +87,7 @@ fn start(
     spec: CellSpec,
     caps: CapabilitySet,
     workload: Workload,
-    requested: Instant,
+    request: Request,
     record: &Record,
     lease: Lease,
 ) -> Result<Launched, CellError> {
@@ -85,7 +107,8 @@ fn start(
         caps,
         lease,
         operator,
-        requested,
+        requested: request.at,
+        foreign: request.foreign,
     };
     let supervisor = jail::spawn(inheritance.identity, |pid| {
         supervisor::main(inheritance, workload, pid)

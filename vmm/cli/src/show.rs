@@ -1,5 +1,22 @@
 //! Tables and units for people.
 
+use std::io::Write;
+
+/// `println!` for a reader that may go away (`| head`): that ends this command
+/// quietly.
+macro_rules! say {
+    ($($argument:tt)*) => {
+        $crate::show::line(format_args!($($argument)*))
+    };
+}
+pub(crate) use say;
+
+pub fn line(text: std::fmt::Arguments<'_>) {
+    if writeln!(std::io::stdout(), "{text}").is_err() {
+        std::process::exit(0);
+    }
+}
+
 /// Prints rows under `header`, columns aligned.
 pub fn table(header: &[&str], rows: &[Vec<String>]) {
     let mut widths: Vec<usize> = header.iter().map(|cell| cell.len()).collect();
@@ -11,7 +28,7 @@ pub fn table(header: &[&str], rows: &[Vec<String>]) {
     let print = |cells: &mut dyn Iterator<Item = &str>| {
         let padded: Vec<String> =
             cells.zip(&widths).map(|(cell, width)| format!("{cell:width$}")).collect();
-        println!("{}", padded.join("   ").trim_end());
+        say!("{}", padded.join("   ").trim_end());
     };
     print(&mut header.iter().copied());
     for row in rows {

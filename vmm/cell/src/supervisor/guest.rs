@@ -85,15 +85,24 @@ pub(crate) fn start(
     status.times.kernel_started_us = since(inheritance.requested);
     status.guest_kernel_inner_pid = kernel.as_raw();
 
+    // Threads with a list of their own come first: what is started after the
+    // main thread is restricted inherits its list.
     let console = ConsoleLog::new()?;
-    let pump = console.clone();
-    thread("console", move || pump.pump(File::from(console_read)))?;
-    let gone = Arc::new((Mutex::new(false), Condvar::new()));
-    reap(kernel, shared.events.clone(), gone.clone())?;
-
     let (folders, listeners) = serve_folders(inheritance, plan.folders)?;
     let (hello, hellos) = channel();
-    let devices = Devices::start(sockets, plan.rootfs, plan.disk, plan.memory.file(), console, listeners, hello)?;
+    let devices = Devices::start(
+        sockets,
+        plan.rootfs,
+        plan.disk,
+        plan.memory.file(),
+        console.clone(),
+        listeners,
+        hello,
+    )?;
+    jail::restrict_calls(ThreadClass::Control)?;
+    thread("console", move || console.pump(File::from(console_read)))?;
+    let gone = Arc::new((Mutex::new(false), Condvar::new()));
+    reap(kernel, shared.events.clone(), gone.clone())?;
     let boot_stream = await_hello(&hellos, &gone)?;
     let times = client::boot(&boot_stream, &boot_stream, &plan.boot).map_err(refused)?;
     status.times.guest_ready_us = since(inheritance.requested);

@@ -19,7 +19,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
 use exocell_agent::{FailureKind, Reply};
-use exocell_vmm::jail::{self, PathAccess, PathGrant, ThreadClass};
+use exocell_vmm::jail::{self, PathAccess, PathGrant};
 
 use crate::launch::{Inheritance, Workload};
 use crate::output::Output;
@@ -69,6 +69,10 @@ pub fn main(inheritance: Inheritance, workload: Workload, host_pid: i32) -> i32 
 }
 
 fn run(inheritance: Inheritance, workload: Workload, host_pid: i32) -> Result<(), CellError> {
+    for descriptor in &inheritance.foreign {
+        // What the operator's shell left open is none of the cell's business.
+        let _ = nix::unistd::close(*descriptor);
+    }
     detach(&inheritance.record_dir)?;
     let (events, inbox) = channel();
     let output = Output::new().map_err(CellError::host("cannot make the cell's log"))?;
@@ -87,7 +91,6 @@ fn run(inheritance: Inheritance, workload: Workload, host_pid: i32) -> Result<()
     let record = inheritance.record.from_within();
     record.write_status(&status)?;
     clients::serve(&inheritance, &shared, workload.services())?;
-    jail::restrict_calls(ThreadClass::Control)?;
     workload.run_program(&shared);
     let deadline = deadline.map(|limit| inheritance.requested + limit);
     let end = decide(&inbox, &shared, deadline, |program_started_us| {

@@ -4,13 +4,14 @@ use exocell_cell::CellError;
 use exocell_cell::xgate::{CapabilitySet, explain_json, explain_table};
 
 use super::run::read_table;
+use crate::show::say;
 use crate::args::CapsCommand;
 
 pub fn caps(command: CapsCommand) -> Result<u8, CellError> {
     match command {
         CapsCommand::Check { file } => match read_table(&file) {
             Ok(_) => {
-                println!("{}: ok", file.display());
+                say!("{}: ok", file.display());
                 Ok(0)
             }
             Err(error) => {
@@ -22,7 +23,7 @@ pub fn caps(command: CapsCommand) -> Result<u8, CellError> {
             let set = file.as_deref().map_or_else(|| Ok(CapabilitySet::default()), read_table)?;
             let rows = set.explain();
             let text = if json { explain_json(&rows) } else { explain_table(&rows) };
-            println!("{}", text.trim_end());
+            say!("{}", text.trim_end());
             Ok(0)
         }
     }

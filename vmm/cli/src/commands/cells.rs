@@ -14,7 +14,8 @@ use super::run::must_run;
 use crate::args::{
     InspectArgs, KillArgs, LogsArgs, PsArgs, RmArgs, StopArgs, UpdateArgs, WaitArgs,
 };
-use crate::{session, show};
+use crate::session;
+use crate::show::{self, say};
 
 #[derive(Serialize)]
 struct PsRow<'a> {
@@ -31,7 +32,7 @@ pub fn ps(layout: &Layout, args: &PsArgs) -> Result<u8, CellError> {
     let mut all = Record::all(layout)?;
     all.retain(|(_, _, status)| args.all || status.state != State::Exited);
     if args.quiet {
-        all.iter().for_each(|(record, _, _)| println!("{}", record.id));
+        all.iter().for_each(|(record, _, _)| say!("{}", record.id));
         return Ok(0);
     }
     if args.json {
@@ -146,7 +147,7 @@ pub fn inspect(layout: &Layout, args: &InspectArgs) -> Result<u8, CellError> {
 pub fn wait(layout: &Layout, args: &WaitArgs) -> Result<u8, CellError> {
     for key in &args.cells {
         let (record, _, status) = Record::find(layout, key)?;
-        println!("{}", await_end(layout, &record, &status, None)?.unwrap_or(0));
+        say!("{}", await_end(layout, &record, &status, None)?.unwrap_or(0));
     }
     Ok(0)
 }
@@ -214,7 +215,7 @@ pub fn stop(layout: &Layout, args: &StopArgs) -> Result<u8, CellError> {
                 end_now(layout, &record, &status)?;
             }
         }
-        println!("{key}");
+        say!("{key}");
     }
     Ok(0)
 }
@@ -234,7 +235,7 @@ pub fn kill(layout: &Layout, args: &KillArgs) -> Result<u8, CellError> {
         {
             end_now(layout, &record, &status)?;
         }
-        println!("{key}");
+        say!("{key}");
     }
     Ok(0)
 }
@@ -278,7 +279,7 @@ pub fn rm(layout: &Layout, args: &RmArgs) -> Result<u8, CellError> {
             end_now(layout, &record, &status)?;
         }
         record.remove()?;
-        println!("{key}");
+        say!("{key}");
     }
     Ok(0)
 }
@@ -289,7 +290,7 @@ pub fn update(layout: &Layout, args: &UpdateArgs) -> Result<u8, CellError> {
     for capability in &args.revoke {
         let request = ControlRequest::Revoke { capability: capability.clone() };
         Client::connect(&record)?.ask(&request)?;
-        println!("{capability} revoked");
+        say!("{capability} revoked");
     }
     Ok(0)
 }

@@ -12,7 +12,7 @@ use serde_json::json;
 use super::print_json;
 use crate::args::ImageCommand;
 use crate::progress::Bar;
-use crate::show;
+use crate::show::{self, say};
 
 /// Name and password for `image pull`, as NAME:PASSWORD.
 const CREDENTIALS_VARIABLE: &str = "EXOCELL_REGISTRY_AUTH";
@@ -26,18 +26,18 @@ pub fn image(layout: &Layout, command: ImageCommand) -> Result<u8, CellError> {
         ImageCommand::Rm { images } => {
             for name in &images {
                 store.remove(name, false)?;
-                println!("{name}");
+                say!("{name}");
             }
         }
         ImageCommand::Inspect { images } => {
             for name in &images {
-                println!("{}", store.inspect(name)?);
+                say!("{}", store.inspect(name)?);
             }
         }
         ImageCommand::Prune => {
             let removed = store.prune()?;
             let freed = removed.iter().map(|record| record.size_bytes).sum();
-            println!("{} images removed, {} freed", removed.len(), show::bytes(freed));
+            say!("{} images removed, {} freed", removed.len(), show::bytes(freed));
         }
     }
     Ok(0)
@@ -85,7 +85,7 @@ fn run(store: &Store, source: &Source, tag: Option<&Reference>) -> Result<ImageR
 }
 
 fn finish(record: ImageRecord) -> Result<(), CellError> {
-    println!("{}", record.id);
+    say!("{}", record.id);
     Ok(())
 }
 

@@ -5,6 +5,7 @@ use exocell_cell::{CellError, Layout};
 use serde_json::json;
 
 use super::print_json;
+use crate::show::say;
 use crate::args::KernelCommand;
 use crate::progress::KernelProgress;
 
@@ -16,7 +17,7 @@ pub fn kernel(layout: &Layout, command: &KernelCommand) -> Result<u8, CellError>
             let built =
                 kernel::build(&root, &BuildOptions::from_env(), &mut |step| progress.step(&step));
             progress.finish();
-            println!("{}", built?.path.display());
+            say!("{}", built?.path.display());
             Ok(0)
         }
         KernelCommand::Status { json } => {
@@ -37,11 +38,11 @@ fn show(status: &Status, json: bool) -> Result<(), CellError> {
             print_json(&json!({ "present": false, "hash": hash, "path": path }), true)
         }
         Status::Present(kernel) => {
-            println!("present: {}", kernel.path.display());
+            say!("present: {}", kernel.path.display());
             Ok(())
         }
         Status::Absent { path, .. } => {
-            println!("absent: {}; exocell kernel build makes it", path.display());
+            say!("absent: {}; exocell kernel build makes it", path.display());
             Ok(())
         }
     }

@@ -12,6 +12,7 @@ mod stats;
 
 use exocell_cell::{CellError, Layout};
 
+use crate::show::say;
 use crate::args::{Cli, Command};
 
 /// Runs the command; its exit code.
@@ -50,6 +51,6 @@ fn print_json(value: &impl serde::Serialize, indented: bool) -> Result<(), CellE
         serde_json::to_string(value)
     };
     let text = text.map_err(|error| CellError::Usage(format!("cannot print JSON: {error}")))?;
-    println!("{text}");
+    say!("{text}");
     Ok(())
 }

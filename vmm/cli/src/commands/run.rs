@@ -3,22 +3,22 @@
 use std::fs;
 use std::io::Read;
 use std::path::{Path, PathBuf};
-use std::time::Instant;
 
 use exocell_cell::isolate::IsolatePlan;
-use exocell_cell::launch::{self, Launched, Workload};
+use exocell_cell::launch::{self, Launched, Request, Workload};
 use exocell_cell::plan::{self, VmPlan};
 use exocell_cell::xgate::{CapabilitySet, Flags};
 use exocell_cell::{CellError, CellSpec, Layout, Record, State, Strength, now_ms};
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::Pid;
 
+use crate::show::say;
 use crate::args::{ProcessArgs, RunArgs, StrengthArg};
 use crate::session::{self, Outcome};
 use crate::terminal;
 
 pub fn run(layout: &Layout, args: RunArgs) -> Result<u8, CellError> {
-    let requested = Instant::now();
+    let request = Request::begin();
     let caps = capabilities(&args)?;
     let (detach, interactive, tty, json) = (args.detach, args.interactive, args.tty, args.json);
     let spec = spec(layout, args, &caps)?;
@@ -26,10 +26,10 @@ pub fn run(layout: &Layout, args: RunArgs) -> Result<u8, CellError> {
         Strength::Vm => Workload::Vm(VmPlan::new(layout, &spec, &caps, terminal::size())?),
         Strength::Isolate => Workload::Isolate(IsolatePlan::new(&spec, &caps)?),
     };
-    let launched = launch::launch(layout, spec.clone(), caps, workload, requested)?;
+    let launched = launch::launch(layout, spec.clone(), caps, workload, request)?;
     if detach {
         wait_started(&launched)?;
-        println!("{}", spec.id);
+        say!("{}", spec.id);
         return Ok(0);
     }
     let outcome = session::follow(&launched.session, interactive, tty);
