@@ -1,6 +1,8 @@
 //! Builds layers and images for the tests.
 #![allow(dead_code)]
 
+pub mod erofs;
+
 use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::{Path, PathBuf};
