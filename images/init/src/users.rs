@@ -90,7 +90,8 @@ fn groups_of(name: &str, group: &str) -> Vec<u32> {
 mod tests {
     use super::*;
 
-    const PASSWD: &str = "root:x:0:0:root:/root:/bin/sh\nann:x:1000:1001::/home/ann:\nbad:x:y:z::\n";
+    const PASSWD: &str =
+        "root:x:0:0:root:/root:/bin/sh\nann:x:1000:1001::/home/ann:\nbad:x:y:z::\n";
     const GROUP: &str = "root:x:0:\nann:x:1001:\naudio:x:29:ann,bob\nwheel:x:10:bob\n";
 
     fn id(spec: &str) -> (u32, u32, Vec<u32>, String) {
