@@ -155,7 +155,8 @@ mod tests {
 
     #[test]
     fn other_platforms_and_broken_documents_are_refused() {
-        let arm = br#"{"architecture":"arm64","os":"linux","rootfs":{"type":"layers","diff_ids":[]}}"#;
+        let arm =
+            br#"{"architecture":"arm64","os":"linux","rootfs":{"type":"layers","diff_ids":[]}}"#;
         assert!(matches!(ConfigDocument::parse(arm), Err(ImageError::WrongPlatform { .. })));
         assert!(matches!(ConfigDocument::parse(b"{}"), Err(ImageError::Malformed { .. })));
     }

@@ -18,9 +18,13 @@ pub enum ImageError {
     StoreFull { path: PathBuf },
     #[error("the image store {} cannot be read: {why}; restore its index.json or empty the store", .path.display())]
     StoreCorrupt { path: PathBuf, why: String },
-    #[error("{what} is corrupt: its digest is {found}, not {expected}; fetch or save the image again")]
+    #[error(
+        "{what} is corrupt: its digest is {found}, not {expected}; fetch or save the image again"
+    )]
     DigestMismatch { what: String, expected: Digest, found: Digest },
-    #[error("{what} is {found} bytes long, not the {expected} its manifest says; fetch or save the image again")]
+    #[error(
+        "{what} is {found} bytes long, not the {expected} its manifest says; fetch or save the image again"
+    )]
     SizeMismatch { what: String, expected: u64, found: u64 },
     #[error("{what} is malformed: {why}")]
     Malformed { what: String, why: String },
@@ -30,13 +34,19 @@ pub enum ImageError {
     LinkLoop { path: String },
     #[error("`{path}` is a hard link to `{target}`, {why}; rebuild the image without it")]
     BadHardLink { path: String, target: String, why: &'static str },
-    #[error("`{path}` lies under `{parent}`, which is not a directory; rebuild the image without it")]
+    #[error(
+        "`{path}` lies under `{parent}`, which is not a directory; rebuild the image without it"
+    )]
     ParentNotDirectory { path: String, parent: String },
-    #[error("`{path}` is a device node, which an image must not hold: a cell has its own /dev; rebuild the image without it")]
+    #[error(
+        "`{path}` is a device node, which an image must not hold: a cell has its own /dev; rebuild the image without it"
+    )]
     DeviceNode { path: String },
     #[error("{what} is over the import limit {limit} = {max}; raise it if you trust this image")]
     LimitExceeded { what: String, limit: &'static str, max: u64 },
-    #[error("{what} unpacks to more than {ratio_max} times its size after {bytes} bytes: a decompression bomb; raise the import limit ratio_max if you trust it")]
+    #[error(
+        "{what} unpacks to more than {ratio_max} times its size after {bytes} bytes: a decompression bomb; raise the import limit ratio_max if you trust it"
+    )]
     Bomb { what: String, ratio_max: u64, bytes: u64 },
     #[error("the image is for {found}; cells run linux/amd64 images only, get that variant")]
     WrongPlatform { found: String },
@@ -48,15 +58,21 @@ pub enum ImageError {
     SeveralImages { path: PathBuf, names: String },
     #[error("`{reference}` is not an image name: {why}")]
     BadReference { reference: String, why: &'static str },
-    #[error("no image `{name}` in the store; `image ls` lists what there is, `image pull` or `image import` adds one")]
+    #[error(
+        "no image `{name}` in the store; `image ls` lists what there is, `image pull` or `image import` adds one"
+    )]
     NotFound { name: String },
     #[error("`{name}` is the beginning of more than one image id; give more digits")]
     AmbiguousId { name: String },
     #[error("the image {id} is in use by a cell; remove the cell first")]
     InUse { id: Digest },
-    #[error("the image {id} has several names ({tags}); remove them one by one, or remove it with force")]
+    #[error(
+        "the image {id} has several names ({tags}); remove them one by one, or remove it with force"
+    )]
     SeveralTags { id: Digest, tags: String },
-    #[error("the registry {registry} does not let us read {what}: {why}; check the name and the credentials")]
+    #[error(
+        "the registry {registry} does not let us read {what}: {why}; check the name and the credentials"
+    )]
     Unauthorized { registry: String, what: String, why: String },
     #[error("the registry {registry} has no {what}; check the name and the tag")]
     NotInRegistry { registry: String, what: String },

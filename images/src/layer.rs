@@ -76,8 +76,12 @@ fn check_blob<R: Read>(blob: &Hashing<R>, check: &LayerCheck) -> Result<()> {
 /// Says in which layer a malformed thing was met.
 fn named(error: ImageError, layer: &str) -> ImageError {
     match error {
-        ImageError::Malformed { what, why } => ImageError::malformed(format!("{what} in {layer}"), why),
-        ImageError::Io { what, source } => ImageError::Io { what: format!("{layer}: {what}"), source },
+        ImageError::Malformed { what, why } => {
+            ImageError::malformed(format!("{what} in {layer}"), why)
+        }
+        ImageError::Io { what, source } => {
+            ImageError::Io { what: format!("{layer}: {what}"), source }
+        }
         other => other,
     }
 }
@@ -90,7 +94,11 @@ fn apply_entries<R: Read>(rootfs: &mut RootfsBuilder<'_>, tar: &mut TarReader<R>
     Ok(())
 }
 
-fn apply_entry(rootfs: &mut RootfsBuilder<'_>, entry: TarEntry, content: &mut dyn Read) -> Result<()> {
+fn apply_entry(
+    rootfs: &mut RootfsBuilder<'_>,
+    entry: TarEntry,
+    content: &mut dyn Read,
+) -> Result<()> {
     let TarEntry { path, kind, meta } = entry;
     if apply_mark(rootfs, &path)? {
         return Ok(());

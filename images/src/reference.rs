@@ -26,9 +26,13 @@ impl FromStr for Reference {
     type Err = ImageError;
 
     fn from_str(text: &str) -> Result<Self> {
-        let bad = |why| ImageError::BadReference { reference: crate::error::shown(text.as_bytes()), why };
+        let bad =
+            |why| ImageError::BadReference { reference: crate::error::shown(text.as_bytes()), why };
         let (rest, digest) = match text.split_once('@') {
-            Some((rest, digest)) => (rest, Some(digest.parse().map_err(|_| bad("its digest is not sha256:<64 hex digits>"))?)),
+            Some((rest, digest)) => (
+                rest,
+                Some(digest.parse().map_err(|_| bad("its digest is not sha256:<64 hex digits>"))?),
+            ),
             None => (text, None),
         };
         let (name, tag) = match rest.rsplit_once(':').filter(|(_, tag)| !tag.contains('/')) {
@@ -43,7 +47,9 @@ impl FromStr for Reference {
             return Err(bad("its registry must be HOST or HOST:PORT"));
         }
         if name.len() > NAME_BYTES_MAX || !repository.split('/').all(is_component) {
-            return Err(bad("a repository is lower-case letters and digits, with single `.`, `_`, `-` between, and `/`"));
+            return Err(bad(
+                "a repository is lower-case letters and digits, with single `.`, `_`, `-` between, and `/`",
+            ));
         }
         let repository = match registry == DEFAULT_REGISTRY && !repository.contains('/') {
             true => format!("library/{repository}"),
@@ -70,7 +76,10 @@ fn is_registry(registry: &str) -> bool {
 
 fn is_tag(tag: &str) -> bool {
     let of_tag = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '-');
-    !tag.is_empty() && tag.len() <= TAG_BYTES_MAX && tag.chars().all(of_tag) && !tag.starts_with(['.', '-'])
+    !tag.is_empty()
+        && tag.len() <= TAG_BYTES_MAX
+        && tag.chars().all(of_tag)
+        && !tag.starts_with(['.', '-'])
 }
 
 fn is_component(component: &str) -> bool {
@@ -84,7 +93,9 @@ fn is_component(component: &str) -> bool {
 impl fmt::Display for Reference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.registry == DEFAULT_REGISTRY {
-            true => f.write_str(self.repository.strip_prefix("library/").unwrap_or(&self.repository))?,
+            true => {
+                f.write_str(self.repository.strip_prefix("library/").unwrap_or(&self.repository))?
+            }
             false => write!(f, "{}/{}", self.registry, self.repository)?,
         }
         if let Some(tag) = &self.tag {
@@ -117,8 +128,23 @@ mod tests {
 
     #[test]
     fn bad_names_are_refused() {
-        for text in ["", "A", "a:", "a@sha256:1", "a/../b", "a//b", "x:y/z", "a b", "-a", "a:.t", "h:99999/x"] {
-            assert!(matches!(text.parse::<Reference>(), Err(ImageError::BadReference { .. })), "{text}");
+        for text in [
+            "",
+            "A",
+            "a:",
+            "a@sha256:1",
+            "a/../b",
+            "a//b",
+            "x:y/z",
+            "a b",
+            "-a",
+            "a:.t",
+            "h:99999/x",
+        ] {
+            assert!(
+                matches!(text.parse::<Reference>(), Err(ImageError::BadReference { .. })),
+                "{text}"
+            );
         }
     }
 }

@@ -28,7 +28,14 @@ pub(crate) struct RootfsBuilder<'a> {
 impl<'a> RootfsBuilder<'a> {
     /// Builds into `area`, which lies in the store at `store`.
     pub fn new(area: DataArea, limits: &'a ImportLimits, store: &'a Path) -> Self {
-        Self { tree: Tree::new(limits.depth_max), area, limits, store, entries: 0, apparent_bytes: 0 }
+        Self {
+            tree: Tree::new(limits.depth_max),
+            area,
+            limits,
+            store,
+            entries: 0,
+            apparent_bytes: 0,
+        }
     }
 
     pub fn limits(&self) -> &'a ImportLimits {
@@ -43,7 +50,11 @@ impl<'a> RootfsBuilder<'a> {
     pub fn count_entry(&mut self) -> Result<()> {
         self.entries += 1;
         if self.entries.max(self.tree.len() as u64) > self.limits.entries_max {
-            return Err(ImageError::limit("the number of files", "entries_max", self.limits.entries_max));
+            return Err(ImageError::limit(
+                "the number of files",
+                "entries_max",
+                self.limits.entries_max,
+            ));
         }
         Ok(())
     }
@@ -76,7 +87,8 @@ impl<'a> RootfsBuilder<'a> {
         self.count_bytes(path, size)?;
         let place = self.place_file(path)?;
         let mut source = Source { content, failed: None };
-        let added = self.area.add_file(size, extents, &mut source, erofs::xattr_bytes(&meta.xattrs));
+        let added =
+            self.area.add_file(size, extents, &mut source, erofs::xattr_bytes(&meta.xattrs));
         let data = added.map_err(|error| match source.failed.take() {
             Some(failed) => ImageError::io(format!("cannot read `{}`", shown(path)), failed),
             None => ImageError::store(self.store, error),
@@ -94,9 +106,14 @@ impl<'a> RootfsBuilder<'a> {
             return Err(bad("which is a directory"));
         }
         let place = self.place_file(path)?;
-        let same = self.tree.children(place.directory).and_then(|children| children.get(place.name));
+        let same =
+            self.tree.children(place.directory).and_then(|children| children.get(place.name));
         if same.is_some_and(|entry| entry.inode == found) {
-            return if crate::tree::split(path)? == crate::tree::split(target)? { Err(bad("itself")) } else { Ok(()) };
+            return if crate::tree::split(path)? == crate::tree::split(target)? {
+                Err(bad("itself"))
+            } else {
+                Ok(())
+            };
         }
         self.tree.link(place.directory, place.name, found);
         self.give_back();
@@ -123,7 +140,8 @@ impl<'a> RootfsBuilder<'a> {
     pub fn finish(mut self, id: &Digest) -> Result<u64> {
         let mut uuid = [0; 16];
         uuid.copy_from_slice(&id.as_bytes()[..16]);
-        erofs::finish(&self.tree, &mut self.area, uuid).map_err(|error| ImageError::store(self.store, error))
+        erofs::finish(&self.tree, &mut self.area, uuid)
+            .map_err(|error| ImageError::store(self.store, error))
     }
 
     fn place_file<'p>(&mut self, path: &'p [u8]) -> Result<Parent<'p>> {

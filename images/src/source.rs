@@ -41,7 +41,9 @@ impl Source {
         let metadata = std::fs::metadata(path).map_err(|error| ImageError::read(path, error))?;
         let path = path.to_path_buf();
         Ok(match metadata.is_dir() {
-            true if path.join("index.json").is_file() && path.join("blobs").is_dir() => Self::Layout(path),
+            true if path.join("index.json").is_file() && path.join("blobs").is_dir() => {
+                Self::Layout(path)
+            }
             true => Self::Directory { path, config },
             false => Self::Archive(path),
         })
@@ -72,7 +74,11 @@ pub(crate) trait Input {
 }
 
 /// Reads what `source` holds, short of its layers. `None` for a directory.
-pub(crate) fn plan(source: &Source, wanted: Option<&Reference>, limits: &ImportLimits) -> Result<Option<Plan>> {
+pub(crate) fn plan(
+    source: &Source,
+    wanted: Option<&Reference>,
+    limits: &ImportLimits,
+) -> Result<Option<Plan>> {
     let plan = match source {
         Source::Directory { .. } => return Ok(None),
         Source::Layout(path) => oci::plan_files(Files::directory(path), wanted, limits)?,
@@ -86,7 +92,11 @@ pub(crate) fn plan(source: &Source, wanted: Option<&Reference>, limits: &ImportL
         Source::Registry { reference, options } => registry::plan(reference, options, limits)?,
     };
     if plan.layers.len() > limits.layers_max {
-        return Err(ImageError::limit("the number of layers", "layers_max", limits.layers_max as u64));
+        return Err(ImageError::limit(
+            "the number of layers",
+            "layers_max",
+            limits.layers_max as u64,
+        ));
     }
     Ok(Some(plan))
 }

@@ -86,7 +86,8 @@ impl Store {
     pub fn resolve(&self, name: &str) -> Result<ImageRecord> {
         let index = self.read_index()?;
         let id = find(&index, name)?;
-        let image = index.images.get(&id).ok_or_else(|| ImageError::NotFound { name: name.into() })?;
+        let image =
+            index.images.get(&id).ok_or_else(|| ImageError::NotFound { name: name.into() })?;
         Ok(self.record(id, image, &index))
     }
 
@@ -94,7 +95,8 @@ impl Store {
     pub fn inspect(&self, name: &str) -> Result<String> {
         let index = self.read_index()?;
         let id = find(&index, name)?;
-        let image = index.images.get(&id).ok_or_else(|| ImageError::NotFound { name: name.into() })?;
+        let image =
+            index.images.get(&id).ok_or_else(|| ImageError::NotFound { name: name.into() })?;
         Ok(image.document.clone())
     }
 
@@ -151,7 +153,8 @@ impl Store {
             index.images.keys().copied().filter(|id| index.tags_of(*id).is_empty()).collect();
         let mut removed = Vec::new();
         for id in nameless {
-            let Some(record) = index.images.get(&id).map(|image| self.record(id, image, &index)) else {
+            let Some(record) = index.images.get(&id).map(|image| self.record(id, image, &index))
+            else {
                 continue;
             };
             match self.remove_image(&mut index, id) {
@@ -272,14 +275,19 @@ fn is_unused(path: &Path) -> io::Result<bool> {
 
 fn remove_file(path: &Path) -> Result<()> {
     match fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(ImageError::store(path, error)),
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            Err(ImageError::store(path, error))
+        }
         _ => Ok(()),
     }
 }
 
 fn files(folder: &Path) -> Result<Vec<PathBuf>> {
     let failed = |error| ImageError::read(folder, error);
-    fs::read_dir(folder).map_err(failed)?.map(|file| file.map(|file| file.path()).map_err(failed)).collect()
+    fs::read_dir(folder)
+        .map_err(failed)?
+        .map(|file| file.map(|file| file.path()).map_err(failed))
+        .collect()
 }
 
 /// Bytes that a file takes on its disk.

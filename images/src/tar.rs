@@ -9,6 +9,8 @@
 mod header;
 mod pax;
 mod sparse;
+#[cfg(test)]
+mod tests;
 
 use std::io::{self, Read};
 
@@ -23,12 +25,19 @@ pub(crate) use sparse::Extent;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum EntryKind {
     /// A file of `size` bytes, whose data lie in `extents`.
-    File { size: u64, extents: Vec<Extent> },
+    File {
+        size: u64,
+        extents: Vec<Extent>,
+    },
     Directory,
     Symlink(Vec<u8>),
     HardLink(Vec<u8>),
     Fifo,
-    Device { char: bool, major: u64, minor: u64 },
+    Device {
+        char: bool,
+        major: u64,
+        minor: u64,
+    },
 }
 
 /// One entry of an archive, all its extensions applied.
@@ -119,7 +128,8 @@ impl<R: Read> TarReader<R> {
         path: &[u8],
         stored: u64,
     ) -> Result<EntryKind> {
-        let link = |extensions: &mut Extensions| extensions.link.take().unwrap_or_else(|| header.link());
+        let link =
+            |extensions: &mut Extensions| extensions.link.take().unwrap_or_else(|| header.link());
         Ok(match header.kind() {
             b'0' | 0 | b'7' if path.ends_with(b"/") => EntryKind::Directory,
             b'0' | 0 | b'7' => self.file(extensions, stored).map_err(|why| at(path, &why))?,
@@ -218,7 +228,8 @@ impl<R: Read> TarReader<R> {
 
     fn skip_data(&mut self) -> Result<()> {
         let left = self.data_left + self.padding;
-        let skipped = io::copy(&mut Read::take(&mut self.stream, left), &mut io::sink()).map_err(read_error)?;
+        let skipped = io::copy(&mut Read::take(&mut self.stream, left), &mut io::sink())
+            .map_err(read_error)?;
         // Some writers leave out the padding of the last entry.
         if skipped < self.data_left {
             return Err(cut());
@@ -255,7 +266,8 @@ fn device(header: &Header, char: bool) -> Result<EntryKind> {
 
 fn meta(header: &Header, extensions: Extensions) -> Result<Meta> {
     let narrow = |what: &str, value: u64| {
-        u32::try_from(value).map_err(|_| ImageError::malformed(what, format!("{value} does not fit 32 bits")))
+        u32::try_from(value)
+            .map_err(|_| ImageError::malformed(what, format!("{value} does not fit 32 bits")))
     };
     Ok(Meta {
         mode: header.mode()?,

@@ -94,7 +94,8 @@ pub(crate) struct Tree {
 
 impl Tree {
     pub fn new(depth_max: usize) -> Self {
-        let root = Inode { meta: Meta::implicit(), kind: Kind::Directory(BTreeMap::new()), links: 1 };
+        let root =
+            Inode { meta: Meta::implicit(), kind: Kind::Directory(BTreeMap::new()), links: 1 };
         Self { inodes: vec![root], freed: Vec::new(), layer: 0, depth_max }
     }
 

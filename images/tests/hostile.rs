@@ -119,12 +119,18 @@ fn lying_digests_and_sizes() {
     let mut changed = Image::plain(layer());
     let digest = changed.manifest["layers"][0]["digest"].as_str().unwrap()[7..].to_owned();
     changed.blobs.get_mut(&digest).unwrap()[600] ^= 1;
-    assert_error!(refused_image(&changed, &ImportLimits::default()), ImageError::DigestMismatch { .. });
+    assert_error!(
+        refused_image(&changed, &ImportLimits::default()),
+        ImageError::DigestMismatch { .. }
+    );
 
     let bytes = Layer::default().file("a", b"x").bytes();
     let other = Layer::default().file("a", b"y").bytes();
     let lying = Image::new(vec![(other, gzip(&bytes))]);
-    assert_error!(refused_image(&lying, &ImportLimits::default()), ImageError::DigestMismatch { .. });
+    assert_error!(
+        refused_image(&lying, &ImportLimits::default()),
+        ImageError::DigestMismatch { .. }
+    );
 
     for size in [1u64, 1 << 40] {
         let mut image = Image::plain(layer());
@@ -136,7 +142,10 @@ fn lying_digests_and_sizes() {
     let mut image = Image::plain(layer());
     image.manifest["config"]["digest"] = image.manifest["layers"][0]["digest"].clone();
     image.seal();
-    assert_error!(refused_image(&image, &ImportLimits::default()), ImageError::SizeMismatch { .. } | ImageError::DigestMismatch { .. });
+    assert_error!(
+        refused_image(&image, &ImportLimits::default()),
+        ImageError::SizeMismatch { .. } | ImageError::DigestMismatch { .. }
+    );
     let mut image = Image::plain(layer());
     image.manifest["layers"][0]["digest"] = "sha256:../../../etc/passwd".into();
     image.seal();
@@ -146,13 +155,17 @@ fn lying_digests_and_sizes() {
 #[test]
 fn corrupt_layers() {
     let bytes = Layer::default().file("a", &[1; 4000]).bytes();
-    for broken in [&bytes[..700], &b"not a tar archive at all".repeat(50)[..], &gzip(&bytes)[..40]] {
+    for broken in [&bytes[..700], &b"not a tar archive at all".repeat(50)[..], &gzip(&bytes)[..40]]
+    {
         let image = Image::new(vec![(broken.to_vec(), broken.to_vec())]);
         let error = refused_image(&image, &ImportLimits::default());
         assert_error!(error, ImageError::Malformed { .. } | ImageError::Io { .. });
     }
     let xz = b"\xfd7zXZ\0rest".to_vec();
-    assert_error!(refused_image(&Image::new(vec![(xz.clone(), xz)]), &ImportLimits::default()), ImageError::Unsupported { .. });
+    assert_error!(
+        refused_image(&Image::new(vec![(xz.clone(), xz)]), &ImportLimits::default()),
+        ImageError::Unsupported { .. }
+    );
 }
 
 #[test]
@@ -162,9 +175,15 @@ fn wrong_platforms() {
     let mut index = Image::plain(vec![]);
     let mut entry = index.index["manifests"][0].clone();
     entry["platform"] = serde_json::json!({"os": "windows", "architecture": "amd64"});
-    let inner = support::put(&mut index.blobs, serde_json::to_vec(&serde_json::json!({"manifests": [entry]})).unwrap());
+    let inner = support::put(
+        &mut index.blobs,
+        serde_json::to_vec(&serde_json::json!({"manifests": [entry]})).unwrap(),
+    );
     index.index = serde_json::json!({"manifests": [inner]});
-    assert_error!(refused_image(&index, &ImportLimits::default()), ImageError::WrongPlatform { .. });
+    assert_error!(
+        refused_image(&index, &ImportLimits::default()),
+        ImageError::WrongPlatform { .. }
+    );
 }
 
 #[test]
@@ -182,10 +201,17 @@ fn an_index_that_contains_itself_ends() {
 fn files_that_are_no_images() {
     let bench = Bench::default();
     let path = bench.path("file");
-    for (content, what) in [(&b""[..], "empty"), (b"hello", "short"), (&[7; 2000], "noise"), (&gzip(b"x"), "gzip")] {
+    for (content, what) in
+        [(&b""[..], "empty"), (b"hello", "short"), (&[7; 2000], "noise"), (&gzip(b"x"), "gzip")]
+    {
         fs::write(&path, content).unwrap();
-        let error = bench.import_source(&Source::Archive(path.clone()), &ImportLimits::default()).unwrap_err();
-        assert!(matches!(error, ImageError::NotAnImage { .. } | ImageError::Unsupported { .. }), "{what}: {error:?}");
+        let error = bench
+            .import_source(&Source::Archive(path.clone()), &ImportLimits::default())
+            .unwrap_err();
+        assert!(
+            matches!(error, ImageError::NotAnImage { .. } | ImageError::Unsupported { .. }),
+            "{what}: {error:?}"
+        );
     }
     let missing = Source::detect(&bench.path("missing"), ImageConfig::default());
     assert!(matches!(missing, Err(ImageError::Io { .. })));
@@ -213,7 +239,9 @@ fn layers_that_claim_huge_sparse_files_cost_nothing() {
 #[test]
 fn binary_attributes_come_through_whole() {
     let capability = b"\x01\x00\x00\x02\n\n=\x00\x00 5 x=\x00\x00\x00\x00\x00\x00\x00";
-    let layer = Layer::default().pax(&[("SCHILY.xattr.security.capability", capability)]).file("ping", b"elf");
+    let layer = Layer::default()
+        .pax(&[("SCHILY.xattr.security.capability", capability)])
+        .file("ping", b"elf");
     let bench = Bench::default();
     let record = bench.store.import(
         &{

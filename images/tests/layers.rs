@@ -77,9 +77,14 @@ fn upper_layers_win() {
     let image = Image::new(vec![packed(lower, gzip), packed(upper, zstd)]);
     let root = bench.extract(&bench.import(&image).unwrap().erofs);
     let read = |name: &str| fs::read(root.join(name)).ok();
-    for (name, content) in
-        [("dir/new", b"6"), ("opaque/new", b"7"), ("changed", b"8"), ("type", b"9"), ("again", b"5"), ("shared", b"5")]
-    {
+    for (name, content) in [
+        ("dir/new", b"6"),
+        ("opaque/new", b"7"),
+        ("changed", b"8"),
+        ("type", b"9"),
+        ("again", b"5"),
+        ("shared", b"5"),
+    ] {
         assert_eq!(read(name).as_deref(), Some(&content[..]), "{name}");
     }
     for name in ["gone", "dir/old", "opaque/old", "opaque/.wh..wh..opq", ".wh.gone"] {
@@ -169,7 +174,10 @@ fn archives_of_gnu_tar_are_read() {
         let bytes = fs::read(&archive).unwrap();
         let record = bench.import(&Image::new(vec![(bytes.clone(), bytes)])).unwrap();
         let root = bench.extract(&record.erofs);
-        assert!(fs::read(root.join("sparse")).unwrap() == fs::read(tree.join("sparse")).unwrap(), "{format}");
+        assert!(
+            fs::read(root.join("sparse")).unwrap() == fs::read(tree.join("sparse")).unwrap(),
+            "{format}"
+        );
         assert_eq!(fs::read(root.join("x".repeat(180)).join("y".repeat(180))).unwrap(), b"deep");
         assert!(record.size_bytes < 1 << 20, "{format}: {}", record.size_bytes);
     }
@@ -181,7 +189,8 @@ fn docker_archives_and_oci_archives_are_read() {
     let layer = Layer::default().file("a", b"docker").bytes();
     let config = support::config(&[exocell_images::Digest::of(&layer)], "amd64");
     let name = format!("{}.json", exocell_images::Digest::of(&config).hex());
-    let manifest = format!(r#"[{{"Config":"{name}","RepoTags":["x:1"],"Layers":["l/layer.tar"]}}]"#);
+    let manifest =
+        format!(r#"[{{"Config":"{name}","RepoTags":["x:1"],"Layers":["l/layer.tar"]}}]"#);
     let saved = Layer::default()
         .file(&name, &config)
         .file("real/layer.tar", &layer)
@@ -213,7 +222,10 @@ fn indexes_are_searched_for_our_platform() {
     for (entry, architecture) in entries.iter_mut().zip(["arm64", "amd64"]) {
         entry["platform"] = serde_json::json!({"os": "linux", "architecture": architecture});
     }
-    let inner = support::put(&mut image.blobs, serde_json::to_vec(&serde_json::json!({"manifests": entries})).unwrap());
+    let inner = support::put(
+        &mut image.blobs,
+        serde_json::to_vec(&serde_json::json!({"manifests": entries})).unwrap(),
+    );
     image.index = serde_json::json!({"manifests": [inner]});
     let record = bench.import(&image).unwrap();
     assert_eq!(fs::read(bench.extract(&record.erofs).join("a")).unwrap(), b"amd64");

@@ -38,12 +38,27 @@ fn content() -> impl Strategy<Value = Content> {
 }
 
 fn item() -> impl Strategy<Value = Item> {
-    let mtime = prop_oneof![Just((1_700_000_000, 0)), (-1_000_000..4_000_000_000i64, 0..1_000_000_000u32)];
+    let mtime =
+        prop_oneof![Just((1_700_000_000, 0)), (-1_000_000..4_000_000_000i64, 0..1_000_000_000u32)];
     let name = prop_oneof!["user\\.[a-z]{1,30}", "security\\.[a-z]{1,30}", "trusted\\.[a-z]{1,30}"];
     let value = prop::collection::vec(any::<u8>(), 0..3000);
     let xattrs = prop::collection::btree_map(name, value, 0..3);
-    (content(), 0..0o10000u32, prop_oneof![0..10u64, 65_530..4_294_967_296u64], mtime, xattrs, any::<bool>())
-        .prop_map(|(content, mode, uid, mtime, xattrs, linked)| Item { content, mode, uid, mtime, xattrs, linked })
+    (
+        content(),
+        0..0o10000u32,
+        prop_oneof![0..10u64, 65_530..4_294_967_296u64],
+        mtime,
+        xattrs,
+        any::<bool>(),
+    )
+        .prop_map(|(content, mode, uid, mtime, xattrs, linked)| Item {
+            content,
+            mode,
+            uid,
+            mtime,
+            xattrs,
+            linked,
+        })
 }
 
 fn add(mut layer: Layer, name: &str, item: &Item) -> Layer {
@@ -58,12 +73,17 @@ fn add(mut layer: Layer, name: &str, item: &Item) -> Layer {
     if let Content::Symlink(target) = &item.content {
         records.push(("linkpath".into(), target.clone().into()));
     }
-    records.extend(item.xattrs.iter().map(|(name, value)| (format!("SCHILY.xattr.{name}"), value.clone())));
-    let records: Vec<_> = records.iter().map(|(key, value)| (key.as_str(), value.as_slice())).collect();
+    records.extend(
+        item.xattrs.iter().map(|(name, value)| (format!("SCHILY.xattr.{name}"), value.clone())),
+    );
+    let records: Vec<_> =
+        records.iter().map(|(key, value)| (key.as_str(), value.as_slice())).collect();
     layer = layer.pax(&records);
     match &item.content {
         Content::Directory => layer.entry(EntryType::Directory, name, "", item.mode, b""),
-        Content::File { size, byte } => layer.entry(EntryType::Regular, name, "", item.mode, &vec![*byte; *size]),
+        Content::File { size, byte } => {
+            layer.entry(EntryType::Regular, name, "", item.mode, &vec![*byte; *size])
+        }
         Content::Symlink(_) => layer.entry(EntryType::Symlink, name, "", item.mode, b""),
     }
 }

@@ -9,7 +9,9 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use exocell_images::{Digest, ImageError, ImportLimits, Reference, RegistryOptions, Silent, Source};
+use exocell_images::{
+    Digest, ImageError, ImportLimits, Reference, RegistryOptions, Silent, Source,
+};
 use support::{Bench, Image, Layer, gzip};
 
 struct Server {
@@ -52,7 +54,8 @@ impl Server {
             if digest.to_string() == manifest_digest {
                 continue;
             }
-            let begun = ureq::post(self.url(&format!("{name}/blobs/uploads/"))).send_empty().unwrap();
+            let begun =
+                ureq::post(self.url(&format!("{name}/blobs/uploads/"))).send_empty().unwrap();
             let location = begun.headers()["location"].to_str().unwrap().to_owned();
             ureq::put(format!("{location}&digest={digest}")).send(&bytes[..]).unwrap();
         }
@@ -112,13 +115,17 @@ fn a_blob_spoiled_at_the_registry_is_refused() {
     let image = image();
     server.push(&image, "x", "latest");
     let hex = image.manifest["layers"][0]["digest"].as_str().unwrap()[7..].to_owned();
-    let stored = bench.path(&format!("registry/docker/registry/v2/blobs/sha256/{}/{hex}/data", &hex[..2]));
+    let stored =
+        bench.path(&format!("registry/docker/registry/v2/blobs/sha256/{}/{hex}/data", &hex[..2]));
     let mut bytes = fs::read(&stored).unwrap();
     let last = bytes.len() - 1;
     bytes[last] ^= 0xff;
     fs::write(&stored, bytes).unwrap();
     let error = pull(&bench, &format!("127.0.0.1:{}/x", server.port)).unwrap_err();
-    assert!(matches!(error, ImageError::DigestMismatch { .. } | ImageError::Io { .. }), "{error:?}");
+    assert!(
+        matches!(error, ImageError::DigestMismatch { .. } | ImageError::Io { .. }),
+        "{error:?}"
+    );
     assert!(bench.store.list().unwrap().is_empty());
     assert_eq!(bench.leftovers(), 0);
 }

@@ -20,7 +20,9 @@ fn images_are_found_by_name_and_id() {
     let bench = Bench::default();
     let record = bench.import(&image(b"1")).unwrap();
     let hex = record.id.hex();
-    for name in ["test", "test:latest", "docker.io/library/test", &hex, &hex[..6], &record.id.to_string()] {
+    for name in
+        ["test", "test:latest", "docker.io/library/test", &hex, &hex[..6], &record.id.to_string()]
+    {
         assert_eq!(bench.store.resolve(name).unwrap().id, record.id, "{name}");
     }
     let by_manifest = format!("x@{}", record.manifest.unwrap());
@@ -38,7 +40,10 @@ fn names_move_and_images_go_with_the_last() {
     assert_eq!(bench.store.resolve("test").unwrap().id, new.id);
     assert_eq!(bench.store.prune().unwrap()[0].id, old.id);
     bench.store.tag("test", &"also:1".parse().unwrap()).unwrap();
-    assert!(matches!(bench.store.remove(&new.id.hex(), false), Err(ImageError::SeveralTags { .. })));
+    assert!(matches!(
+        bench.store.remove(&new.id.hex(), false),
+        Err(ImageError::SeveralTags { .. })
+    ));
     assert_eq!(bench.store.remove("test", false).unwrap(), None);
     assert_eq!(bench.store.remove("also:1", false).unwrap(), Some(new.id));
     assert!(!new.erofs.exists() && bench.store.list().unwrap().is_empty());
@@ -78,7 +83,14 @@ fn many_imports_at_once() {
             scope.spawn(move || {
                 image(&[number % 4; 5000]).write_layout(&folder);
                 let tag = format!("n{number}").parse().unwrap();
-                store.import(&Source::Layout(folder), Some(&tag), &ImportLimits::default(), &mut Silent).unwrap();
+                store
+                    .import(
+                        &Source::Layout(folder),
+                        Some(&tag),
+                        &ImportLimits::default(),
+                        &mut Silent,
+                    )
+                    .unwrap();
             });
         }
     });
@@ -123,8 +135,9 @@ fn child_imports() {
     let folder = Path::new(&folder);
     let limits = ImportLimits::default();
     let tag = "killed".parse().unwrap();
-    let imported = Store::open(folder.join("store"))
-        .and_then(|store| store.import(&Source::Layout(folder.join("layout")), Some(&tag), &limits, &mut Silent));
+    let imported = Store::open(folder.join("store")).and_then(|store| {
+        store.import(&Source::Layout(folder.join("layout")), Some(&tag), &limits, &mut Silent)
+    });
     println!("imported: {:?}", imported.map(|record| record.id).map_err(|error| error.to_string()));
 }
 
@@ -139,7 +152,8 @@ fn child(folder: &Path) -> Command {
 fn a_kill_at_any_moment_leaves_the_store_whole() {
     let bench = Bench::default();
     let kept = bench.import(&image(b"kept")).unwrap();
-    let layers = (0..20u8).map(|i| Layer::default().file(&format!("f{i}"), &vec![i + 1; 300_000])).collect();
+    let layers =
+        (0..20u8).map(|i| Layer::default().file(&format!("f{i}"), &vec![i + 1; 300_000])).collect();
     image(b"").write_layout(&bench.path("other"));
     fs::remove_dir_all(bench.path("layout")).unwrap();
     Image::plain(layers).write_layout(&bench.path("layout"));
@@ -171,7 +185,8 @@ fn a_sweep_spares_imports_that_live() {
     Image::plain(vec![Layer::default().file("a", &[1; 5000])]).write_layout(&bench.path("layout"));
     let root = bench.store.root().to_path_buf();
     let mut progress = |_: exocell_images::ProgressEvent<'_>| drop(Store::open(&root).unwrap());
-    let record = bench.store.import(&source, None, &ImportLimits::default(), &mut progress).unwrap();
+    let record =
+        bench.store.import(&source, None, &ImportLimits::default(), &mut progress).unwrap();
     assert!(record.erofs.is_file());
 }
 
@@ -192,6 +207,10 @@ fn a_full_disk_is_said_so() {
         .output()
         .unwrap();
     let text = String::from_utf8_lossy(&output.stdout);
-    assert!(text.contains("no space left in the image store"), "{text}{}", String::from_utf8_lossy(&output.stderr));
+    assert!(
+        text.contains("no space left in the image store"),
+        "{text}{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     assert!(!text.contains("import-"), "{text}");
 }

@@ -132,7 +132,9 @@ pub(super) fn put64(out: &mut Vec<u8>, value: u64) {
 fn crc32c(bytes: &[u8]) -> u32 {
     const POLYNOMIAL: u32 = 0x82F6_3B78;
     bytes.iter().fold(!0, |crc, byte| {
-        (0..8).fold(crc ^ u32::from(*byte), |crc, _| (crc >> 1) ^ (POLYNOMIAL & (crc & 1).wrapping_neg()))
+        (0..8).fold(crc ^ u32::from(*byte), |crc, _| {
+            (crc >> 1) ^ (POLYNOMIAL & (crc & 1).wrapping_neg())
+        })
     })
 }
 
@@ -148,8 +150,16 @@ mod tests {
     #[test]
     fn inodes_have_their_sizes() {
         let inode = DiskInode {
-            mode: 0o100644, links: 1, size: 5, start_block: 0, inline: true, xattr_bytes: 0,
-            number: 1, uid: 0, gid: 0, mtime: Timestamp { seconds: 7, nanos: 0 },
+            mode: 0o100644,
+            links: 1,
+            size: 5,
+            start_block: 0,
+            inline: true,
+            xattr_bytes: 0,
+            number: 1,
+            uid: 0,
+            gid: 0,
+            mtime: Timestamp { seconds: 7, nanos: 0 },
         };
         assert_eq!(inode.encode(true).len(), COMPACT_BYTES);
         assert_eq!(inode.encode(false).len(), EXTENDED_BYTES);

@@ -59,7 +59,12 @@ fn commonest_mtime(tree: &Tree) -> Timestamp {
     for index in reachable(tree) {
         *counts.entry(tree.inode(index).meta.mtime).or_default() += 1;
     }
-    counts.into_iter().rev().max_by_key(|(_, count)| *count).map(|(mtime, _)| mtime).unwrap_or_default()
+    counts
+        .into_iter()
+        .rev()
+        .max_by_key(|(_, count)| *count)
+        .map(|(mtime, _)| mtime)
+        .unwrap_or_default()
 }
 
 /// Every name's inode, in the order of the tree; the root first.
@@ -189,9 +194,12 @@ impl Writer<'_> {
         let mut record = self.disk_inode(id, &placed).encode(placed.compact);
         xattr::encode(&self.tree.inode(id).meta.xattrs, &mut record);
         let content = self.content(id)?;
-        let whole = if placed.inline { content.len() - content.len() % BLOCK_BYTES } else { content.len() };
+        let whole =
+            if placed.inline { content.len() - content.len() % BLOCK_BYTES } else { content.len() };
         let (blocks, tail) = content.split_at(whole);
-        self.area.image().write_all_at(blocks, u64::from(placed.start_block) * BLOCK_BYTES as u64)?;
+        self.area
+            .image()
+            .write_all_at(blocks, u64::from(placed.start_block) * BLOCK_BYTES as u64)?;
         record.extend(tail);
         self.area.image().write_all_at(&record, meta_offset + placed.nid * SLOT_BYTES as u64)
     }

@@ -26,7 +26,9 @@ fn index(name: &[u8]) -> Option<(u8, &[u8])> {
 /// nor do overlayfs' own marks, which would change what the cell's overlay
 /// shows.
 pub(crate) fn is_kept(name: &[u8]) -> bool {
-    !name.starts_with(b"trusted.overlay.") && !name.starts_with(b"user.overlay.") && index(name).is_some()
+    !name.starts_with(b"trusted.overlay.")
+        && !name.starts_with(b"user.overlay.")
+        && index(name).is_some()
 }
 
 /// Bytes that the attributes take after the inode.

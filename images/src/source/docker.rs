@@ -26,9 +26,15 @@ impl Item {
 }
 
 /// Plans the import of an archive; `wanted` chooses if it holds several.
-pub(super) fn plan(files: Files, wanted: Option<&Reference>, limits: &ImportLimits) -> Result<Plan> {
+pub(super) fn plan(
+    files: Files,
+    wanted: Option<&Reference>,
+    limits: &ImportLimits,
+) -> Result<Plan> {
     if !files.has("manifest.json") {
-        let why = "it has neither index.json nor manifest.json; use `docker save` or an OCI archive".into();
+        let why =
+            "it has neither index.json nor manifest.json; use `docker save` or an OCI archive"
+                .into();
         return Err(ImageError::NotAnImage { path: files.path().to_path_buf(), why });
     }
     let items: Vec<Item> = parse(&files.document("manifest.json", limits)?, "manifest.json")?;
@@ -37,7 +43,8 @@ pub(super) fn plan(files: Files, wanted: Option<&Reference>, limits: &ImportLimi
     check_config_name(&item.config, &config)?;
     let diff_ids = ConfigDocument::parse(&config)?.rootfs.diff_ids;
     if diff_ids.len() != item.layers.len() {
-        let why = format!("it has {} layers, its configuration {}", item.layers.len(), diff_ids.len());
+        let why =
+            format!("it has {} layers, its configuration {}", item.layers.len(), diff_ids.len());
         return Err(ImageError::malformed("manifest.json", why));
     }
     let layer = |(name, diff_id)| LayerPlan { name, blob: None, diff_id };
@@ -47,9 +54,11 @@ pub(super) fn plan(files: Files, wanted: Option<&Reference>, limits: &ImportLimi
 
 fn choose(files: &Files, mut items: Vec<Item>, wanted: Option<&Reference>) -> Result<Item> {
     if items.len() > 1 {
-        let named = items.iter().position(|item| wanted.is_some_and(|wanted| item.is_named(wanted)));
+        let named =
+            items.iter().position(|item| wanted.is_some_and(|wanted| item.is_named(wanted)));
         let Some(index) = named else {
-            let names: Vec<_> = items.iter().flat_map(|item| item.repo_tags.iter().flatten().cloned()).collect();
+            let names: Vec<_> =
+                items.iter().flat_map(|item| item.repo_tags.iter().flatten().cloned()).collect();
             let names = shown(names.join(", ").as_bytes());
             return Err(ImageError::SeveralImages { path: files.path().to_path_buf(), names });
         };

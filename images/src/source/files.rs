@@ -41,7 +41,10 @@ impl Files {
             return Err(ImageError::Unsupported { what: path.display().to_string(), why });
         }
         if count == 0 {
-            return Err(ImageError::NotAnImage { path: path.to_path_buf(), why: "it is empty".into() });
+            return Err(ImageError::NotAnImage {
+                path: path.to_path_buf(),
+                why: "it is empty".into(),
+            });
         }
         let members = index(&file, limits).map_err(|error| not_tar(path, error))?;
         Ok(Self { path: path.to_path_buf(), archive: Some((file, members)) })
@@ -102,7 +105,11 @@ fn index(file: &File, limits: &ImportLimits) -> Result<BTreeMap<Vec<u8>, Member>
     while let Some(entry) = tar.next_entry()? {
         count += 1;
         if count > limits.entries_max {
-            return Err(ImageError::limit("the number of files", "entries_max", limits.entries_max));
+            return Err(ImageError::limit(
+                "the number of files",
+                "entries_max",
+                limits.entries_max,
+            ));
         }
         let name = split(&entry.path)?.join(&b'/');
         let member = match entry.kind {

@@ -7,12 +7,12 @@ use serde::Deserialize;
 
 use super::files::Files;
 use super::{Input, LayerPlan, Plan, parse, read_document};
+use crate::Digest;
 use crate::config::{ConfigDocument, check_platform};
 use crate::digest;
 use crate::error::{ImageError, Result, shown};
 use crate::limits::ImportLimits;
 use crate::reference::Reference;
-use crate::Digest;
 
 /// Indexes inside one another.
 const NESTING_MAX: usize = 4;
@@ -72,7 +72,11 @@ fn blob_name(digest: Digest) -> String {
 }
 
 /// Plans the import of a layout; `wanted` chooses if it holds several images.
-pub(super) fn plan_files(files: Files, wanted: Option<&Reference>, limits: &ImportLimits) -> Result<Plan> {
+pub(super) fn plan_files(
+    files: Files,
+    wanted: Option<&Reference>,
+    limits: &ImportLimits,
+) -> Result<Plan> {
     let index: Document = parse(&files.document("index.json", limits)?, "index.json")?;
     let descriptor = choose(&files, index.manifests.unwrap_or_default(), wanted)?;
     let bytes = fetch(&mut *files.manifest(&descriptor)?, &descriptor, "a manifest", limits)?;
@@ -81,8 +85,14 @@ pub(super) fn plan_files(files: Files, wanted: Option<&Reference>, limits: &Impo
 
 /// The image of a layout's index: the only one, the only one for our platform,
 /// or the one with the wanted name.
-fn choose(files: &Files, manifests: Vec<Descriptor>, wanted: Option<&Reference>) -> Result<Descriptor> {
-    if manifests.len() > 1 && manifests.iter().all(|manifest| manifest.platform.is_some() && name(manifest).is_none()) {
+fn choose(
+    files: &Files,
+    manifests: Vec<Descriptor>,
+    wanted: Option<&Reference>,
+) -> Result<Descriptor> {
+    if manifests.len() > 1
+        && manifests.iter().all(|manifest| manifest.platform.is_some() && name(manifest).is_none())
+    {
         return pick_platform(manifests);
     }
     let named = |manifest: &Descriptor| wanted.is_some_and(|wanted| is_named(manifest, wanted));
@@ -90,7 +100,8 @@ fn choose(files: &Files, manifests: Vec<Descriptor>, wanted: Option<&Reference>)
         if let Some(found) = manifests.iter().find(|manifest| named(manifest)) {
             return Ok(found.clone());
         }
-        let names: Vec<_> = manifests.iter().map(|manifest| name(manifest).unwrap_or("unnamed")).collect();
+        let names: Vec<_> =
+            manifests.iter().map(|manifest| name(manifest).unwrap_or("unnamed")).collect();
         let names = shown(names.join(", ").as_bytes());
         return Err(ImageError::SeveralImages { path: files.path().to_path_buf(), names });
     }
@@ -120,13 +131,18 @@ fn pick_platform(manifests: Vec<Descriptor>) -> Result<Descriptor> {
         .filter_map(|manifest| manifest.platform.as_ref())
         .map(|platform| format!("{}/{}", platform.os, platform.architecture))
         .collect();
-    manifests.into_iter().find(fits).ok_or_else(|| ImageError::WrongPlatform {
-        found: shown(offered.join(", ").as_bytes()),
-    })
+    manifests
+        .into_iter()
+        .find(fits)
+        .ok_or_else(|| ImageError::WrongPlatform { found: shown(offered.join(", ").as_bytes()) })
 }
 
 /// Plans from a manifest's or index's bytes, whose digest is checked already.
-pub(super) fn plan_document(blobs: Box<dyn Blobs>, mut bytes: Vec<u8>, limits: &ImportLimits) -> Result<Plan> {
+pub(super) fn plan_document(
+    blobs: Box<dyn Blobs>,
+    mut bytes: Vec<u8>,
+    limits: &ImportLimits,
+) -> Result<Plan> {
     for _ in 0..NESTING_MAX {
         let document: Document = parse(&bytes, "the manifest")?;
         if let Some(manifests) = document.manifests {
@@ -158,13 +174,21 @@ fn pair(config: &[u8], layers: Vec<Descriptor>) -> Result<Vec<LayerPlan>> {
 fn layer_plan(layer: &Descriptor, diff_id: Digest) -> Result<LayerPlan> {
     if layer.media_type.contains("encrypted") || layer.media_type.contains("foreign") {
         let what = format!("a layer of type `{}`", shown(layer.media_type.as_bytes()));
-        return Err(ImageError::Unsupported { what, why: "its content is not in the image".into() });
+        return Err(ImageError::Unsupported {
+            what,
+            why: "its content is not in the image".into(),
+        });
     }
     Ok(LayerPlan { name: blob_name(layer.digest), blob: Some((layer.digest, layer.size)), diff_id })
 }
 
 /// All of a document, checked against its descriptor.
-fn fetch(stream: &mut dyn Read, descriptor: &Descriptor, what: &str, limits: &ImportLimits) -> Result<Vec<u8>> {
+fn fetch(
+    stream: &mut dyn Read,
+    descriptor: &Descriptor,
+    what: &str,
+    limits: &ImportLimits,
+) -> Result<Vec<u8>> {
     let bytes = read_document(stream, what, limits)?;
     if bytes.len() as u64 != descriptor.size {
         let (expected, found) = (descriptor.size, bytes.len() as u64);

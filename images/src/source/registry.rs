@@ -58,7 +58,11 @@ struct Registry {
 }
 
 /// Fetches the manifest and configuration of an image.
-pub(super) fn plan(reference: &Reference, options: &RegistryOptions, limits: &ImportLimits) -> Result<Plan> {
+pub(super) fn plan(
+    reference: &Reference,
+    options: &RegistryOptions,
+    limits: &ImportLimits,
+) -> Result<Plan> {
     let registry = Registry::new(reference, options);
     let version = match (&reference.digest, &reference.tag) {
         (Some(digest), _) => digest.to_string(),
@@ -108,9 +112,10 @@ impl Registry {
         }
         match response.status() {
             StatusCode::OK => Ok(Box::new(response.into_body().into_reader())),
-            StatusCode::NOT_FOUND => {
-                Err(ImageError::NotInRegistry { registry: self.host.clone(), what: self.what(path) })
-            }
+            StatusCode::NOT_FOUND => Err(ImageError::NotInRegistry {
+                registry: self.host.clone(),
+                what: self.what(path),
+            }),
             status @ (StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) => {
                 Err(self.unauthorized(path, status.to_string()))
             }
@@ -119,7 +124,8 @@ impl Registry {
     }
 
     fn send(&self, path: &str, accept: &str) -> Result<Response<Body>> {
-        let mut request = self.agent.get(format!("{}/{path}", self.base)).header(header::ACCEPT, accept);
+        let mut request =
+            self.agent.get(format!("{}/{path}", self.base)).header(header::ACCEPT, accept);
         if let Some(authorization) = self.authorization.borrow().as_ref() {
             request = request.header(header::AUTHORIZATION, authorization);
         }
@@ -144,12 +150,13 @@ impl Registry {
     fn authorize(&self, path: &str, challenge: &auth::Challenge) -> Result<String> {
         let basic = self.credentials.as_ref().map(auth::basic);
         match challenge {
-            auth::Challenge::Basic => {
-                basic.ok_or_else(|| self.unauthorized(path, "it wants a user name and password".into()))
-            }
+            auth::Challenge::Basic => basic
+                .ok_or_else(|| self.unauthorized(path, "it wants a user name and password".into())),
             auth::Challenge::Bearer { realm, service } => {
                 if !self.plain_http && !realm.starts_with("https://") {
-                    return Err(self.unauthorized(path, "it sends us to an unencrypted login".into()));
+                    return Err(
+                        self.unauthorized(path, "it sends us to an unencrypted login".into())
+                    );
                 }
                 self.token(path, realm, service.as_deref(), basic)
             }
@@ -157,7 +164,13 @@ impl Registry {
     }
 
     /// Asks the token server for a token to pull this repository.
-    fn token(&self, path: &str, realm: &str, service: Option<&str>, basic: Option<String>) -> Result<String> {
+    fn token(
+        &self,
+        path: &str,
+        realm: &str,
+        service: Option<&str>,
+        basic: Option<String>,
+    ) -> Result<String> {
         let scope = format!("repository:{}:pull", self.repository);
         let mut request = self.agent.get(realm).query("scope", scope);
         if let Some(service) = service {
@@ -185,7 +198,11 @@ impl Registry {
     }
 
     fn failed(&self, path: &str, why: impl ToString) -> ImageError {
-        ImageError::Registry { registry: self.host.clone(), what: self.what(path), why: why.to_string() }
+        ImageError::Registry {
+            registry: self.host.clone(),
+            what: self.what(path),
+            why: why.to_string(),
+        }
     }
 }
 

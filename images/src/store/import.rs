@@ -60,13 +60,23 @@ impl Store {
         self.publish(built, tag)
     }
 
-    fn build_layers(&self, id: Digest, plan: Plan, limits: &ImportLimits, progress: &mut dyn Progress) -> Result<Built> {
+    fn build_layers(
+        &self,
+        id: Digest,
+        plan: Plan,
+        limits: &ImportLimits,
+        progress: &mut dyn Progress,
+    ) -> Result<Built> {
         ConfigDocument::parse(&plan.config)?.run_config()?;
         let (file, mut rootfs) = self.begin(limits)?;
         let count = plan.layers.len();
         let mut bytes = 0;
         for (index, layer) in plan.layers.iter().enumerate() {
-            progress.event(ProgressEvent::Layer { index, count, bytes: layer.blob.map(|(_, size)| size) });
+            progress.event(ProgressEvent::Layer {
+                index,
+                count,
+                bytes: layer.blob.map(|(_, size)| size),
+            });
             let what = format!("layer {} of {count}", index + 1);
             let check = LayerCheck { what, blob: layer.blob, diff_id: layer.diff_id };
             let mut stream = plan.input.open_layer(layer)?;
@@ -101,7 +111,8 @@ impl Store {
         // The sweep holds this lock too, so it never sees the file unlocked.
         let _lock = self.lock()?;
         let folder = self.temporary();
-        let file = tempfile::Builder::new().prefix("import-").tempfile_in(&folder).map_err(failed)?;
+        let file =
+            tempfile::Builder::new().prefix("import-").tempfile_in(&folder).map_err(failed)?;
         file.as_file().lock().map_err(failed)?;
         let spool = tempfile::tempfile_in(&folder).map_err(failed)?;
         let image = file.as_file().try_clone().map_err(failed)?;
@@ -127,7 +138,9 @@ impl Store {
         }
         self.write_index(&index)?;
         let image = index.images.get(&built.id);
-        image.map(|image| self.record(built.id, image, &index)).ok_or_else(|| ImageError::NotFound { name: built.id.to_string() })
+        image
+            .map(|image| self.record(built.id, image, &index))
+            .ok_or_else(|| ImageError::NotFound { name: built.id.to_string() })
     }
 
     /// Names an image that is in the store; `None` if it is not.

@@ -58,7 +58,8 @@ impl Store {
             Err(error) => return Err(ImageError::read(&path, error)),
         };
         let corrupt = |why: String| ImageError::StoreCorrupt { path: self.root.clone(), why };
-        let index: Index = serde_json::from_slice(&text).map_err(|error| corrupt(error.to_string()))?;
+        let index: Index =
+            serde_json::from_slice(&text).map_err(|error| corrupt(error.to_string()))?;
         match index.version {
             VERSION => Ok(index),
             other => Err(corrupt(format!("its version is {other}, not {VERSION}"))),

@@ -33,7 +33,10 @@ impl Header {
         let own: u64 = header.field(CHECKSUM).iter().map(|byte| u64::from(*byte)).sum();
         let spaces = CHECKSUM.len() as u64 * u64::from(b' ');
         if number(header.field(CHECKSUM)).ok() != i64::try_from(sum - own + spaces).ok() {
-            return Err(ImageError::malformed("the archive", "an entry header's checksum is wrong"));
+            return Err(ImageError::malformed(
+                "the archive",
+                "an entry header's checksum is wrong",
+            ));
         }
         Ok(header)
     }
@@ -133,7 +136,8 @@ fn octal(field: &[u8]) -> Result<i64> {
             b'0'..=b'7' => i64::from(digit - b'0'),
             _ => return Err(ImageError::malformed("an entry header", "a number is not octal")),
         };
-        value = value.checked_mul(8).and_then(|value| value.checked_add(digit)).ok_or_else(too_big)?;
+        value =
+            value.checked_mul(8).and_then(|value| value.checked_add(digit)).ok_or_else(too_big)?;
     }
     Ok(value)
 }

@@ -53,7 +53,10 @@ pub(super) fn check(extents: &[Extent], size: u64, stored: u64) -> Result<()> {
         if extent.offset < end {
             return Err(malformed("its parts overlap or are out of order"));
         }
-        end = extent.offset.checked_add(extent.length).ok_or_else(|| malformed("a part is too long"))?;
+        end = extent
+            .offset
+            .checked_add(extent.length)
+            .ok_or_else(|| malformed("a part is too long"))?;
         sum = sum.saturating_add(extent.length);
     }
     if end > size || sum != stored {

@@ -76,7 +76,8 @@ impl Tree {
         let Some((name, above)) = components.split_last() else {
             return Ok(Some(InodeId::ROOT));
         };
-        let mut walk = Walk { tree: self, path, stack: vec![InodeId::ROOT], hops: 0, create: false };
+        let mut walk =
+            Walk { tree: self, path, stack: vec![InodeId::ROOT], hops: 0, create: false };
         for component in above {
             if !walk.enter(component)? {
                 return Ok(None);
@@ -112,7 +113,9 @@ impl Walk<'_> {
                 let target = target.clone();
                 self.follow(&target)
             }
-            _ => Err(ImageError::ParentNotDirectory { path: shown(self.path), parent: shown(name) }),
+            _ => {
+                Err(ImageError::ParentNotDirectory { path: shown(self.path), parent: shown(name) })
+            }
         }
     }
 

@@ -67,7 +67,8 @@ impl<'a> Reader<'a> {
         let at = self.meta + nid as usize * 32;
         let format = self.u16(at);
         let extended = format & 1 == 1;
-        let (size, base) = if extended { (self.u64(at + 8), 64) } else { (u64::from(self.u32(at + 8)), 32) };
+        let (size, base) =
+            if extended { (self.u64(at + 8), 64) } else { (u64::from(self.u32(at + 8)), 32) };
         let icount = usize::from(self.u16(at + 2));
         let xattr_bytes = if icount == 0 { 0 } else { 12 + (icount - 1) * 4 };
         let start = self.u32(at + 16) as usize * 4096;
@@ -75,7 +76,12 @@ impl<'a> Reader<'a> {
             let mtime = (self.u64(at + 32) as i64, self.u32(at + 40));
             (self.u32(at + 24), self.u32(at + 28), mtime, self.u32(at + 44))
         } else {
-            (self.u16(at + 24).into(), self.u16(at + 26).into(), self.epoch, self.u16(at + 6).into())
+            (
+                self.u16(at + 24).into(),
+                self.u16(at + 26).into(),
+                self.epoch,
+                self.u16(at + 6).into(),
+            )
         };
         let mode = self.u16(at + 4);
         let data = match format >> 1 & 7 {
@@ -100,8 +106,15 @@ impl<'a> Reader<'a> {
         while entry < at + bytes {
             let name_bytes = usize::from(self.image[entry]);
             let value_bytes = usize::from(self.u16(entry + 2));
-            let prefix = ["", "user.", "system.posix_acl_access", "system.posix_acl_default", "trusted.", "", "security."]
-                [usize::from(self.image[entry + 1])];
+            let prefix = [
+                "",
+                "user.",
+                "system.posix_acl_access",
+                "system.posix_acl_default",
+                "trusted.",
+                "",
+                "security.",
+            ][usize::from(self.image[entry + 1])];
             let name = &self.image[entry + 4..entry + 4 + name_bytes];
             let value = entry + 4 + name_bytes;
             let name = format!("{prefix}{}", String::from_utf8_lossy(name));
@@ -125,7 +138,10 @@ impl<'a> Reader<'a> {
                 entries.push((String::from_utf8(name.to_vec()).unwrap(), nid));
             }
         }
-        assert!(entries.is_sorted_by(|a, b| a.0.as_bytes() < b.0.as_bytes()), "names are not in order");
+        assert!(
+            entries.is_sorted_by(|a, b| a.0.as_bytes() < b.0.as_bytes()),
+            "names are not in order"
+        );
         entries
     }
 }

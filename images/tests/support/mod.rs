@@ -22,7 +22,14 @@ impl Default for Layer {
 
 impl Layer {
     /// Any entry; the name and link go in as they are.
-    pub fn entry(mut self, kind: tar::EntryType, name: &str, link: &str, mode: u32, data: &[u8]) -> Self {
+    pub fn entry(
+        mut self,
+        kind: tar::EntryType,
+        name: &str,
+        link: &str,
+        mode: u32,
+        data: &[u8],
+    ) -> Self {
         let mut header = tar::Header::new_gnu();
         let old = header.as_old_mut();
         old.name[..name.len()].copy_from_slice(name.as_bytes());
@@ -89,12 +96,14 @@ pub fn config(diff_ids: &[Digest], architecture: &str) -> Vec<u8> {
     serde_json::to_vec(&json!({"architecture": architecture, "os": "linux",
         "config": {"Env": ["PATH=/bin"], "Cmd": ["sh"], "WorkingDir": "/w", "User": "1:2",
             "Labels": {"a": "b"}, "ExposedPorts": {"80/tcp": {}}, "StopSignal": "SIGINT"},
-        "rootfs": {"type": "layers", "diff_ids": diff_ids}})).unwrap()
+        "rootfs": {"type": "layers", "diff_ids": diff_ids}}))
+    .unwrap()
 }
 
 pub fn put(blobs: &mut BTreeMap<String, Vec<u8>>, bytes: Vec<u8>) -> serde_json::Value {
     let digest = Digest::of(&bytes);
-    let descriptor = json!({"mediaType": "application/octet-stream", "digest": digest, "size": bytes.len()});
+    let descriptor =
+        json!({"mediaType": "application/octet-stream", "digest": digest, "size": bytes.len()});
     blobs.insert(digest.hex(), bytes);
     descriptor
 }
@@ -106,14 +115,17 @@ impl Image {
     }
 
     pub fn plain(layers: Vec<Layer>) -> Self {
-        Self::new(layers.into_iter().map(Layer::bytes).map(|bytes| (bytes.clone(), bytes)).collect())
+        Self::new(
+            layers.into_iter().map(Layer::bytes).map(|bytes| (bytes.clone(), bytes)).collect(),
+        )
     }
 
     pub fn for_architecture(layers: Vec<(Vec<u8>, Vec<u8>)>, architecture: &str) -> Self {
         let mut blobs = BTreeMap::new();
         let diff_ids: Vec<_> = layers.iter().map(|(tar, _)| Digest::of(tar)).collect();
         let config = put(&mut blobs, config(&diff_ids, architecture));
-        let layers: Vec<_> = layers.into_iter().map(|(_, packed)| put(&mut blobs, packed)).collect();
+        let layers: Vec<_> =
+            layers.into_iter().map(|(_, packed)| put(&mut blobs, packed)).collect();
         let manifest = json!({"schemaVersion": 2, "config": config, "layers": layers});
         let mut image = Self { blobs, manifest, index: json!(null) };
         image.seal();
@@ -156,14 +168,22 @@ impl Bench {
         self.import_limited(image, &ImportLimits::default())
     }
 
-    pub fn import_limited(&self, image: &Image, limits: &ImportLimits) -> Result<ImageRecord, ImageError> {
+    pub fn import_limited(
+        &self,
+        image: &Image,
+        limits: &ImportLimits,
+    ) -> Result<ImageRecord, ImageError> {
         let layout = self.path("layout");
         std::fs::remove_dir_all(&layout).ok();
         image.write_layout(&layout);
         self.import_source(&Source::Layout(layout), limits)
     }
 
-    pub fn import_source(&self, source: &Source, limits: &ImportLimits) -> Result<ImageRecord, ImageError> {
+    pub fn import_source(
+        &self,
+        source: &Source,
+        limits: &ImportLimits,
+    ) -> Result<ImageRecord, ImageError> {
         self.store.import(source, Some(&"test".parse().unwrap()), limits, &mut Silent)
     }
 

@@ -18,7 +18,10 @@ impl Challenge {
         let (scheme, rest) = value.trim().split_once(' ').unwrap_or((value.trim(), ""));
         match scheme.to_ascii_lowercase().as_str() {
             "basic" => Some(Self::Basic),
-            "bearer" => Some(Self::Bearer { realm: parameter(rest, "realm")?, service: parameter(rest, "service") }),
+            "bearer" => Some(Self::Bearer {
+                realm: parameter(rest, "realm")?,
+                service: parameter(rest, "service"),
+            }),
             _ => None,
         }
     }
@@ -45,8 +48,8 @@ struct TokenDocument {
 
 /// The token in a token server's answer.
 pub(super) fn token(text: &[u8]) -> Result<String> {
-    let document: TokenDocument =
-        serde_json::from_slice(text).map_err(|error| ImageError::malformed("the login token", error))?;
+    let document: TokenDocument = serde_json::from_slice(text)
+        .map_err(|error| ImageError::malformed("the login token", error))?;
     let token = document.token.or(document.access_token);
     token.ok_or_else(|| ImageError::malformed("the login token", "there is none in the answer"))
 }
@@ -61,7 +64,8 @@ fn base64(bytes: &[u8]) -> String {
     const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let mut text = String::new();
     for group in bytes.chunks(3) {
-        let word = group.iter().fold(0u32, |word, byte| (word << 8) | u32::from(*byte)) << (8 * (3 - group.len()));
+        let word = group.iter().fold(0u32, |word, byte| (word << 8) | u32::from(*byte))
+            << (8 * (3 - group.len()));
         for digit in 0..4 {
             let shown = digit <= group.len();
             let index = (word >> (18 - 6 * digit)) as usize % 64;
@@ -78,7 +82,10 @@ mod tests {
     #[test]
     fn challenges_are_read() {
         let bearer = r#"Bearer realm="https://a.example/token",service="r",scope="x,y""#;
-        let expected = Challenge::Bearer { realm: "https://a.example/token".into(), service: Some("r".into()) };
+        let expected = Challenge::Bearer {
+            realm: "https://a.example/token".into(),
+            service: Some("r".into()),
+        };
         assert_eq!(Challenge::parse(bearer), Some(expected));
         assert_eq!(Challenge::parse("Basic realm=\"x\""), Some(Challenge::Basic));
         assert_eq!(Challenge::parse("Negotiate"), None);
