@@ -6,9 +6,7 @@ use std::{env, fs};
 
 fn main() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../guest-kernel-patches");
-    let root = root
-        .canonicalize()
-        .expect("guest-kernel-patches is beside images");
+    let root = root.canonicalize().expect("guest-kernel-patches is beside images");
     println!("cargo::rerun-if-changed={}", root.display());
     let mut files = vec![root.join("KERNEL"), root.join("series")];
     files.extend(files_with_extension(&root, "patch"));

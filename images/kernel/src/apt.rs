@@ -20,17 +20,8 @@ const KEYRINGS: &[&str] = &[
 ];
 
 /// Suites that tell a Debian archive from other archives with a component `main`.
-const DEBIAN_SUITES: &[&str] = &[
-    "bookworm",
-    "trixie",
-    "forky",
-    "duke",
-    "sid",
-    "oldstable",
-    "stable",
-    "testing",
-    "unstable",
-];
+const DEBIAN_SUITES: &[&str] =
+    &["bookworm", "trixie", "forky", "duke", "sid", "oldstable", "stable", "testing", "unstable"];
 
 /// Asks apt for `URI SUITE COMPONENT` of its sources, those never updated from included.
 const INDEX_TARGETS: &[&str] = &[
@@ -65,7 +56,7 @@ fn mirrors() -> Result<Vec<String>, String> {
     let mirrors = parse_mirrors(&String::from_utf8_lossy(&output.stdout));
     if mirrors.is_empty() {
         return Err(
-            "this machine's apt sources name no Debian mirror with component main".to_owned(),
+            "this machine's apt sources name no Debian mirror with component main".to_owned()
         );
     }
     Ok(mirrors)
@@ -100,14 +91,9 @@ fn fetch_from(
     // A mirror may lack one of the suites; the download tells whether another one was enough.
     let update = runner.run(Step::Fetch, apt_get(root).arg("update"));
     let pinned = format!("{}={}", debian.package, debian.version);
-    let is_pinned = runner
-        .run(Step::Fetch, apt_get(root).args(["download", &pinned]))
-        .is_ok();
+    let is_pinned = runner.run(Step::Fetch, apt_get(root).args(["download", &pinned])).is_ok();
     if !is_pinned {
-        let newest = runner.run(
-            Step::Fetch,
-            apt_get(root).args(["download", &debian.package]),
-        );
+        let newest = runner.run(Step::Fetch, apt_get(root).args(["download", &debian.package]));
         update.and(newest).map_err(shown)?;
     }
     open(debian, root, is_pinned, runner).map_err(shown)
@@ -126,24 +112,10 @@ fn open(
         false => sha256_of(&package)?,
     };
     let content = root.join("content");
-    runner.run(
-        Step::Fetch,
-        tools::command("dpkg-deb")
-            .arg("-x")
-            .arg(&package)
-            .arg(&content),
-    )?;
+    runner.run(Step::Fetch, tools::command("dpkg-deb").arg("-x").arg(&package).arg(&content))?;
     fs::remove_file(&package).map_err(KernelError::io("remove", &package))?;
-    let origin = Origin {
-        name: debian.package.clone(),
-        version,
-        sha256,
-        pinned: is_pinned,
-    };
-    Ok(Source {
-        tarball: content.join(&debian.tarball),
-        origin,
-    })
+    let origin = Origin { name: debian.package.clone(), version, sha256, pinned: is_pinned };
+    Ok(Source { tarball: content.join(&debian.tarball), origin })
 }
 
 /// The package file in `root` and its version: apt names it `NAME_VERSION_ARCH.deb`.
@@ -161,10 +133,7 @@ fn downloaded(root: &Path, name: &str) -> Result<(PathBuf, String), KernelError>
 
 /// The version in a package's file name, where an epoch's colon is written `%3a`.
 fn version_of(file: &str, package: &str) -> Option<String> {
-    let rest = file
-        .strip_prefix(package)?
-        .strip_prefix('_')?
-        .strip_suffix(".deb")?;
+    let rest = file.strip_prefix(package)?.strip_prefix('_')?.strip_suffix(".deb")?;
     let (version, _architecture) = rest.rsplit_once('_')?;
     Some(version.replace("%3a", ":"))
 }
@@ -214,11 +183,7 @@ fn apt_conf(root: &Path) -> String {
 
 fn apt_get(root: &Path) -> std::process::Command {
     let mut command = tools::command("apt-get");
-    command
-        .current_dir(root)
-        .arg("-q")
-        .arg("-c")
-        .arg(root.join("apt.conf"));
+    command.current_dir(root).arg("-q").arg("-c").arg(root.join("apt.conf"));
     command
 }
 
@@ -249,27 +214,19 @@ mod tests {
         let folder = tempfile::tempdir().expect("temporary folder");
         let parts = folder.path().join("parts");
         fs::create_dir(&parts).expect("create");
-        fs::write(
-            folder.path().join("list"),
-            "deb http://one.invalid/debian bookworm main\n",
-        )
-        .expect("write");
+        fs::write(folder.path().join("list"), "deb http://one.invalid/debian bookworm main\n")
+            .expect("write");
         let deb822 = "Types: deb\nURIs: http://two.invalid/debian\nSuites: sid\nComponents: main\n\n\
                       Types: deb\nURIs: http://off.invalid/debian\nSuites: sid\nComponents: main\nEnabled: no\n";
         fs::write(parts.join("two.sources"), deb822).expect("write");
         let mut apt = tools::command("apt-get");
-        apt.args(INDEX_TARGETS).arg("-o").arg(format!(
-            "Dir::Etc::sourcelist={}/list",
-            folder.path().display()
-        ));
-        apt.arg("-o")
-            .arg(format!("Dir::Etc::sourceparts={}", parts.display()));
+        apt.args(INDEX_TARGETS)
+            .arg("-o")
+            .arg(format!("Dir::Etc::sourcelist={}/list", folder.path().display()));
+        apt.arg("-o").arg(format!("Dir::Etc::sourceparts={}", parts.display()));
         let Ok(output) = apt.output() else { return };
         let mirrors = parse_mirrors(&String::from_utf8_lossy(&output.stdout));
-        assert_eq!(
-            mirrors,
-            ["http://one.invalid/debian/", "http://two.invalid/debian/"]
-        );
+        assert_eq!(mirrors, ["http://one.invalid/debian/", "http://two.invalid/debian/"]);
     }
 
     #[test]

@@ -22,11 +22,7 @@ impl Wanted {
                 }
                 Line::Broken => {
                     let (file, text) = (file.to_owned(), line.to_owned());
-                    return Err(KernelError::Fragment {
-                        file,
-                        line: index + 1,
-                        text,
-                    });
+                    return Err(KernelError::Fragment { file, line: index + 1, text });
                 }
             }
         }
@@ -48,11 +44,7 @@ impl Wanted {
                 (found != wanted).then(|| lost(symbol, wanted, found))
             })
             .collect();
-        if lost.is_empty() {
-            Ok(())
-        } else {
-            Err(KernelError::LostSymbols(lost))
-        }
+        if lost.is_empty() { Ok(()) } else { Err(KernelError::LostSymbols(lost)) }
     }
 
     #[cfg(test)]
@@ -62,11 +54,7 @@ impl Wanted {
 }
 
 fn lost(symbol: &str, wanted: &str, found: &str) -> Lost {
-    Lost {
-        symbol: symbol.to_owned(),
-        wanted: wanted.to_owned(),
-        found: found.to_owned(),
-    }
+    Lost { symbol: symbol.to_owned(), wanted: wanted.to_owned(), found: found.to_owned() }
 }
 
 enum Line<'a> {
@@ -78,10 +66,7 @@ enum Line<'a> {
 fn parse(line: &str) -> Line<'_> {
     let line = line.trim();
     if let Some(comment) = line.strip_prefix('#') {
-        let off = comment
-            .trim()
-            .strip_suffix(" is not set")
-            .filter(|symbol| is_symbol(symbol));
+        let off = comment.trim().strip_suffix(" is not set").filter(|symbol| is_symbol(symbol));
         return off.map_or(Line::Nothing, |symbol| Line::Value(symbol, OFF));
     }
     match line.split_once('=') {
@@ -147,9 +132,8 @@ mod tests {
     #[test]
     fn a_broken_line_is_refused_with_its_place() {
         for text in ["CONFIG_A", "A=y", "CONFIG_=y", "CONFIG_A=", "CONFIG_A B=y"] {
-            let error = Wanted::default()
-                .merge("x.config", &format!("\n{text}\n"))
-                .expect_err(text);
+            let error =
+                Wanted::default().merge("x.config", &format!("\n{text}\n")).expect_err(text);
             assert!(error.to_string().contains("x.config, line 2"), "{error}");
         }
     }

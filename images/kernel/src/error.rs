@@ -18,52 +18,27 @@ pub enum KernelError {
     #[error(
         "config fragment {file}, line {line}: {text:?} is neither CONFIG_X=value nor '# CONFIG_X is not set'"
     )]
-    Fragment {
-        file: String,
-        line: usize,
-        text: String,
-    },
+    Fragment { file: String, line: usize, text: String },
     /// A file or directory of the cache failed us.
     #[error("cannot {action} {}: {source}", path.display())]
-    Io {
-        action: &'static str,
-        path: PathBuf,
-        source: std::io::Error,
-    },
+    Io { action: &'static str, path: PathBuf, source: std::io::Error },
     /// Programs the build runs are not installed.
     #[error("the kernel build needs {} that this machine lacks; install with: apt-get install {}", tools.join(", "), packages.join(" "))]
-    MissingTools {
-        tools: Vec<&'static str>,
-        packages: Vec<&'static str>,
-    },
+    MissingTools { tools: Vec<&'static str>, packages: Vec<&'static str> },
     /// The tarball is not one that `KERNEL` knows.
     #[error("{} has sha256 {found}, which guest-kernel-patches/KERNEL does not list; use one of: {}", path.display(), known.join(", "))]
-    UnknownTarball {
-        path: PathBuf,
-        found: String,
-        known: Vec<String>,
-    },
+    UnknownTarball { path: PathBuf, found: String, known: Vec<String> },
     /// A fetched file is not what `KERNEL` pins.
     #[error(
         "{name} has sha256 {found}, but guest-kernel-patches/KERNEL pins {pinned}: the mirror serves another file"
     )]
-    WrongHash {
-        name: String,
-        found: String,
-        pinned: String,
-    },
+    WrongHash { name: String, found: String, pinned: String },
     /// No source could be fetched.
     #[error("no kernel source could be fetched; set EXOCELL_KERNEL_TARBALL to a tarball that guest-kernel-patches/KERNEL lists. Tried:{}", list(.0))]
     NoSource(Vec<Attempt>),
     /// A program failed.
     #[error("kernel build: step '{step}' failed: `{command}` {outcome}; whole log in {}; its last lines:\n{}", log.display(), tail.join("\n"))]
-    Step {
-        step: Step,
-        command: String,
-        outcome: String,
-        tail: Vec<String>,
-        log: PathBuf,
-    },
+    Step { step: Step, command: String, outcome: String, tail: Vec<String>, log: PathBuf },
     /// Config symbols that are not in the finished configuration as a fragment says.
     #[error("the kernel's configuration does not hold what the config fragments say (a dependency is missing, or the symbol is gone):{}", list(.0))]
     LostSymbols(Vec<Lost>),
@@ -71,11 +46,7 @@ pub enum KernelError {
 
 impl KernelError {
     pub(crate) fn io(action: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> Self {
-        move |source| Self::Io {
-            action,
-            path: path.to_path_buf(),
-            source,
-        }
+        move |source| Self::Io { action, path: path.to_path_buf(), source }
     }
 }
 
@@ -107,11 +78,7 @@ pub struct Lost {
 
 impl fmt::Display for Lost {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{}: wanted {}, found {}",
-            self.symbol, self.wanted, self.found
-        )
+        write!(f, "{}: wanted {}, found {}", self.symbol, self.wanted, self.found)
     }
 }
 

@@ -81,11 +81,7 @@ mod tests {
     fn a_tarball_is_found_by_its_hash_only() {
         let text = "version = \"7.2\"\n[[tarball]]\nname = \"a\"\nsha256 = \"00ff\"\n";
         let pin = Pin::parse(text).expect("valid");
-        assert_eq!(
-            pin.tarball_with("00ff")
-                .map(|tarball| tarball.name.as_str()),
-            Some("a")
-        );
+        assert_eq!(pin.tarball_with("00ff").map(|tarball| tarball.name.as_str()), Some("a"));
         assert!(pin.tarball_with("00fe").is_none());
     }
 }

@@ -53,10 +53,7 @@ impl Recipe {
     /// The patches as (file name, content), in the order of `series`.
     pub(crate) fn patches(&self) -> Result<Vec<(&str, &str)>, KernelError> {
         let names = self.series();
-        if let Some(stray) = self
-            .with_extension("patch")
-            .find(|(name, _)| !names.contains(name))
-        {
+        if let Some(stray) = self.with_extension("patch").find(|(name, _)| !names.contains(name)) {
             return Err(KernelError::Series(format!("does not list {}", stray.0)));
         }
         let missing = |name: &str| KernelError::Series(format!("lists {name}, which is not there"));
@@ -68,9 +65,7 @@ impl Recipe {
 
     /// The config fragments' text, one after the other, for `KCONFIG_ALLCONFIG`.
     pub(crate) fn merged_config(&self) -> String {
-        self.with_extension("config")
-            .map(|(_, text)| format!("{text}\n"))
-            .collect()
+        self.with_extension("config").map(|(_, text)| format!("{text}\n")).collect()
     }
 
     pub(crate) fn wanted_config(&self) -> Result<Wanted, KernelError> {
@@ -90,19 +85,14 @@ impl Recipe {
     }
 
     fn file(&self, path: &str) -> Option<&str> {
-        self.files
-            .iter()
-            .find(|(name, _)| name == path)
-            .map(|(_, content)| content.as_str())
+        self.files.iter().find(|(name, _)| name == path).map(|(_, content)| content.as_str())
     }
 
     fn with_extension(&self, extension: &'static str) -> impl Iterator<Item = (&str, &str)> {
         self.files
             .iter()
             .filter(move |(name, _)| {
-                Path::new(name)
-                    .extension()
-                    .is_some_and(|found| found == extension)
+                Path::new(name).extension().is_some_and(|found| found == extension)
             })
             .map(|(name, content)| (name.as_str(), content.as_str()))
     }
@@ -146,32 +136,19 @@ mod tests {
     #[test]
     fn patches_come_in_the_order_of_the_series() {
         let recipe = recipe("# a topic\n2.patch\n\n1.patch # a remark\n");
-        assert_eq!(
-            recipe.patches().expect("valid"),
-            [("2.patch", "two"), ("1.patch", "one")]
-        );
+        assert_eq!(recipe.patches().expect("valid"), [("2.patch", "two"), ("1.patch", "one")]);
     }
 
     #[test]
     fn a_patch_that_the_series_forgets_is_an_error() {
-        let error = recipe("1.patch\n")
-            .patches()
-            .expect_err("2.patch is not listed");
-        assert!(
-            error.to_string().contains("does not list 2.patch"),
-            "{error}"
-        );
+        let error = recipe("1.patch\n").patches().expect_err("2.patch is not listed");
+        assert!(error.to_string().contains("does not list 2.patch"), "{error}");
     }
 
     #[test]
     fn a_patch_that_is_not_there_is_an_error() {
-        let error = recipe("1.patch\n2.patch\n3.patch\n")
-            .patches()
-            .expect_err("no 3.patch");
-        assert!(
-            error.to_string().contains("3.patch, which is not there"),
-            "{error}"
-        );
+        let error = recipe("1.patch\n2.patch\n3.patch\n").patches().expect_err("no 3.patch");
+        assert!(error.to_string().contains("3.patch, which is not there"), "{error}");
     }
 
     #[test]

@@ -29,18 +29,11 @@ impl<'a> Runner<'a> {
     ) -> Result<Self, KernelError> {
         let log = OpenOptions::new().create(true).append(true).open(&log_path);
         let log = log.map_err(KernelError::io("create", &log_path))?;
-        Ok(Self {
-            log,
-            log_path,
-            progress,
-        })
+        Ok(Self { log, log_path, progress })
     }
 
     pub fn start(&mut self, step: Step) {
-        (self.progress)(Progress {
-            step,
-            fraction: None,
-        });
+        (self.progress)(Progress { step, fraction: None });
     }
 
     /// Runs a program to its end.
@@ -57,13 +50,7 @@ impl<'a> Runner<'a> {
             Err(error) => format!("cannot be run: {error}"),
         };
         let (tail, log) = (tail.into(), self.log_path.clone());
-        Err(KernelError::Step {
-            step,
-            command: shown,
-            outcome,
-            tail,
-            log,
-        })
+        Err(KernelError::Step { step, command: shown, outcome, tail, log })
     }
 
     /// Copies the program's output, both streams as one, to the log.
@@ -74,10 +61,7 @@ impl<'a> Runner<'a> {
         tail: &mut VecDeque<String>,
     ) -> std::io::Result<std::process::ExitStatus> {
         let (reader, writer) = std::io::pipe()?;
-        command
-            .stdin(Stdio::null())
-            .stdout(writer.try_clone()?)
-            .stderr(writer);
+        command.stdin(Stdio::null()).stdout(writer.try_clone()?).stderr(writer);
         let mut child = command.spawn()?;
         // The command holds the pipe's write end; without this the loop would never see its end.
         command.stdout(Stdio::null()).stderr(Stdio::null());
@@ -93,23 +77,17 @@ impl<'a> Runner<'a> {
     }
 
     fn count(&mut self, step: Step, line: &[u8], counter: &mut u32) {
-        let compiled = [b"  CC ".as_slice(), b"  AR ", b"  AS "]
-            .iter()
-            .any(|mark| line.starts_with(mark));
+        let compiled =
+            [b"  CC ".as_slice(), b"  AR ", b"  AS "].iter().any(|mark| line.starts_with(mark));
         if step == Step::Compile && compiled {
             *counter += 1;
             let fraction = (*counter as f32 / COMPILE_LINES_EXPECTED).min(0.99);
-            (self.progress)(Progress {
-                step,
-                fraction: Some(fraction),
-            });
+            (self.progress)(Progress { step, fraction: Some(fraction) });
         }
     }
 
     fn write_log(&mut self, bytes: &[u8]) -> Result<(), KernelError> {
-        self.log
-            .write_all(bytes)
-            .map_err(KernelError::io("write", &self.log_path))
+        self.log.write_all(bytes).map_err(KernelError::io("write", &self.log_path))
     }
 
     pub fn log_path(&self) -> &Path {
@@ -126,10 +104,7 @@ fn push_tail(tail: &mut VecDeque<String>, line: String) {
 
 fn show(command: &Command) -> String {
     let words = std::iter::once(command.get_program()).chain(command.get_args());
-    words
-        .map(|word| word.to_string_lossy())
-        .collect::<Vec<_>>()
-        .join(" ")
+    words.map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ")
 }
 
 #[cfg(test)]
@@ -148,24 +123,14 @@ mod tests {
     #[test]
     fn a_failed_program_is_told_with_its_last_lines() {
         let (result, log) = run("seq 1 30; echo oops >&2; exit 3");
-        let Err(KernelError::Step {
-            step,
-            command,
-            outcome,
-            tail,
-            ..
-        }) = result
-        else {
+        let Err(KernelError::Step { step, command, outcome, tail, .. }) = result else {
             panic!("expected a failed step, found {result:?}");
         };
         assert_eq!(
             (step, tail.len(), tail.last().map(String::as_str)),
             (Step::Patch, TAIL_LINES, Some("oops"))
         );
-        assert!(
-            command.starts_with("sh -c") && outcome.contains('3'),
-            "{command} {outcome}"
-        );
+        assert!(command.starts_with("sh -c") && outcome.contains('3'), "{command} {outcome}");
         assert!(log.contains("\n1\n2\n"), "{log}");
     }
 
@@ -174,9 +139,8 @@ mod tests {
         let folder = tempfile::tempdir().expect("temporary folder");
         let mut ignore = |_| {};
         let mut runner = Runner::new(folder.path().join("log"), &mut ignore).expect("log");
-        let error = runner
-            .run(Step::Fetch, &mut Command::new("/no/such/program"))
-            .expect_err("missing");
+        let error =
+            runner.run(Step::Fetch, &mut Command::new("/no/such/program")).expect_err("missing");
         assert!(error.to_string().contains("cannot be run"), "{error}");
     }
 }

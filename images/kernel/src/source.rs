@@ -53,16 +53,8 @@ pub fn fetch(
 fn from_file(pin: &Pin, path: &Path) -> Result<Source, KernelError> {
     let found = sha256_of(path)?;
     let Some(known) = pin.tarball_with(&found) else {
-        let known = pin
-            .tarball
-            .iter()
-            .map(|tarball| tarball.name.clone())
-            .collect();
-        return Err(KernelError::UnknownTarball {
-            path: path.to_path_buf(),
-            found,
-            known,
-        });
+        let known = pin.tarball.iter().map(|tarball| tarball.name.clone()).collect();
+        return Err(KernelError::UnknownTarball { path: path.to_path_buf(), found, known });
     };
     let origin = Origin {
         name: known.name.clone(),
@@ -80,10 +72,9 @@ fn download(pin: &Pin, work: &Path, runner: &mut Runner<'_>) -> Result<Source, K
     if let Some(debian) = &pin.debian {
         match apt::fetch(debian, work, runner) {
             Ok(source) => return Ok(source),
-            Err(error) => tried.push(attempt(
-                &format!("Debian package {}", debian.package),
-                &error,
-            )),
+            Err(error) => {
+                tried.push(attempt(&format!("Debian package {}", debian.package), &error))
+            }
         }
     }
     if let Some(upstream) = &pin.upstream {
@@ -96,10 +87,7 @@ fn download(pin: &Pin, work: &Path, runner: &mut Runner<'_>) -> Result<Source, K
 }
 
 fn attempt(source: &str, error: &dyn std::fmt::Display) -> Attempt {
-    Attempt {
-        source: source.to_owned(),
-        why: error.to_string(),
-    }
+    Attempt { source: source.to_owned(), why: error.to_string() }
 }
 
 fn from_upstream(
@@ -108,25 +96,17 @@ fn from_upstream(
     work: &Path,
     runner: &mut Runner<'_>,
 ) -> Result<Source, String> {
-    let pinned = upstream
-        .sha256
-        .as_deref()
-        .ok_or("skipped: KERNEL has no sha256 to check it with")?;
+    let pinned =
+        upstream.sha256.as_deref().ok_or("skipped: KERNEL has no sha256 to check it with")?;
     let tarball = work.join("upstream.tar.xz");
     let mut curl = tools::command("curl");
     curl.args(["-fsSL", "--retry", "2", "--connect-timeout", "20", "-o"])
         .arg(&tarball)
         .arg(&upstream.url);
-    runner
-        .run(Step::Fetch, &mut curl)
-        .map_err(|error| error.to_string())?;
+    runner.run(Step::Fetch, &mut curl).map_err(|error| error.to_string())?;
     let sha256 = expect_hash(&tarball, &upstream.url, pinned).map_err(|error| error.to_string())?;
-    let origin = Origin {
-        name: upstream.url.clone(),
-        version: pin.version.clone(),
-        sha256,
-        pinned: true,
-    };
+    let origin =
+        Origin { name: upstream.url.clone(), version: pin.version.clone(), sha256, pinned: true };
     Ok(Source { tarball, origin })
 }
 
@@ -136,11 +116,7 @@ pub fn expect_hash(file: &Path, name: &str, pinned: &str) -> Result<String, Kern
     if found == pinned {
         return Ok(found);
     }
-    Err(KernelError::WrongHash {
-        name: name.to_owned(),
-        found,
-        pinned: pinned.to_owned(),
-    })
+    Err(KernelError::WrongHash { name: name.to_owned(), found, pinned: pinned.to_owned() })
 }
 
 /// The sha256 of a file in lower-case hexadecimal.
@@ -161,21 +137,15 @@ mod tests {
             Pin::parse("version = \"1\"\n[[tarball]]\nname = \"good.tar.xz\"\nsha256 = \"00\"\n")
                 .expect("valid");
         let file = tempfile::NamedTempFile::new().expect("temporary file");
-        let error = from_file(&pin, file.path())
-            .expect_err("unknown")
-            .to_string();
-        assert!(
-            error.contains("e3b0c44298fc1c14") && error.contains("good.tar.xz"),
-            "{error}"
-        );
+        let error = from_file(&pin, file.path()).expect_err("unknown").to_string();
+        assert!(error.contains("e3b0c44298fc1c14") && error.contains("good.tar.xz"), "{error}");
     }
 
     #[test]
     fn a_tarball_that_is_not_there_is_an_error() {
         let pin = Pin::parse("version = \"1\"\n").expect("valid");
-        let error = from_file(&pin, Path::new("/no/such/tarball"))
-            .expect_err("missing")
-            .to_string();
+        let error =
+            from_file(&pin, Path::new("/no/such/tarball")).expect_err("missing").to_string();
         assert!(error.contains("cannot open /no/such/tarball"), "{error}");
     }
 
@@ -186,9 +156,8 @@ mod tests {
         let mut runner = Runner::new(folder.path().join("log"), &mut ignore).expect("log");
         let pin = Pin::parse("version = \"1\"\n[upstream]\nurl = \"https://example.invalid/x\"\n")
             .expect("valid");
-        let error = fetch(&pin, None, folder.path(), &mut runner)
-            .expect_err("no source")
-            .to_string();
+        let error =
+            fetch(&pin, None, folder.path(), &mut runner).expect_err("no source").to_string();
         assert!(
             error.contains("https://example.invalid/x: skipped: KERNEL has no sha256"),
             "{error}"

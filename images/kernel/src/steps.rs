@@ -38,18 +38,10 @@ pub fn build(
     let _ = fs::remove_file(&failed_log); // of an earlier build; there may be none
     let work = store.work_folder()?;
     let mut runner = Runner::new(failed_log, progress)?;
-    let built = Build {
-        work: work.path(),
-        options,
-        runner: &mut runner,
-    }
-    .run();
+    let built = Build { work: work.path(), options, runner: &mut runner }.run();
     // The tree of more than a gigabyte goes either way; the log is what a failure leaves.
     let kernel = built.and_then(|manifest| install(store, work.path(), &manifest, &mut runner));
-    work.close().map_err(KernelError::io(
-        "remove the build tree in",
-        runner.log_path(),
-    ))?;
+    work.close().map_err(KernelError::io("remove the build tree in", runner.log_path()))?;
     kernel
 }
 
@@ -93,11 +85,7 @@ impl Build<'_, '_> {
         fs::create_dir(&tree).map_err(KernelError::io("create", &tree))?;
         let mut tar = tools::command("tar");
         tar.args(["--strip-components=1", "--no-same-owner", "--wildcards"]);
-        tar.args(
-            NOT_UNPACKED
-                .iter()
-                .map(|pattern| format!("--exclude={pattern}")),
-        );
+        tar.args(NOT_UNPACKED.iter().map(|pattern| format!("--exclude={pattern}")));
         tar.arg("-C").arg(&tree).arg("-xf").arg(tarball);
         self.runner.run(Step::Unpack, &mut tar)
     }
@@ -131,14 +119,8 @@ impl Build<'_, '_> {
 
     fn git(&mut self, arguments: &[&str]) -> Result<(), KernelError> {
         let mut git = tools::command("git");
-        git.env("GIT_CONFIG_GLOBAL", "/dev/null")
-            .env("GIT_CONFIG_NOSYSTEM", "1");
-        git.args([
-            "-c",
-            "user.name=exocell",
-            "-c",
-            "user.email=exocell@example.invalid",
-        ]);
+        git.env("GIT_CONFIG_GLOBAL", "/dev/null").env("GIT_CONFIG_NOSYSTEM", "1");
+        git.args(["-c", "user.name=exocell", "-c", "user.email=exocell@example.invalid"]);
         git.current_dir(self.tree()).args(arguments);
         self.runner.run(Step::Patch, &mut git)
     }
@@ -150,8 +132,7 @@ impl Build<'_, '_> {
         fs::write(&fragments, recipe.merged_config())
             .map_err(KernelError::io("write", &fragments))?;
         let mut make = self.make("allnoconfig");
-        self.runner
-            .run(Step::Configure, make.env("KCONFIG_ALLCONFIG", &fragments))?;
+        self.runner.run(Step::Configure, make.env("KCONFIG_ALLCONFIG", &fragments))?;
         let dot_config = self.tree().join(".config");
         let text = fs::read_to_string(&dot_config).map_err(KernelError::io("read", &dot_config))?;
         wanted.check(&text)
@@ -162,15 +143,13 @@ impl Build<'_, '_> {
         let mut make = self.make("linux");
         make.arg(format!("-j{}", self.options.jobs.max(1)));
         make.env("KBUILD_BUILD_TIMESTAMP", TIMESTAMP);
-        make.env("KBUILD_BUILD_USER", "exocell")
-            .env("KBUILD_BUILD_HOST", "exocell");
+        make.env("KBUILD_BUILD_USER", "exocell").env("KBUILD_BUILD_HOST", "exocell");
         self.runner.run(Step::Compile, &mut make)
     }
 
     fn make(&self, target: &str) -> Command {
         let mut make = tools::command("make");
-        make.current_dir(self.tree())
-            .args(["ARCH=um", "LOCALVERSION=", target]);
+        make.current_dir(self.tree()).args(["ARCH=um", "LOCALVERSION=", target]);
         make
     }
 
@@ -181,24 +160,13 @@ impl Build<'_, '_> {
         fs::create_dir(&stage).map_err(KernelError::io("create", &stage))?;
         let linux = stage.join("linux");
         let mut strip = tools::command("strip");
-        self.runner.run(
-            Step::Install,
-            strip.arg("-o").arg(&linux).arg(tree.join("linux")),
-        )?;
+        self.runner.run(Step::Install, strip.arg("-o").arg(&linux).arg(tree.join("linux")))?;
         let config = stage.join("config");
         fs::copy(tree.join(".config"), &config).map_err(KernelError::io("write", &config))?;
         let release = tree.join("include/config/kernel.release");
         let version = fs::read_to_string(&release).map_err(KernelError::io("read", &release))?;
-        let size_bytes = fs::metadata(&linux)
-            .map_err(KernelError::io("read", &linux))?
-            .len();
+        let size_bytes = fs::metadata(&linux).map_err(KernelError::io("read", &linux))?.len();
         let (hash, version) = (recipe.hash(), version.trim().to_owned());
-        Ok(Manifest {
-            hash,
-            version,
-            size_bytes,
-            origin,
-            compiler: tools::compiler(),
-        })
+        Ok(Manifest { hash, version, size_bytes, origin, compiler: tools::compiler() })
     }
 }

@@ -57,19 +57,14 @@ pub struct Store {
 
 impl Store {
     pub fn new(state_root: &Path) -> Self {
-        Self {
-            root: state_root.join("kernels"),
-        }
+        Self { root: state_root.join("kernels") }
     }
 
     pub fn status(&self, hash: &str) -> Result<Status, KernelError> {
         let folder = self.root.join(hash);
         Ok(match read_kernel(&folder)? {
             Some(kernel) => Status::Present(kernel),
-            None => Status::Absent {
-                hash: hash.to_owned(),
-                path: folder.join("linux"),
-            },
+            None => Status::Absent { hash: hash.to_owned(), path: folder.join("linux") },
         })
     }
 
@@ -80,10 +75,9 @@ impl Store {
         let file = File::create(&path).map_err(KernelError::io("create", &path))?;
         match file.try_lock() {
             Ok(()) => return Ok(file),
-            Err(TryLockError::WouldBlock) => progress(Progress {
-                step: Step::Wait,
-                fraction: None,
-            }),
+            Err(TryLockError::WouldBlock) => {
+                progress(Progress { step: Step::Wait, fraction: None })
+            }
             Err(TryLockError::Error(error)) => return Err(KernelError::io("lock", &path)(error)),
         }
         file.lock().map_err(KernelError::io("lock", &path))?;
@@ -100,9 +94,7 @@ impl Store {
                     .map_err(KernelError::io("remove", &entry.path()))?;
             }
         }
-        let folder = tempfile::Builder::new()
-            .prefix(BUILDING)
-            .tempdir_in(&self.root);
+        let folder = tempfile::Builder::new().prefix(BUILDING).tempdir_in(&self.root);
         folder.map_err(KernelError::io("create a directory in", &self.root))
     }
 
@@ -115,8 +107,7 @@ impl Store {
     pub fn install(&self, stage: &Path, manifest: &Manifest) -> Result<Kernel, KernelError> {
         let file = stage.join("manifest.json");
         let text = serde_json::to_vec_pretty(manifest).map_err(std::io::Error::from);
-        text.and_then(|text| fs::write(&file, text))
-            .map_err(KernelError::io("write", &file))?;
+        text.and_then(|text| fs::write(&file, text)).map_err(KernelError::io("write", &file))?;
         sync_files(stage)?;
         let folder = self.root.join(&manifest.hash);
         if folder.exists() {
@@ -149,20 +140,13 @@ fn read_kernel(folder: &Path) -> Result<Option<Kernel>, KernelError> {
     let Ok(manifest) = serde_json::from_slice::<Manifest>(&text) else {
         return Ok(None);
     };
-    let size = fs::metadata(folder.join("linux"))
-        .map(|meta| meta.len())
-        .ok();
+    let size = fs::metadata(folder.join("linux")).map(|meta| meta.len()).ok();
     Ok((size == Some(manifest.size_bytes)).then(|| kernel_in(folder, manifest)))
 }
 
 fn kernel_in(folder: &Path, manifest: Manifest) -> Kernel {
     let [path, config, log] = ["linux", "config", "build.log"].map(|name| folder.join(name));
-    Kernel {
-        path,
-        config,
-        log,
-        manifest,
-    }
+    Kernel { path, config, log, manifest }
 }
 
 #[cfg(test)]
@@ -170,12 +154,8 @@ mod tests {
     use super::*;
 
     fn manifest() -> Manifest {
-        let origin = Origin {
-            name: "x".into(),
-            version: "1".into(),
-            sha256: "00".into(),
-            pinned: true,
-        };
+        let origin =
+            Origin { name: "x".into(), version: "1".into(), sha256: "00".into(), pinned: true };
         Manifest {
             hash: "abc".into(),
             version: "1-x".into(),
@@ -202,13 +182,8 @@ mod tests {
         let absent = Store::new(root.path()).status("abc").expect("status");
         assert!(matches!(absent, Status::Absent { .. }));
         let (store, kernel) = installed(root.path());
-        assert_eq!(
-            store.status("abc").expect("status"),
-            Status::Present(kernel)
-        );
-        let names = fs::read_dir(root.path().join("kernels"))
-            .expect("list")
-            .count();
+        assert_eq!(store.status("abc").expect("status"), Status::Present(kernel));
+        let names = fs::read_dir(root.path().join("kernels")).expect("list").count();
         assert_eq!(names, 2, "the lock and the kernel");
     }
 

@@ -46,11 +46,7 @@ pub fn check(path: &OsStr) -> Result<(), KernelError> {
     let mut packages: Vec<_> = missing().map(|(_, package)| *package).collect();
     packages.sort_unstable();
     packages.dedup();
-    if tools.is_empty() {
-        Ok(())
-    } else {
-        Err(KernelError::MissingTools { tools, packages })
-    }
+    if tools.is_empty() { Ok(()) } else { Err(KernelError::MissingTools { tools, packages }) }
 }
 
 /// A command with a predictable environment: messages in English, no flags of a calling make.
@@ -67,11 +63,7 @@ pub fn command(program: &str) -> Command {
 pub fn compiler() -> String {
     let output = command("gcc").arg("--version").output();
     let text = output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned());
-    text.unwrap_or_default()
-        .lines()
-        .next()
-        .unwrap_or("unknown")
-        .to_owned()
+    text.unwrap_or_default().lines().next().unwrap_or("unknown").to_owned()
 }
 
 fn is_in(path: &OsStr, tool: &str) -> bool {
@@ -79,8 +71,7 @@ fn is_in(path: &OsStr, tool: &str) -> bool {
 }
 
 fn is_executable(file: &Path) -> bool {
-    file.metadata()
-        .is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0)
+    file.metadata().is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0)
 }
 
 #[cfg(test)]
@@ -105,9 +96,7 @@ mod tests {
             .map(|(tool, _)| *tool)
             .filter(|tool| !["flex", "strip", "ld"].contains(tool));
         let folder = folder_with(present);
-        let error = check(folder.path().as_os_str())
-            .expect_err("three are missing")
-            .to_string();
+        let error = check(folder.path().as_os_str()).expect_err("three are missing").to_string();
         assert!(error.contains("flex, ld, strip"), "{error}");
         assert!(error.contains("apt-get install binutils flex"), "{error}");
     }
@@ -118,9 +107,6 @@ mod tests {
         check(folder.path().as_os_str()).expect("all there");
         fs::set_permissions(folder.path().join("bc"), fs::Permissions::from_mode(0o644))
             .expect("chmod");
-        assert!(matches!(
-            check(folder.path().as_os_str()),
-            Err(KernelError::MissingTools { .. })
-        ));
+        assert!(matches!(check(folder.path().as_os_str()), Err(KernelError::MissingTools { .. })));
     }
 }

@@ -41,8 +41,7 @@ impl Bench {
         fs::write(tree.join("Makefile"), MAKEFILE).expect("write");
         fs::write(tree.join("greeting"), "hello\n").expect("write");
         let mut tar = Command::new("tar");
-        tar.current_dir(folder.path())
-            .args(["-cJf", "fake.tar.xz", "fake-1.0"]);
+        tar.current_dir(folder.path()).args(["-cJf", "fake.tar.xz", "fake-1.0"]);
         assert!(tar.status().expect("run tar").success());
         let hash = Sha256::digest(fs::read(folder.path().join("fake.tar.xz")).expect("read"));
         let sha256 = hash.iter().map(|byte| format!("{byte:02x}")).collect();
@@ -61,18 +60,12 @@ impl Bench {
             ("config/a.config", config),
         ];
         let tarball = Some(self.folder.path().join("fake.tar.xz"));
-        BuildOptions {
-            recipe: Recipe::from_files(files),
-            tarball,
-            jobs: 2,
-        }
+        BuildOptions { recipe: Recipe::from_files(files), tarball, jobs: 2 }
     }
 
     fn build(&self, options: &BuildOptions) -> (Result<Kernel, KernelError>, Vec<Step>) {
         let mut steps = Vec::new();
-        let result = build(self.folder.path(), options, &mut |progress| {
-            steps.push(progress.step)
-        });
+        let result = build(self.folder.path(), options, &mut |progress| steps.push(progress.step));
         (result, steps)
     }
 
@@ -83,23 +76,14 @@ impl Bench {
     /// What lies in the cache, without the lock and the logs.
     fn left(&self) -> Vec<String> {
         let entries = fs::read_dir(self.kernels()).expect("list");
-        let names = entries.map(|entry| {
-            entry
-                .expect("entry")
-                .file_name()
-                .to_string_lossy()
-                .into_owned()
-        });
-        names
-            .filter(|name| name != "lock" && name != "failed.log")
-            .collect()
+        let names =
+            entries.map(|entry| entry.expect("entry").file_name().to_string_lossy().into_owned());
+        names.filter(|name| name != "lock" && name != "failed.log").collect()
     }
 }
 
 fn is_executable(path: &Path) -> bool {
-    Command::new(path)
-        .status()
-        .is_ok_and(|status| status.success())
+    Command::new(path).status().is_ok_and(|status| status.success())
 }
 
 #[test]
@@ -110,32 +94,15 @@ fn a_kernel_is_built_once_and_then_found() {
     let kernel = kernel.expect("built");
     assert_eq!(
         steps,
-        [
-            Step::Fetch,
-            Step::Unpack,
-            Step::Patch,
-            Step::Configure,
-            Step::Compile,
-            Step::Install
-        ]
+        [Step::Fetch, Step::Unpack, Step::Patch, Step::Configure, Step::Compile, Step::Install]
     );
     assert_eq!(
-        (
-            kernel.manifest.version.as_str(),
-            kernel.manifest.hash.as_str()
-        ),
+        (kernel.manifest.version.as_str(), kernel.manifest.hash.as_str()),
         ("1.0-fake", options.recipe.hash().as_str())
     );
     assert!(is_executable(&kernel.path));
-    assert!(
-        fs::read_to_string(&kernel.log)
-            .expect("log")
-            .contains("Applying: greet")
-    );
-    assert_eq!(
-        fs::read_to_string(&kernel.config).expect("config").trim(),
-        "CONFIG_A=y"
-    );
+    assert!(fs::read_to_string(&kernel.log).expect("log").contains("Applying: greet"));
+    assert_eq!(fs::read_to_string(&kernel.config).expect("config").trim(), "CONFIG_A=y");
     let (again, steps) = bench.build(&options);
     assert_eq!((again.expect("found"), steps), (kernel, vec![]));
     assert_eq!(bench.left(), [options.recipe.hash()]);
@@ -146,16 +113,7 @@ fn a_patch_that_does_not_apply_names_itself_and_leaves_only_the_log() {
     let bench = Bench::new();
     let (result, _) = bench.build(&bench.options(&patch("farewell", "good day"), "CONFIG_A=y\n"));
     let error = result.expect_err("does not apply");
-    assert!(
-        matches!(
-            error,
-            KernelError::Step {
-                step: Step::Patch,
-                ..
-            }
-        ),
-        "{error}"
-    );
+    assert!(matches!(error, KernelError::Step { step: Step::Patch, .. }), "{error}");
     let text = error.to_string();
     assert!(
         text.contains("1.patch")
@@ -185,10 +143,7 @@ fn a_compiler_error_is_shown_and_the_next_build_is_clean() {
     let bench = Bench::new();
     let (result, _) = bench.build(&bench.options(&patch("hello", "BREAK"), "CONFIG_A=y\n"));
     let error = result.expect_err("does not compile").to_string();
-    assert!(
-        error.contains("step 'compile'") && error.contains("greeting is broken"),
-        "{error}"
-    );
+    assert!(error.contains("step 'compile'") && error.contains("greeting is broken"), "{error}");
     let (result, _) = bench.build(&bench.options(&patch("hello", "whole"), "CONFIG_A=y\n"));
     result.expect("the failure left nothing in the way");
     assert!(!bench.kernels().join("failed.log").exists());
@@ -200,10 +155,7 @@ fn a_tarball_that_was_changed_is_refused_before_it_is_unpacked() {
     let options = bench.options(&patch("hello", "x"), "CONFIG_A=y\n");
     fs::write(bench.folder.path().join("fake.tar.xz"), "other").expect("write");
     let (result, steps) = bench.build(&options);
-    assert!(
-        matches!(result, Err(KernelError::UnknownTarball { .. })),
-        "{result:?}"
-    );
+    assert!(matches!(result, Err(KernelError::UnknownTarball { .. })), "{result:?}");
     assert_eq!(steps, [Step::Fetch]);
 }
 
@@ -214,13 +166,8 @@ fn two_builders_at_once_make_one_kernel() {
     let compiled = std::thread::scope(|scope| {
         let builders = [(); 2].map(|()| scope.spawn(|| bench.build(&options)));
         let results = builders.map(|builder| builder.join().expect("no panic"));
-        results
-            .iter()
-            .for_each(|(kernel, _)| assert!(kernel.is_ok(), "{kernel:?}"));
-        results
-            .iter()
-            .filter(|(_, steps)| steps.contains(&Step::Compile))
-            .count()
+        results.iter().for_each(|(kernel, _)| assert!(kernel.is_ok(), "{kernel:?}"));
+        results.iter().filter(|(_, steps)| steps.contains(&Step::Compile)).count()
     });
     assert_eq!(compiled, 1);
 }
