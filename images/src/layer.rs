@@ -51,12 +51,17 @@ pub(crate) fn apply(
     let hashed = tar.into_inner();
     let (diff_id, unpacked_bytes) = (hashed.digest(), hashed.byte_count());
     drop(hashed);
-    // A lying blob is the cause of whatever it led to; read on to know.
-    let drained = std::io::copy(&mut packed, &mut std::io::sink());
-    drop(packed);
-    if let Err(error) = applied {
+    if let Err(error @ (ImageError::Malformed { .. } | ImageError::Io { .. })) = applied {
+        // A blob that is not what its digest says is the better explanation.
+        if std::io::copy(&mut packed, &mut std::io::sink()).is_ok() {
+            drop(packed);
+            check_blob(&blob, check)?;
+        }
         return Err(named(error, &check.what));
     }
+    applied?;
+    let drained = std::io::copy(&mut packed, &mut std::io::sink());
+    drop(packed);
     drained.map_err(|error| ImageError::io(format!("cannot read {}", check.what), error))?;
     check_blob(&blob, check)?;
     digest::expect(format!("{} (unpacked)", check.what), check.diff_id, diff_id)?;

@@ -10,7 +10,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use exocell_images::{
-    Digest, ImageError, ImportLimits, Reference, RegistryOptions, Silent, Source,
+    Credentials, Digest, ImageError, ImportLimits, Reference, RegistryOptions, Silent, Source,
 };
 use support::{Bench, Image, Layer, gzip};
 
@@ -21,9 +21,13 @@ struct Server {
 
 impl Server {
     fn start(folder: &Path) -> Self {
+        Self::start_with(folder, "")
+    }
+
+    fn start_with(folder: &Path, more: &str) -> Self {
         let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         let config = format!(
-            "version: 0.1\nlog:\n  level: error\nstorage:\n  filesystem:\n    rootdirectory: {}\nhttp:\n  addr: 127.0.0.1:{port}\n",
+            "version: 0.1\nlog:\n  level: error\nstorage:\n  filesystem:\n    rootdirectory: {}\nhttp:\n  addr: 127.0.0.1:{port}\n{more}",
             folder.join("registry").display()
         );
         fs::File::create(folder.join("config.yml")).unwrap().write_all(config.as_bytes()).unwrap();
@@ -36,7 +40,10 @@ impl Server {
             .expect("docker-registry is missing: install the Debian package docker-registry");
         let server = Self { child, port };
         let deadline = Instant::now() + Duration::from_secs(20);
-        while ureq::get(server.url("")).call().is_err() {
+        while let Err(error) = ureq::get(server.url("")).call() {
+            if matches!(error, ureq::Error::StatusCode(401)) {
+                break;
+            }
             assert!(Instant::now() < deadline, "docker-registry does not answer");
             std::thread::sleep(Duration::from_millis(50));
         }
@@ -136,4 +143,62 @@ fn a_registry_that_is_not_there() {
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let error = pull(&bench, &format!("127.0.0.1:{port}/x")).unwrap_err();
     assert!(matches!(error, ImageError::Registry { .. }), "{error:?}");
+}
+
+#[test]
+fn a_login_is_made_when_the_registry_wants_one() {
+    let bench = Bench::default();
+    let password_file = bench.path("htpasswd");
+    fs::write(
+        &password_file,
+        "user:$2y$05$abcdefghijklmnopqrstuuOQiyCxlgf/oeuTqixKmWdcYUh4Hjl0a\n",
+    )
+    .unwrap();
+    let auth =
+        format!("auth:\n  htpasswd:\n    realm: test\n    path: {}\n", password_file.display());
+    let server = Server::start_with(bench.folder.path(), &auth);
+    let name = format!("127.0.0.1:{}/x", server.port);
+    let error = pull(&bench, &name).unwrap_err();
+    assert!(matches!(error, ImageError::Unauthorized { .. }), "{error:?}");
+    for (password, let_in) in [("wrong", false), ("secret", true)] {
+        let credentials = Credentials { username: "user".into(), password: password.into() };
+        let options = RegistryOptions { credentials: Some(credentials), ..Default::default() };
+        let source = Source::Registry { reference: name.parse().unwrap(), options };
+        let error =
+            bench.store.import(&source, None, &ImportLimits::default(), &mut Silent).unwrap_err();
+        assert_eq!(matches!(error, ImageError::NotInRegistry { .. }), let_in, "{error:?}");
+    }
+}
+
+/// A registry that wants a token answers with the requests it was sent.
+#[test]
+fn a_token_is_fetched_for_the_repository() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let server = std::thread::spawn(move || {
+        let challenge = format!("Bearer realm=\"http://127.0.0.1:{port}/token\",service=\"s\"");
+        let answers = [
+            format!(
+                "HTTP/1.1 401 x\r\nWWW-Authenticate: {challenge}\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+            ),
+            "HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 15\r\n\r\n{\"token\":\"tok\"}"
+                .into(),
+            "HTTP/1.1 404 x\r\nConnection: close\r\nContent-Length: 0\r\n\r\n".into(),
+        ];
+        answers.map(|answer| {
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut request = [0; 4096];
+            let count = std::io::Read::read(&mut stream, &mut request).unwrap();
+            stream.write_all(answer.as_bytes()).unwrap();
+            String::from_utf8_lossy(&request[..count]).to_ascii_lowercase()
+        })
+    });
+    let error = pull(&Bench::default(), &format!("127.0.0.1:{port}/x")).unwrap_err();
+    assert!(matches!(error, ImageError::NotInRegistry { .. }), "{error:?}");
+    let [_, token, last] = server.join().unwrap();
+    assert!(
+        token.starts_with("get /token?") && token.contains("pull") && token.contains("service=s"),
+        "{token}"
+    );
+    assert!(last.contains("authorization: bearer tok"), "{last}");
 }
