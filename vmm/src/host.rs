@@ -50,13 +50,16 @@ fn user_namespaces() -> Result<String, String> {
     nix::sys::wait::waitpid(pid, None).map_err(|errno| errno.to_string())?;
     Ok(match map {
         IdentityMap::CallerAndCell => "guest kernels get an id of their own".to_owned(),
-        IdentityMap::CallerOnly => "guest kernels share the caller's id; run as root for one each".to_owned(),
+        IdentityMap::CallerOnly => {
+            "guest kernels share the caller's id; run as root for one each".to_owned()
+        }
     })
 }
 
 fn seccomp() -> Result<String, String> {
-    let actions = fs::read_to_string("/proc/sys/kernel/seccomp/actions_avail")
-        .map_err(|_| "the host's kernel lacks CONFIG_SECCOMP_FILTER; no cell can be confined".to_owned())?;
+    let actions = fs::read_to_string("/proc/sys/kernel/seccomp/actions_avail").map_err(|_| {
+        "the host's kernel lacks CONFIG_SECCOMP_FILTER; no cell can be confined".to_owned()
+    })?;
     if actions.split_whitespace().any(|action| action == "trap") {
         Ok("filters can trap".to_owned())
     } else {
@@ -74,14 +77,20 @@ fn mkfs_ext4() -> Result<String, String> {
     let places = ["/usr/sbin/mkfs.ext4", "/sbin/mkfs.ext4", "/usr/bin/mkfs.ext4"];
     match places.iter().find(|place| Path::new(place).exists()) {
         Some(place) => Ok((*place).to_owned()),
-        None => Err("mkfs.ext4 is missing; apt install e2fsprogs (only --read-only cells run without)".to_owned()),
+        None => {
+            Err("mkfs.ext4 is missing; apt install e2fsprogs (only --read-only cells run without)"
+                .to_owned())
+        }
     }
 }
 
 fn landlock() -> Result<String, String> {
     match jail::landlock_abi() {
         Some(version) => Ok(format!("interface version {version}")),
-        None => Err("absent; the empty root is then the only file system barrier (boot with lsm=landlock)".to_owned()),
+        None => Err(
+            "absent; the empty root is then the only file system barrier (boot with lsm=landlock)"
+                .to_owned(),
+        ),
     }
 }
 
@@ -89,7 +98,10 @@ fn mpk() -> Result<String, String> {
     // SAFETY: pkey_alloc takes two integers and touches no memory.
     let key = unsafe { libc::syscall(libc::SYS_pkey_alloc, 0, 0) };
     if key < 0 {
-        return Err("no memory protection keys; intra-cell mode mpk is off, Wasm slots use guard regions".to_owned());
+        return Err(
+            "no memory protection keys; intra-cell mode mpk is off, Wasm slots use guard regions"
+                .to_owned(),
+        );
     }
     // SAFETY: frees the key that was just allocated; it is on no page.
     unsafe { libc::syscall(libc::SYS_pkey_free, key) };

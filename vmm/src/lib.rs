@@ -1,6 +1,5 @@
-
-pub mod host;
 pub mod devices;
+pub mod host;
 pub mod jail;
 pub mod memory;
 pub mod para;

@@ -58,6 +58,8 @@ impl GuestKernel<'_> {
             "console=stderr".to_owned(),
             "loglevel=4".to_owned(),
             "panic=-1".to_owned(),
+            // Mounts wait for RCU; a tick is 10 ms.
+            "rcupdate.rcu_expedited=1".to_owned(),
         ];
         arguments.extend(
             self.devices
@@ -77,10 +79,8 @@ impl GuestKernel<'_> {
     }
 
     fn confine(&self) -> Result<(), GuestKernelError> {
-        let call = |call, errno: nix::errno::Errno| GuestKernelError::Call {
-            call,
-            source: errno.into(),
-        };
+        let call =
+            |call, errno: nix::errno::Errno| GuestKernelError::Call { call, source: errno.into() };
         nix::unistd::dup2_stdout(self.console).map_err(|errno| call("dup2", errno))?;
         nix::unistd::dup2_stderr(self.console).map_err(|errno| call("dup2", errno))?;
         if self.identity != 0 {

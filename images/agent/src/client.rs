@@ -30,7 +30,9 @@ pub enum ClientError {
     /// The guest init refused the request or could not do it.
     #[error("{message}")]
     Failed { kind: FailureKind, message: String },
-    #[error("the guest sent a {got:?} frame where the protocol has none; its init is not to be trusted")]
+    #[error(
+        "the guest sent a {got:?} frame where the protocol has none; its init is not to be trusted"
+    )]
     UnexpectedFrame { got: Kind },
     #[error("the guest answered {request} with the wrong reply; its init is not to be trusted")]
     UnexpectedReply { request: &'static str },
@@ -77,7 +79,11 @@ fn read_reply<R: Read>(reader: &mut FrameReader<R>) -> Result<Reply, ClientError
 }
 
 /// Sends `request` and reads its single reply.
-pub fn request(read: impl Read, write: impl Write, request: &Request) -> Result<Reply, ClientError> {
+pub fn request(
+    read: impl Read,
+    write: impl Write,
+    request: &Request,
+) -> Result<Reply, ClientError> {
     FrameWriter::new(write).write_json(Kind::Request, request)?;
     read_reply(&mut FrameReader::new(read))
 }
@@ -158,8 +164,7 @@ pub fn download(
     out: &mut impl Write,
     bytes_max: u64,
 ) -> Result<u64, ClientError> {
-    FrameWriter::new(write)
-        .write_json(Kind::Request, &Request::Download { path: path.into() })?;
+    FrameWriter::new(write).write_json(Kind::Request, &Request::Download { path: path.into() })?;
     let mut reader = FrameReader::new(read);
     let mut received = 0u64;
     loop {

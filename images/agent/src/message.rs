@@ -9,16 +9,24 @@ pub enum Request {
     Boot(Boot),
     Exec(Exec),
     /// Unpack the tar stream that follows into the directory `path`.
-    Upload { path: String },
+    Upload {
+        path: String,
+    },
     /// Send `path` (a file or a directory) as a tar stream whose entries are
     /// named from the last component of `path`.
-    Download { path: String },
+    Download {
+        path: String,
+    },
     Stats,
     /// Detach the mount at `path` (a revoked folder).
-    Unmount { path: String },
+    Unmount {
+        path: String,
+    },
     /// Terminate every process (SIGTERM, then SIGKILL after `grace_ms`), sync,
     /// power off.
-    Shutdown { grace_ms: u64 },
+    Shutdown {
+        grace_ms: u64,
+    },
 }
 
 /// How the guest init sets up the cell before any program runs.

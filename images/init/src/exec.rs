@@ -157,8 +157,8 @@ fn find_program(name: &str, search: &str, cwd: &Path) -> Result<PathBuf, InitErr
 
 fn check_executable(path: &Path) -> Result<(), InitError> {
     let shown = path.display();
-    let metadata = fs::metadata(path)
-        .map_err(|error| InitError::not_found(format!("{shown}: {error}")))?;
+    let metadata =
+        fs::metadata(path).map_err(|error| InitError::not_found(format!("{shown}: {error}")))?;
     if metadata.is_dir() {
         return Err(InitError::not_executable(format!("{shown}: is a directory")));
     }

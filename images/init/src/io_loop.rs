@@ -161,11 +161,7 @@ pub struct Source {
 /// Sends the program's output to the host until the program is dead and its
 /// output drained; its exit code. When the host is gone the output is read and
 /// thrown away, so that the program does not block on it.
-pub fn pump_output(
-    mut sources: Vec<Source>,
-    exit: &Exit,
-    writer: &mut FrameWriter<&File>,
-) -> u8 {
+pub fn pump_output(mut sources: Vec<Source>, exit: &Exit, writer: &mut FrameWriter<&File>) -> u8 {
     let mut buffer = vec![0; CHUNK_BYTES];
     let mut connected = true;
     let mut drained = 0;
@@ -221,10 +217,7 @@ fn is_transient(error: &io::Error) -> bool {
 }
 
 /// Polls three descriptors, some of which may be absent; which have an event.
-fn wait_for(
-    waits: [(Option<BorrowedFd<'_>>, PollFlags); 3],
-    timeout: PollTimeout,
-) -> [bool; 3] {
+fn wait_for(waits: [(Option<BorrowedFd<'_>>, PollFlags); 3], timeout: PollTimeout) -> [bool; 3] {
     let mut fds: Vec<PollFd<'_>> =
         waits.iter().filter_map(|(fd, flags)| Some(PollFd::new((*fd)?, *flags))).collect();
     while poll(&mut fds, timeout) == Err(Errno::EINTR) {}

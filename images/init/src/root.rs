@@ -146,10 +146,8 @@ fn cover_file(name: &str, content: &str) -> io::Result<()> {
 
 /// Limits and settings, docker's but for the last; each is optional.
 fn set_defaults() {
-    let limits = [
-        (Resource::RLIMIT_NOFILE, OPEN_FILES_MAX),
-        (Resource::RLIMIT_NPROC, RLIM_INFINITY),
-    ];
+    let limits =
+        [(Resource::RLIMIT_NOFILE, OPEN_FILES_MAX), (Resource::RLIMIT_NPROC, RLIM_INFINITY)];
     for (resource, limit) in limits {
         if let Err(errno) = setrlimit(resource, limit, limit) {
             log::warn(format_args!("limit {resource:?}: {errno}"));

@@ -65,8 +65,7 @@ pub fn open_pty(size: TtySize) -> nix::Result<(PtyMaster, OwnedFd)> {
 
 /// Sets the window size of a terminal, through either end.
 pub fn set_tty_size(tty: impl AsFd, size: TtySize) -> nix::Result<()> {
-    let size =
-        libc::winsize { ws_row: size.rows, ws_col: size.cols, ws_xpixel: 0, ws_ypixel: 0 };
+    let size = libc::winsize { ws_row: size.rows, ws_col: size.cols, ws_xpixel: 0, ws_ypixel: 0 };
     let fd: RawFd = tty.as_fd().as_raw_fd();
     // SAFETY: TIOCSWINSZ reads a winsize, a local that outlives the call.
     // Needed because nix's wrapper macro is as unsafe.

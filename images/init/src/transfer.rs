@@ -18,11 +18,7 @@ use crate::error::{Context, InitError};
 const KERNEL_TREES: [&str; 3] = ["/proc", "/sys", "/dev"];
 
 /// Unpacks the tar stream that follows on `frames` into the directory `path`.
-pub fn upload(
-    stream: &File,
-    mut frames: FrameReader<&File>,
-    path: &Path,
-) -> Result<(), InitError> {
+pub fn upload(stream: &File, mut frames: FrameReader<&File>, path: &Path) -> Result<(), InitError> {
     let mut data = DataReader::new(&mut frames);
     let unpacked = unpack(&mut data, path);
     let reply = match unpacked {

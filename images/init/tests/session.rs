@@ -238,7 +238,8 @@ fn users_get_their_ids_and_can_reopen_their_streams() {
 
 #[test]
 fn programs_start_as_session_leaders_with_default_signals() {
-    let (out, _, _) = run(&shell("ps -o pid=,sid= -p $$; grep -E 'SigIgn|SigBlk' /proc/self/status"));
+    let (out, _, _) =
+        run(&shell("ps -o pid=,sid= -p $$; grep -E 'SigIgn|SigBlk' /proc/self/status"));
     let mut words = out.lines().next().unwrap().split_whitespace();
     assert_eq!(words.next(), words.next());
     let mask = |name: &str| {
@@ -333,8 +334,7 @@ fn copies_that_cannot_be_made_say_why() {
     // Longer than the socket buffers: the agent listens on after it has failed.
     let broken = stream();
     let garbage = vec![b'x'; 4 << 20];
-    let error =
-        client::upload(&broken, &broken, "/tmp", &mut garbage.as_slice()).unwrap_err();
+    let error = client::upload(&broken, &broken, "/tmp", &mut garbage.as_slice()).unwrap_err();
     assert!(matches!(error, ClientError::Failed { .. }), "{error}");
 }
 

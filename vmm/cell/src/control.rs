@@ -12,9 +12,7 @@ use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
 use exocell_agent::{FrameReader, FrameWriter, Kind};
-use nix::sys::socket::{
-    ControlMessage, ControlMessageOwned, MsgFlags, UnixAddr, recvmsg, sendmsg,
-};
+use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, UnixAddr, recvmsg, sendmsg};
 use serde::{Deserialize, Serialize};
 
 use crate::{CellError, Record};
@@ -27,12 +25,18 @@ pub enum ControlRequest {
     /// A stream to the guest's agent.
     Connect,
     /// Send a signal to the cell's own program.
-    Signal { signal: u8 },
+    Signal {
+        signal: u8,
+    },
     /// SIGTERM, then after `grace_ms` the end of the cell.
-    Stop { grace_ms: u64 },
+    Stop {
+        grace_ms: u64,
+    },
     /// End the capability named `capability` (as `caps explain` prints it)
     /// and all derived from it.
-    Revoke { capability: String },
+    Revoke {
+        capability: String,
+    },
     Counters,
 }
 
@@ -43,7 +47,9 @@ pub enum ControlReply {
     /// The descriptor comes with the next byte.
     Stream,
     Counters(Counters),
-    Failed { message: String },
+    Failed {
+        message: String,
+    },
 }
 
 /// What the supervisor itself counted.
@@ -70,8 +76,10 @@ impl Client {
         let directory = std::fs::File::open(record.directory())
             .map_err(CellError::host(format!("cannot open {}", record.directory().display())))?;
         let short = format!("/proc/self/fd/{}/control.sock", directory.as_raw_fd());
-        let stream = UnixStream::connect(short)
-            .map_err(CellError::host(format!("cannot reach the supervisor at {}", path.display())))?;
+        let stream = UnixStream::connect(short).map_err(CellError::host(format!(
+            "cannot reach the supervisor at {}",
+            path.display()
+        )))?;
         Ok(Self { stream })
     }
 

@@ -32,7 +32,9 @@ pub fn create(layout: &Layout, bytes: u64) -> Result<File, CellError> {
         .mode(0o600)
         .open(&directory)
         .map_err(CellError::host(what()))?;
-    disk.set_len(bytes).and_then(|()| copy_data(&template, &disk)).map_err(CellError::host(what()))?;
+    disk.set_len(bytes)
+        .and_then(|()| copy_data(&template, &disk))
+        .map_err(CellError::host(what()))?;
     Ok(disk)
 }
 

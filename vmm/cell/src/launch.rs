@@ -40,8 +40,8 @@ pub struct Launched {
 
 /// What runs in the cell.
 pub enum Workload {
-    Vm(crate::plan::VmPlan),
-    Isolate(crate::isolate::IsolatePlan),
+    Vm(Box<crate::plan::VmPlan>),
+    Isolate(Box<crate::isolate::IsolatePlan>),
 }
 
 /// When a request came, and what the process that took it had open.
@@ -59,7 +59,8 @@ impl Request {
         let numbers = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
         let mut foreign: Vec<RawFd> = numbers.filter(|number| *number > 2).collect();
         // The listing's own descriptor is closed again by now.
-        foreign.retain(|number| std::fs::symlink_metadata(format!("/proc/self/fd/{number}")).is_ok());
+        foreign
+            .retain(|number| std::fs::symlink_metadata(format!("/proc/self/fd/{number}")).is_ok());
         Self { at: Instant::now(), foreign }
     }
 }
@@ -110,9 +111,8 @@ fn start(
         requested: request.at,
         foreign: request.foreign,
     };
-    let supervisor = jail::spawn(inheritance.identity, |pid| {
-        supervisor::main(inheritance, workload, pid)
-    })?;
+    let supervisor =
+        jail::spawn(inheritance.identity, |pid| supervisor::main(inheritance, workload, pid))?;
     Ok(Launched { record: record.clone(), supervisor, session })
 }
 

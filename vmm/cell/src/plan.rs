@@ -66,7 +66,6 @@ impl VmPlan {
         let image = store.resolve(&spec.image)?;
         let rootfs = store.open_rootfs(&image)?;
         let kernel = kernel(layout)?;
-        let folders = caps.folders().iter().map(open_folder).collect::<Result<Vec<_>, _>>()?;
         let disk = match (spec.read_only, caps.disk_bytes()) {
             (false, Some(bytes)) => Some(disk::create(layout, bytes)?),
             _ => None,
@@ -75,14 +74,15 @@ impl VmPlan {
             kernel,
             initramfs: initramfs::prepare(layout)?,
             rootfs,
-            memory: GuestMemory::new(memory_bytes).map_err(CellError::host("cannot make guest memory"))?,
+            memory: GuestMemory::new(memory_bytes)
+                .map_err(CellError::host("cannot make guest memory"))?,
             vcpus: cpu.count,
             cpu_weight: cpu.weight,
             deadline: caps.deadline(),
             boot: boot(spec, caps, disk.is_some())?,
             exec: exec(spec, &image.config, tty)?,
             disk,
-            folders,
+            folders: open_folders(caps)?,
         })
     }
 }
@@ -109,12 +109,16 @@ fn kernel(layout: &Layout) -> Result<PathBuf, CellError> {
     }
 }
 
+/// Opens every folder of the grant.
+pub fn open_folders(caps: &CapabilitySet) -> Result<Vec<PlannedFolder>, CellError> {
+    caps.folders().iter().map(open_folder).collect()
+}
+
 fn open_folder(granted: &Folder) -> Result<PlannedFolder, CellError> {
-    let dir = File::options()
-        .read(true)
-        .custom_flags(libc::O_DIRECTORY)
-        .open(&granted.host)
-        .map_err(CellError::host(format!("cannot open the folder {}", granted.host.display())))?;
+    let dir =
+        File::options().read(true).custom_flags(libc::O_DIRECTORY).open(&granted.host).map_err(
+            CellError::host(format!("cannot open the folder {}", granted.host.display())),
+        )?;
     Ok(PlannedFolder { dir: dir.into(), granted: granted.clone() })
 }
 

@@ -129,7 +129,9 @@ impl Record {
             Ok(entries) => entries,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
             Err(error) => {
-                return Err(CellError::host(format!("cannot list {}", layout.cells().display()))(error));
+                return Err(CellError::host(format!("cannot list {}", layout.cells().display()))(
+                    error,
+                ));
             }
         };
         let mut found = Vec::new();
@@ -159,7 +161,8 @@ impl Record {
     /// Reads the record; where its supervisor is dead, writes that down first
     /// and clears what it left. `None`: the record is gone.
     fn settle(&self) -> Result<Option<(CellSpec, Status)>, CellError> {
-        let (spec, mut status) = match (self.read("spec.json"), self.read::<Status>("status.json")) {
+        let (spec, mut status) = match (self.read("spec.json"), self.read::<Status>("status.json"))
+        {
             (Ok(spec), Ok(status)) => (spec, status),
             (Err(error), _) | (_, Err(error)) => return self.settle_damaged(error),
         };

@@ -7,8 +7,10 @@ use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 /// Run untrusted work in cells: a Linux kernel of its own, or a Wasm isolate.
 #[derive(Parser)]
 #[command(name = "exocell", version, max_term_width = 100)]
-#[command(after_help = "Exit codes of run and exec: the program's own; 128+N if signal N killed it; \
-125 exocell failed; 126 the program cannot be executed; 127 it was not found.")]
+#[command(
+    after_help = "Exit codes of run and exec: the program's own; 128+N if signal N killed it; \
+125 exocell failed; 126 the program cannot be executed; 127 it was not found."
+)]
 pub struct Cli {
     /// Where images, kernels and cells are kept.
     #[arg(long, global = true, env = "EXOCELL_ROOT", value_name = "DIR")]
@@ -19,7 +21,7 @@ pub struct Cli {
 
 #[derive(Subcommand)]
 pub enum Command {
-    Run(RunArgs),
+    Run(Box<RunArgs>),
     Exec(ExecArgs),
     Ps(PsArgs),
     Logs(LogsArgs),
@@ -43,7 +45,9 @@ pub enum Command {
     Doctor(DoctorArgs),
     /// Print a shell completion script.
     #[command(after_help = "Example: exocell completion bash > /etc/bash_completion.d/exocell")]
-    Completion { shell: clap_complete::Shell },
+    Completion {
+        shell: clap_complete::Shell,
+    },
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]

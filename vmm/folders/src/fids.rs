@@ -31,11 +31,7 @@ pub struct Open {
 
 impl Open {
     pub fn new(file: Rc<OwnedFd>, flags: u32) -> Self {
-        Self {
-            file,
-            flags,
-            position: None,
-        }
+        Self { file, flags, position: None }
     }
 
     /// Whether I/O for an open with `flags` may be done on this file.
@@ -65,10 +61,7 @@ pub struct Fids {
 
 impl Fids {
     pub fn new(max: usize) -> Self {
-        Self {
-            table: BTreeMap::new(),
-            max,
-        }
+        Self { table: BTreeMap::new(), max }
     }
 
     pub fn get(&self, fid: u32) -> Result<&Fid, Errno> {
@@ -82,11 +75,7 @@ impl Fids {
     /// The directory that `fid` holds.
     pub fn dir(&self, fid: u32) -> Result<&Node, Errno> {
         let node = &self.get(fid)?.node;
-        if node.is_dir() {
-            Ok(node)
-        } else {
-            Err(Errno::NOTDIR)
-        }
+        if node.is_dir() { Ok(node) } else { Err(Errno::NOTDIR) }
     }
 
     /// Fails if `fid` cannot be given a new file.
@@ -118,8 +107,7 @@ impl Fids {
     pub fn opened(&self, ident: Ident, flags: u32) -> Option<Rc<OwnedFd>> {
         let of_file = self.table.values().filter(|fid| fid.node.ident == ident);
         let mut open = of_file.filter_map(|fid| fid.open.as_ref());
-        open.find(|open| open.serves(flags))
-            .map(|open| open.file.clone())
+        open.find(|open| open.serves(flags)).map(|open| open.file.clone())
     }
 
     /// Closes everything.

@@ -22,11 +22,7 @@ pub struct Frame<'a> {
 
 impl Frames {
     pub fn new(size_max: usize) -> Self {
-        Self {
-            buf: vec![0; size_max],
-            filled: 0,
-            taken: 0,
-        }
+        Self { buf: vec![0; size_max], filled: 0, taken: 0 }
     }
 
     /// Changes the size no message may exceed. Only called right after a
@@ -51,16 +47,9 @@ impl Frames {
         match &self.buf[4..size] {
             [number, low, high, body @ ..] => {
                 let tag = u16::from_le_bytes([*low, *high]);
-                Ok(Some(Frame {
-                    number: *number,
-                    tag,
-                    body,
-                }))
+                Ok(Some(Frame { number: *number, tag, body }))
             }
-            _ => Err(FolderError::Size {
-                size: size as u32,
-                max: self.buf.len(),
-            }),
+            _ => Err(FolderError::Size { size: size as u32, max: self.buf.len() }),
         }
     }
 
@@ -76,10 +65,7 @@ impl Frames {
         let in_bounds = HEADER_LEN..=self.buf.len();
         match usize::try_from(size) {
             Ok(len) if in_bounds.contains(&len) => Ok(len),
-            _ => Err(FolderError::Size {
-                size,
-                max: self.buf.len(),
-            }),
+            _ => Err(FolderError::Size { size, max: self.buf.len() }),
         }
     }
 
@@ -109,10 +95,7 @@ mod tests {
         let first = frames.next(&mut bytes).unwrap().unwrap();
         assert_eq!((first.number, first.tag, first.body), (120, 1, &[9][..]));
         let second = frames.next(&mut bytes).unwrap().unwrap();
-        assert_eq!(
-            (second.number, second.tag, second.body.len()),
-            (100, 0xffff, 0)
-        );
+        assert_eq!((second.number, second.tag, second.body.len()), (100, 0xffff, 0));
         assert!(frames.next(&mut bytes).unwrap().is_none());
     }
 

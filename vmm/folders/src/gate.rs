@@ -13,14 +13,8 @@ pub const READ_WRITE: u32 = 0o2;
 pub const TRUNCATE: u32 = 0o1000;
 pub const APPEND: u32 = 0o2000;
 
-const NONE: Rights = Rights {
-    read: false,
-    write: false,
-};
-const WRITE: Rights = Rights {
-    read: false,
-    write: true,
-};
+const NONE: Rights = Rights { read: false, write: false };
+const WRITE: Rights = Rights { read: false, write: true };
 
 /// Checks `request` against what the folder's holder may do.
 ///
@@ -62,10 +56,7 @@ fn needed(request: &Request<'_>) -> Rights {
         | Request::Unknown => NONE,
         Request::Read { .. } | Request::Readdir { .. } | Request::Readlink { .. } => Rights::READ,
         Request::Lopen { flags, .. } => of_open(*flags),
-        Request::Lcreate { flags, .. } => Rights {
-            write: true,
-            ..of_open(*flags)
-        },
+        Request::Lcreate { flags, .. } => Rights { write: true, ..of_open(*flags) },
         Request::Write { .. }
         | Request::Setattr { .. }
         | Request::Symlink { .. }
@@ -81,10 +72,7 @@ fn needed(request: &Request<'_>) -> Rights {
 
 fn of_open(flags: u32) -> Rights {
     let access = flags & ACCESS;
-    Rights {
-        read: access != WRITE_ONLY,
-        write: access != 0 || flags & TRUNCATE != 0,
-    }
+    Rights { read: access != WRITE_ONLY, write: access != 0 || flags & TRUNCATE != 0 }
 }
 
 #[cfg(test)]
@@ -105,10 +93,7 @@ mod tests {
 
     #[test]
     fn no_rights_allow_only_giving_back() {
-        assert_eq!(
-            check(&Request::Getattr { fid: 0 }, NONE),
-            Err(Errno::ACCESS)
-        );
+        assert_eq!(check(&Request::Getattr { fid: 0 }, NONE), Err(Errno::ACCESS));
         assert_eq!(check(&Request::Clunk { fid: 0 }, NONE), Ok(()));
         assert_eq!(check(&Request::Flush, NONE), Ok(()));
     }

@@ -17,15 +17,12 @@ use crate::wire::Qid;
 const NAME_MAX: usize = 255;
 
 /// Flags of every open: no symlink, no terminal, and no waiting for a fifo.
-const SAFE: OFlags = OFlags::NOFOLLOW
-    .union(OFlags::CLOEXEC)
-    .union(OFlags::NOCTTY)
-    .union(OFlags::NONBLOCK);
+const SAFE: OFlags =
+    OFlags::NOFOLLOW.union(OFlags::CLOEXEC).union(OFlags::NOCTTY).union(OFlags::NONBLOCK);
 
 /// How the kernel itself keeps a lookup inside, whatever the name says.
-const INSIDE: ResolveFlags = ResolveFlags::BENEATH
-    .union(ResolveFlags::NO_SYMLINKS)
-    .union(ResolveFlags::NO_MAGICLINKS);
+const INSIDE: ResolveFlags =
+    ResolveFlags::BENEATH.union(ResolveFlags::NO_SYMLINKS).union(ResolveFlags::NO_MAGICLINKS);
 
 /// A file name that is exactly one component of a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,10 +56,7 @@ pub struct Ident {
 
 impl Ident {
     pub fn of(stat: &Stat) -> Self {
-        Self {
-            dev: stat.st_dev,
-            ino: stat.st_ino,
-        }
+        Self { dev: stat.st_dev, ino: stat.st_ino }
     }
 
     /// The ident of another file on the same device.
@@ -102,11 +96,7 @@ impl Node {
     /// `submounts`.
     pub fn root(dir: Rc<OwnedFd>, submounts: bool) -> Result<Self, Errno> {
         let stat = rustix::fs::fstat(&dir)?;
-        let beyond = if submounts {
-            ResolveFlags::empty()
-        } else {
-            ResolveFlags::NO_XDEV
-        };
+        let beyond = if submounts { ResolveFlags::empty() } else { ResolveFlags::NO_XDEV };
         Ok(Self {
             fd: dir,
             file_type: FileType::from_raw_mode(stat.st_mode),
@@ -132,10 +122,7 @@ impl Node {
     }
 
     pub fn is_device(&self) -> bool {
-        matches!(
-            self.file_type,
-            FileType::BlockDevice | FileType::CharacterDevice
-        )
+        matches!(self.file_type, FileType::BlockDevice | FileType::CharacterDevice)
     }
 
     pub fn fd(&self) -> &OwnedFd {
@@ -148,11 +135,7 @@ impl Node {
 
     /// A name in this directory, as a place.
     pub fn place_of(&self, name: Name<'_>) -> Place {
-        Place {
-            dir: self.fd.clone(),
-            dir_ident: self.ident,
-            name: name.bytes().into(),
-        }
+        Place { dir: self.fd.clone(), dir_ident: self.ident, name: name.bytes().into() }
     }
 
     /// The file of that name in this directory; a symlink is itself.
@@ -234,9 +217,7 @@ impl Node {
         }
         match sys::chmod(&self.fd, mode) {
             Err(Errno::NOSYS) => {
-                let fd = self
-                    .open(OFlags::RDONLY)
-                    .or_else(|_| self.open(OFlags::WRONLY))?;
+                let fd = self.open(OFlags::RDONLY).or_else(|_| self.open(OFlags::WRONLY))?;
                 rustix::fs::fchmod(fd, Mode::from_raw_mode(mode))
             }
             result => result,
@@ -261,9 +242,7 @@ pub fn permitted_mode(mode: u32, is_dir: bool) -> u32 {
 /// Seconds and nanoseconds folded into the version of a qid: it changes when
 /// the file does, and when its inode number is given to another file.
 fn version(stat: &Stat) -> u32 {
-    let nanos = (stat.st_ctime as u64)
-        .wrapping_mul(1_000_000_000)
-        .wrapping_add(stat.st_ctime_nsec);
+    let nanos = (stat.st_ctime as u64).wrapping_mul(1_000_000_000).wrapping_add(stat.st_ctime_nsec);
     (nanos ^ (nanos >> 32)) as u32
 }
 
@@ -279,11 +258,7 @@ pub fn qid_kind(file_type: FileType) -> u8 {
 /// The qid of a file whose state is `stat`, in the folder `root`.
 pub fn qid(stat: &Stat, root: Ident) -> Qid {
     let kind = qid_kind(FileType::from_raw_mode(stat.st_mode));
-    Qid {
-        kind,
-        version: version(stat),
-        path: Ident::of(stat).path(root),
-    }
+    Qid { kind, version: version(stat), path: Ident::of(stat).path(root) }
 }
 
 /// Reads at `offset` without moving the descriptor.
@@ -302,17 +277,7 @@ mod tests {
 
     #[test]
     fn a_name_is_one_component() {
-        for bad in [
-            &b""[..],
-            b".",
-            b"..",
-            b"/",
-            b"a/b",
-            b"../x",
-            b"/etc",
-            b"a\0b",
-            &[b'n'; 256],
-        ] {
+        for bad in [&b""[..], b".", b"..", b"/", b"a/b", b"../x", b"/etc", b"a\0b", &[b'n'; 256]] {
             assert!(Name::new(bad).is_err(), "{bad:?}");
         }
         for good in [&b"a"[..], b"...", b"..a", b" ", b"\xff\xfe", &[b'n'; 255]] {
@@ -329,18 +294,8 @@ mod tests {
 
     #[test]
     fn inodes_of_other_devices_have_other_paths() {
-        let root = Ident {
-            dev: 0xfe01,
-            ino: 2,
-        };
+        let root = Ident { dev: 0xfe01, ino: 2 };
         assert_eq!(root.sibling(77).path(root), 77);
-        assert_ne!(
-            Ident {
-                dev: 0xfe02,
-                ino: 77
-            }
-            .path(root),
-            77
-        );
+        assert_ne!(Ident { dev: 0xfe02, ino: 77 }.path(root), 77);
     }
 }

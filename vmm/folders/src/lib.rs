@@ -103,14 +103,8 @@ pub struct Rights {
 }
 
 impl Rights {
-    pub const READ: Self = Self {
-        read: true,
-        write: false,
-    };
-    pub const READ_WRITE: Self = Self {
-        read: true,
-        write: true,
-    };
+    pub const READ: Self = Self { read: true, write: false };
+    pub const READ_WRITE: Self = Self { read: true, write: true };
 }
 
 /// What one connection may use.
@@ -129,10 +123,7 @@ pub struct Limits {
 
 impl Default for Limits {
     fn default() -> Self {
-        Self {
-            fids_max: 4096,
-            msize_max: MSIZE_MAX,
-        }
+        Self { fids_max: 4096, msize_max: MSIZE_MAX }
     }
 }
 
@@ -175,10 +166,7 @@ pub enum FolderError {
     Size { size: u32, max: usize },
     /// The guest's fault.
     #[error("the guest sent a {message} whose {field} is malformed")]
-    Malformed {
-        message: &'static str,
-        field: &'static str,
-    },
+    Malformed { message: &'static str, field: &'static str },
     /// The guest's fault.
     #[error("the guest sent message number {number} before agreeing on a version")]
     NoVersion { number: u8 },

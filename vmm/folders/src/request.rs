@@ -206,10 +206,7 @@ type Parsed<'a> = Result<Request<'a>, FolderError>;
 
 fn session<'a>(number: u8, f: &mut Fields<'a>) -> Parsed<'a> {
     Ok(match number {
-        kind::VERSION => Request::Version {
-            msize: f.u32("msize")?,
-            version: f.string("version")?,
-        },
+        kind::VERSION => Request::Version { msize: f.u32("msize")?, version: f.string("version")? },
         kind::AUTH => {
             f.u32("afid")?;
             f.string("uname")?;
@@ -239,47 +236,25 @@ fn walk<'a>(f: &mut Fields<'a>) -> Parsed<'a> {
     if count > WALK_MAX {
         return Err(f.malformed("nwname"));
     }
-    let names = (0..count)
-        .map(|_| f.string("wname"))
-        .collect::<Result<_, _>>()?;
+    let names = (0..count).map(|_| f.string("wname")).collect::<Result<_, _>>()?;
     Ok(Request::Walk { fid, newfid, names })
 }
 
 fn file_io<'a>(number: u8, f: &mut Fields<'a>) -> Parsed<'a> {
     let fid = f.u32("fid")?;
     Ok(match number {
-        kind::LOPEN => Request::Lopen {
-            fid,
-            flags: f.u32("flags")?,
-        },
+        kind::LOPEN => Request::Lopen { fid, flags: f.u32("flags")? },
         kind::LCREATE => {
             let (name, flags, mode) = (f.string("name")?, f.u32("flags")?, f.u32("mode")?);
             f.u32("gid")?;
-            Request::Lcreate {
-                dir: fid,
-                name,
-                flags,
-                mode,
-            }
+            Request::Lcreate { dir: fid, name, flags, mode }
         }
-        kind::READ => Request::Read {
-            fid,
-            offset: f.u64("offset")?,
-            count: f.u32("count")?,
-        },
-        kind::READDIR => Request::Readdir {
-            fid,
-            offset: f.u64("offset")?,
-            count: f.u32("count")?,
-        },
+        kind::READ => Request::Read { fid, offset: f.u64("offset")?, count: f.u32("count")? },
+        kind::READDIR => Request::Readdir { fid, offset: f.u64("offset")?, count: f.u32("count")? },
         _ => {
             let offset = f.u64("offset")?;
             let count = f.u32("count")?;
-            Request::Write {
-                fid,
-                offset,
-                data: f.bytes(count as usize, "count")?,
-            }
+            Request::Write { fid, offset, data: f.bytes(count as usize, "count")? }
         }
     })
 }
@@ -287,10 +262,7 @@ fn file_io<'a>(number: u8, f: &mut Fields<'a>) -> Parsed<'a> {
 fn attributes<'a>(number: u8, f: &mut Fields<'a>) -> Parsed<'a> {
     let fid = f.u32("fid")?;
     Ok(match number {
-        kind::SETATTR => Request::Setattr {
-            fid,
-            change: change(f)?,
-        },
+        kind::SETATTR => Request::Setattr { fid, change: change(f)? },
         kind::XATTRWALK => {
             f.u32("newfid")?;
             f.string("name")?;
@@ -310,10 +282,7 @@ fn attributes<'a>(number: u8, f: &mut Fields<'a>) -> Parsed<'a> {
         }
         _ => {
             f.u8("type")?;
-            Request::Getlock {
-                fid,
-                range: lock_range(f)?,
-            }
+            Request::Getlock { fid, range: lock_range(f)? }
         }
     })
 }
@@ -350,20 +319,9 @@ fn tree<'a>(number: u8, f: &mut Fields<'a>) -> Parsed<'a> {
         kind::READLINK => Request::Readlink { fid },
         kind::CLUNK => Request::Clunk { fid },
         kind::REMOVE => Request::Remove { fid },
-        kind::FSYNC => Request::Fsync {
-            fid,
-            data_only: f.u32("datasync")? != 0,
-        },
-        kind::LINK => Request::Link {
-            dir: fid,
-            fid: f.u32("fid")?,
-            name: f.string("name")?,
-        },
-        kind::RENAME => Request::Rename {
-            fid,
-            dir: f.u32("dfid")?,
-            name: f.string("name")?,
-        },
+        kind::FSYNC => Request::Fsync { fid, data_only: f.u32("datasync")? != 0 },
+        kind::LINK => Request::Link { dir: fid, fid: f.u32("fid")?, name: f.string("name")? },
+        kind::RENAME => Request::Rename { fid, dir: f.u32("dfid")?, name: f.string("name")? },
         _ => return named(number, fid, f),
     })
 }
@@ -372,19 +330,10 @@ fn tree<'a>(number: u8, f: &mut Fields<'a>) -> Parsed<'a> {
 fn named<'a>(number: u8, dir: u32, f: &mut Fields<'a>) -> Parsed<'a> {
     let name = f.string("name")?;
     Ok(match number {
-        kind::UNLINKAT => Request::Unlinkat {
-            dir,
-            name,
-            flags: f.u32("flags")?,
-        },
+        kind::UNLINKAT => Request::Unlinkat { dir, name, flags: f.u32("flags")? },
         kind::RENAMEAT => {
             let (new_dir, new_name) = (f.u32("newdirfid")?, f.string("newname")?);
-            Request::Renameat {
-                dir,
-                name,
-                new_dir,
-                new_name,
-            }
+            Request::Renameat { dir, name, new_dir, new_name }
         }
         kind::SYMLINK => {
             let target = f.string("symtgt")?;

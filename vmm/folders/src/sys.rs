@@ -54,15 +54,8 @@ pub fn chmod(fd: impl AsFd, mode: u32) -> Result<(), Errno> {
     // SAFETY: the kernel reads one static NUL-terminated string and writes no
     // memory; `fd` is borrowed for the call. Needed because chmod of an O_PATH
     // descriptor is otherwise only possible through /proc, which the jail lacks.
-    let result = unsafe {
-        libc::syscall(
-            libc::SYS_fchmodat2,
-            fd,
-            c"".as_ptr(),
-            mode,
-            libc::AT_EMPTY_PATH,
-        )
-    };
+    let result =
+        unsafe { libc::syscall(libc::SYS_fchmodat2, fd, c"".as_ptr(), mode, libc::AT_EMPTY_PATH) };
     if result == 0 {
         return Ok(());
     }

@@ -23,18 +23,12 @@ pub struct Fields<'a> {
 
 impl<'a> Fields<'a> {
     pub fn new(message: &'static str, body: &'a [u8]) -> Self {
-        Self {
-            message,
-            rest: body,
-        }
+        Self { message, rest: body }
     }
 
     /// The error that says `field` is not what the protocol allows.
     pub fn malformed(&self, field: &'static str) -> FolderError {
-        FolderError::Malformed {
-            message: self.message,
-            field,
-        }
+        FolderError::Malformed { message: self.message, field }
     }
 
     pub fn u8(&mut self, field: &'static str) -> Result<u8, FolderError> {
@@ -61,10 +55,7 @@ impl<'a> Fields<'a> {
 
     /// Exactly `len` bytes.
     pub fn bytes(&mut self, len: usize, field: &'static str) -> Result<&'a [u8], FolderError> {
-        let (head, rest) = self
-            .rest
-            .split_at_checked(len)
-            .ok_or(self.malformed(field))?;
+        let (head, rest) = self.rest.split_at_checked(len).ok_or(self.malformed(field))?;
         self.rest = rest;
         Ok(head)
     }
@@ -95,11 +86,7 @@ pub struct Reply {
 
 impl Reply {
     pub fn new(size_max: usize) -> Self {
-        Self {
-            buf: vec![0; size_max],
-            len: HEADER_LEN,
-            overflow: false,
-        }
+        Self { buf: vec![0; size_max], len: HEADER_LEN, overflow: false }
     }
 
     /// Starts over with an empty body.
@@ -205,10 +192,7 @@ mod tests {
     fn a_short_field_is_named() {
         let mut fields = Fields::new("Tclunk", &[1, 2, 3]);
         let error = fields.u32("fid").unwrap_err();
-        assert_eq!(
-            error.to_string(),
-            "the guest sent a Tclunk whose fid is malformed"
-        );
+        assert_eq!(error.to_string(), "the guest sent a Tclunk whose fid is malformed");
     }
 
     #[test]
@@ -233,18 +217,13 @@ mod tests {
         reply.reset();
         reply.u64(1);
         assert!(!reply.overflowed());
-        assert_eq!(
-            reply.message(5, 0x0102),
-            [15, 0, 0, 0, 5, 2, 1, 1, 0, 0, 0, 0, 0, 0, 0]
-        );
+        assert_eq!(reply.message(5, 0x0102), [15, 0, 0, 0, 5, 2, 1, 1, 0, 0, 0, 0, 0, 0, 0]);
     }
 
     #[test]
     fn a_block_counts_what_was_filled() {
         let mut reply = Reply::new(20);
-        let filled = reply
-            .block(100, |room| Ok::<_, ()>(room.len().min(3)))
-            .unwrap();
+        let filled = reply.block(100, |room| Ok::<_, ()>(room.len().min(3))).unwrap();
         assert_eq!(filled, 3);
         assert_eq!(reply.message(1, 0)[7..11], [3, 0, 0, 0]);
     }

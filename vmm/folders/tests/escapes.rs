@@ -25,18 +25,8 @@ fn beside() -> (tempfile::TempDir, std::path::PathBuf) {
     (dir, shared)
 }
 
-const HOSTILE_NAMES: &[&str] = &[
-    "..",
-    ".",
-    "/",
-    "/etc",
-    "a/b",
-    "../outside",
-    "in/../..",
-    "..\0",
-    "",
-    "x\0y",
-];
+const HOSTILE_NAMES: &[&str] =
+    &["..", ".", "/", "/etc", "a/b", "../outside", "in/../..", "..\0", "", "x\0y"];
 
 #[test]
 fn hostile_names_are_refused_by_every_message_that_takes_one() {
@@ -60,10 +50,7 @@ fn hostile_names_are_refused_by_every_message_that_takes_one() {
         ];
         for (at, answer) in answers.iter().enumerate() {
             let errno = *answer.as_ref().unwrap_err();
-            assert!(
-                [EACCES, EINVAL, ENAMETOOLONG].contains(&errno),
-                "{name:?} by {at}: {errno}"
-            );
+            assert!([EACCES, EINVAL, ENAMETOOLONG].contains(&errno), "{name:?} by {at}: {errno}");
         }
     }
     assert!(guest.denials() >= 11 * 5);
@@ -78,27 +65,18 @@ fn a_walk_stops_at_parents_and_symlinks() {
     symlink("../outside", shared.join("rel")).unwrap();
     symlink("/etc/passwd", shared.join("passwd")).unwrap();
     let mut guest = mount(&shared, Rights::READ_WRITE);
-    assert_eq!(
-        guest.walk(0, 1, &["in", "..", "..", "outside"]).unwrap()[..2],
-        [1, 0]
-    );
+    assert_eq!(guest.walk(0, 1, &["in", "..", "..", "outside"]).unwrap()[..2], [1, 0]);
     for (fid, link) in [(1, "abs"), (2, "rel"), (3, "passwd")] {
         guest.find(fid, link).unwrap();
         assert_eq!(guest.walk(fid, 9, &["secret"]).unwrap_err(), ENOTDIR);
         assert_eq!(guest.lopen(fid, O_RDONLY).unwrap_err(), ELOOP);
         assert_eq!(guest.lopen(fid, O_RDWR | O_TRUNC).unwrap_err(), ELOOP);
         assert_eq!(guest.setattr(fid, 8, Set::default()).unwrap_err(), ELOOP);
-        assert_eq!(
-            guest.lcreate(0, link, O_RDWR | O_CREAT, 0o600).unwrap_err(),
-            ELOOP
-        );
+        assert_eq!(guest.lcreate(0, link, O_RDWR | O_CREAT, 0o600).unwrap_err(), ELOOP);
         assert_eq!(guest.mkdir(fid, "new", 0o700).unwrap_err(), ENOTDIR);
         assert_eq!(guest.unlinkat(fid, "secret", 0).unwrap_err(), ENOTDIR);
     }
-    assert_eq!(
-        fs::read(dir.path().join("outside/secret")).unwrap(),
-        b"secret"
-    );
+    assert_eq!(fs::read(dir.path().join("outside/secret")).unwrap(), b"secret");
 }
 
 #[test]
@@ -109,20 +87,11 @@ fn setattr_and_link_act_on_a_symlink_itself() {
     symlink(&secret, shared.join("link")).unwrap();
     let mut guest = mount(&shared, Rights::READ_WRITE);
     guest.find(1, "link").unwrap();
-    let times = Set {
-        mtime: (1, 0),
-        atime: (1, 0),
-        uid: 12345,
-        ..Set::default()
-    };
+    let times = Set { mtime: (1, 0), atime: (1, 0), uid: 12345, ..Set::default() };
     guest.setattr(1, 0x1b0, times).unwrap();
     let _ = guest.setattr(1, 6, times);
     guest.link(0, 1, "hard").unwrap();
-    assert!(
-        fs::symlink_metadata(shared.join("hard"))
-            .unwrap()
-            .is_symlink()
-    );
+    assert!(fs::symlink_metadata(shared.join("hard")).unwrap().is_symlink());
     let after = fs::metadata(&secret).unwrap();
     assert_eq!(before.modified().unwrap(), after.modified().unwrap());
     use std::os::unix::fs::MetadataExt;
@@ -146,10 +115,7 @@ fn a_file_replaced_by_a_symlink_is_stale_not_followed() {
     assert_eq!(guest.rename(2, 0, "stolen").unwrap_err(), ESTALE);
     assert_eq!(guest.link(0, 2, "stolen").unwrap_err(), ESTALE);
     assert_eq!(guest.remove(3).unwrap_err(), ESTALE);
-    assert_eq!(
-        fs::read(dir.path().join("outside/secret")).unwrap(),
-        b"secret"
-    );
+    assert_eq!(fs::read(dir.path().join("outside/secret")).unwrap(), b"secret");
 }
 
 #[test]
@@ -165,10 +131,7 @@ fn a_directory_replaced_by_a_symlink_keeps_meaning_the_directory() {
     assert_eq!(guest.read(3, 0, 100).unwrap(), b"public");
     guest.lopen(2, O_WRONLY).unwrap();
     guest.write(2, 0, b"PUBLIC").unwrap();
-    assert_eq!(
-        fs::read(dir.path().join("outside/secret")).unwrap(),
-        b"secret"
-    );
+    assert_eq!(fs::read(dir.path().join("outside/secret")).unwrap(), b"secret");
 }
 
 /// The host swaps a directory with a symlink to the outside as fast as it can
@@ -185,13 +148,7 @@ fn a_race_of_directory_and_symlink_never_leads_out() {
         while !swapping.load(Ordering::Relaxed) {
             let flags = libc::RENAME_EXCHANGE;
             unsafe {
-                libc::renameat2(
-                    libc::AT_FDCWD,
-                    real.as_ptr(),
-                    libc::AT_FDCWD,
-                    evil.as_ptr(),
-                    flags,
-                )
+                libc::renameat2(libc::AT_FDCWD, real.as_ptr(), libc::AT_FDCWD, evil.as_ptr(), flags)
             };
         }
     });
@@ -208,10 +165,7 @@ fn a_race_of_directory_and_symlink_never_leads_out() {
     stop.store(true, Ordering::Relaxed);
     swapper.join().unwrap();
     assert!(reached > 0, "the race never let the guest through");
-    assert_eq!(
-        fs::read(dir.path().join("outside/secret")).unwrap(),
-        b"secret"
-    );
+    assert_eq!(fs::read(dir.path().join("outside/secret")).unwrap(), b"secret");
     assert_eq!(fs::read_dir(dir.path().join("outside")).unwrap().count(), 1);
 }
 
@@ -233,16 +187,9 @@ fn special_files_of_the_host_cannot_be_opened() {
         for flags in [O_RDONLY, O_WRONLY, O_RDWR] {
             assert_eq!(guest.lopen(fid, flags).unwrap_err(), EACCES, "{name}");
         }
-        assert_eq!(
-            guest.lcreate(0, name, O_RDWR | O_CREAT, 0o600).unwrap_err(),
-            EACCES
-        );
+        assert_eq!(guest.lcreate(0, name, O_RDWR | O_CREAT, 0o600).unwrap_err(), EACCES);
         let refused = if name == "null" { EPERM } else { EACCES };
-        assert_eq!(
-            guest.setattr(fid, 8, Set::default()).unwrap_err(),
-            refused,
-            "{name}"
-        );
+        assert_eq!(guest.setattr(fid, 8, Set::default()).unwrap_err(), refused, "{name}");
         if name == "null" {
             assert_eq!(guest.setattr(fid, 1, Set::default()).unwrap_err(), EPERM);
         }
@@ -266,20 +213,13 @@ fn what_is_mounted_below_the_folder_stays_out_unless_asked_for() {
     let mut guest = mount(Path::new("/"), Rights::READ);
     assert_eq!(guest.walk(0, 1, &["proc"]).unwrap_err(), EACCES);
     assert_eq!(guest.denials(), 1);
-    let mut folder = Folder::new(
-        fs::File::open("/").unwrap().into(),
-        Rights::READ,
-        Arc::new(|| true),
-    );
+    let mut folder =
+        Folder::new(fs::File::open("/").unwrap().into(), Rights::READ, Arc::new(|| true));
     folder.submounts = true;
     let mut guest = start_folder(folder, Arc::default());
     guest.version(8192).unwrap();
     guest.attach(0).unwrap();
     guest.find(1, "proc/sys").unwrap();
     guest.find(2, "proc/self").unwrap();
-    assert_eq!(
-        guest.walk(2, 3, &["root"]).unwrap_err(),
-        ENOTDIR,
-        "a magic link is not followed"
-    );
+    assert_eq!(guest.walk(2, 3, &["root"]).unwrap_err(), ENOTDIR, "a magic link is not followed");
 }

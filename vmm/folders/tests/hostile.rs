@@ -23,19 +23,11 @@ fn end_after(bytes: &[u8]) -> Result<(), FolderError> {
     let dir = folder();
     let mut guest = mount(dir.path(), Rights::READ_WRITE);
     finish(&mut guest, bytes);
-    guest
-        .server
-        .take()
-        .unwrap()
-        .join()
-        .expect("the server panicked")
+    guest.server.take().unwrap().join().expect("the server panicked")
 }
 
 fn finish(guest: &mut Guest, bytes: &[u8]) {
-    guest
-        .stream
-        .set_write_timeout(Some(Duration::from_secs(10)))
-        .unwrap();
+    guest.stream.set_write_timeout(Some(Duration::from_secs(10))).unwrap();
     let mut reader = guest.stream.try_clone().unwrap();
     let drain = std::thread::spawn(move || reader.read_to_end(&mut Vec::new()));
     let _ = guest.stream.write_all(bytes);
@@ -103,18 +95,9 @@ fn message() -> impl Strategy<Value = Vec<u8>> {
         110, 116, 118, 120, 122,
     ]);
     let word = prop_oneof![0u32..6, any::<u32>()];
-    let name = prop_oneof![
-        Just("file".to_string()),
-        Just("d".into()),
-        Just("..".into()),
-        "[a-c/.]{0,3}"
-    ];
-    (
-        number,
-        prop::collection::vec(word, 12),
-        prop::collection::vec(name, 3),
-        any::<u64>(),
-    )
+    let name =
+        prop_oneof![Just("file".to_string()), Just("d".into()), Just("..".into()), "[a-c/.]{0,3}"];
+    (number, prop::collection::vec(word, 12), prop::collection::vec(name, 3), any::<u64>())
         .prop_map(shape)
 }
 

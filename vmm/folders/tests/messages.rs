@@ -33,14 +33,8 @@ fn version_takes_the_smaller_size_and_drops_every_fid() {
     assert_eq!(answer[6..], *b"9P2000.L");
     assert_eq!(guest.getattr(0).unwrap_err(), EBADF);
     assert!(guest.end().is_ok());
-    let mut guest = start(
-        dir.path(),
-        Rights::READ,
-        Limits {
-            msize_max: 8192,
-            ..Limits::default()
-        },
-    );
+    let mut guest =
+        start(dir.path(), Rights::READ, Limits { msize_max: 8192, ..Limits::default() });
     assert_eq!(guest.version(65536).unwrap()[..4], 8192u32.to_le_bytes());
 }
 
@@ -49,15 +43,8 @@ fn an_unknown_version_is_answered_and_nothing_else_is() {
     let mut guest = start(tree().path(), Rights::READ, Limits::default());
     let answer = guest.call(100, Msg::new().u32(8192).s("9P2000.u")).unwrap();
     assert_eq!(answer[6..], *b"unknown");
-    guest
-        .stream
-        .write_all(&Msg::new().u32(0).frame(120, 7))
-        .unwrap();
-    assert!(
-        guest
-            .server_error()
-            .contains("before agreeing on a version")
-    );
+    guest.stream.write_all(&Msg::new().u32(0).frame(120, 7)).unwrap();
+    assert!(guest.server_error().contains("before agreeing on a version"));
 }
 
 #[test]
@@ -69,22 +56,14 @@ fn attach_gives_the_root_and_auth_is_refused() {
     assert_eq!(guest.attach(1).unwrap_err(), EINVAL);
     let elsewhere = Msg::new().u32(2).u32(u32::MAX).s("root").s("/etc").u32(0);
     assert_eq!(guest.call(104, elsewhere).unwrap_err(), ENOENT);
-    assert_eq!(
-        guest
-            .call(102, Msg::new().u32(9).s("root").s("").u32(0))
-            .unwrap_err(),
-        EOPNOTSUPP
-    );
+    assert_eq!(guest.call(102, Msg::new().u32(9).s("root").s("").u32(0)).unwrap_err(), EOPNOTSUPP);
 }
 
 #[test]
 fn walk_clones_descends_and_stops_where_the_names_end() {
     let (_dir, mut guest) = writable();
     assert_eq!(guest.walk(0, 1, &[]).unwrap(), [0, 0]);
-    assert_eq!(
-        guest.walk(0, 2, &["a", "b", "file"]).unwrap().len(),
-        2 + 3 * 13
-    );
+    assert_eq!(guest.walk(0, 2, &["a", "b", "file"]).unwrap().len(), 2 + 3 * 13);
     assert_eq!(guest.getattr(2).unwrap().size, 5);
     assert_eq!(guest.walk(0, 3, &["a", "none", "x"]).unwrap().len(), 2 + 13);
     assert_eq!(guest.getattr(3).unwrap_err(), EBADF);
@@ -101,25 +80,14 @@ fn walk_clones_descends_and_stops_where_the_names_end() {
 fn getattr_reports_the_host_state() {
     let (dir, mut guest) = writable();
     guest.find(1, "a/b/file").unwrap();
-    let (attr, meta) = (
-        guest.getattr(1).unwrap(),
-        fs::metadata(dir.path().join("a/b/file")).unwrap(),
-    );
-    assert_eq!(
-        (attr.valid, attr.qid_kind, attr.qid_path),
-        (0x7ff, 0, meta.ino())
-    );
-    assert_eq!(
-        (attr.mode, attr.uid, attr.nlink, attr.size),
-        (meta.mode(), meta.uid(), 1, 5)
-    );
+    let (attr, meta) =
+        (guest.getattr(1).unwrap(), fs::metadata(dir.path().join("a/b/file")).unwrap());
+    assert_eq!((attr.valid, attr.qid_kind, attr.qid_path), (0x7ff, 0, meta.ino()));
+    assert_eq!((attr.mode, attr.uid, attr.nlink, attr.size), (meta.mode(), meta.uid(), 1, 5));
     assert_eq!(attr.mtime, (meta.mtime() as u64, meta.mtime_nsec() as u64));
     guest.find(2, "link").unwrap();
     let link = guest.getattr(2).unwrap();
-    assert_eq!(
-        (link.qid_kind, link.mode & libc::S_IFMT),
-        (2, libc::S_IFLNK)
-    );
+    assert_eq!((link.qid_kind, link.mode & libc::S_IFMT), (2, libc::S_IFLNK));
 }
 
 #[test]
@@ -127,42 +95,15 @@ fn setattr_changes_mode_size_and_times() {
     let (dir, mut guest) = writable();
     let path = dir.path().join("a/b/file");
     guest.find(1, "a/b/file").unwrap();
-    guest
-        .setattr(
-            1,
-            1,
-            Set {
-                mode: 0o100600,
-                ..Set::default()
-            },
-        )
-        .unwrap();
+    guest.setattr(1, 1, Set { mode: 0o100600, ..Set::default() }).unwrap();
     assert_eq!(fs::metadata(&path).unwrap().mode() & 0o7777, 0o600);
-    guest
-        .setattr(
-            1,
-            8,
-            Set {
-                size: 2,
-                ..Set::default()
-            },
-        )
-        .unwrap();
+    guest.setattr(1, 8, Set { size: 2, ..Set::default() }).unwrap();
     assert_eq!(fs::read(&path).unwrap(), b"he");
-    let times = Set {
-        atime: (1000, 5),
-        mtime: (2000, 7),
-        ..Set::default()
-    };
+    let times = Set { atime: (1000, 5), mtime: (2000, 7), ..Set::default() };
     guest.setattr(1, 0x10 | 0x20 | 0x80 | 0x100, times).unwrap();
     let meta = fs::metadata(&path).unwrap();
     assert_eq!(
-        (
-            meta.atime(),
-            meta.atime_nsec(),
-            meta.mtime(),
-            meta.mtime_nsec()
-        ),
+        (meta.atime(), meta.atime_nsec(), meta.mtime(), meta.mtime_nsec()),
         (1000, 5, 2000, 7)
     );
     guest.setattr(1, 0x20, Set::default()).unwrap();
@@ -174,74 +115,21 @@ fn setattr_changes_mode_size_and_times() {
 fn setattr_refuses_what_makes_no_sense_and_drops_set_id() {
     let (dir, mut guest) = writable();
     guest.find(1, "a/b/file").unwrap();
-    let late = Set {
-        mtime: (0, 1_000_000_000),
-        ..Set::default()
-    };
+    let late = Set { mtime: (0, 1_000_000_000), ..Set::default() };
     assert_eq!(guest.setattr(1, 0x120, late).unwrap_err(), EINVAL);
-    assert_eq!(
-        guest
-            .setattr(
-                1,
-                2,
-                Set {
-                    uid: u32::MAX,
-                    ..Set::default()
-                }
-            )
-            .unwrap_err(),
-        EINVAL
-    );
-    assert_eq!(
-        guest
-            .setattr(
-                1,
-                8,
-                Set {
-                    size: u64::MAX,
-                    ..Set::default()
-                }
-            )
-            .unwrap_err(),
-        EINVAL
-    );
-    guest
-        .setattr(
-            1,
-            1,
-            Set {
-                mode: 0o6755,
-                ..Set::default()
-            },
-        )
-        .unwrap();
-    assert_eq!(
-        fs::metadata(dir.path().join("a/b/file")).unwrap().mode() & 0o7777,
-        0o755
-    );
+    assert_eq!(guest.setattr(1, 2, Set { uid: u32::MAX, ..Set::default() }).unwrap_err(), EINVAL);
+    assert_eq!(guest.setattr(1, 8, Set { size: u64::MAX, ..Set::default() }).unwrap_err(), EINVAL);
+    guest.setattr(1, 1, Set { mode: 0o6755, ..Set::default() }).unwrap();
+    assert_eq!(fs::metadata(dir.path().join("a/b/file")).unwrap().mode() & 0o7777, 0o755);
     guest.find(2, "link").unwrap();
-    assert_eq!(
-        guest
-            .setattr(
-                2,
-                1,
-                Set {
-                    mode: 0o777,
-                    ..Set::default()
-                }
-            )
-            .unwrap_err(),
-        EOPNOTSUPP
-    );
+    assert_eq!(guest.setattr(2, 1, Set { mode: 0o777, ..Set::default() }).unwrap_err(), EOPNOTSUPP);
 }
 
 #[test]
 fn files_are_created_written_and_read_back() {
     let (dir, mut guest) = writable();
     guest.walk(0, 1, &["a"]).unwrap();
-    guest
-        .lcreate(1, "new", O_RDWR | O_CREAT | O_EXCL, 0o666)
-        .unwrap();
+    guest.lcreate(1, "new", O_RDWR | O_CREAT | O_EXCL, 0o666).unwrap();
     assert_eq!(guest.write(1, 0, b"some text").unwrap(), 9u32.to_le_bytes());
     guest.write(1, 5, b"T").unwrap();
     assert_eq!(guest.read(1, 0, 100).unwrap(), b"some Text");
@@ -250,11 +138,7 @@ fn files_are_created_written_and_read_back() {
     guest.call(50, Msg::new().u32(1).u32(1)).unwrap();
     guest.call(50, Msg::new().u32(1).u32(0)).unwrap();
     let meta = fs::metadata(dir.path().join("a/new")).unwrap();
-    assert_eq!(
-        meta.mode() & 0o7777,
-        0o666,
-        "the server's umask must not matter"
-    );
+    assert_eq!(meta.mode() & 0o7777, 0o666, "the server's umask must not matter");
     assert_eq!(guest.metrics.bytes_written.load(Ordering::SeqCst), 10);
     assert_eq!(guest.metrics.bytes_read.load(Ordering::SeqCst), 11);
 }
@@ -264,18 +148,11 @@ fn lcreate_opens_what_exists_unless_it_must_be_new() {
     let (_dir, mut guest) = writable();
     guest.find(1, "a/b").unwrap();
     guest.find(2, "a/b").unwrap();
-    assert_eq!(
-        guest
-            .lcreate(1, "file", O_RDWR | O_CREAT | O_EXCL, 0o644)
-            .unwrap_err(),
-        EEXIST
-    );
+    assert_eq!(guest.lcreate(1, "file", O_RDWR | O_CREAT | O_EXCL, 0o644).unwrap_err(), EEXIST);
     guest.lcreate(1, "file", O_RDWR | O_CREAT, 0o644).unwrap();
     assert_eq!(guest.read(1, 0, 10).unwrap(), b"hello");
     assert_eq!(guest.lcreate(1, "x", O_RDWR, 0o644).unwrap_err(), EINVAL);
-    guest
-        .lcreate(2, "file", O_RDWR | O_CREAT | O_TRUNC, 0o644)
-        .unwrap();
+    guest.lcreate(2, "file", O_RDWR | O_CREAT | O_TRUNC, 0o644).unwrap();
     assert_eq!(guest.getattr(2).unwrap().size, 0);
 }
 
@@ -313,26 +190,8 @@ fn an_open_file_outlives_its_name() {
     guest.unlinkat(2, "file", 0).unwrap();
     assert_eq!(guest.read(1, 0, 10).unwrap(), b"hello");
     guest.write(1, 5, b" again").unwrap();
-    guest
-        .setattr(
-            1,
-            8,
-            Set {
-                size: 7,
-                ..Set::default()
-            },
-        )
-        .unwrap();
-    guest
-        .setattr(
-            1,
-            1,
-            Set {
-                mode: 0o600,
-                ..Set::default()
-            },
-        )
-        .unwrap();
+    guest.setattr(1, 8, Set { size: 7, ..Set::default() }).unwrap();
+    guest.setattr(1, 1, Set { mode: 0o600, ..Set::default() }).unwrap();
     let attr = guest.getattr(1).unwrap();
     assert_eq!((attr.size, attr.nlink, attr.mode & 0o777), (7, 0, 0o600));
     guest.walk(1, 4, &[]).unwrap();
@@ -347,9 +206,7 @@ fn an_open_file_outlives_its_name() {
 #[test]
 fn readdir_lists_everything_once_whatever_the_chunk() {
     let (dir, mut guest) = writable();
-    let mut names: Vec<_> = (0..300)
-        .map(|n| format!("{n}-{}", "x".repeat(n % 90)))
-        .collect();
+    let mut names: Vec<_> = (0..300).map(|n| format!("{n}-{}", "x".repeat(n % 90))).collect();
     fs::create_dir(dir.path().join("many")).unwrap();
     for name in &names {
         fs::write(dir.path().join("many").join(name), "").unwrap();
@@ -372,17 +229,10 @@ fn readdir_tells_types_and_the_inodes_of_getattr() {
     guest.lopen(1, O_RDONLY).unwrap();
     let entries = guest.readdir(1, 0, 4096).unwrap();
     let entry = |name: &str| entries.iter().find(|e| e.0 == name).unwrap();
-    assert_eq!(
-        (entry("a").2, entry("link").2),
-        (libc::DT_DIR, libc::DT_LNK)
-    );
+    assert_eq!((entry("a").2, entry("link").2), (libc::DT_DIR, libc::DT_LNK));
     guest.find(2, "a").unwrap();
     assert_eq!(guest.getattr(2).unwrap().qid_path, entry("a").3);
-    assert_eq!(
-        entry("..").3,
-        guest.getattr(0).unwrap().qid_path,
-        "the parent stays hidden"
-    );
+    assert_eq!(entry("..").3, guest.getattr(0).unwrap().qid_path, "the parent stays hidden");
     guest.find(3, "a").unwrap();
     assert_eq!(guest.readdir(3, 0, 4096).unwrap_err(), EBADF);
     guest.find(4, "a/b/file").unwrap();
@@ -421,29 +271,11 @@ fn names_are_made_and_removed() {
 fn mknod_makes_files_fifos_and_sockets_but_no_devices() {
     let (dir, mut guest) = writable();
     guest.mknod(0, "file", libc::S_IFREG | 0o640).unwrap();
-    assert_eq!(
-        fs::metadata(dir.path().join("file"))
-            .unwrap()
-            .permissions()
-            .mode()
-            & 0o7777,
-        0o640
-    );
+    assert_eq!(fs::metadata(dir.path().join("file")).unwrap().permissions().mode() & 0o7777, 0o640);
     guest.mknod(0, "fifo", libc::S_IFIFO | 0o600).unwrap();
     guest.mknod(0, "socket", libc::S_IFSOCK | 0o600).unwrap();
-    assert!(
-        fs::metadata(dir.path().join("fifo"))
-            .unwrap()
-            .file_type()
-            .is_fifo()
-    );
-    for kind in [
-        libc::S_IFCHR,
-        libc::S_IFBLK,
-        libc::S_IFDIR,
-        libc::S_IFLNK,
-        0,
-    ] {
+    assert!(fs::metadata(dir.path().join("fifo")).unwrap().file_type().is_fifo());
+    for kind in [libc::S_IFCHR, libc::S_IFBLK, libc::S_IFDIR, libc::S_IFLNK, 0] {
         assert_eq!(guest.mknod(0, "dev", kind | 0o600).unwrap_err(), EPERM);
     }
     assert_eq!(guest.denials(), 5);
@@ -499,24 +331,12 @@ fn locks_are_granted_and_attributes_are_not_there() {
     assert_eq!(guest.call(52, lock).unwrap(), [0]);
     let answer = guest.call(54, range(Msg::new().u32(0).u8(1))).unwrap();
     assert_eq!(answer, range(Msg::new().u8(2)).0);
+    assert_eq!(guest.call(30, Msg::new().u32(0).u32(9).s("user.x")).unwrap_err(), EOPNOTSUPP);
     assert_eq!(
-        guest
-            .call(30, Msg::new().u32(0).u32(9).s("user.x"))
-            .unwrap_err(),
+        guest.call(32, Msg::new().u32(0).s("user.x").u64(1).u32(0)).unwrap_err(),
         EOPNOTSUPP
     );
-    assert_eq!(
-        guest
-            .call(32, Msg::new().u32(0).s("user.x").u64(1).u32(0))
-            .unwrap_err(),
-        EOPNOTSUPP
-    );
-    assert_eq!(
-        guest
-            .call(52, range(Msg::new().u32(9).u8(1).u32(1)))
-            .unwrap_err(),
-        EBADF
-    );
+    assert_eq!(guest.call(52, range(Msg::new().u32(9).u8(1).u32(1))).unwrap_err(), EBADF);
 }
 
 #[test]
@@ -527,10 +347,7 @@ fn flush_clunk_and_unknown_messages() {
     guest.clunk(1).unwrap();
     assert_eq!(guest.clunk(1).unwrap_err(), EBADF);
     for number in [2, 60, 112, 200, 254] {
-        assert_eq!(
-            guest.call(number, Msg::new().u32(1)).unwrap_err(),
-            EOPNOTSUPP
-        );
+        assert_eq!(guest.call(number, Msg::new().u32(1)).unwrap_err(), EOPNOTSUPP);
     }
     let requests = guest.metrics.requests.load(Ordering::SeqCst);
     assert!(guest.end().is_ok());

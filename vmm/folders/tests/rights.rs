@@ -39,14 +39,7 @@ fn changes(guest: &mut Guest) -> Vec<Answer> {
         guest.lcreate(0, "new", O_RDWR | O_CREAT, 0o600),
         guest.lcreate(0, "file", O_RDONLY | O_CREAT, 0o600),
         guest.write(1, 0, b"x"),
-        guest.setattr(
-            1,
-            1,
-            Set {
-                mode: 0o777,
-                ..Set::default()
-            },
-        ),
+        guest.setattr(1, 1, Set { mode: 0o777, ..Set::default() }),
         guest.setattr(1, 0, Set::default()),
         guest.symlink(0, "s", "t"),
         guest.mkdir(0, "m", 0o700),
@@ -80,10 +73,7 @@ fn looks(guest: &mut Guest) -> Vec<Answer> {
 }
 
 fn names(dir: &Path) -> Vec<PathBuf> {
-    let mut all: Vec<_> = fs::read_dir(dir)
-        .unwrap()
-        .map(|e| e.unwrap().path())
-        .collect();
+    let mut all: Vec<_> = fs::read_dir(dir).unwrap().map(|e| e.unwrap().path()).collect();
     all.sort();
     all
 }
@@ -98,11 +88,7 @@ fn without_the_write_right_every_change_is_refused() {
         assert_eq!(answer.as_ref().unwrap_err(), &EROFS, "change {at}");
     }
     assert_eq!(guest.denials(), answers.len() as u64);
-    assert_eq!(
-        guest.getattr(4).unwrap_err(),
-        EBADF,
-        "a refused remove still ends the fid"
-    );
+    assert_eq!(guest.getattr(4).unwrap_err(), EBADF, "a refused remove still ends the fid");
     assert!(looks(&mut guest).iter().all(Result::is_ok));
     assert_eq!(names(dir.path()), before);
     assert_eq!(fs::read(dir.path().join("file")).unwrap(), b"hello");
@@ -111,23 +97,12 @@ fn without_the_write_right_every_change_is_refused() {
 #[test]
 fn without_the_read_right_no_content_is_given() {
     let dir = tree();
-    let mut guest = mounted(
-        dir.path(),
-        Rights {
-            read: false,
-            write: true,
-        },
-    );
+    let mut guest = mounted(dir.path(), Rights { read: false, write: true });
     assert_eq!(guest.lopen(1, O_RDONLY).unwrap_err(), EACCES);
     assert_eq!(guest.lopen(1, O_RDWR).unwrap_err(), EACCES);
     assert_eq!(guest.lopen(2, O_RDONLY).unwrap_err(), EACCES);
     assert_eq!(guest.readlink(3).unwrap_err(), EACCES);
-    assert_eq!(
-        guest
-            .lcreate(0, "new", O_RDWR | O_CREAT, 0o600)
-            .unwrap_err(),
-        EACCES
-    );
+    assert_eq!(guest.lcreate(0, "new", O_RDWR | O_CREAT, 0o600).unwrap_err(), EACCES);
     guest.lopen(1, O_WRONLY).unwrap();
     guest.write(1, 0, b"J").unwrap();
     assert_eq!(guest.read(1, 0, 5).unwrap_err(), EACCES);
@@ -168,11 +143,7 @@ fn revocation_closes_every_file_and_refuses_everything() {
     assert_eq!(names(dir.path()), before);
     assert_eq!(fs::read(dir.path().join("file")).unwrap(), b"Jello");
     guest.live.store(true, Ordering::SeqCst);
-    assert_eq!(
-        guest.attach(50).unwrap_err(),
-        EACCES,
-        "revocation is for good"
-    );
+    assert_eq!(guest.attach(50).unwrap_err(), EACCES, "revocation is for good");
     assert!(guest.end().is_ok());
 }
 
@@ -187,24 +158,14 @@ fn open_in(dir: &Path) -> usize {
 #[test]
 fn fids_are_bounded_and_come_back() {
     let dir = tree();
-    let mut guest = start(
-        dir.path(),
-        Rights::READ,
-        Limits {
-            fids_max: 10,
-            ..Limits::default()
-        },
-    );
+    let mut guest = start(dir.path(), Rights::READ, Limits { fids_max: 10, ..Limits::default() });
     guest.version(8192).unwrap();
     for fid in 0..10 {
         guest.attach(fid).unwrap();
     }
     assert_eq!(guest.attach(10).unwrap_err(), ENFILE);
     assert_eq!(guest.walk(0, 10, &["file"]).unwrap_err(), ENFILE);
-    assert!(
-        guest.walk(0, 0, &["file"]).is_ok(),
-        "a walk in place needs no new fid"
-    );
+    assert!(guest.walk(0, 0, &["file"]).is_ok(), "a walk in place needs no new fid");
     guest.clunk(9).unwrap();
     guest.walk(1, 10, &["file"]).unwrap();
     assert_eq!(open_in(dir.path()), 2);
@@ -218,8 +179,5 @@ fn a_folder_that_is_not_a_directory_is_the_callers_error() {
     let file = fs::File::open(dir.path().join("file")).unwrap();
     let folder = Folder::new(file.into(), Rights::READ, Arc::new(|| true));
     let (_guest, far) = UnixStream::pair().unwrap();
-    assert!(matches!(
-        serve(folder, far),
-        Err(FolderError::NotADirectory)
-    ));
+    assert!(matches!(serve(folder, far), Err(FolderError::NotADirectory)));
 }

@@ -34,9 +34,6 @@ pub enum DeviceError {
 impl DeviceError {
     /// A [`DeviceError::Host`] that names the step; for `map_err`.
     pub(crate) fn host<E: Into<io::Error>>(what: &'static str) -> impl FnOnce(E) -> Self {
-        move |source| Self::Host {
-            what,
-            source: source.into(),
-        }
+        move |source| Self::Host { what, source: source.into() }
     }
 }

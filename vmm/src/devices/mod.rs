@@ -83,11 +83,7 @@ impl DeviceLoop {
     /// `F_SEAL_SHRINK`: a guest that could shrink it would kill the loop.
     pub fn new(memory: &File) -> Result<Self, DeviceError> {
         let memory = MemoryFile::new(memory)?;
-        Ok(Self {
-            manager: EventManager::new()?,
-            memory,
-            stopped: Arc::default(),
-        })
+        Ok(Self { manager: EventManager::new()?, memory, stopped: Arc::default() })
     }
 
     /// Adds a disk behind `listener`.
@@ -139,10 +135,7 @@ impl DeviceLoop {
 
     /// What ends [`Self::run`].
     pub fn stop_handle(&self) -> DeviceStop {
-        DeviceStop {
-            stopped: self.stopped.clone(),
-            endpoint: self.manager.remote_endpoint(),
-        }
+        DeviceStop { stopped: self.stopped.clone(), endpoint: self.manager.remote_endpoint() }
     }
 
     /// Serves the guest until [`DeviceStop::stop`]; give it a thread of its own.

@@ -25,12 +25,7 @@ pub(super) fn read_at(file: &File, into: &[VolatileSlice<'_>], offset: u64) -> i
     // SAFETY: every segment lies inside a mapping that `into` keeps alive, and
     // the kernel writes only there. Needed: vm-memory has no positioned read.
     retry(|| unsafe {
-        libc::preadv(
-            file.as_raw_fd(),
-            segments.as_ptr(),
-            segments.len() as i32,
-            at,
-        )
+        libc::preadv(file.as_raw_fd(), segments.as_ptr(), segments.len() as i32, at)
     })
 }
 
@@ -44,12 +39,7 @@ pub(super) fn write_at(file: &File, from: &[VolatileSlice<'_>], offset: u64) -> 
     // SAFETY: every segment lies inside a mapping that `from` keeps alive; the
     // kernel only reads there. Needed: vm-memory has no positioned write.
     retry(|| unsafe {
-        libc::pwritev(
-            file.as_raw_fd(),
-            segments.as_ptr(),
-            segments.len() as i32,
-            at,
-        )
+        libc::pwritev(file.as_raw_fd(), segments.as_ptr(), segments.len() as i32, at)
     })
 }
 

@@ -24,10 +24,13 @@ pub enum ThreadClass {
     Folder,
     /// The supervisor's control loop and its sessions.
     Control,
+    /// The supervisor of an isolate: its control loop and the module.
+    Isolate,
 }
 
 impl ThreadClass {
-    pub const ALL: [Self; 4] = [Self::GuestKernel, Self::Device, Self::Folder, Self::Control];
+    pub const ALL: [Self; 5] =
+        [Self::GuestKernel, Self::Device, Self::Folder, Self::Control, Self::Isolate];
 
     pub fn name(self) -> &'static str {
         match self {
@@ -35,6 +38,7 @@ impl ThreadClass {
             Self::Device => "device",
             Self::Folder => "folder",
             Self::Control => "control",
+            Self::Isolate => "isolate",
         }
     }
 
@@ -44,10 +48,15 @@ impl ThreadClass {
             Self::GuestKernel => GUEST_KERNEL,
             Self::Device => DEVICE,
             Self::Folder => FOLDER,
-            Self::Control => CONTROL,
+            Self::Control | Self::Isolate => CONTROL,
         };
         let common: &[Rule] = if self == Self::GuestKernel { &[] } else { SUPERVISOR };
-        common.iter().chain(own).collect()
+        let folders: &[Rule] = if self == Self::Isolate { FOLDER } else { &[] };
+        let mut rules: Vec<&Rule> = common.iter().chain(own).collect();
+        rules.extend(
+            folders.iter().filter(|rule| own.iter().all(|known| known.number != rule.number)),
+        );
+        rules
     }
 }
 

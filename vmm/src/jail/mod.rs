@@ -10,8 +10,8 @@
 
 pub mod filter;
 pub mod namespaces;
-pub mod root;
 mod paths;
+pub mod root;
 
 pub use filter::{ThreadClass, restrict_calls};
 pub use namespaces::{IdentityMap, Spawned, spawn};

@@ -59,7 +59,10 @@ pub struct Spawned {
 ///
 /// # Errors
 /// [`JailError::Namespaces`] where the host allows none (clone3(2)).
-pub fn spawn(map: IdentityMap, body: impl FnOnce(libc::pid_t) -> i32) -> Result<Spawned, JailError> {
+pub fn spawn(
+    map: IdentityMap,
+    body: impl FnOnce(libc::pid_t) -> i32,
+) -> Result<Spawned, JailError> {
     let (mut ours, mut theirs) = UnixStream::pair().map_err(JailError::Namespaces)?;
     let mut pidfd: libc::c_int = -1;
     // SAFETY: clone_args is plain data; zero is valid for every field.

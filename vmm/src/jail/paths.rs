@@ -67,7 +67,12 @@ pub fn landlock_abi() -> Option<u32> {
     // SAFETY: with a null pointer, size 0 and the VERSION flag the call reads
     // no memory. Needed because the crate does not tell the version.
     let version = unsafe {
-        libc::syscall(libc::SYS_landlock_create_ruleset, no_attributes, 0usize, CREATE_RULESET_VERSION)
+        libc::syscall(
+            libc::SYS_landlock_create_ruleset,
+            no_attributes,
+            0usize,
+            CREATE_RULESET_VERSION,
+        )
     };
     u32::try_from(version).ok().filter(|version| *version > 0)
 }

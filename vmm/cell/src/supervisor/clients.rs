@@ -15,21 +15,20 @@ use crate::launch::Inheritance;
 /// Connections served at once.
 const CLIENTS_MAX: usize = 64;
 
-/// What a workload offers to clients.
-#[derive(Clone)]
-pub(crate) struct Services {
+/// What a workload offers to clients; a refusal is told as it is.
+pub(crate) trait Services: Send + Sync {
     /// A stream to the guest's agent.
-    pub connect: Arc<dyn Fn() -> Result<UnixStream, String> + Send + Sync>,
-    /// Ends a capability by name.
-    pub revoke: Arc<dyn Fn(&str) -> Result<(), String> + Send + Sync>,
-    pub counters: Arc<dyn Fn() -> Counters + Send + Sync>,
+    fn connect(&self) -> Result<UnixStream, String>;
+    /// Ends the capability `name` and all derived from it.
+    fn revoke(&self, name: &str) -> Result<(), String>;
+    fn counters(&self) -> Counters;
 }
 
 /// Starts serving; also takes input from the operator's own connection.
 pub(crate) fn serve(
     inheritance: &Inheritance,
     shared: &Shared,
-    services: Services,
+    services: Arc<dyn Services>,
 ) -> Result<(), CellError> {
     let failed = || "cannot copy a descriptor";
     let operator = inheritance.operator.try_clone().map_err(CellError::host(failed()))?;
@@ -37,15 +36,21 @@ pub(crate) fn serve(
     let input = shared.clone();
     thread("operator", move || forward_input(&input, operator))?;
     let shared = shared.clone();
-    thread("control", move || {
+    let server = thread("control", move || {
         let alive = Arc::new(AtomicUsize::new(0));
         for stream in control.incoming().flatten() {
             accept(&shared, &services, stream, &alive);
         }
-    })
+    });
+    server.map(drop)
 }
 
-fn accept(shared: &Shared, services: &Services, stream: UnixStream, alive: &Arc<AtomicUsize>) {
+fn accept(
+    shared: &Shared,
+    services: &Arc<dyn Services>,
+    stream: UnixStream,
+    alive: &Arc<AtomicUsize>,
+) {
     if alive.fetch_add(1, Ordering::Relaxed) >= CLIENTS_MAX {
         alive.fetch_sub(1, Ordering::Relaxed);
         return;
@@ -53,7 +58,7 @@ fn accept(shared: &Shared, services: &Services, stream: UnixStream, alive: &Arc<
     let (shared, services, alive) = (shared.clone(), services.clone(), alive.clone());
     let counter = alive.clone();
     let started = thread("client", move || {
-        answer(&shared, &services, stream);
+        answer(&shared, &*services, stream);
         alive.fetch_sub(1, Ordering::Relaxed);
     });
     if started.is_err() {
@@ -61,7 +66,7 @@ fn accept(shared: &Shared, services: &Services, stream: UnixStream, alive: &Arc<
     }
 }
 
-fn answer(shared: &Shared, services: &Services, stream: UnixStream) {
+fn answer(shared: &Shared, services: &dyn Services, stream: UnixStream) {
     let Ok(request) = FrameReader::new(&stream).expect::<ControlRequest>(Kind::Request) else {
         return;
     };
@@ -75,7 +80,7 @@ fn answer(shared: &Shared, services: &Services, stream: UnixStream) {
     };
     match request {
         ControlRequest::Attach => attach(shared, &stream),
-        ControlRequest::Connect => match (services.connect)() {
+        ControlRequest::Connect => match services.connect() {
             Ok(guest) => {
                 reply(&ControlReply::Stream);
                 let _ = send_descriptor(&stream, &guest);
@@ -91,8 +96,8 @@ fn answer(shared: &Shared, services: &Services, stream: UnixStream) {
             let told = shared.events.send(Event::Stop { grace });
             reply(&outcome(told.map_err(|_| "the cell is ending".to_owned())));
         }
-        ControlRequest::Revoke { capability } => reply(&outcome((services.revoke)(&capability))),
-        ControlRequest::Counters => reply(&ControlReply::Counters((services.counters)())),
+        ControlRequest::Revoke { capability } => reply(&outcome(services.revoke(&capability))),
+        ControlRequest::Counters => reply(&ControlReply::Counters(services.counters())),
     }
 }
 

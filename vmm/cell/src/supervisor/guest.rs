@@ -11,7 +11,6 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex};
@@ -48,14 +47,40 @@ const HOLDER: &str = "cell";
 /// A guest that said hello and was booted.
 pub(crate) struct Guest {
     kernel: Pid,
+    reach: Arc<Reach>,
+    exec: exocell_agent::Exec,
+    gone: Arc<(Mutex<bool>, Condvar)>,
+    requested: Instant,
+}
+
+/// What clients can reach of a guest.
+struct Reach {
     agent: VsockHandle,
     memory: File,
     disk: Option<File>,
     blocks: Vec<Arc<BlockMetrics>>,
-    exec: exocell_agent::Exec,
-    folders: Arc<Folders>,
-    gone: Arc<(Mutex<bool>, Condvar)>,
-    requested: Instant,
+    folders: Folders,
+}
+
+impl Services for Reach {
+    fn connect(&self) -> Result<UnixStream, String> {
+        self.agent.connect(AGENT_PORT).map_err(|error| error.to_string())
+    }
+
+    fn revoke(&self, name: &str) -> Result<(), String> {
+        self.folders.revoke(name, &self.agent)
+    }
+
+    fn counters(&self) -> Counters {
+        let allocated = |file: &File| exocell_pager::allocated_bytes(file).unwrap_or(0);
+        Counters {
+            memory_allocated_bytes: allocated(&self.memory),
+            memory_limit_bytes: self.memory.metadata().map_or(0, |metadata| metadata.len()),
+            block_read_bytes: self.blocks.iter().map(|block| block.read_bytes.get()).sum(),
+            block_written_bytes: self.blocks.iter().map(|block| block.written_bytes.get()).sum(),
+            disk_allocated_bytes: self.disk.as_ref().map_or(0, allocated),
+        }
+    }
 }
 
 /// The folders of a cell: what was granted, and whether it still is.
@@ -76,10 +101,8 @@ pub(crate) fn start(
     set_priority(plan.cpu_weight);
     let sockets = enter_jail(inheritance, &plan)?;
     status.times.jailed_us = since(inheritance.requested);
-    let (console_read, console_write) =
-        nix::unistd::pipe2(nix::fcntl::OFlag::O_CLOEXEC).map_err(|errno| {
-            CellError::host("cannot make the console pipe")(errno.into())
-        })?;
+    let (console_read, console_write) = nix::unistd::pipe2(nix::fcntl::OFlag::O_CLOEXEC)
+        .map_err(|errno| CellError::host("cannot make the console pipe")(errno.into()))?;
     let kernel = fork_kernel(inheritance, &plan, &sockets, &console_write)?;
     drop(console_write);
     status.times.kernel_started_us = since(inheritance.requested);
@@ -109,12 +132,14 @@ pub(crate) fn start(
     status.times.guest_init_us = times.init_started_ns / 1000;
     Ok(Guest {
         kernel,
-        agent: devices.vsock,
-        memory: plan.memory.file().try_clone().map_err(CellError::host("dup"))?,
-        disk: devices.disk,
-        blocks: devices.blocks,
+        reach: Arc::new(Reach {
+            agent: devices.vsock,
+            memory: plan.memory.file().try_clone().map_err(CellError::host("dup"))?,
+            disk: devices.disk,
+            blocks: devices.blocks,
+            folders,
+        }),
         exec: plan.exec,
-        folders,
         gone,
         requested: inheritance.requested,
     })
@@ -196,11 +221,13 @@ fn reap(
     events: Sender<Event>,
     gone: Arc<(Mutex<bool>, Condvar)>,
 ) -> Result<(), CellError> {
-    thread("reaper", move || {
+    let reaper = thread("reaper", move || {
         loop {
             let (pid, how) = match waitpid(None, None) {
                 Ok(WaitStatus::Exited(pid, code)) => (pid, format!("exited with status {code}")),
-                Ok(WaitStatus::Signaled(pid, signal, _)) => (pid, format!("was killed by {signal}")),
+                Ok(WaitStatus::Signaled(pid, signal, _)) => {
+                    (pid, format!("was killed by {signal}"))
+                }
                 Ok(_) | Err(nix::errno::Errno::EINTR) => continue,
                 Err(_) => return,
             };
@@ -211,7 +238,8 @@ fn reap(
                 return;
             }
         }
-    })
+    });
+    reaper.map(drop)
 }
 
 /// The guest's console, from its standard error and its virtio console.
@@ -220,7 +248,8 @@ struct ConsoleLog(Arc<Mutex<(File, usize)>>);
 
 impl ConsoleLog {
     fn new() -> Result<Self, CellError> {
-        let file = File::create("console.log").map_err(CellError::host("cannot make console.log"))?;
+        let file =
+            File::create("console.log").map_err(CellError::host("cannot make console.log"))?;
         Ok(Self(Arc::new(Mutex::new((file, CONSOLE_BYTES_MAX)))))
     }
 
@@ -253,12 +282,13 @@ impl Write for ConsoleLog {
 fn serve_folders(
     inheritance: &Inheritance,
     planned: Vec<PlannedFolder>,
-) -> Result<(Arc<Folders>, HashMap<u32, VsockListener>), CellError> {
+) -> Result<(Folders, HashMap<u32, VsockListener>), CellError> {
     let mut table = Table::new(Table::CAPACITY_MAX);
     let install = inheritance.caps.install(&mut table, HOLDER);
     install.map_err(|error| CellError::Usage(format!("the capability table: {error}")))?;
     let mut listeners: HashMap<u32, VsockListener> = HashMap::new();
     let mut mounts = Vec::new();
+    let limits = folder_limits(planned.len())?;
     let writable = planned.iter().any(|folder| folder.granted.rights.contains(Rights::WRITE));
     for (index, folder) in planned.into_iter().enumerate() {
         let name = folder.granted.name();
@@ -269,17 +299,36 @@ fn serve_folders(
             .ok_or_else(|| CellError::Usage(format!("{name} is not in the capability table")))?;
         mounts.push((name, folder.granted.guest.display().to_string()));
         let (connected, connections) = channel::<UnixStream>();
-        thread("folder", move || serve_folder(folder, &live, &connections))?;
+        thread("folder", move || serve_folder(folder, limits, &live, &connections))?;
         let listener: VsockListener = Box::new(move |stream| {
             let _ = connected.send(stream);
         });
         listeners.insert(FOLDER_PORT_BASE + index as u32, listener);
     }
     let folders = Folders { table: Mutex::new(table), writable, mounts };
-    Ok((Arc::new(folders), listeners))
+    Ok((folders, listeners))
 }
 
-fn serve_folder(folder: PlannedFolder, live: &Live, connections: &Receiver<UnixStream>) {
+/// What each of `count` folders may hold open: a file takes up to three
+/// descriptors, and all folders together leave a quarter for the rest.
+fn folder_limits(count: usize) -> Result<exocell_folders::Limits, CellError> {
+    use nix::sys::resource::{Resource, getrlimit, setrlimit};
+    let failed = |errno: nix::errno::Errno| {
+        CellError::host("cannot raise the limit of open files")(errno.into())
+    };
+    let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).map_err(failed)?;
+    setrlimit(Resource::RLIMIT_NOFILE, hard, hard).map_err(failed)?;
+    let defaults = exocell_folders::Limits::default();
+    let share = usize::try_from(hard).unwrap_or(usize::MAX) / 4 / count.max(1);
+    Ok(exocell_folders::Limits { fids_max: defaults.fids_max.min(share.max(16)), ..defaults })
+}
+
+fn serve_folder(
+    folder: PlannedFolder,
+    limits: exocell_folders::Limits,
+    live: &Live,
+    connections: &Receiver<UnixStream>,
+) {
     if jail::restrict_calls(ThreadClass::Folder).is_err() {
         return;
     }
@@ -290,7 +339,8 @@ fn serve_folder(folder: PlannedFolder, live: &Live, connections: &Receiver<UnixS
     while let Ok(stream) = connections.recv() {
         let Ok(dir) = folder.dir.try_clone() else { return };
         let live = live.clone();
-        let served = ServedFolder::new(dir, rights, Arc::new(move || live.is_live()));
+        let mut served = ServedFolder::new(dir, rights, Arc::new(move || live.is_live()));
+        served.limits = limits;
         // A guest that breaks the protocol loses this connection.
         let _ = exocell_folders::serve(served, stream);
     }
@@ -324,9 +374,12 @@ impl Devices {
         ]
         .into_iter()
         .flatten();
-        listeners.insert(CONTROL_PORT, Box::new(move |stream| {
-            let _ = hello.send(stream);
-        }));
+        listeners.insert(
+            CONTROL_PORT,
+            Box::new(move |stream| {
+                let _ = hello.send(stream);
+            }),
+        );
         let mut vsock_config = Some(VsockConfig { listeners, ..VsockConfig::default() });
         let mut device_loop = DeviceLoop::new(memory).map_err(failed)?;
         let (mut blocks, mut vsock) = (Vec::new(), None);
@@ -400,52 +453,29 @@ fn refused(error: ClientError) -> CellError {
 }
 
 impl Guest {
-    pub fn services(&self) -> Services {
-        let (agent, memory, disk) = (self.agent.clone(), self.memory.try_clone(), self.disk.as_ref().map(File::try_clone));
-        let (blocks, folders) = (self.blocks.clone(), self.folders.clone());
-        let dial = self.agent.clone();
-        Services {
-            connect: Arc::new(move || agent.connect(AGENT_PORT).map_err(|error| error.to_string())),
-            revoke: Arc::new(move |name| folders.revoke(name, &dial)),
-            counters: Arc::new(move || {
-                let allocated = |file: &File| file.metadata().map_or(0, |data| data.blocks() * 512);
-                let memory = memory.as_ref().ok();
-                let disk = disk.as_ref().and_then(|disk| disk.as_ref().ok());
-                Counters {
-                    memory_allocated_bytes: memory.map_or(0, allocated),
-                    memory_limit_bytes: memory.and_then(|file| file.metadata().ok()).map_or(0, |data| data.len()),
-                    block_read_bytes: blocks.iter().map(|block| block.read_bytes.get()).sum(),
-                    block_written_bytes: blocks.iter().map(|block| block.written_bytes.get()).sum(),
-                    disk_allocated_bytes: disk.map_or(0, allocated),
-                }
-            }),
-        }
+    pub fn services(&self) -> Arc<dyn Services> {
+        self.reach.clone()
     }
 
     /// Starts the cell's program and a thread that follows it.
-    pub fn run_program(&self, shared: &Shared) {
-        let (agent, exec, shared) = (self.agent.clone(), self.exec.clone(), shared.clone());
+    pub fn run_program(&self, shared: &Shared) -> Result<(), CellError> {
+        let (agent, exec, shared) = (self.reach.agent.clone(), self.exec.clone(), shared.clone());
         let requested = self.requested;
-        let events = shared.events.clone();
-        let started = thread("program", move || {
+        let follower = thread("program", move || {
             let reply = follow(&agent, exec, &shared, || {
                 let program_started_us = requested.elapsed().as_micros() as u64;
                 let _ = shared.events.send(Event::Started { program_started_us });
             });
             let _ = shared.events.send(Event::Program(reply));
         });
-        if let Err(error) = started {
-            let message = error.to_string();
-            let kind = FailureKind::Guest;
-            let _ = events.send(Event::Program(Reply::Failed { kind, message }));
-        }
+        follower.map(drop)
     }
 
     /// Ends the guest: in order where it has something to write back, at once
     /// otherwise. Returns when its kernel process is reaped.
     pub fn end(&self, orderly_max: Duration) {
-        if self.folders.writable && !self.is_gone(Duration::ZERO) {
-            if let Ok(stream) = self.agent.connect(AGENT_PORT) {
+        if self.reach.folders.writable && !self.is_gone(Duration::ZERO) {
+            if let Ok(stream) = self.reach.agent.connect(AGENT_PORT) {
                 let _ = stream.set_read_timeout(Some(orderly_max));
                 let _ = client::shutdown(&stream, &stream, 100);
             }
@@ -506,9 +536,9 @@ impl Folders {
     /// is then detached in the guest.
     fn revoke(&self, name: &str, agent: &VsockHandle) -> Result<(), String> {
         let mut table = self.table.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        let handle = table
-            .find(HOLDER, name)
-            .ok_or_else(|| format!("the cell has no capability {name}; exocell inspect lists them"))?;
+        let handle = table.find(HOLDER, name).ok_or_else(|| {
+            format!("the cell has no capability {name}; exocell inspect lists them")
+        })?;
         table.revoke(handle).map_err(|error| error.to_string())?;
         drop(table);
         let mounts = self.mounts.iter().filter(|(capability, _)| capability == name);

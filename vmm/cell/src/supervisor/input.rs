@@ -10,9 +10,12 @@ use exocell_agent::{Frame, FrameWriter, Kind};
 pub(crate) enum Sink {
     /// The exec session of a `vm` cell's program.
     Session(UnixStream),
-    /// The standard input of an isolate; it has no signals but the last.
-    Pipe { stdin: Option<std::fs::File>, kill: Box<dyn FnMut() + Send> },
+    /// The standard input of an isolate, and what a signal does to it.
+    Pipe { stdin: Option<std::fs::File>, signal: Signal },
 }
+
+/// Takes a signal's number.
+pub(crate) type Signal = Box<dyn FnMut(u8) + Send>;
 
 /// The inlet of one program, shared by everyone who may feed it.
 #[derive(Clone, Default)]
@@ -52,7 +55,7 @@ impl Input {
             Some(Sink::Session(stream)) if is_input(frame.kind) => {
                 let _ = FrameWriter::new(stream).write(frame.kind, &frame.payload);
             }
-            Some(Sink::Pipe { stdin, kill }) => feed_pipe(stdin, kill, frame),
+            Some(Sink::Pipe { stdin, signal }) => feed_pipe(stdin, signal, frame),
             _ => {}
         }
     }
@@ -62,11 +65,7 @@ fn is_input(kind: Kind) -> bool {
     matches!(kind, Kind::Stdin | Kind::StdinEof | Kind::Resize | Kind::Signal)
 }
 
-fn feed_pipe(
-    stdin: &mut Option<std::fs::File>,
-    kill: &mut Box<dyn FnMut() + Send>,
-    frame: &Frame,
-) {
+fn feed_pipe(stdin: &mut Option<std::fs::File>, signal: &mut Signal, frame: &Frame) {
     match frame.kind {
         Kind::Stdin => {
             if let Some(pipe) = stdin {
@@ -74,7 +73,7 @@ fn feed_pipe(
             }
         }
         Kind::StdinEof => *stdin = None,
-        Kind::Signal => kill(),
+        Kind::Signal => frame.payload.first().into_iter().for_each(|number| signal(*number)),
         _ => {}
     }
 }

@@ -15,7 +15,9 @@ mod input;
 
 use std::fs::File;
 use std::os::fd::AsFd;
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use exocell_agent::{FailureKind, Reply};
@@ -26,17 +28,21 @@ use crate::output::Output;
 use crate::record::{Record, State, Status};
 use crate::{CellError, now_ms};
 
-pub(crate) use input::Input;
+pub(crate) use input::{Input, Sink};
 
 /// What the main thread waits for.
 pub(crate) enum Event {
     /// The program runs, so long after the request.
-    Started { program_started_us: u64 },
+    Started {
+        program_started_us: u64,
+    },
     /// The program ended, or could not be started.
     Program(Reply),
     /// The guest kernel process ended, with what wait(2) said of it.
     GuestKernel(String),
-    Stop { grace: Duration },
+    Stop {
+        grace: Duration,
+    },
 }
 
 /// What the supervisor's threads share.
@@ -58,7 +64,13 @@ pub fn main(inheritance: Inheritance, workload: Workload, host_pid: i32) -> i32 
         Ok(()) => 0,
         Err(error) => {
             let end = Reply::Failed { kind: FailureKind::Guest, message: error.to_string() };
-            let status = Status { state: State::Exited, finished_ms: now_ms(), exit_code: Some(125), reason: Some(error.to_string()), ..Status::default() };
+            let status = Status {
+                state: State::Exited,
+                finished_ms: now_ms(),
+                exit_code: Some(125),
+                reason: Some(error.to_string()),
+                ..Status::default()
+            };
             // The operator is told either way; there is nobody else to tell.
             let _ = record.write_status(&status);
             let _ = exocell_agent::FrameWriter::new(&mut operator)
@@ -81,9 +93,9 @@ fn run(inheritance: Inheritance, workload: Workload, host_pid: i32) -> Result<()
     let mut status = Status { supervisor_pid: host_pid, ..Status::default() };
     let deadline = inheritance.caps.deadline();
     let workload = match workload {
-        Workload::Vm(plan) => Running::Vm(guest::start(&inheritance, plan, &shared, &mut status)?),
+        Workload::Vm(plan) => Running::Vm(guest::start(&inheritance, *plan, &shared, &mut status)?),
         Workload::Isolate(plan) => {
-            Running::Isolate(crate::isolate::start(&inheritance, plan, &shared, &mut status)?)
+            Running::Isolate(crate::isolate::start(&inheritance, *plan, &shared, &mut status)?)
         }
     };
     status.state = State::Running;
@@ -91,7 +103,7 @@ fn run(inheritance: Inheritance, workload: Workload, host_pid: i32) -> Result<()
     let record = inheritance.record.from_within();
     record.write_status(&status)?;
     clients::serve(&inheritance, &shared, workload.services())?;
-    workload.run_program(&shared);
+    workload.run_program(&shared)?;
     let deadline = deadline.map(|limit| inheritance.requested + limit);
     let end = decide(&inbox, &shared, deadline, |program_started_us| {
         status.times.program_started_us = program_started_us;
@@ -109,17 +121,17 @@ pub(crate) enum Running {
 }
 
 impl Running {
-    fn services(&self) -> clients::Services {
+    fn services(&self) -> Arc<dyn clients::Services> {
         match self {
             Self::Vm(guest) => guest.services(),
             Self::Isolate(isolate) => isolate.services(),
         }
     }
 
-    fn run_program(&self, shared: &Shared) {
+    fn run_program(&self, shared: &Shared) -> Result<(), CellError> {
         match self {
             Self::Vm(guest) => guest.run_program(shared),
-            Self::Isolate(isolate) => isolate.run_program(),
+            Self::Isolate(isolate) => isolate.run_program(shared),
         }
     }
 }
@@ -199,9 +211,8 @@ fn decide(
 
 /// Leaves the operator's terminal and directory.
 fn detach(record_dir: &File) -> Result<(), CellError> {
-    let failed = |errno: nix::errno::Errno| {
-        CellError::host("cannot detach the supervisor")(errno.into())
-    };
+    let failed =
+        |errno: nix::errno::Errno| CellError::host("cannot detach the supervisor")(errno.into());
     nix::unistd::setsid().map_err(failed)?;
     let null = File::options()
         .read(true)
@@ -239,12 +250,11 @@ pub(crate) fn restrict_paths(
 pub(crate) fn thread(
     name: &str,
     body: impl FnOnce() + Send + 'static,
-) -> Result<(), CellError> {
+) -> Result<JoinHandle<()>, CellError> {
     std::thread::Builder::new()
         .name(name.to_owned())
         .stack_size(256 << 10)
         .spawn(body)
-        .map(drop)
         .map_err(CellError::host(format!("cannot start the {name} thread")))
 }
 

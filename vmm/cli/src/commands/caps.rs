@@ -4,8 +4,8 @@ use exocell_cell::CellError;
 use exocell_cell::xgate::{CapabilitySet, explain_json, explain_table};
 
 use super::run::read_table;
-use crate::show::say;
 use crate::args::CapsCommand;
+use crate::show::say;
 
 pub fn caps(command: CapsCommand) -> Result<u8, CellError> {
     match command {

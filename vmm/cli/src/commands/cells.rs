@@ -211,7 +211,8 @@ pub fn stop(layout: &Layout, args: &StopArgs) -> Result<u8, CellError> {
             let request = ControlRequest::Stop { grace_ms: args.time.saturating_mul(1000) };
             // A supervisor that does not answer is killed below.
             let _ = Client::connect(&record).and_then(|client| client.ask(&request));
-            if await_end(layout, &record, &status, Some(grace + Duration::from_secs(5)))?.is_none() {
+            if await_end(layout, &record, &status, Some(grace + Duration::from_secs(5)))?.is_none()
+            {
                 end_now(layout, &record, &status)?;
             }
         }
@@ -245,9 +246,9 @@ fn signal(text: &str) -> Result<Signal, CellError> {
     let upper = text.to_ascii_uppercase();
     let by_number = text.parse::<i32>().ok().and_then(|number| Signal::try_from(number).ok());
     let name = if upper.starts_with("SIG") { upper } else { format!("SIG{upper}") };
-    by_number
-        .or_else(|| name.parse().ok())
-        .ok_or_else(|| CellError::Usage(format!("{text} is no signal; try TERM, KILL, HUP or a number")))
+    by_number.or_else(|| name.parse().ok()).ok_or_else(|| {
+        CellError::Usage(format!("{text} is no signal; try TERM, KILL, HUP or a number"))
+    })
 }
 
 /// Kills a supervisor and with it all of its cell.

@@ -40,8 +40,8 @@ fn upload(layout: &Layout, from: &str, cell: &str, to: &str) -> Result<(), CellE
         return client::upload(&stream, &stream, to, &mut io::stdin()).map(drop).map_err(refused);
     }
     let path = Path::new(from);
-    let metadata = fs::symlink_metadata(path)
-        .map_err(CellError::host(format!("cannot read {from}")))?;
+    let metadata =
+        fs::symlink_metadata(path).map_err(CellError::host(format!("cannot read {from}")))?;
     let (directory, name) = target(to, path)?;
     // The archive is made while it is sent: a pipe joins the two.
     let (read, write) = io::pipe().map_err(CellError::host("cannot make a pipe"))?;

@@ -57,29 +57,32 @@ fn pull(store: &Store, reference: &str, plain_http: bool) -> Result<(), CellErro
 
 fn credentials() -> Result<Option<Credentials>, CellError> {
     let Ok(text) = std::env::var(CREDENTIALS_VARIABLE) else { return Ok(None) };
-    let (username, password) = text.split_once(':').ok_or_else(|| {
-        CellError::Usage(format!("{CREDENTIALS_VARIABLE} is not NAME:PASSWORD"))
-    })?;
+    let (username, password) = text
+        .split_once(':')
+        .ok_or_else(|| CellError::Usage(format!("{CREDENTIALS_VARIABLE} is not NAME:PASSWORD")))?;
     Ok(Some(Credentials { username: username.to_owned(), password: password.to_owned() }))
 }
 
 fn run(store: &Store, source: &Source, tag: Option<&Reference>) -> Result<ImageRecord, CellError> {
     let bar = Bar::new(0, "{spinner} {msg:24} {bytes} {bytes_per_sec} {elapsed}");
     let mut done = 0;
-    let result = store.import(source, tag, &ImportLimits::default(), &mut |event: ProgressEvent<'_>| {
-        match event {
-            ProgressEvent::Layer { index, count, .. } => {
-                bar.step(&format!("layer {} of {count}", index + 1));
+    let result =
+        store.import(source, tag, &ImportLimits::default(), &mut |event: ProgressEvent<'_>| {
+            match event {
+                ProgressEvent::Layer { index, count, .. } => {
+                    bar.step(&format!("layer {} of {count}", index + 1));
+                }
+                ProgressEvent::Bytes(bytes) => {
+                    done += bytes;
+                    bar.set(done, None);
+                }
+                ProgressEvent::Skipped { path, why } => {
+                    eprintln!("exocell: left out {path}: {why}")
+                }
+                ProgressEvent::Finishing => bar.step("writing the file system"),
+                _ => {}
             }
-            ProgressEvent::Bytes(bytes) => {
-                done += bytes;
-                bar.set(done, None);
-            }
-            ProgressEvent::Skipped { path, why } => eprintln!("exocell: left out {path}: {why}"),
-            ProgressEvent::Finishing => bar.step("writing the file system"),
-            _ => {}
-        }
-    });
+        });
     bar.finish();
     Ok(result?)
 }

@@ -5,9 +5,9 @@ use exocell_cell::{CellError, Layout};
 use serde_json::json;
 
 use super::print_json;
-use crate::show::say;
 use crate::args::KernelCommand;
 use crate::progress::KernelProgress;
+use crate::show::say;
 
 pub fn kernel(layout: &Layout, command: &KernelCommand) -> Result<u8, CellError> {
     let root = layout.kernels();

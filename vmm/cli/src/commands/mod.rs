@@ -12,14 +12,14 @@ mod stats;
 
 use exocell_cell::{CellError, Layout};
 
-use crate::show::say;
 use crate::args::{Cli, Command};
+use crate::show::say;
 
 /// Runs the command; its exit code.
 pub fn dispatch(cli: Cli) -> Result<u8, CellError> {
     let layout = Layout::new(cli.root.unwrap_or_else(Layout::default_root));
     match cli.command {
-        Command::Run(args) => run::run(&layout, args),
+        Command::Run(args) => run::run(&layout, *args),
         Command::Exec(args) => exec::exec(&layout, args),
         Command::Ps(args) => cells::ps(&layout, &args),
         Command::Logs(args) => cells::logs(&layout, &args),
@@ -45,11 +45,8 @@ pub fn dispatch(cli: Cli) -> Result<u8, CellError> {
 
 /// Prints `value` as JSON: indented for `inspect`, else on one line.
 fn print_json(value: &impl serde::Serialize, indented: bool) -> Result<(), CellError> {
-    let text = if indented {
-        serde_json::to_string_pretty(value)
-    } else {
-        serde_json::to_string(value)
-    };
+    let text =
+        if indented { serde_json::to_string_pretty(value) } else { serde_json::to_string(value) };
     let text = text.map_err(|error| CellError::Usage(format!("cannot print JSON: {error}")))?;
     say!("{text}");
     Ok(())

@@ -12,9 +12,9 @@ use exocell_cell::{CellError, CellSpec, Layout, Record, State, Strength, now_ms}
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::Pid;
 
-use crate::show::say;
 use crate::args::{ProcessArgs, RunArgs, StrengthArg};
 use crate::session::{self, Outcome};
+use crate::show::say;
 use crate::terminal;
 
 pub fn run(layout: &Layout, args: RunArgs) -> Result<u8, CellError> {
@@ -23,8 +23,10 @@ pub fn run(layout: &Layout, args: RunArgs) -> Result<u8, CellError> {
     let (detach, interactive, tty, json) = (args.detach, args.interactive, args.tty, args.json);
     let spec = spec(layout, args, &caps)?;
     let workload = match spec.strength {
-        Strength::Vm => Workload::Vm(VmPlan::new(layout, &spec, &caps, terminal::size())?),
-        Strength::Isolate => Workload::Isolate(IsolatePlan::new(&spec, &caps)?),
+        Strength::Vm => {
+            Workload::Vm(Box::new(VmPlan::new(layout, &spec, &caps, terminal::size())?))
+        }
+        Strength::Isolate => Workload::Isolate(Box::new(IsolatePlan::new(&spec, &caps)?)),
     };
     let launched = launch::launch(layout, spec.clone(), caps, workload, request)?;
     if detach {

@@ -70,14 +70,9 @@ impl Server {
         let stat = rustix::fs::fstatvfs(self.fids.get(fid)?.node.fd())?;
         reply.u32(V9FS_MAGIC);
         reply.u32(u32::try_from(stat.f_bsize).unwrap_or(4096));
-        for value in [
-            stat.f_blocks,
-            stat.f_bfree,
-            stat.f_bavail,
-            stat.f_files,
-            stat.f_ffree,
-            stat.f_fsid,
-        ] {
+        for value in
+            [stat.f_blocks, stat.f_bfree, stat.f_bavail, stat.f_files, stat.f_ffree, stat.f_fsid]
+        {
             reply.u64(value);
         }
         reply.u32(stat.f_namemax as u32);
@@ -125,10 +120,7 @@ fn write_stat(stat: &Stat, reply: &mut Reply) {
         stat.st_ctime as u64,
         stat.st_ctime_nsec,
     ];
-    values
-        .into_iter()
-        .chain([0; 4])
-        .for_each(|value| reply.u64(value));
+    values.into_iter().chain([0; 4]).for_each(|value| reply.u64(value));
 }
 
 fn chown(fid: &Fid, change: &Change) -> Result<(), Errno> {
@@ -153,10 +145,7 @@ fn chmod(fid: &Fid, mode: u32) -> Result<(), Errno> {
 /// Through the file the guest has open if that allows it, else through one
 /// opened for this.
 fn truncate(fid: &Fid, size: u64) -> Result<(), Errno> {
-    match fid
-        .file()
-        .and_then(|file| rustix::fs::ftruncate(file, size))
-    {
+    match fid.file().and_then(|file| rustix::fs::ftruncate(file, size)) {
         Err(Errno::BADF | Errno::INVAL) => {
             rustix::fs::ftruncate(fid.node.open(OFlags::WRONLY)?, size)
         }
@@ -166,14 +155,8 @@ fn truncate(fid: &Fid, size: u64) -> Result<(), Errno> {
 
 fn times(change: &Change) -> Result<Timestamps, Errno> {
     let time = |bit, set_bit, time| match (change.valid & bit != 0, change.valid & set_bit != 0) {
-        (false, _) => Ok(Timespec {
-            tv_sec: 0,
-            tv_nsec: UTIME_OMIT,
-        }),
-        (true, false) => Ok(Timespec {
-            tv_sec: 0,
-            tv_nsec: UTIME_NOW,
-        }),
+        (false, _) => Ok(Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT }),
+        (true, false) => Ok(Timespec { tv_sec: 0, tv_nsec: UTIME_NOW }),
         (true, true) => timespec(time),
     };
     Ok(Timestamps {
@@ -186,8 +169,5 @@ fn timespec((seconds, nanos): (u64, u64)) -> Result<Timespec, Errno> {
     if nanos > 999_999_999 {
         return Err(Errno::INVAL);
     }
-    Ok(Timespec {
-        tv_sec: seconds as i64,
-        tv_nsec: nanos as _,
-    })
+    Ok(Timespec { tv_sec: seconds as i64, tv_nsec: nanos as _ })
 }

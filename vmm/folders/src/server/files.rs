@@ -72,10 +72,7 @@ impl Server {
         }
         let (node, file) = self.create_or_open(self.fids.dir(dir)?, name, flags, mode)?;
         let qid = host::qid(&rustix::fs::fstat(&file)?, self.root.ident);
-        *self.fids.get_mut(dir)? = Fid {
-            node,
-            open: Some(Open::new(file, flags)),
-        };
+        *self.fids.get_mut(dir)? = Fid { node, open: Some(Open::new(file, flags)) };
         reply.qid(qid);
         reply.u32(0);
         Ok(())
@@ -127,11 +124,7 @@ impl Server {
 
     pub(super) fn fsync(&mut self, fid: u32, data_only: bool) -> Result<(), Errno> {
         let file = self.fids.get(fid)?.file()?;
-        if data_only {
-            rustix::fs::fdatasync(file)
-        } else {
-            rustix::fs::fsync(file)
-        }
+        if data_only { rustix::fs::fdatasync(file) } else { rustix::fs::fsync(file) }
     }
 
     /// Reads as many host entries as are sure to fit: 6 bytes of the host's
@@ -155,11 +148,7 @@ impl Server {
         let limit = (count as usize).min(reply.room().saturating_sub(4));
         let chunk = (limit / 7 * 6).clamp(512, self.entries.len());
         let entries = RawDir::new(&open.file, &mut self.entries[..chunk]);
-        let listing = Listing {
-            dir: node.ident,
-            root: self.root.ident,
-            position: Some(offset),
-        };
+        let listing = Listing { dir: node.ident, root: self.root.ident, position: Some(offset) };
         reply.block(limit, |room| {
             let (filled, position) = listing.pack(entries, room)?;
             open.position = position;
@@ -178,11 +167,7 @@ fn host_flags(flags: u32) -> Result<OFlags, Errno> {
         READ_WRITE => OFlags::RDWR,
         _ => return Err(Errno::INVAL),
     };
-    let carried = [
-        (APPEND, OFlags::APPEND),
-        (DSYNC, OFlags::DSYNC),
-        (SYNC, OFlags::SYNC),
-    ];
+    let carried = [(APPEND, OFlags::APPEND), (DSYNC, OFlags::DSYNC), (SYNC, OFlags::SYNC)];
     let set = carried.into_iter().filter(|(bit, _)| flags & bit != 0);
     Ok(set.fold(access, |all, (_, flag)| all | flag))
 }
@@ -228,11 +213,7 @@ impl Listing {
     fn write(&self, entry: &RawDirEntry<'_>, room: &mut [u8]) {
         let name = entry.file_name().to_bytes();
         let hides_parent = self.dir == self.root && name == b"..";
-        let ident = if hides_parent {
-            self.root
-        } else {
-            self.dir.sibling(entry.ino())
-        };
+        let ident = if hides_parent { self.root } else { self.dir.sibling(entry.ino()) };
         let (head, tail) = room.split_at_mut(ENTRY_HEAD_LEN);
         head[0] = host::qid_kind(entry.file_type());
         head[1..5].fill(0);

@@ -98,23 +98,16 @@ impl Server {
         match *request {
             Request::Version { msize, version } => return self.version(msize, version, reply),
             Request::Attach { fid, tree } => self.attach(fid, tree, reply),
-            Request::Walk {
-                fid,
-                newfid,
-                ref names,
-            } => self.walk(fid, newfid, names, reply),
+            Request::Walk { fid, newfid, ref names } => self.walk(fid, newfid, names, reply),
             Request::Flush => Ok(()),
             Request::Clunk { fid } => self.fids.remove(fid).map(drop),
             Request::Getattr { fid } => self.getattr(fid, reply),
             Request::Setattr { fid, ref change } => self.setattr(fid, change),
             Request::Statfs { fid } => self.statfs(fid, reply),
             Request::Lopen { fid, flags } => self.lopen(fid, flags, reply),
-            Request::Lcreate {
-                dir,
-                name,
-                flags,
-                mode,
-            } => self.lcreate(dir, name, flags, mode, reply),
+            Request::Lcreate { dir, name, flags, mode } => {
+                self.lcreate(dir, name, flags, mode, reply)
+            }
             Request::Read { fid, offset, count } => self.read(fid, offset, count, reply),
             Request::Write { fid, offset, data } => self.write(fid, offset, data, reply),
             Request::Readdir { fid, offset, count } => self.readdir(fid, offset, count, reply),
@@ -125,12 +118,9 @@ impl Server {
             Request::Mknod { dir, name, mode } => self.mknod(dir, name, mode, reply),
             Request::Link { dir, fid, name } => self.link(dir, fid, name),
             Request::Rename { fid, dir, name } => self.rename(fid, dir, name),
-            Request::Renameat {
-                dir,
-                name,
-                new_dir,
-                new_name,
-            } => self.renameat(dir, name, new_dir, new_name),
+            Request::Renameat { dir, name, new_dir, new_name } => {
+                self.renameat(dir, name, new_dir, new_name)
+            }
             Request::Unlinkat { dir, name, flags } => self.unlinkat(dir, name, flags),
             Request::Remove { fid } => self.remove(fid),
             Request::Lock { fid } => self.lock(fid, reply),

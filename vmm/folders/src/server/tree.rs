@@ -74,21 +74,14 @@ impl Server {
     pub(super) fn link(&mut self, dir: u32, fid: u32, name: &[u8]) -> Result<(), Errno> {
         let (dir, name) = (self.fids.dir(dir)?, self.name(name)?);
         let from = self.fids.get(fid)?.node.current_place()?;
-        rustix::fs::linkat(
-            &from.dir,
-            &*from.name,
-            dir.fd(),
-            name.bytes(),
-            AtFlags::empty(),
-        )
+        rustix::fs::linkat(&from.dir, &*from.name, dir.fd(), name.bytes(), AtFlags::empty())
     }
 
     pub(super) fn rename(&mut self, fid: u32, dir: u32, name: &[u8]) -> Result<(), Errno> {
         let from = self.fids.get(fid)?.node.current_place()?.clone();
         let to = self.fids.dir(dir)?.place_of(self.name(name)?);
         rustix::fs::renameat(&from.dir, &*from.name, &to.dir, &*to.name)?;
-        self.fids
-            .renamed(from.dir_ident, Name::new(&from.name)?, &to);
+        self.fids.renamed(from.dir_ident, Name::new(&from.name)?, &to);
         Ok(())
     }
 
@@ -121,11 +114,7 @@ impl Server {
     pub(super) fn remove(&mut self, fid: u32) -> Result<(), Errno> {
         let node = self.fids.remove(fid)?.node;
         let place = node.current_place()?;
-        let flags = if node.is_dir() {
-            AtFlags::REMOVEDIR
-        } else {
-            AtFlags::empty()
-        };
+        let flags = if node.is_dir() { AtFlags::REMOVEDIR } else { AtFlags::empty() };
         rustix::fs::unlinkat(&place.dir, &*place.name, flags)
     }
 

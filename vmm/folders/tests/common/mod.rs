@@ -102,12 +102,7 @@ pub fn start_folder(folder: Folder, live: Arc<AtomicBool>) -> Guest {
         filter_calls();
         serve(folder, far)
     }));
-    Guest {
-        stream,
-        live,
-        metrics,
-        server,
-    }
+    Guest { stream, live, metrics, server }
 }
 
 /// Allows the calling thread what a serving thread needs, and what its
@@ -169,23 +164,14 @@ impl Guest {
 
     /// What the server ends with on its own.
     pub fn server_error(mut self) -> String {
-        self.server
-            .take()
-            .unwrap()
-            .join()
-            .unwrap()
-            .unwrap_err()
-            .to_string()
+        self.server.take().unwrap().join().unwrap().unwrap_err().to_string()
     }
 
     pub fn version(&mut self, msize: u32) -> Answer {
         self.call(100, Msg::new().u32(msize).s("9P2000.L"))
     }
     pub fn attach(&mut self, fid: u32) -> Answer {
-        self.call(
-            104,
-            Msg::new().u32(fid).u32(u32::MAX).s("root").s("").u32(0),
-        )
+        self.call(104, Msg::new().u32(fid).u32(u32::MAX).s("root").s("").u32(0))
     }
     pub fn walk(&mut self, fid: u32, newfid: u32, names: &[&str]) -> Answer {
         let msg = Msg::new().u32(fid).u32(newfid).u16(names.len() as u16);
@@ -196,32 +182,17 @@ impl Guest {
         let names: Vec<_> = path.split('/').filter(|n| !n.is_empty()).collect();
         let body = self.walk(0, newfid, &names)?;
         let found = u16::from_le_bytes([body[0], body[1]]);
-        if usize::from(found) == names.len() {
-            Ok(())
-        } else {
-            Err(ENOENT)
-        }
+        if usize::from(found) == names.len() { Ok(()) } else { Err(ENOENT) }
     }
     pub fn lopen(&mut self, fid: u32, flags: i32) -> Answer {
         self.call(12, Msg::new().u32(fid).u32(flags as u32))
     }
     pub fn lcreate(&mut self, dir: u32, name: &str, flags: i32, mode: u32) -> Answer {
-        self.call(
-            14,
-            Msg::new()
-                .u32(dir)
-                .s(name)
-                .u32(flags as u32)
-                .u32(mode)
-                .u32(0),
-        )
+        self.call(14, Msg::new().u32(dir).s(name).u32(flags as u32).u32(mode).u32(0))
     }
     pub fn read(&mut self, fid: u32, offset: u64, count: u32) -> Answer {
         let body = self.call(116, Msg::new().u32(fid).u64(offset).u32(count))?;
-        assert_eq!(
-            u32::from_le_bytes(body[..4].try_into().unwrap()) as usize,
-            body.len() - 4
-        );
+        assert_eq!(u32::from_le_bytes(body[..4].try_into().unwrap()) as usize, body.len() - 4);
         Ok(body[4..].to_vec())
     }
     pub fn write(&mut self, fid: u32, offset: u64, data: &[u8]) -> Answer {
@@ -277,36 +248,21 @@ impl Guest {
         })
     }
     pub fn setattr(&mut self, fid: u32, valid: u32, set: Set) -> Answer {
-        let msg = Msg::new()
-            .u32(fid)
-            .u32(valid)
-            .u32(set.mode)
-            .u32(set.uid)
-            .u32(set.uid)
-            .u64(set.size);
-        self.call(
-            26,
-            msg.u64(set.atime.0)
-                .u64(set.atime.1)
-                .u64(set.mtime.0)
-                .u64(set.mtime.1),
-        )
+        let msg =
+            Msg::new().u32(fid).u32(valid).u32(set.mode).u32(set.uid).u32(set.uid).u64(set.size);
+        self.call(26, msg.u64(set.atime.0).u64(set.atime.1).u64(set.mtime.0).u64(set.mtime.1))
     }
     pub fn mkdir(&mut self, dir: u32, name: &str, mode: u32) -> Answer {
         self.call(72, Msg::new().u32(dir).s(name).u32(mode).u32(0))
     }
     pub fn mknod(&mut self, dir: u32, name: &str, mode: u32) -> Answer {
-        self.call(
-            18,
-            Msg::new().u32(dir).s(name).u32(mode).u32(1).u32(3).u32(0),
-        )
+        self.call(18, Msg::new().u32(dir).s(name).u32(mode).u32(1).u32(3).u32(0))
     }
     pub fn symlink(&mut self, dir: u32, name: &str, target: &str) -> Answer {
         self.call(16, Msg::new().u32(dir).s(name).s(target).u32(0))
     }
     pub fn readlink(&mut self, fid: u32) -> Answer {
-        self.call(22, Msg::new().u32(fid))
-            .map(|body| body[2..].to_vec())
+        self.call(22, Msg::new().u32(fid)).map(|body| body[2..].to_vec())
     }
     pub fn link(&mut self, dir: u32, fid: u32, name: &str) -> Answer {
         self.call(70, Msg::new().u32(dir).u32(fid).s(name))

@@ -32,18 +32,13 @@ pub(crate) struct Block {
 
 impl Block {
     pub fn new(config: BlockConfig, metrics: Arc<BlockMetrics>) -> Result<Self, DeviceError> {
-        let found = config
-            .file
-            .metadata()
-            .map_err(DeviceError::host("look at a disk file"))?;
+        let found = config.file.metadata().map_err(DeviceError::host("look at a disk file"))?;
         let capacity = found.len() / SECTOR;
         if capacity == 0 {
             return Err(DeviceError::DiskTooSmall { bytes: found.len() });
         }
         let mut id = [0; VIRTIO_BLK_ID_BYTES as usize];
-        id.iter_mut()
-            .zip(config.id.bytes())
-            .for_each(|(to, from)| *to = from);
+        id.iter_mut().zip(config.id.bytes()).for_each(|(to, from)| *to = from);
         Ok(Self {
             file: config.file,
             read_only: config.read_only,
@@ -57,10 +52,9 @@ impl Block {
     /// Carries out one request, and returns the bytes written into its chain.
     pub(super) fn request(&self, mut chain: Chain<'_>) -> u32 {
         self.metrics.requests.inc();
-        let (Some(header), Some(data_len)) = (
-            chain.readable.take_array(),
-            chain.writable.len().checked_sub(1),
-        ) else {
+        let (Some(header), Some(data_len)) =
+            (chain.readable.take_array(), chain.writable.len().checked_sub(1))
+        else {
             // Without a header or room for the status there is no answer.
             self.metrics.errors.inc();
             return 0;
@@ -151,11 +145,7 @@ impl Block {
     }
 
     fn may_change(&self) -> Result<(), Failure> {
-        if self.read_only {
-            Err(Failure::Io)
-        } else {
-            Ok(())
-        }
+        if self.read_only { Err(Failure::Io) } else { Ok(()) }
     }
 }
 
@@ -170,10 +160,7 @@ fn progress(done: usize, buffers: &mut Buffers<'_>) -> Result<u64, Failure> {
 fn punch(file: &File, at: u64, len: u64) -> io::Result<()> {
     let flags = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
     let invalid = |_| io::Error::from(io::ErrorKind::InvalidInput);
-    let (at, len) = (
-        at.try_into().map_err(invalid)?,
-        len.try_into().map_err(invalid)?,
-    );
+    let (at, len) = (at.try_into().map_err(invalid)?, len.try_into().map_err(invalid)?);
     Ok(fallocate(file, flags, at, len)?)
 }
 

@@ -40,10 +40,7 @@ pub(super) struct Header {
 impl Header {
     pub fn parse(bytes: [u8; 16]) -> Self {
         let bits = u128::from_le_bytes(bytes);
-        Self {
-            kind: bits as u32,
-            sector: (bits >> 64) as u64,
-        }
+        Self { kind: bits as u32, sector: (bits >> 64) as u64 }
     }
 }
 
@@ -58,11 +55,7 @@ pub(super) struct Erase {
 impl Erase {
     pub fn parse(bytes: [u8; ERASE_SEGMENT]) -> Self {
         let bits = u128::from_le_bytes(bytes);
-        Self {
-            sector: bits as u64,
-            sectors: (bits >> 64) as u32,
-            flags: (bits >> 96) as u32,
-        }
+        Self { sector: bits as u64, sectors: (bits >> 64) as u32, flags: (bits >> 96) as u32 }
     }
 }
 
@@ -97,13 +90,6 @@ mod tests {
         assert_eq!(Header::parse(bytes), Header { kind: 4, sector: 9 });
         bytes[8..12].copy_from_slice(&2_u32.to_le_bytes());
         bytes[12] = 1;
-        assert_eq!(
-            Erase::parse(bytes),
-            Erase {
-                sector: 4,
-                sectors: 2,
-                flags: 1
-            }
-        );
+        assert_eq!(Erase::parse(bytes), Erase { sector: 4, sectors: 2, flags: 1 });
     }
 }

@@ -49,9 +49,7 @@ impl Output {
     }
 
     fn write(&mut self, bytes: &[u8]) {
-        let kept = bytes
-            .len()
-            .min(usize::try_from(self.room).unwrap_or(usize::MAX));
+        let kept = bytes.len().min(usize::try_from(self.room).unwrap_or(usize::MAX));
         let (kept, dropped) = bytes.split_at(kept);
         self.metrics.dropped_bytes.add(dropped.len() as u64);
         self.room -= kept.len() as u64;
@@ -67,23 +65,9 @@ impl Output {
 
 impl Console {
     pub fn new(config: ConsoleConfig, metrics: Arc<ConsoleMetrics>) -> Self {
-        let ConsoleConfig {
-            sink,
-            output_bytes_max,
-            input,
-        } = config;
-        let output = Output {
-            sink,
-            room: output_bytes_max,
-            metrics: metrics.clone(),
-        };
-        Self {
-            output,
-            input,
-            readable: false,
-            spoke: false,
-            metrics,
-        }
+        let ConsoleConfig { sink, output_bytes_max, input } = config;
+        let output = Output { sink, room: output_bytes_max, metrics: metrics.clone() };
+        Self { output, input, readable: false, spoke: false, metrics }
     }
 
     fn feed(&mut self, io: &mut Io<'_, '_>) {

@@ -37,21 +37,11 @@ fn disk_on(file: File, read_only: bool) -> Disk {
     let (listener, path) = listen(&folder);
     let memory = memory_file(true);
     let mut devices = DeviceLoop::new(&memory).unwrap();
-    let config = BlockConfig {
-        file: file.try_clone().unwrap(),
-        read_only,
-        id: "serial".into(),
-    };
+    let config = BlockConfig { file: file.try_clone().unwrap(), read_only, id: "serial".into() };
     let metrics = devices.add_block(listener, config).unwrap();
     let running = Running::new(devices);
     let guest = Guest::start(&path, &memory, 1);
-    Disk {
-        guest,
-        metrics,
-        file,
-        _loop: running,
-        _folder: folder,
-    }
+    Disk { guest, metrics, file, _loop: running, _folder: folder }
 }
 
 impl Disk {
@@ -60,16 +50,9 @@ impl Disk {
         let mut header = kind.to_le_bytes().to_vec();
         header.extend([0; 4]);
         header.extend(sector.to_le_bytes());
-        self.guest
-            .mem
-            .write_slice(&header, GuestAddress(BUFFERS))
-            .unwrap();
-        self.guest
-            .mem
-            .write_obj(0xff_u8, GuestAddress(STATUS))
-            .unwrap();
-        self.guest
-            .offer(0, &[(BUFFERS, 16, 0), data, (STATUS, 1, WRITE)]);
+        self.guest.mem.write_slice(&header, GuestAddress(BUFFERS)).unwrap();
+        self.guest.mem.write_obj(0xff_u8, GuestAddress(STATUS)).unwrap();
+        self.guest.offer(0, &[(BUFFERS, 16, 0), data, (STATUS, 1, WRITE)]);
         self.guest.used(0);
         self.guest.bytes(STATUS, 1)[0]
     }
@@ -79,33 +62,19 @@ impl Disk {
 fn a_disk_reads_writes_and_discards() {
     let mut disk = disk(false);
     let data = BUFFERS + 0x1000;
-    assert_eq!(
-        u64::from_le_bytes(disk.guest.config(8).try_into().unwrap()),
-        64
-    );
-    disk.guest
-        .mem
-        .write_slice(&[7; 1024], GuestAddress(data))
-        .unwrap();
+    assert_eq!(u64::from_le_bytes(disk.guest.config(8).try_into().unwrap()), 64);
+    disk.guest.mem.write_slice(&[7; 1024], GuestAddress(data)).unwrap();
     assert_eq!(disk.request(WRITE_OUT, 2, (data, 1024, 0)), 0);
     let mut found = [0; 2048];
     std::os::unix::fs::FileExt::read_exact_at(&disk.file, &mut found, 512).unwrap();
-    assert!(
-        found[..512]
-            .iter()
-            .chain(&found[1536..])
-            .all(|byte| *byte == 0)
-    );
+    assert!(found[..512].iter().chain(&found[1536..]).all(|byte| *byte == 0));
     assert!(found[512..1536].iter().all(|byte| *byte == 7));
     assert_eq!(disk.request(READ, 3, (data + 0x1000, 512, WRITE)), 0);
     assert_eq!(disk.guest.bytes(data + 0x1000, 512), [7; 512]);
     assert_eq!(disk.request(GET_ID, 0, (data, 20, WRITE)), 0);
     assert_eq!(disk.guest.bytes(data, 8), b"serial\0\0");
     let erase = [2_u64.to_le_bytes(), 2_u64.to_le_bytes()].concat();
-    disk.guest
-        .mem
-        .write_slice(&erase, GuestAddress(data))
-        .unwrap();
+    disk.guest.mem.write_slice(&erase, GuestAddress(data)).unwrap();
     assert_eq!(disk.request(DISCARD, 0, (data, 16, 0)), 0);
     assert_eq!(disk.request(READ, 2, (data, 512, WRITE)), 0);
     assert_eq!(disk.guest.bytes(data, 512), [0; 512]);
@@ -129,10 +98,7 @@ fn a_disk_refuses_what_is_out_of_range() {
 #[test]
 fn a_read_only_disk_stays_as_it_is() {
     let mut disk = disk(true);
-    disk.guest
-        .mem
-        .write_slice(&[7; 512], GuestAddress(BUFFERS + 0x1000))
-        .unwrap();
+    disk.guest.mem.write_slice(&[7; 512], GuestAddress(BUFFERS + 0x1000)).unwrap();
     assert_eq!(disk.request(WRITE_OUT, 0, (BUFFERS + 0x1000, 512, 0)), 1);
     assert_eq!(disk.request(DISCARD, 0, (BUFFERS + 0x1000, 0, 0)), 1);
     assert_eq!(disk.request(READ, 0, (BUFFERS + 0x1000, 512, WRITE)), 0);
@@ -143,16 +109,9 @@ fn a_read_only_disk_stays_as_it_is() {
 fn a_file_without_a_sector_is_no_disk() {
     let file = tempfile::tempfile().unwrap();
     file.set_len(511).unwrap();
-    let config = BlockConfig {
-        file,
-        read_only: false,
-        id: String::new(),
-    };
+    let config = BlockConfig { file, read_only: false, id: String::new() };
     let refused = block::Block::new(config, Arc::default());
-    assert!(matches!(
-        refused,
-        Err(DeviceError::DiskTooSmall { bytes: 511 })
-    ));
+    assert!(matches!(refused, Err(DeviceError::DiskTooSmall { bytes: 511 })));
 }
 
 #[test]
@@ -164,11 +123,7 @@ fn a_failing_host_file_is_an_error_of_the_guest() {
     let data = BUFFERS + 0x1000;
     assert_eq!(sealed.request(WRITE_OUT, 0, (data, 512, 0)), 1);
     let erase = [0_u64.to_le_bytes(), 8_u64.to_le_bytes()].concat();
-    sealed
-        .guest
-        .mem
-        .write_slice(&erase, GuestAddress(data))
-        .unwrap();
+    sealed.guest.mem.write_slice(&erase, GuestAddress(data)).unwrap();
     assert_eq!(sealed.request(DISCARD, 0, (data, 16, 0)), 1);
     assert_eq!(sealed.request(READ, 0, (data, 512, WRITE)), 0);
     // A file that has shrunk fails where its end is now, and only there.
@@ -184,8 +139,7 @@ fn malformed_chains_come_back_unused() {
     let outside = BASE - 0x1000;
     disk.guest.offer(0, &[(outside, 16, 0), (STATUS, 1, WRITE)]);
     assert_eq!(disk.guest.used(0), 0);
-    disk.guest
-        .offer(0, &[(BASE + SIZE - 8, 16, 0), (STATUS, 1, WRITE)]);
+    disk.guest.offer(0, &[(BASE + SIZE - 8, 16, 0), (STATUS, 1, WRITE)]);
     assert_eq!(disk.guest.used(0), 0);
     disk.guest.offer(0, &[(u64::MAX, u32::MAX, WRITE)]);
     assert_eq!(disk.guest.used(0), 0);
@@ -218,31 +172,16 @@ fn bad_set_up_is_refused() {
     let other = memory_file(true);
     assert_eq!(disk.guest.set_region(&other, [BASE, SIZE, BASE, BASE]), 1);
     let file = disk.guest.file().try_clone().unwrap();
-    assert_eq!(
-        disk.guest
-            .set_region(&file, [BASE, SIZE + 0x1000, BASE, BASE]),
-        1
-    );
-    assert_eq!(
-        disk.guest.set_region(&file, [BASE + 1, SIZE, BASE, BASE]),
-        1
-    );
+    assert_eq!(disk.guest.set_region(&file, [BASE, SIZE + 0x1000, BASE, BASE]), 1);
+    assert_eq!(disk.guest.set_region(&file, [BASE + 1, SIZE, BASE, BASE]), 1);
     assert_eq!(disk.guest.set_addresses(0, BASE), 1, "no memory any more");
     assert_eq!(disk.guest.set_memory(&file), 0);
     assert_eq!(disk.guest.set_addresses(0, BASE + SIZE - 0x400), 1);
     assert_eq!(disk.guest.set_addresses(7, BASE), 1);
     let plain = tempfile::tempfile().unwrap();
-    assert_eq!(
-        disk.guest
-            .set(13, &0_u64.to_le_bytes(), &[plain.as_raw_fd()]),
-        1
-    );
+    assert_eq!(disk.guest.set(13, &0_u64.to_le_bytes(), &[plain.as_raw_fd()]), 1);
     // A regular file cannot be a doorbell: no event loop can watch it.
-    assert_eq!(
-        disk.guest
-            .set(12, &0_u64.to_le_bytes(), &[plain.as_raw_fd()]),
-        0
-    );
+    assert_eq!(disk.guest.set(12, &0_u64.to_le_bytes(), &[plain.as_raw_fd()]), 0);
     wait_for(&disk.metrics.transport.control_faults, 8);
     assert_eq!(disk.metrics.transport.disconnected.get(), 0);
 }

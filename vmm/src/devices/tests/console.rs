@@ -31,20 +31,14 @@ fn a_console_passes_output_up_to_its_limit_and_input_after_it() {
     let mut devices = DeviceLoop::new(&memory).unwrap();
     let (mut keyboard, input) = UnixStream::pair().unwrap();
     let sink = Sink::default();
-    let config = ConsoleConfig {
-        sink: Box::new(sink.clone()),
-        output_bytes_max: 8,
-        input: Some(input),
-    };
+    let config =
+        ConsoleConfig { sink: Box::new(sink.clone()), output_bytes_max: 8, input: Some(input) };
     let metrics = devices.add_console(listener, config).unwrap();
     let _running = Running::new(devices);
     let mut guest = Guest::start(&path, &memory, 2);
     keyboard.write_all(b"typed").unwrap();
     guest.offer(0, &[(BUFFERS, 64, WRITE)]);
-    guest
-        .mem
-        .write_slice(b"hello world", GuestAddress(BUFFERS + 0x100))
-        .unwrap();
+    guest.mem.write_slice(b"hello world", GuestAddress(BUFFERS + 0x100)).unwrap();
     guest.offer(1, &[(BUFFERS + 0x100, 11, 0)]);
     assert_eq!(guest.used(1), 0);
     assert_eq!(guest.used(0), 5);
@@ -65,10 +59,7 @@ fn entropy_is_bounded_for_each_request() {
     let metrics = devices.add_rng(listener).unwrap();
     let _running = Running::new(devices);
     let mut guest = Guest::start(&path, &memory, 1);
-    guest.offer(
-        0,
-        &[(BUFFERS, 100, WRITE), (BUFFERS + 0x1000, 0x10_0000, WRITE)],
-    );
+    guest.offer(0, &[(BUFFERS, 100, WRITE), (BUFFERS + 0x1000, 0x10_0000, WRITE)]);
     assert_eq!(guest.used(0), 4096);
     assert!(guest.bytes(BUFFERS, 64).iter().any(|byte| *byte != 0));
     assert_eq!(guest.bytes(BUFFERS + 0x2000, 64), [0; 64]);

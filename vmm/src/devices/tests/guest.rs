@@ -98,19 +98,12 @@ impl Guest {
     /// Connects and negotiates as `vhost_user_init` does.
     pub fn connect(path: &std::path::Path, file: &File) -> Self {
         let control = UnixStream::connect(path).unwrap();
-        control
-            .set_read_timeout(Some(Duration::from_secs(5)))
-            .unwrap();
+        control.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
         let map = FileOffset::new(file.try_clone().unwrap(), BASE);
         let mem = [(GuestAddress(BASE), SIZE as usize, Some(map))];
         let mem = GuestMemoryMmap::from_ranges_with_files(mem).unwrap();
         let file = file.try_clone().unwrap();
-        let mut guest = Self {
-            mem,
-            control,
-            file,
-            queues: Vec::new(),
-        };
+        let mut guest = Self { mem, control, file, queues: Vec::new() };
         guest.send(3, &[], &[], false);
         let features = guest.ask(1);
         assert_ne!(features & 1 << 30, 0, "protocol features are offered");
@@ -153,10 +146,8 @@ impl Guest {
 
     /// Reads the configuration space as `vhost_user_get_config` does.
     pub fn config(&mut self, size: u32) -> Vec<u8> {
-        let mut payload: Vec<u8> = [0, size, 0]
-            .iter()
-            .flat_map(|word| word.to_le_bytes())
-            .collect();
+        let mut payload: Vec<u8> =
+            [0, size, 0].iter().flat_map(|word| word.to_le_bytes()).collect();
         payload.resize(12 + size as usize, 0);
         self.send(24, &payload, &[], false);
         let mut reply = vec![0; 24 + size as usize];
@@ -172,17 +163,12 @@ impl Guest {
     /// SET_MEM_TABLE with this guest address, size, user address and offset.
     pub fn set_region(&mut self, file: &File, region: [u64; 4]) -> u64 {
         let mut payload = vec![1, 0, 0, 0, 0, 0, 0, 0];
-        region
-            .iter()
-            .for_each(|field| payload.extend(field.to_le_bytes()));
+        region.iter().for_each(|field| payload.extend(field.to_le_bytes()));
         self.set(5, &payload, &[file.as_raw_fd()])
     }
 
     fn state(index: u16, number: u32) -> Vec<u8> {
-        [u32::from(index), number]
-            .iter()
-            .flat_map(|word| word.to_le_bytes())
-            .collect()
+        [u32::from(index), number].iter().flat_map(|word| word.to_le_bytes()).collect()
     }
 
     /// SET_VRING_ADDR for rings at `base`.
@@ -206,15 +192,7 @@ impl Guest {
         assert_eq!(self.set_addresses(index, base), 0);
         assert_eq!(self.set(12, &number, &[kick.as_raw_fd()]), 0);
         assert_eq!(self.set(18, &Self::state(index, 1), &[]), 0);
-        self.queues.push(Queue {
-            index,
-            base,
-            kick,
-            call,
-            free: 0,
-            offered: 0,
-            seen: 0,
-        });
+        self.queues.push(Queue { index, base, kick, call, free: 0, offered: 0, seen: 0 });
     }
 
     /// Writes descriptors (address, length, flags) as one chain and rings.
@@ -242,9 +220,7 @@ impl Guest {
     pub fn set_available(&mut self, queue: usize, index: u16) {
         let ring = &self.queues[queue];
         let at = GuestAddress(ring.base + 0x202);
-        self.mem
-            .store(index, at, std::sync::atomic::Ordering::Release)
-            .unwrap();
+        self.mem.store(index, at, std::sync::atomic::Ordering::Release).unwrap();
         ring.kick.write(1).unwrap();
     }
 
@@ -280,11 +256,7 @@ impl Guest {
 pub fn wait_for(counter: &Counter, count: u64) {
     let start = Instant::now();
     while counter.get() < count {
-        assert!(
-            start.elapsed() < Duration::from_secs(5),
-            "counter stays at {}",
-            counter.get()
-        );
+        assert!(start.elapsed() < Duration::from_secs(5), "counter stays at {}", counter.get());
         std::thread::sleep(Duration::from_millis(1));
     }
 }

@@ -39,22 +39,11 @@ struct Attack {
 }
 
 fn address() -> impl Strategy<Value = u64> {
-    prop_oneof![
-        0..0x2000_u64,
-        Just(RINGS),
-        (MEMORY as u64 - 64)..MEMORY as u64 + 64,
-        any::<u64>()
-    ]
+    prop_oneof![0..0x2000_u64, Just(RINGS), (MEMORY as u64 - 64)..MEMORY as u64 + 64, any::<u64>()]
 }
 
 fn length() -> impl Strategy<Value = u32> {
-    prop_oneof![
-        0..64_u32,
-        Just(44),
-        Just(512),
-        0..0x2_0000_u32,
-        any::<u32>()
-    ]
+    prop_oneof![0..64_u32, Just(44), Just(512), 0..0x2_0000_u32, any::<u32>()]
 }
 
 fn attack() -> impl Strategy<Value = Attack> {
@@ -63,10 +52,7 @@ fn attack() -> impl Strategy<Value = Attack> {
         prop::collection::vec(descriptor, ENTRIES as usize),
         prop::collection::vec(0..20_u16, ENTRIES as usize),
         prop_oneof![0..=ENTRIES, any::<u16>()],
-        prop::collection::vec(
-            prop_oneof![Just(0), Just(1), Just(2), any::<u8>()],
-            0..0x400,
-        ),
+        prop::collection::vec(prop_oneof![Just(0), Just(1), Just(2), any::<u8>()], 0..0x400),
     )
         .prop_map(|(descriptors, available, index, bytes)| Attack {
             descriptors,
@@ -86,29 +72,20 @@ fn run(device: &mut impl Device, attack: &Attack) {
         let mock = MockSplitQueue::create(&mem, start, ENTRIES);
         for (at, &(address, len, flags, next)) in (0..).zip(&attack.descriptors) {
             let descriptor = Descriptor::new(address, len, flags, next);
-            mock.desc_table()
-                .store(at, RawDescriptor::from(descriptor))
-                .unwrap();
+            mock.desc_table().store(at, RawDescriptor::from(descriptor)).unwrap();
         }
         for (at, head) in attack.available.iter().enumerate() {
             mock.avail().ring().ref_at(at).unwrap().store(*head);
         }
         mock.avail().idx().store(attack.index);
-        rings.push(Ring::running(
-            mock.create_queue().unwrap(),
-            device.transport(),
-        ));
+        rings.push(Ring::running(mock.create_queue().unwrap(), device.transport()));
     }
     let mut manager = EventManager::<Nobody>::new().unwrap();
     let id = manager.add_subscriber(Nobody);
     let mut ops = manager.event_ops(id).unwrap();
     device.watch(&mut ops);
     for queue in 0..device.queues() {
-        let mut io = Io {
-            mem: &mem,
-            rings: &mut rings,
-            ops: &mut ops,
-        };
+        let mut io = Io { mem: &mem, rings: &mut rings, ops: &mut ops };
         device.queue_event(queue, &mut io);
         device.queue_event(queue, &mut io);
     }
@@ -120,20 +97,13 @@ fn disk() -> (Block, File, Arc<BlockMetrics>) {
     file.set_len(1 << 20).unwrap();
     let metrics = Arc::<BlockMetrics>::default();
     let copy = file.try_clone().unwrap();
-    let config = BlockConfig {
-        file: copy,
-        read_only: false,
-        id: "x".repeat(40),
-    };
+    let config = BlockConfig { file: copy, read_only: false, id: "x".repeat(40) };
     (Block::new(config, metrics.clone()).unwrap(), file, metrics)
 }
 
 fn vsock() -> (Vsock, Arc<VsockMetrics>) {
     let accept: VsockListener = Box::new(drop);
-    let config = VsockConfig {
-        listeners: [(0x0101_0101, accept)].into(),
-        connections_max: 4,
-    };
+    let config = VsockConfig { listeners: [(0x0101_0101, accept)].into(), connections_max: 4 };
     let metrics = Arc::<VsockMetrics>::default();
     (Vsock::new(config, metrics.clone()).unwrap().0, metrics)
 }

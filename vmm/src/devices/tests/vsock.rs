@@ -39,21 +39,11 @@ fn vsock() -> Stream {
     let mut devices = DeviceLoop::new(&memory).unwrap();
     let (send, accepted) = mpsc::channel();
     let accept: VsockListener = Box::new(move |stream| send.send(stream).unwrap());
-    let config = VsockConfig {
-        listeners: HashMap::from([(80, accept)]),
-        connections_max: 2,
-    };
+    let config = VsockConfig { listeners: HashMap::from([(80, accept)]), connections_max: 2 };
     let (handle, metrics) = devices.add_vsock(listener, config).unwrap();
     let running = Running::new(devices);
     let guest = Guest::start(&path, &memory, 3);
-    Stream {
-        guest,
-        handle,
-        metrics,
-        accepted,
-        _loop: running,
-        _folder: folder,
-    }
+    Stream { guest, handle, metrics, accepted, _loop: running, _folder: folder }
 }
 
 impl Stream {
@@ -68,28 +58,13 @@ impl Stream {
         bytes.extend(GUEST_BUFFER.to_le_bytes());
         bytes.extend(packet.taken.to_le_bytes());
         bytes.extend(packet.payload);
-        self.guest
-            .mem
-            .write_slice(&bytes, GuestAddress(BUFFERS))
-            .unwrap();
-        self.guest.offer(
-            1,
-            &[
-                (BUFFERS, 44, 0),
-                (BUFFERS + 44, packet.payload.len() as u32, 0),
-            ],
-        );
+        self.guest.mem.write_slice(&bytes, GuestAddress(BUFFERS)).unwrap();
+        self.guest.offer(1, &[(BUFFERS, 44, 0), (BUFFERS + 44, packet.payload.len() as u32, 0)]);
         assert_eq!(self.guest.used(1), 0);
     }
 
     fn control(&mut self, ports: (u32, u32), op: u16, flags: u32) {
-        self.send(Packet {
-            ports,
-            op,
-            flags,
-            taken: 0,
-            payload: &[],
-        });
+        self.send(Packet { ports, op, flags, taken: 0, payload: &[] });
     }
 
     /// Gives room for one packet and waits for it: ports, op, flags, payload.
@@ -116,13 +91,7 @@ fn a_guest_stream_carries_data_and_both_ends_of_it() {
     let mut stream = vsock();
     let ports = (1000, 80);
     let mut host = stream.open(ports);
-    stream.send(Packet {
-        ports,
-        op: 5,
-        flags: 0,
-        taken: 0,
-        payload: b"question",
-    });
+    stream.send(Packet { ports, op: 5, flags: 0, taken: 0, payload: b"question" });
     let mut got = [0; 8];
     host.read_exact(&mut got).unwrap();
     assert_eq!(&got, b"question");
@@ -152,13 +121,7 @@ fn the_guest_gets_no_more_than_its_credit() {
     }
     assert_eq!(got, GUEST_BUFFER as usize);
     assert_eq!(stream.metrics.to_guest_bytes.get(), u64::from(GUEST_BUFFER));
-    stream.send(Packet {
-        ports,
-        op: 6,
-        flags: 0,
-        taken: GUEST_BUFFER,
-        payload: &[],
-    });
+    stream.send(Packet { ports, op: 6, flags: 0, taken: GUEST_BUFFER, payload: &[] });
     assert_eq!(stream.receive().3.len(), 6000 - GUEST_BUFFER as usize);
 }
 
@@ -169,13 +132,7 @@ fn a_guest_that_sends_past_its_credit_is_reset() {
     let _host = stream.open(ports);
     let payload = vec![1; 60_000];
     for _ in 0..20 {
-        stream.send(Packet {
-            ports,
-            op: 5,
-            flags: 0,
-            taken: 0,
-            payload: &payload,
-        });
+        stream.send(Packet { ports, op: 5, flags: 0, taken: 0, payload: &payload });
     }
     assert_eq!(stream.receive(), (ports, 3, 0, vec![]));
     assert!(stream.metrics.bad_packets.get() >= 1);
@@ -188,13 +145,7 @@ fn what_the_guest_sent_before_it_left_still_arrives() {
     let mut host = stream.open(ports);
     let payload = vec![1; 60_000];
     for _ in 0..6 {
-        stream.send(Packet {
-            ports,
-            op: 5,
-            flags: 0,
-            taken: 0,
-            payload: &payload,
-        });
+        stream.send(Packet { ports, op: 5, flags: 0, taken: 0, payload: &payload });
     }
     stream.control(ports, 4, 3);
     stream.control(ports, 3, 0);

@@ -67,11 +67,7 @@ impl<'m> Chain<'m> {
         match last {
             None => Err(ChainFault::Empty),
             Some(descriptor) if descriptor.has_next() => Err(ChainFault::Endless),
-            Some(_) => Ok(Self {
-                head,
-                readable,
-                writable,
-            }),
+            Some(_) => Ok(Self { head, readable, writable }),
         }
     }
 }
@@ -80,9 +76,7 @@ impl<'m> Buffers<'m> {
     fn map(&mut self, mem: &'m GuestMemoryMmap, part: Descriptor) -> Result<(), ChainFault> {
         let len = part.len() as usize;
         if len > 0 {
-            let slice = mem
-                .get_slice(part.addr(), len)
-                .map_err(|_| ChainFault::Address)?;
+            let slice = mem.get_slice(part.addr(), len).map_err(|_| ChainFault::Address)?;
             self.push(slice);
         }
         Ok(())

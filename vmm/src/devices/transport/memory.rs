@@ -35,10 +35,7 @@ impl MemoryFile {
 
     fn of(file: &File) -> std::io::Result<Self> {
         let metadata = file.metadata()?;
-        Ok(Self {
-            device: metadata.dev(),
-            inode: metadata.ino(),
-        })
+        Ok(Self { device: metadata.dev(), inode: metadata.ino() })
     }
 }
 

@@ -89,10 +89,8 @@ impl Ring {
         mem: &GuestMemoryMmap,
         [descriptors, available, used]: [u64; 3],
     ) -> Result<(), virtio_queue::Error> {
-        self.queue
-            .try_set_desc_table_address(GuestAddress(descriptors))?;
-        self.queue
-            .try_set_avail_ring_address(GuestAddress(available))?;
+        self.queue.try_set_desc_table_address(GuestAddress(descriptors))?;
+        self.queue.try_set_avail_ring_address(GuestAddress(available))?;
         self.queue.try_set_used_ring_address(GuestAddress(used))?;
         self.queue.set_ready(true);
         if self.queue.is_valid(mem) {

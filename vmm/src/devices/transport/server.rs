@@ -33,10 +33,7 @@ const HEADER: usize = 12;
 
 enum Phase<D: Device> {
     Waiting(UnixListener),
-    Serving {
-        control: UnixStream,
-        handler: BackendReqHandler<Mutex<Session<D>>>,
-    },
+    Serving { control: UnixStream, handler: BackendReqHandler<Mutex<Session<D>>> },
     Gone,
 }
 
@@ -52,19 +49,12 @@ impl<D: Device> Server<D> {
     /// Puts `device` behind `listener`.
     pub fn new(listener: UnixListener, device: D, memory: MemoryFile) -> Result<Self, DeviceError> {
         let host = DeviceError::host::<io::Error>;
-        listener
-            .set_nonblocking(true)
-            .map_err(host("prepare a device socket"))?;
+        listener.set_nonblocking(true).map_err(host("prepare a device socket"))?;
         let resume = EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC)
             .map_err(DeviceError::host("make a device event"))?;
         let metrics = device.transport();
         let session = Arc::new(Mutex::new(Session::new(device, memory)));
-        Ok(Self {
-            phase: Phase::Waiting(listener),
-            session,
-            resume,
-            metrics,
-        })
+        Ok(Self { phase: Phase::Waiting(listener), session, resume, metrics })
     }
 
     fn session(&self) -> MutexGuard<'_, Session<D>> {
@@ -81,9 +71,7 @@ impl<D: Device> Server<D> {
         let _ = ops.remove(Events::empty(listener));
         self.phase = Phase::Gone;
         if let Ok(copy) = control.try_clone()
-            && ops
-                .add(Events::with_data(&control, CONTROL, EventSet::IN))
-                .is_ok()
+            && ops.add(Events::with_data(&control, CONTROL, EventSet::IN)).is_ok()
         {
             let handler = BackendReqHandler::from_stream(copy, self.session.clone());
             self.phase = Phase::Serving { control, handler };
@@ -140,11 +128,7 @@ impl<D: Device> Server<D> {
         let _ = self.resume.read();
         self.with_io(ops, |device, io| {
             for index in 0..io.rings.len() {
-                if io
-                    .rings
-                    .get_mut(index)
-                    .is_some_and(|ring| ring.take_again())
-                {
+                if io.rings.get_mut(index).is_some_and(|ring| ring.take_again()) {
                     device.queue_event(index, io);
                 }
             }
@@ -153,21 +137,9 @@ impl<D: Device> Server<D> {
 
     fn with_io(&self, ops: &mut EventOps<'_>, work: impl FnOnce(&mut D, &mut Io<'_, '_>)) {
         let mut session = self.session();
-        let Session {
-            device,
-            rings,
-            memory,
-            ..
-        } = &mut *session;
+        let Session { device, rings, memory, .. } = &mut *session;
         if let Some(memory) = memory {
-            work(
-                device,
-                &mut Io {
-                    mem: &memory.guest,
-                    rings,
-                    ops,
-                },
-            );
+            work(device, &mut Io { mem: &memory.guest, rings, ops });
         }
         drop(session);
         self.ring_again();
@@ -181,20 +153,11 @@ impl<D: Device> Server<D> {
 
     fn host_event(&mut self, events: Events, ops: &mut EventOps<'_>) {
         let mut session = self.session();
-        let Session {
-            device,
-            rings,
-            memory,
-            ..
-        } = &mut *session;
+        let Session { device, rings, memory, .. } = &mut *session;
         let (token, set) = (events.data(), events.event_set());
         match memory {
             Some(memory) => {
-                let mut io = Io {
-                    mem: &memory.guest,
-                    rings,
-                    ops,
-                };
+                let mut io = Io { mem: &memory.guest, rings, ops };
                 device.host_event(token, set, Some(&mut io));
             }
             None => device.host_event(token, set, None),

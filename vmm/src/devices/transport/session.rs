@@ -31,12 +31,7 @@ impl<D: Device> Session<D> {
     pub fn new(device: D, allowed: MemoryFile) -> Self {
         let ring = || Ring::new(device.transport());
         let rings = (0..device.queues()).map(|_| ring()).collect();
-        Self {
-            device,
-            rings,
-            memory: None,
-            allowed,
-        }
+        Self { device, rings, memory: None, allowed }
     }
 
     /// Forgets the frontend and unmaps its memory.
@@ -47,9 +42,7 @@ impl<D: Device> Session<D> {
 
     fn ring(&mut self, index: impl Into<u32>) -> Result<&mut Ring> {
         let index: u32 = index.into();
-        self.rings
-            .get_mut(index as usize)
-            .ok_or_else(|| refuse("no such queue"))
+        self.rings.get_mut(index as usize).ok_or_else(|| refuse("no such queue"))
     }
 
     fn offered(&self) -> u64 {
@@ -88,9 +81,7 @@ impl<D: Device> VhostUserBackendReqHandlerMut for Session<D> {
             return Err(refuse("features that were not offered"));
         }
         let event_idx = features & 1 << VIRTIO_RING_F_EVENT_IDX != 0;
-        self.rings
-            .iter_mut()
-            .for_each(|ring| ring.set_event_idx(event_idx));
+        self.rings.iter_mut().for_each(|ring| ring.set_event_idx(event_idx));
         Ok(())
     }
 
@@ -120,9 +111,7 @@ impl<D: Device> VhostUserBackendReqHandlerMut for Session<D> {
     }
 
     fn set_vring_num(&mut self, index: u32, num: u32) -> Result<()> {
-        self.ring(index)?
-            .set_size(num)
-            .map_err(|_| refuse("bad queue size"))
+        self.ring(index)?.set_size(num).map_err(|_| refuse("bad queue size"))
     }
 
     fn set_vring_addr(
@@ -134,22 +123,11 @@ impl<D: Device> VhostUserBackendReqHandlerMut for Session<D> {
         available: u64,
         _log: u64,
     ) -> Result<()> {
-        let memory = self
-            .memory
-            .as_ref()
-            .ok_or_else(|| refuse("no memory yet"))?;
-        let find = |at| {
-            memory
-                .translate(at)
-                .ok_or_else(|| refuse("queue outside memory"))
-        };
+        let memory = self.memory.as_ref().ok_or_else(|| refuse("no memory yet"))?;
+        let find = |at| memory.translate(at).ok_or_else(|| refuse("queue outside memory"));
         let parts = [find(descriptor)?, find(available)?, find(used)?];
-        let ring = self
-            .rings
-            .get_mut(index as usize)
-            .ok_or_else(|| refuse("no such queue"))?;
-        ring.set_addresses(&memory.guest, parts)
-            .map_err(|_| refuse("queue outside memory"))
+        let ring = self.rings.get_mut(index as usize).ok_or_else(|| refuse("no such queue"))?;
+        ring.set_addresses(&memory.guest, parts).map_err(|_| refuse("queue outside memory"))
     }
 
     fn set_vring_base(&mut self, index: u32, base: u32) -> Result<()> {
@@ -169,9 +147,7 @@ impl<D: Device> VhostUserBackendReqHandlerMut for Session<D> {
     }
 
     fn set_vring_call(&mut self, index: u8, fd: Option<File>) -> Result<()> {
-        self.ring(index)?
-            .set_call(fd)
-            .map_err(Error::ReqHandlerError)
+        self.ring(index)?.set_call(fd).map_err(Error::ReqHandlerError)
     }
 
     fn set_vring_err(&mut self, index: u8, _fd: Option<File>) -> Result<()> {
@@ -186,15 +162,8 @@ impl<D: Device> VhostUserBackendReqHandlerMut for Session<D> {
     fn get_config(&mut self, offset: u32, size: u32, _: VhostUserConfigFlags) -> Result<Vec<u8>> {
         // Fields past the end read as zero, as for an older device.
         let mut answer = vec![0; size as usize];
-        let config = self
-            .device
-            .config()
-            .get(offset as usize..)
-            .unwrap_or_default();
-        answer
-            .iter_mut()
-            .zip(config)
-            .for_each(|(to, from)| *to = *from);
+        let config = self.device.config().get(offset as usize..).unwrap_or_default();
+        answer.iter_mut().zip(config).for_each(|(to, from)| *to = *from);
         Ok(answer)
     }
 

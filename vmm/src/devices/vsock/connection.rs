@@ -256,8 +256,7 @@ impl Connection {
     // To the guest.
 
     fn room(&self) -> u32 {
-        self.guest_buffer
-            .saturating_sub(self.sent.wrapping_sub(self.guest_taken))
+        self.guest_buffer.saturating_sub(self.sent.wrapping_sub(self.guest_taken))
     }
 
     fn may_send(&self) -> bool {
@@ -269,11 +268,7 @@ impl Connection {
     }
 
     fn shutdown_due(&self) -> u32 {
-        let receive = if self.host_receives {
-            0
-        } else {
-            SHUTDOWN_RECEIVE
-        };
+        let receive = if self.host_receives { 0 } else { SHUTDOWN_RECEIVE };
         let send = if self.host_ended { SHUTDOWN_SEND } else { 0 };
         (receive | send) & !self.shutdown_told
     }
@@ -338,14 +333,7 @@ impl Connection {
         self.taken_told = self.taken;
         self.credit_owed = false;
         let (ports, taken) = (self.ports, self.taken);
-        Produced::Packet(Reply {
-            ports,
-            op,
-            len,
-            flags,
-            buffer: BACKLOG_MAX,
-            taken,
-        })
+        Produced::Packet(Reply { ports, op, len, flags, buffer: BACKLOG_MAX, taken })
     }
 }
 

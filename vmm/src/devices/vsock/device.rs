@@ -34,15 +34,7 @@ impl Vsock {
     ) -> Result<(Self, VsockHandle), DeviceError> {
         let (handle, dials) = handle::pair().map_err(DeviceError::host("make a vsock event"))?;
         let table = Table::new(config, metrics.clone());
-        Ok((
-            Self {
-                table,
-                dials,
-                config: GUEST_CID.to_le_bytes(),
-                metrics,
-            },
-            handle,
-        ))
+        Ok((Self { table, dials, config: GUEST_CID.to_le_bytes(), metrics }, handle))
     }
 
     fn take_packets(&mut self, io: &mut Io<'_, '_>) {
@@ -89,11 +81,7 @@ impl Vsock {
                 }
             }
             // Without a guest every request is refused: its stream is dropped.
-            None => self
-                .dials
-                .waiting
-                .try_iter()
-                .for_each(|_| self.metrics.refused.inc()),
+            None => self.dials.waiting.try_iter().for_each(|_| self.metrics.refused.inc()),
         }
     }
 }
@@ -124,11 +112,7 @@ impl Device for Vsock {
     }
 
     fn watch(&mut self, ops: &mut EventOps<'_>) {
-        let _ = ops.add(Events::with_data(
-            &*self.dials.event,
-            DEVICE_TOKENS,
-            EventSet::IN,
-        ));
+        let _ = ops.add(Events::with_data(&*self.dials.event, DEVICE_TOKENS, EventSet::IN));
     }
 
     fn host_event(&mut self, token: u32, set: EventSet, io: Option<&mut Io<'_, '_>>) {

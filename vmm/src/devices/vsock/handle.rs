@@ -34,12 +34,10 @@ impl VsockHandle {
     /// requests are waiting, and what socketpair(2) says.
     pub fn connect(&self, port: u32) -> io::Result<UnixStream> {
         let (ours, stream) = UnixStream::pair()?;
-        self.dials
-            .try_send(Dial { port, stream })
-            .map_err(|error| match error {
-                TrySendError::Full(_) => io::ErrorKind::WouldBlock,
-                TrySendError::Disconnected(_) => io::ErrorKind::NotConnected,
-            })?;
+        self.dials.try_send(Dial { port, stream }).map_err(|error| match error {
+            TrySendError::Full(_) => io::ErrorKind::WouldBlock,
+            TrySendError::Disconnected(_) => io::ErrorKind::NotConnected,
+        })?;
         self.event.write(1)?;
         Ok(ours)
     }
@@ -56,11 +54,5 @@ pub(super) fn pair() -> io::Result<(VsockHandle, Dials)> {
     let flags = EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC;
     let event = Arc::new(EventFd::from_flags(flags)?);
     let (dials, waiting) = sync_channel(WAITING_MAX);
-    Ok((
-        VsockHandle {
-            dials,
-            event: event.clone(),
-        },
-        Dials { waiting, event },
-    ))
+    Ok((VsockHandle { dials, event: event.clone() }, Dials { waiting, event }))
 }

@@ -43,9 +43,6 @@ pub struct VsockConfig {
 
 impl Default for VsockConfig {
     fn default() -> Self {
-        Self {
-            listeners: HashMap::new(),
-            connections_max: CONNECTIONS_MAX,
-        }
+        Self { listeners: HashMap::new(), connections_max: CONNECTIONS_MAX }
     }
 }

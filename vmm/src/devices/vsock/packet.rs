@@ -96,10 +96,7 @@ impl Header {
         Self {
             source_cid: fields.u64(),
             target_cid: fields.u64(),
-            ports: Ports {
-                guest: fields.u32(),
-                host: fields.u32(),
-            },
+            ports: Ports { guest: fields.u32(), host: fields.u32() },
             len: fields.u32(),
             kind: fields.u16(),
             op: Op::parse(fields.u16()),
@@ -126,14 +123,7 @@ pub(super) struct Reply {
 impl Reply {
     /// The packet that ends, or refuses, a stream.
     pub fn reset(ports: Ports) -> Self {
-        Self {
-            ports,
-            op: Op::Reset,
-            len: 0,
-            flags: 0,
-            buffer: 0,
-            taken: 0,
-        }
+        Self { ports, op: Op::Reset, len: 0, flags: 0, buffer: 0, taken: 0 }
     }
 
     /// The header as it goes into guest memory.
@@ -165,33 +155,14 @@ mod tests {
 
     #[test]
     fn a_reply_has_every_field_where_the_guest_looks() {
-        let ports = Ports {
-            guest: 0x1122_3344,
-            host: 0x5566_7788,
-        };
-        let reply = Reply {
-            ports,
-            op: Op::Shutdown,
-            len: 5,
-            flags: 3,
-            buffer: 7,
-            taken: 9,
-        };
+        let ports = Ports { guest: 0x1122_3344, host: 0x5566_7788 };
+        let reply = Reply { ports, op: Op::Shutdown, len: 5, flags: 3, buffer: 7, taken: 9 };
         let seen = Header::from_guest(&reply.bytes());
         // The guest sees host and guest the other way round.
-        assert_eq!(
-            seen.ports,
-            Ports {
-                guest: ports.host,
-                host: ports.guest
-            }
-        );
+        assert_eq!(seen.ports, Ports { guest: ports.host, host: ports.guest });
         assert_eq!((seen.source_cid, seen.target_cid), (2, 3));
         assert_eq!((seen.kind, seen.op), (TYPE_STREAM, Some(Op::Shutdown)));
-        assert_eq!(
-            (seen.len, seen.flags, seen.buffer, seen.taken),
-            (5, 3, 7, 9)
-        );
+        assert_eq!((seen.len, seen.flags, seen.buffer, seen.taken), (5, 3, 7, 9));
     }
 
     #[test]

@@ -51,10 +51,7 @@ impl Table {
 
     /// Opens a stream to a port of the guest; drops `stream` where it cannot.
     pub fn dial(&mut self, port: u32, stream: UnixStream, ops: &mut EventOps<'_>) {
-        let ports = Ports {
-            guest: port,
-            host: self.next_port,
-        };
+        let ports = Ports { guest: port, host: self.next_port };
         self.next_port = self.next_port.checked_add(1).unwrap_or(FIRST_HOST_PORT);
         if self.slots.contains_key(&ports) {
             return self.metrics.refused.inc();
@@ -127,11 +124,7 @@ impl Table {
         }
         if connection.wants_room() != connection.watching_room {
             connection.watching_room = connection.wants_room();
-            let room = if connection.watching_room {
-                EventSet::OUT
-            } else {
-                EventSet::empty()
-            };
+            let room = if connection.watching_room { EventSet::OUT } else { EventSet::empty() };
             if ops.modify(watch(slot, &connection.stream, room)).is_err() {
                 return self.abort(slot, ops);
             }

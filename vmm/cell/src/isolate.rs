@@ -1,0 +1,254 @@
+//! A cell of strength `isolate`: a Wasm module under the same table, record
+//! and supervisor as a `vm` cell.
+//!
+//! The operator's process admits the module (so that a refusal comes before
+//! any process is made), the supervisor opens what it was granted, enters the
+//! jail, and only then runs it.
+
+use std::fs::File;
+use std::io::Read;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+
+use exocell_agent::{Kind, Reply};
+use exocell_exovisor::{
+    Admission, Admitted, Cause, Isolate, ModuleLimits, Outcome, Ready, Spec, Stopper,
+};
+use exocell_vmm::jail::{self, JailRoot, ThreadClass};
+use exocell_xgate::{CapabilitySet, Table};
+
+use crate::control::Counters;
+use crate::launch::Inheritance;
+use crate::output::Output;
+use crate::plan::{PlannedFolder, open_folders};
+use crate::record::Status;
+use crate::supervisor::clients::Services;
+use crate::supervisor::{Event, Shared, Sink, restrict_paths, thread};
+use crate::{CellError, CellSpec};
+
+/// The largest module file, in bytes.
+const MODULE_BYTES_MAX: u64 = 64 << 20;
+/// The stack of the thread that runs the module.
+const STACK_BYTES: usize = 8 << 20;
+/// The holder's name in the capability table.
+const HOLDER: &str = "cell";
+
+/// An isolate that can be started.
+pub struct IsolatePlan {
+    admitted: Admitted,
+    folders: Vec<PlannedFolder>,
+    args: Vec<String>,
+    env: Vec<(String, String)>,
+}
+
+impl IsolatePlan {
+    /// Reads, checks and compiles the module against its grant.
+    pub fn new(spec: &CellSpec, caps: &CapabilitySet) -> Result<Self, CellError> {
+        refuse_vm_flags(spec)?;
+        let path = Path::new(&spec.image);
+        let module = read_module(path)?;
+        let refused = |error| CellError::Module(format!("{}: {error}", path.display()));
+        let admission = Admission::new(caps, ModuleLimits::default()).map_err(refused)?;
+        let admitted = admission.admit(&module, caps).map_err(refused)?;
+        let name = path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into());
+        let args = std::iter::once(name).chain(spec.command.iter().cloned()).collect();
+        Ok(Self { admitted, folders: open_folders(caps)?, args, env: pairs(&spec.env) })
+    }
+}
+
+/// `NAME=value` entries; the last of a name wins.
+fn pairs(entries: &[String]) -> Vec<(String, String)> {
+    let mut pairs: Vec<(String, String)> = Vec::new();
+    for (name, value) in entries.iter().filter_map(|entry| entry.split_once('=')) {
+        pairs.retain(|(known, _)| known != name);
+        pairs.push((name.to_owned(), value.to_owned()));
+    }
+    pairs
+}
+
+/// Flags that mean something only where there is a guest.
+fn refuse_vm_flags(spec: &CellSpec) -> Result<(), CellError> {
+    let given = [
+        (spec.tty, "--tty"),
+        (spec.entrypoint.is_some(), "--entrypoint"),
+        (spec.user.is_some(), "--user"),
+        (spec.hostname.is_some(), "--hostname"),
+        (spec.working_dir.is_some(), "--workdir"),
+    ];
+    match given.iter().find(|(given, _)| *given) {
+        Some((_, flag)) => Err(CellError::Usage(format!(
+            "{flag} is for vm cells; an isolate has no guest to apply it to"
+        ))),
+        None => Ok(()),
+    }
+}
+
+fn read_module(path: &Path) -> Result<Vec<u8>, CellError> {
+    let what = || format!("cannot read the module {}", path.display());
+    let file = File::open(path).map_err(CellError::host(what()))?;
+    let mut module = Vec::new();
+    file.take(MODULE_BYTES_MAX + 1).read_to_end(&mut module).map_err(CellError::host(what()))?;
+    if module.len() as u64 > MODULE_BYTES_MAX {
+        return Err(CellError::Module(format!(
+            "{} is larger than {MODULE_BYTES_MAX} bytes",
+            path.display()
+        )));
+    }
+    Ok(module)
+}
+
+/// An isolate in its jail.
+pub(crate) struct Running {
+    ready: Mutex<Option<(Ready, Pumps)>>,
+    reach: Arc<Reach>,
+}
+
+/// The threads that carry the module's output away.
+type Pumps = Vec<JoinHandle<()>>;
+
+struct Reach {
+    table: Mutex<Table>,
+    memory_limit_bytes: u64,
+}
+
+/// Opens what was granted, enters the jail and connects the standard streams.
+pub(crate) fn start(
+    inheritance: &Inheritance,
+    plan: IsolatePlan,
+    shared: &Shared,
+    status: &mut Status,
+) -> Result<Running, CellError> {
+    let mut table = Table::new(Table::CAPACITY_MAX);
+    let install = inheritance.caps.install(&mut table, HOLDER);
+    install.map_err(|error| CellError::Usage(format!("the capability table: {error}")))?;
+    let streams = Streams::open(inheritance.spec.stdin)?;
+    let spec = Spec {
+        args: plan.args,
+        env: plan.env,
+        stdin: streams.stdin.0,
+        stdout: Some(streams.stdout.1),
+        stderr: Some(streams.stderr.1),
+    };
+    let ready = Isolate::prepare(&plan.admitted, &table, HOLDER, spec)
+        .map_err(|error| CellError::Module(error.to_string()))?;
+    JailRoot::new(inheritance.record.directory())?.seal()?;
+    nix::unistd::fchdir(&inheritance.record_dir)
+        .map_err(|errno| CellError::host("cannot enter the record")(errno.into()))?;
+    restrict_paths(inheritance, &plan.folders)?;
+    status.times.jailed_us = inheritance.requested.elapsed().as_micros() as u64;
+    jail::restrict_calls(ThreadClass::Isolate)?;
+    let pumps = vec![
+        pump(streams.stdout.0, Kind::Stdout, &shared.output)?,
+        pump(streams.stderr.0, Kind::Stderr, &shared.output)?,
+    ];
+    let stopper = ready.stopper();
+    let reach_signals = reach_signals(shared, stopper);
+    shared.input.open(Sink::Pipe { stdin: streams.stdin.1, signal: reach_signals });
+    let memory_limit_bytes = inheritance.caps.memory_bytes().unwrap_or(0);
+    let reach = Arc::new(Reach { table: Mutex::new(table), memory_limit_bytes });
+    Ok(Running { ready: Mutex::new(Some((ready, pumps))), reach })
+}
+
+/// The module's streams as pipes, so that its output takes the same way as a
+/// guest's: the module's end, and ours.
+struct Streams {
+    stdin: (Option<OwnedFd>, Option<File>),
+    stdout: (OwnedFd, OwnedFd),
+    stderr: (OwnedFd, OwnedFd),
+}
+
+impl Streams {
+    fn open(interactive: bool) -> Result<Self, CellError> {
+        let pipe = || {
+            nix::unistd::pipe2(nix::fcntl::OFlag::O_CLOEXEC).map_err(|errno| {
+                CellError::host("cannot connect the module's streams")(errno.into())
+            })
+        };
+        let stdin = if interactive {
+            let (read, write) = pipe()?;
+            (Some(read), Some(File::from(write)))
+        } else {
+            (None, None)
+        };
+        Ok(Self { stdin, stdout: pipe()?, stderr: pipe()? })
+    }
+}
+
+/// A module has no handlers: every signal ends it, with a program's exit code.
+fn reach_signals(shared: &Shared, stopper: Stopper) -> Box<dyn FnMut(u8) + Send> {
+    let events = shared.events.clone();
+    Box::new(move |number| {
+        let code = 128 + (number & 0x7f);
+        let _ = events.send(Event::Program(Reply::Exited { code }));
+        stopper.stop(Cause::Stopped);
+    })
+}
+
+fn pump(from: OwnedFd, kind: Kind, output: &Output) -> Result<JoinHandle<()>, CellError> {
+    let output = output.clone();
+    thread("output", move || {
+        let mut from = File::from(from);
+        let mut buffer = vec![0; 32 << 10];
+        while let Ok(count @ 1..) = from.read(&mut buffer) {
+            output.write(kind, &buffer[..count]);
+        }
+    })
+}
+
+impl Running {
+    pub(crate) fn services(&self) -> Arc<dyn Services> {
+        self.reach.clone()
+    }
+
+    /// Runs the module on a thread of its own.
+    pub(crate) fn run_program(&self, shared: &Shared) -> Result<(), CellError> {
+        let taken = self.ready.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take();
+        let Some((ready, pumps)) = taken else { return Ok(()) };
+        let shared = shared.clone();
+        std::thread::Builder::new()
+            .name("isolate".to_owned())
+            .stack_size(STACK_BYTES)
+            .spawn(move || {
+                shared.output.started(1);
+                // Running it to its end closes its streams, and that ends the pumps.
+                let outcome = ready.run();
+                for pump in pumps {
+                    // A pump that panicked has nothing left to carry.
+                    let _ = pump.join();
+                }
+                let reply = reply(&outcome, &shared.output);
+                let _ = shared.events.send(Event::Program(reply));
+            })
+            .map(drop)
+            .map_err(CellError::host("cannot start the isolate's thread"))
+    }
+}
+
+/// The program's end; what was not its own is said on standard error.
+fn reply(outcome: &Outcome, output: &Output) -> Reply {
+    if let Some(reason) = outcome.reason() {
+        output.write(Kind::Stderr, format!("exocell: {reason}\n").as_bytes());
+    }
+    Reply::Exited { code: outcome.exit_code() }
+}
+
+impl Services for Reach {
+    fn connect(&self) -> Result<UnixStream, String> {
+        Err("an isolate has no guest to reach into".to_owned())
+    }
+
+    fn revoke(&self, name: &str) -> Result<(), String> {
+        let mut table = self.table.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let handle = table.find(HOLDER, name).ok_or_else(|| {
+            format!("the cell has no capability {name}; exocell inspect lists them")
+        })?;
+        table.revoke(handle).map(drop).map_err(|error| error.to_string())
+    }
+
+    fn counters(&self) -> Counters {
+        Counters { memory_limit_bytes: self.memory_limit_bytes, ..Counters::default() }
+    }
+}
