@@ -1,1 +1,36 @@
+//! The isolate host: one Wasm module, run under a capability table.
+//!
+//! The main path, each step a type of its own:
+//!
+//! ```text
+//! bytes --Admission::admit--> Admitted --Isolate::prepare--> Ready --run--> Outcome
+//!         size, structure,              folders and streams         the jail is entered
+//!         imports against the grant,    are opened; nothing         before this; no path
+//!         compiled                      has run yet                 is opened any more
+//! ```
+//!
+//! Imports are resolved in one table ([`Import`]): a module that asks for a name which is
+//! unknown or not granted is refused before anything is instantiated. While it runs, every
+//! call on a descriptor first tests the [`Live`](exocell_xgate::Live) token of the capability
+//! the descriptor came from, so revoking a folder acts on files that are already open.
+//!
+//! Threads: up to [`Ready::run`] the caller's alone. `run` starts one more, which sleeps until
+//! the deadline, and only if there is one.
+
 #![forbid(unsafe_code)]
+
+mod admission;
+mod ending;
+mod gate;
+mod hostcalls;
+mod imports;
+mod isolate;
+mod limits;
+mod scan;
+mod stdio;
+
+pub use admission::{Admission, AdmissionError, Admitted, Requirement};
+pub use ending::{Cause, Stopper};
+pub use imports::{Effect, Import, Tier};
+pub use isolate::{Isolate, Outcome, PrepareError, Ready, Spec};
+pub use scan::ModuleLimits;
