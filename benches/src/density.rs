@@ -1,0 +1,149 @@
+//! Many idle cells at once: what each costs the host, and whether each answers.
+
+use std::fs;
+use std::time::{Duration, Instant};
+
+use exocell_cell::processes;
+use serde::Deserialize;
+
+use crate::exocell::{Cell, Exocell};
+use crate::row::Unit;
+use crate::{BenchError, Row, Subject};
+
+/// What a cell does while it is measured.
+const PROGRAM: [&str; 2] = ["sleep", "infinity"];
+/// A started cell comes to rest within this.
+const SETTLE: Duration = Duration::from_secs(3);
+/// The guest memory file's name in proc_pid_smaps(5): its pages are counted
+/// once, by what the host has allocated for it.
+const GUEST_MEMORY: &str = "memfd:exocell-guest";
+
+/// Starts `count` cells, measures them at rest, then asks each to run `true`.
+pub fn measure(count: u32, exocell: &Exocell) -> Result<Vec<Row>, BenchError> {
+    let mut cells = Vec::new();
+    for index in 0..count {
+        let name = format!("bench-density-{}-{index}", std::process::id());
+        cells.push(Cell::run(exocell, name, &["--detach"], &PROGRAM)?);
+    }
+    std::thread::sleep(SETTLE);
+    let used = cells.iter().map(|cell| of_cell(exocell, cell)).collect::<Result<Vec<_>, _>>()?;
+    let exec_us = cells.iter().map(|cell| answer_us(exocell, cell)).collect::<Result<Vec<_>, _>>()?;
+    let params = [("cells", count.to_string()), ("program", PROGRAM.join(" "))];
+    let row = |bench, unit, samples: &[u64]| {
+        Row::of(bench, Subject::ParaAspace, unit, samples, &params)
+    };
+    let bytes = |bench, of: fn(&Memory) -> u64| {
+        row(bench, Unit::Bytes, &used.iter().map(of).collect::<Vec<_>>())
+    };
+    let rows = [
+        bytes("density/guest-memory", |memory| memory.guest_bytes),
+        bytes("density/private", |memory| memory.private_bytes),
+        bytes("density/page-tables", |memory| memory.page_tables_bytes),
+        bytes("density/sum", Memory::sum),
+        bytes("density/pss", |memory| memory.proportional_bytes),
+        row("density/exec", Unit::Us, &exec_us),
+    ];
+    Ok(rows.into_iter().flatten().collect())
+}
+
+/// Memory of one cell.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Memory {
+    /// What the host has allocated for the guest memory file.
+    guest_bytes: u64,
+    /// Pages that only one process maps, without the guest memory file's.
+    private_bytes: u64,
+    /// The host's page tables of the cell's processes.
+    page_tables_bytes: u64,
+    /// Pss of all the processes, the guest memory file included.
+    proportional_bytes: u64,
+}
+
+impl Memory {
+    /// What the host gets back when the cell ends.
+    fn sum(&self) -> u64 {
+        self.guest_bytes + self.private_bytes + self.page_tables_bytes
+    }
+
+    /// Adds one process, by its smaps and status files.
+    fn add(&mut self, smaps: &str, status: &str) {
+        let mut guest = false;
+        for line in smaps.lines() {
+            let mut words = line.split_ascii_whitespace();
+            let kib = |word: Option<&str>| word.and_then(|word| word.parse::<u64>().ok());
+            match words.next() {
+                Some("Private_Clean:" | "Private_Dirty:") if !guest => {
+                    self.private_bytes += kib(words.next()).unwrap_or(0) << 10;
+                }
+                Some("Pss:") => self.proportional_bytes += kib(words.next()).unwrap_or(0) << 10,
+                // A mapping's first line starts with its addresses.
+                Some(word) if !word.ends_with(':') => guest = line.contains(GUEST_MEMORY),
+                _ => {}
+            }
+        }
+        let tables = status.lines().find_map(|line| line.strip_prefix("VmPTE:"));
+        let kib = tables.and_then(|rest| rest.split_ascii_whitespace().next()?.parse::<u64>().ok());
+        self.page_tables_bytes += kib.unwrap_or(0) << 10;
+    }
+}
+
+#[derive(Deserialize)]
+struct Inspected {
+    supervisor_pid: Option<i32>,
+}
+
+#[derive(Deserialize)]
+struct Stats {
+    counters: Counters,
+}
+
+#[derive(Deserialize)]
+struct Counters {
+    memory_allocated_bytes: u64,
+}
+
+fn of_cell(exocell: &Exocell, cell: &Cell<'_>) -> Result<Memory, BenchError> {
+    let stats: Stats = exocell.ask("stats", &["stats", "--json", &cell.name])?;
+    let inspected: Inspected = exocell.ask("inspect", &["inspect", "--json", &cell.name])?;
+    let mut memory =
+        Memory { guest_bytes: stats.counters.memory_allocated_bytes, ..Memory::default() };
+    for process in processes::of_cell(inspected.supervisor_pid.unwrap_or(0)) {
+        let read = |file: &str| {
+            let path = format!("/proc/{}/{file}", process.pid);
+            fs::read_to_string(&path).map_err(BenchError::host(path))
+        };
+        memory.add(&read("smaps")?, &read("status")?);
+    }
+    Ok(memory)
+}
+
+fn answer_us(exocell: &Exocell, cell: &Cell<'_>) -> Result<u64, BenchError> {
+    let start = Instant::now();
+    exocell.call(&["exec", &cell.name, "true"])?;
+    Ok(start.elapsed().as_micros() as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_guest_memory_file_is_not_counted_as_private() {
+        let smaps = "\
+10000-20000 rw-s 00000000 00:01 7 /memfd:exocell-guest (deleted)
+Pss:                  64 kB
+Private_Clean:         0 kB
+Private_Dirty:        64 kB
+30000-40000 rw-p 00000000 00:00 0 [heap]
+Pss:                   8 kB
+Private_Clean:         4 kB
+Private_Dirty:         4 kB
+";
+        let mut memory = Memory::default();
+        memory.add(smaps, "Name:\tlinux\nVmPTE:\t      12 kB\n");
+        assert_eq!(memory.private_bytes, 8 << 10);
+        assert_eq!(memory.proportional_bytes, 72 << 10);
+        assert_eq!(memory.page_tables_bytes, 12 << 10);
+        assert_eq!(memory.sum(), 20 << 10);
+    }
+}

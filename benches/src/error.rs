@@ -1,0 +1,25 @@
+//! Why a benchmark has no result.
+
+use std::fmt::Display;
+use std::io;
+
+/// Each message names what failed and, where there is one, the remedy.
+#[derive(Debug, thiserror::Error)]
+pub enum BenchError {
+    #[error("{what}: {source}")]
+    Host { what: String, source: io::Error },
+    #[error("{command} failed ({status}): {stderr}")]
+    Command { command: String, status: String, stderr: String },
+    #[error("{what} is not JSON as expected: {source}")]
+    Json { what: &'static str, source: serde_json::Error },
+    #[error("a row cannot be written: {0}")]
+    Row(#[from] serde_json::Error),
+}
+
+impl BenchError {
+    /// A closure for `map_err` that says what was touched.
+    pub fn host(what: impl Display) -> impl FnOnce(io::Error) -> Self {
+        let what = what.to_string();
+        move |source| Self::Host { what, source }
+    }
+}

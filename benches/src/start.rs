@@ -1,0 +1,127 @@
+//! Start times: subjects take turns, so that a slow moment of the machine
+//! hits all of them.
+
+use serde::Deserialize;
+
+use crate::exocell::{Cell, Exocell};
+use crate::row::Unit;
+use crate::subject::Runner;
+use crate::{BenchError, Options, Row, Subject};
+
+/// From the command's start to its end.
+const TOTAL: &str = "start/total";
+/// The stages of a cell's start, in order.
+const STAGES: [&str; 4] =
+    ["start/jailed", "start/kernel-to-init", "start/init-to-ready", "start/ready-to-exec"];
+
+/// A subject and what was measured of it.
+struct Turn {
+    runner: Runner,
+    samples_us: Vec<u64>,
+}
+
+pub fn measure(options: &Options, exocell: &Exocell) -> Result<Vec<Row>, BenchError> {
+    let mut turns: Vec<Turn> = Subject::ALL
+        .into_iter()
+        .filter(|subject| options.includes(*subject))
+        .filter_map(|subject| probe(subject, exocell))
+        .collect();
+    let ours = turns.iter().any(|turn| turn.runner.subject == Subject::ParaAspace);
+    let mut stages: [Vec<u64>; STAGES.len()] = Default::default();
+    for round in 0..options.rounds {
+        take_turns(&mut turns, round as usize);
+        if ours {
+            for (samples, us) in stages.iter_mut().zip(stages_us(exocell, round)?) {
+                samples.push(us);
+            }
+        }
+    }
+    Ok(rows(&turns, &stages, exocell))
+}
+
+fn probe(subject: Subject, exocell: &Exocell) -> Option<Turn> {
+    match Runner::probe(subject, exocell) {
+        Ok(runner) => Some(Turn { runner, samples_us: Vec::new() }),
+        Err(why) => {
+            eprintln!("{subject} is left out: {why}");
+            None
+        }
+    }
+}
+
+/// One round; each round begins with another subject.
+fn take_turns(turns: &mut [Turn], round: usize) {
+    let count = turns.len().max(1);
+    for index in 0..turns.len() {
+        let Some(turn) = turns.get_mut((index + round) % count) else { continue };
+        match turn.runner.time() {
+            Ok(us) => turn.samples_us.push(us),
+            Err(why) => eprintln!("round {round}: {why}"),
+        }
+    }
+}
+
+/// The part of `exocell inspect` that tells how a start went, in microseconds
+/// since the request.
+#[derive(Deserialize)]
+struct Inspected {
+    times: Times,
+}
+
+#[derive(Deserialize)]
+struct Times {
+    jailed_us: u64,
+    kernel_started_us: u64,
+    guest_ready_us: u64,
+    program_started_us: u64,
+    guest_init_us: u64,
+}
+
+impl Times {
+    fn stages(&self) -> [u64; STAGES.len()] {
+        let init_us = self.kernel_started_us + self.guest_init_us;
+        [
+            self.jailed_us,
+            self.guest_init_us,
+            self.guest_ready_us.saturating_sub(init_us),
+            self.program_started_us.saturating_sub(self.guest_ready_us),
+        ]
+    }
+}
+
+fn stages_us(exocell: &Exocell, round: u32) -> Result<[u64; STAGES.len()], BenchError> {
+    let name = format!("bench-start-{}-{round}", std::process::id());
+    let cell = Cell::run(exocell, name, &[], &["true"])?;
+    let inspected: Inspected = exocell.ask("inspect", &["inspect", "--json", &cell.name])?;
+    Ok(inspected.times.stages())
+}
+
+fn rows(turns: &[Turn], stages: &[Vec<u64>; STAGES.len()], exocell: &Exocell) -> Vec<Row> {
+    let totals = turns.iter().filter_map(|turn| {
+        let params = [("command", turn.runner.command())];
+        Row::of(TOTAL, turn.runner.subject, Unit::Us, &turn.samples_us, &params)
+    });
+    let params = [("image", exocell.image.clone())];
+    let parts = STAGES
+        .into_iter()
+        .zip(stages)
+        .filter_map(|(name, us)| Row::of(name, Subject::ParaAspace, Unit::Us, us, &params));
+    totals.chain(parts).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stages_add_up_to_the_whole() {
+        let times = Times {
+            jailed_us: 5,
+            kernel_started_us: 10,
+            guest_ready_us: 90,
+            program_started_us: 100,
+            guest_init_us: 60,
+        };
+        assert_eq!(times.stages(), [5, 60, 20, 10]);
+    }
+}
