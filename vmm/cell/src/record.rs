@@ -97,6 +97,44 @@ impl Default for Status {
 /// inherits and the host's kernel releases at its death.
 pub type Lease = File;
 
+/// The right to make records: one process at a time.
+struct Registry {
+    _lock: File,
+}
+
+impl Registry {
+    fn open(layout: &Layout) -> Result<File, CellError> {
+        let directory = layout.cells();
+        let failed = || format!("cannot use {}", directory.display());
+        DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(&directory)
+            .map_err(CellError::host(failed()))?;
+        let mut options = OpenOptions::new();
+        options.create(true).truncate(false).write(true).mode(0o600);
+        options.open(directory.join(".lock")).map_err(CellError::host(failed()))
+    }
+
+    fn lock(layout: &Layout) -> Result<Self, CellError> {
+        let file = Self::open(layout)?;
+        file.lock().map_err(CellError::host("cannot lock the list of cells"))?;
+        Ok(Self { _lock: file })
+    }
+
+    /// `None` when someone else has it.
+    fn try_lock(layout: &Layout) -> Result<Option<Self>, CellError> {
+        let file = Self::open(layout)?;
+        match file.try_lock() {
+            Ok(()) => Ok(Some(Self { _lock: file })),
+            Err(fs::TryLockError::WouldBlock) => Ok(None),
+            Err(fs::TryLockError::Error(error)) => {
+                Err(CellError::host("cannot lock the list of cells")(error))
+            }
+        }
+    }
+}
+
 /// One cell's directory.
 #[derive(Debug, Clone)]
 pub struct Record {
@@ -108,15 +146,25 @@ impl Record {
     /// Makes the directory of a new cell and takes its lease.
     pub fn create(layout: &Layout, spec: &CellSpec) -> Result<(Self, Lease), CellError> {
         let record = Self::at(layout, &spec.id);
+        let _registry = Registry::lock(layout)?;
+        if Self::all(layout)?.iter().any(|(_, known, _)| known.name == spec.name) {
+            return Err(CellError::NameTaken(spec.name.clone()));
+        }
         DirBuilder::new()
-            .recursive(true)
             .mode(0o700)
             .create(&record.directory)
             .map_err(CellError::host(format!("cannot make {}", record.directory.display())))?;
-        let lease = record.try_lease()?.ok_or_else(|| CellError::NameTaken(spec.id.clone()))?;
-        record.write("spec.json", spec)?;
-        record.write_status(&Status::default())?;
-        Ok((record, lease))
+        record.fill(spec).inspect_err(|_| {
+            // The first error is the one to tell; what is left is swept later.
+            let _ = record.remove();
+        })
+    }
+
+    fn fill(&self, spec: &CellSpec) -> Result<(Self, Lease), CellError> {
+        let lease = self.try_lease()?.ok_or_else(|| CellError::NameTaken(spec.id.clone()))?;
+        self.write("spec.json", spec)?;
+        self.write_status(&Status::default())?;
+        Ok((self.clone(), lease))
     }
 
     fn at(layout: &Layout, id: &str) -> Self {
@@ -135,9 +183,9 @@ impl Record {
             }
         };
         let mut found = Vec::new();
-        for entry in entries.flatten() {
+        for entry in entries.flatten().filter(|entry| entry.path().is_dir()) {
             let record = Self::at(layout, &entry.file_name().to_string_lossy());
-            if let Some((spec, status)) = record.settle()? {
+            if let Some((spec, status)) = record.settle(layout)? {
                 found.push((record, spec, status));
             }
         }
@@ -160,11 +208,11 @@ impl Record {
 
     /// Reads the record; where its supervisor is dead, writes that down first
     /// and clears what it left. `None`: the record is gone.
-    fn settle(&self) -> Result<Option<(CellSpec, Status)>, CellError> {
+    fn settle(&self, layout: &Layout) -> Result<Option<(CellSpec, Status)>, CellError> {
         let (spec, mut status) = match (self.read("spec.json"), self.read::<Status>("status.json"))
         {
             (Ok(spec), Ok(status)) => (spec, status),
-            (Err(error), _) | (_, Err(error)) => return self.settle_damaged(error),
+            (Err(error), _) | (_, Err(error)) => return self.settle_damaged(layout, error),
         };
         let spec: CellSpec = spec;
         if status.state == State::Exited && !spec.remove {
@@ -191,9 +239,14 @@ impl Record {
     }
 
     /// A directory without a readable spec or status: a cell that died while
-    /// its record was made (swept), or one whose files were tampered with.
-    fn settle_damaged<T>(&self, error: CellError) -> Result<Option<T>, CellError> {
-        if !self.directory.exists() {
+    /// its record was made or removed (swept), or whose files were tampered
+    /// with.
+    fn settle_damaged<T>(&self, layout: &Layout, error: CellError) -> Result<Option<T>, CellError> {
+        // Whoever holds the registry may be making this very record.
+        let Some(_registry) = Registry::try_lock(layout)? else { return Ok(None) };
+        if !self.directory.exists()
+            || self.path("spec.json").exists() && self.path("status.json").exists()
+        {
             return Ok(None);
         }
         match self.try_lease() {

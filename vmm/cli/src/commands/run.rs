@@ -21,7 +21,7 @@ pub fn run(layout: &Layout, args: RunArgs) -> Result<u8, CellError> {
     let request = Request::begin();
     let caps = capabilities(&args)?;
     let (detach, interactive, tty, json) = (args.detach, args.interactive, args.tty, args.json);
-    let spec = spec(layout, args, &caps)?;
+    let spec = spec(args, &caps)?;
     let workload = match spec.strength {
         Strength::Vm => {
             Workload::Vm(Box::new(VmPlan::new(layout, &spec, &caps, terminal::size())?))
@@ -30,7 +30,9 @@ pub fn run(layout: &Layout, args: RunArgs) -> Result<u8, CellError> {
     };
     let launched = launch::launch(layout, spec.clone(), caps, workload, request)?;
     if detach {
-        wait_started(&launched)?;
+        if let Err(error) = session::await_start(&launched.session) {
+            return settle(layout, &launched, Err(error));
+        }
         say!("{}", spec.id);
         return Ok(0);
     }
@@ -82,28 +84,6 @@ fn report(launched: &Launched, code: &Result<u8, CellError>) {
     );
 }
 
-/// A detached cell has started when its program has.
-fn wait_started(launched: &Launched) -> Result<(), CellError> {
-    use exocell_cell::agent::{FrameReader, Kind, Reply};
-    let mut frames = FrameReader::new(&launched.session);
-    loop {
-        match frames.read() {
-            Ok(Some(frame)) if frame.kind == Kind::Reply => match frame.json::<Reply>() {
-                Ok(Reply::Started { .. } | Reply::Exited { .. }) => return Ok(()),
-                Ok(Reply::Failed { message, .. }) => {
-                    reap(launched);
-                    return Err(CellError::Guest(message));
-                }
-                _ => return Err(CellError::Guest("the supervisor broke the protocol".to_owned())),
-            },
-            Ok(Some(_)) => {}
-            Ok(None) | Err(_) => {
-                return Err(CellError::Guest("the supervisor ended before it started".to_owned()));
-            }
-        }
-    }
-}
-
 /// The grant: the file, narrowed by the flags; or the flags alone.
 fn capabilities(args: &RunArgs) -> Result<CapabilitySet, CellError> {
     let base = std::env::current_dir().map_err(CellError::host("cannot find this directory"))?;
@@ -142,7 +122,7 @@ pub fn read_table(path: &Path) -> Result<CapabilitySet, CellError> {
         .map_err(|error| CellError::Usage(format!("{}: {error}", path.display())))
 }
 
-fn spec(layout: &Layout, args: RunArgs, caps: &CapabilitySet) -> Result<CellSpec, CellError> {
+fn spec(args: RunArgs, caps: &CapabilitySet) -> Result<CellSpec, CellError> {
     let strength = match args.strength {
         Some(StrengthArg::Vm) => Strength::Vm,
         Some(StrengthArg::Isolate) => Strength::Isolate,
@@ -154,7 +134,7 @@ fn spec(layout: &Layout, args: RunArgs, caps: &CapabilitySet) -> Result<CellSpec
     }
     let id = new_id()?;
     let name = args.name.unwrap_or_else(|| format!("cell-{}", &id[..6]));
-    free_name(layout, &name)?;
+    check_name(&name)?;
     let env = environment(&args.process)?;
     Ok(CellSpec {
         version: CellSpec::VERSION,
@@ -177,15 +157,14 @@ fn spec(layout: &Layout, args: RunArgs, caps: &CapabilitySet) -> Result<CellSpec
     })
 }
 
-fn free_name(layout: &Layout, name: &str) -> Result<(), CellError> {
+fn check_name(name: &str) -> Result<(), CellError> {
     let plain = |c: char| c.is_ascii_alphanumeric() || "_.-".contains(c);
-    if !name.starts_with(|c: char| c.is_ascii_alphanumeric()) || !name.chars().all(plain) {
-        return Err(CellError::Usage(format!(
-            "{name:?} is no name; use letters, digits, _ . - and start with a letter or digit"
-        )));
+    if name.starts_with(|c: char| c.is_ascii_alphanumeric()) && name.chars().all(plain) {
+        return Ok(());
     }
-    let taken = Record::all(layout)?.iter().any(|(_, spec, _)| spec.name == name);
-    if taken { Err(CellError::NameTaken(name.to_owned())) } else { Ok(()) }
+    Err(CellError::Usage(format!(
+        "{name:?} is no name; use letters, digits, _ . - and start with a letter or digit"
+    )))
 }
 
 /// 128 random bits in hexadecimal.
