@@ -1,0 +1,95 @@
+//! A detached cell that a test owns.
+
+use std::process::Command;
+
+use serde_json::Value;
+
+use super::{Finished, IMAGE, exocell, finish, run, unique};
+
+/// A running cell, removed by force when dropped.
+pub struct Cell {
+    pub name: String,
+}
+
+impl Cell {
+    /// `exocell run -d FLAGS IMAGE COMMAND`.
+    #[track_caller]
+    pub fn start(word: &str, flags: &[&str], command: &[&str]) -> Self {
+        let cell = Self { name: unique(word) };
+        let fixed = ["run", "-d", "--name", &cell.name];
+        run([&fixed[..], flags, &[IMAGE], command].concat()).ok();
+        cell
+    }
+
+    /// A cell that waits to be used.
+    #[track_caller]
+    pub fn idle(word: &str, flags: &[&str]) -> Self {
+        Self::start(word, flags, &["sleep", "infinity"])
+    }
+
+    /// `exocell exec CELL sh -c SCRIPT`.
+    #[track_caller]
+    pub fn shell(&self, script: &str) -> Finished {
+        run(["exec", &self.name, "sh", "-c", script])
+    }
+
+    /// `exocell exec FLAGS CELL COMMAND`, not yet started.
+    pub fn exec(&self, flags: &[&str], command: &[&str]) -> Command {
+        exocell([&["exec"], flags, &[&self.name], command].concat())
+    }
+
+    /// `exocell VERB ARGS CELL`.
+    #[track_caller]
+    pub fn verb(&self, verb: &[&str]) -> Finished {
+        run([verb, &[&self.name]].concat())
+    }
+
+    #[track_caller]
+    pub fn inspect(&self) -> Value {
+        self.verb(&["inspect", "--json"]).ok().json()
+    }
+
+    #[track_caller]
+    pub fn state(&self) -> String {
+        self.inspect()["state"].as_str().expect("a state").to_owned()
+    }
+
+    #[track_caller]
+    pub fn supervisor(&self) -> i32 {
+        pid(&self.inspect(), "supervisor_pid")
+    }
+
+    /// `CELL:PATH`.
+    pub fn path(&self, path: &str) -> String {
+        format!("{}:{path}", self.name)
+    }
+}
+
+impl Drop for Cell {
+    fn drop(&mut self) {
+        // A test may have removed it.
+        finish(&mut exocell(["rm", "-f", &self.name]), b"");
+    }
+}
+
+/// A pid in what `inspect` prints.
+#[track_caller]
+pub fn pid(inspected: &Value, field: &str) -> i32 {
+    match inspected[field].as_i64() {
+        Some(pid) => pid as i32,
+        None => panic!("no {field} in {inspected}"),
+    }
+}
+
+/// The cells of `exocell ps FLAGS --json`, each an object.
+#[track_caller]
+pub fn ps(flags: &[&str]) -> Vec<Value> {
+    let listed = run([&["ps", "--json"], flags].concat()).ok();
+    listed.text().lines().map(|line| serde_json::from_str(line).expect("a JSON line")).collect()
+}
+
+/// The row of `name` in `exocell ps -a`.
+#[track_caller]
+pub fn row(name: &str) -> Option<Value> {
+    ps(&["-a"]).into_iter().find(|row| row["name"] == name)
+}

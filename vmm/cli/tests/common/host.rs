@@ -1,0 +1,109 @@
+//! What the host sees of a cell: processes, open files, mounts, directories.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+/// A pid namespace, as /proc names it.
+pub type Namespace = PathBuf;
+
+pub fn namespace(pid: i32) -> Option<Namespace> {
+    let link = fs::read_link(format!("/proc/{pid}/ns/pid")).ok()?;
+    let own = fs::read_link("/proc/self/ns/pid").expect("our own namespace");
+    (link != own).then_some(link)
+}
+
+fn pids() -> Vec<i32> {
+    let entries = fs::read_dir("/proc").expect("/proc").flatten();
+    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
+}
+
+/// The processes of `namespace`, in the order of their pids inside it: the
+/// supervisor, the guest kernel, its stubs.
+pub fn processes(namespace: &Namespace) -> Vec<i32> {
+    let mut found: Vec<(i32, i32)> = pids()
+        .into_iter()
+        .filter(|pid| self::namespace(*pid).as_ref() == Some(namespace))
+        .filter_map(|pid| Some((inner_pid(pid)?, pid)))
+        .collect();
+    found.sort_unstable();
+    found.into_iter().map(|(_, pid)| pid).collect()
+}
+
+fn status(pid: i32, field: &str) -> Option<String> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix(field))?;
+    Some(line.trim_start_matches(':').trim().to_owned())
+}
+
+fn inner_pid(pid: i32) -> Option<i32> {
+    status(pid, "NSpid")?.split_ascii_whitespace().last()?.parse().ok()
+}
+
+/// The first child of `pid` that lives in a pid namespace of its own.
+pub fn jailed_child(pid: i32) -> Option<i32> {
+    let is_child = |child: &i32| status(*child, "PPid").as_deref() == Some(&pid.to_string());
+    pids().into_iter().filter(is_child).find(|child| namespace(*child).is_some())
+}
+
+/// What /proc/PID/cmdline holds, blanks for the zeros.
+pub fn command_line(pid: i32) -> String {
+    let bytes = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    String::from_utf8_lossy(&bytes).replace('\0', " ")
+}
+
+/// A file by device and inode.
+pub type FileId = (u64, u64);
+
+/// The nameless files (guest memory, disks) that `pids` hold open.
+pub fn nameless_files(pids: &[i32]) -> BTreeSet<FileId> {
+    let mut found = BTreeSet::new();
+    for pid in pids {
+        let entries = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+        for entry in entries {
+            if let Ok(data) = fs::metadata(entry.path())
+                && data.is_file()
+                && data.nlink() == 0
+            {
+                found.insert((data.dev(), data.ino()));
+            }
+        }
+    }
+    found
+}
+
+/// The nameless files of every process on the host.
+pub fn all_nameless_files() -> BTreeSet<FileId> {
+    nameless_files(&pids())
+}
+
+/// Whether a mount of ours names `word`.
+pub fn is_mounted(word: &str) -> bool {
+    fs::read_to_string("/proc/self/mountinfo").expect("mountinfo").contains(word)
+}
+
+/// The state root that the tests use.
+pub fn state_root() -> PathBuf {
+    match std::env::var_os("EXOCELL_ROOT") {
+        Some(root) => root.into(),
+        None => Path::new("/var/lib/exocell").to_owned(),
+    }
+}
+
+/// The directory of the record of cell `id`.
+pub fn record(id: &str) -> PathBuf {
+    state_root().join("cells").join(id)
+}
+
+/// The names of the records there are.
+pub fn records() -> BTreeSet<String> {
+    let entries = fs::read_dir(state_root().join("cells")).into_iter().flatten().flatten();
+    entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
+}
+
+/// Sends SIGKILL; a process that is gone is fine.
+pub fn kill(pid: i32) {
+    let _ =
+        nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), nix::sys::signal::Signal::SIGKILL);
+}
