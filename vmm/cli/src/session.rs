@@ -43,7 +43,39 @@ pub fn follow(stream: &UnixStream, interactive: bool, tty: bool) -> Result<Outco
     } else {
         send(&writer, Kind::StdinEof, &[]);
     }
-    pump(stream)
+    watch(stream)
+}
+
+/// Copies out what a program on `stream` writes until it ends, without a
+/// hand in its input or its signals.
+pub fn watch(stream: &UnixStream) -> Result<Outcome, CellError> {
+    pump(stream, &mut io::stdout(), &mut io::stderr())
+}
+
+/// How a program on `stream` ends; what it writes is not shown.
+pub fn await_end(stream: &UnixStream) -> Result<Outcome, CellError> {
+    pump(stream, &mut io::sink(), &mut io::sink())
+}
+
+/// Waits until the program on `stream` runs.
+///
+/// # Errors
+/// [`CellError::Program`] when it could not be started.
+pub fn await_start(stream: &UnixStream) -> Result<(), CellError> {
+    let lost = || CellError::Guest("the cell ended before its program started".to_owned());
+    let mut frames = FrameReader::new(stream);
+    while let Ok(Some(frame)) = frames.read() {
+        if frame.kind == Kind::Reply {
+            return match frame.json::<Reply>() {
+                Ok(Reply::Started { .. } | Reply::Exited { .. }) => Ok(()),
+                Ok(Reply::Failed { kind, message }) => {
+                    Err(CellError::Program { exit_code: exit_code(kind), message })
+                }
+                Ok(_) | Err(_) => Err(lost()),
+            };
+        }
+    }
+    Err(lost())
 }
 
 type Writer = Arc<Mutex<FrameWriter<UnixStream>>>;
@@ -97,8 +129,11 @@ fn send_size(writer: &Writer) {
     }
 }
 
-fn pump(stream: &UnixStream) -> Result<Outcome, CellError> {
-    let (mut stdout, mut stderr) = (io::stdout(), io::stderr());
+fn pump(
+    stream: &UnixStream,
+    stdout: &mut dyn Write,
+    stderr: &mut dyn Write,
+) -> Result<Outcome, CellError> {
     let mut frames = FrameReader::new(stream);
     loop {
         let frame = match frames.read() {
@@ -106,8 +141,8 @@ fn pump(stream: &UnixStream) -> Result<Outcome, CellError> {
             Ok(None) | Err(_) => return Ok(Outcome::Lost),
         };
         match frame.kind {
-            Kind::Stdout => put(&mut stdout, &frame.payload)?,
-            Kind::Stderr => put(&mut stderr, &frame.payload)?,
+            Kind::Stdout => put(stdout, &frame.payload)?,
+            Kind::Stderr => put(stderr, &frame.payload)?,
             Kind::Reply => match frame.json::<Reply>() {
                 Ok(Reply::Started { .. }) => {}
                 Ok(Reply::Exited { code }) => return Ok(Outcome::Exited(code)),

@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use exocell_agent::{Kind, Reply};
+use exocell_agent::{FailureKind, FrameWriter, Kind, Reply};
 
 use super::{End, Running, Shared, clear_record};
 use crate::launch::Inheritance;
-use crate::now_ms;
 use crate::record::{Record, State, Status};
+use crate::{CellError, now_ms};
 
 /// How long a guest with writable folders may take to write them back.
 const ORDERLY_SHUTDOWN_MAX: Duration = Duration::from_secs(2);
@@ -28,16 +28,42 @@ pub(crate) fn finish(
     status.state = State::Exited;
     status.finished_ms = now_ms();
     status.exit_code = Some(end.exit_code);
+    status.reason.clone_from(&end.reason);
+    // Before the followers hear of it: one that has stopped reading must not
+    // keep an ended cell in the list.
+    settle(inheritance, record, &status);
     if let (Some(reason), Reply::Exited { .. }) = (&end.reason, &end.reply) {
         shared.output.write(Kind::Stderr, format!("exocell: {reason}\n").as_bytes());
     }
-    status.reason = end.reason;
-    // A record that cannot be written (a full disk) is settled by the next
-    // command that looks at it; the followers still hear the end.
-    let _ = record.write_status(&status);
+    shared.output.close(&end.reply);
+}
+
+/// Settles the record of a cell that did not come up, and tells the operator
+/// why.
+pub(crate) fn fail(inheritance: &Inheritance, error: &CellError) {
+    let message = error.to_string();
+    // The set-up may have stopped in a half-made root, or before any of it.
+    if nix::unistd::fchdir(&inheritance.record_dir).is_ok() {
+        let status = Status {
+            state: State::Exited,
+            finished_ms: now_ms(),
+            exit_code: Some(125),
+            reason: Some(message.clone()),
+            ..Status::default()
+        };
+        settle(inheritance, &inheritance.record.from_within(), &status);
+    }
+    let end = Reply::Failed { kind: FailureKind::Guest, message };
+    // There is nobody else to tell.
+    let _ = FrameWriter::new(&inheritance.operator).write_json(Kind::Reply, &end);
+}
+
+/// Writes the end down, or removes the record where that was asked for. What
+/// fails here (a full disk) is put right by the next command that looks.
+fn settle(inheritance: &Inheritance, record: &Record, status: &Status) {
+    let _ = record.write_status(status);
     let _ = std::fs::remove_file("control.sock");
     if inheritance.spec.remove {
         let _ = clear_record(inheritance, record);
     }
-    shared.output.close(&end.reply);
 }

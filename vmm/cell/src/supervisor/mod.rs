@@ -55,32 +55,16 @@ pub(crate) struct Shared {
 
 /// The body of the supervisor process; the result is its exit status.
 pub fn main(inheritance: Inheritance, workload: Workload, host_pid: i32) -> i32 {
-    let record = inheritance.record.from_within();
-    let mut operator = match inheritance.operator.try_clone() {
-        Ok(operator) => operator,
-        Err(_) => return 125,
-    };
-    match run(inheritance, workload, host_pid) {
+    match run(&inheritance, workload, host_pid) {
         Ok(()) => 0,
         Err(error) => {
-            let end = Reply::Failed { kind: FailureKind::Guest, message: error.to_string() };
-            let status = Status {
-                state: State::Exited,
-                finished_ms: now_ms(),
-                exit_code: Some(125),
-                reason: Some(error.to_string()),
-                ..Status::default()
-            };
-            // The operator is told either way; there is nobody else to tell.
-            let _ = record.write_status(&status);
-            let _ = exocell_agent::FrameWriter::new(&mut operator)
-                .write_json(exocell_agent::Kind::Reply, &end);
+            ending::fail(&inheritance, &error);
             125
         }
     }
 }
 
-fn run(inheritance: Inheritance, workload: Workload, host_pid: i32) -> Result<(), CellError> {
+fn run(inheritance: &Inheritance, workload: Workload, host_pid: i32) -> Result<(), CellError> {
     for descriptor in &inheritance.foreign {
         // What the operator's shell left open is none of the cell's business.
         let _ = nix::unistd::close(*descriptor);
@@ -90,19 +74,21 @@ fn run(inheritance: Inheritance, workload: Workload, host_pid: i32) -> Result<()
     let output = Output::new().map_err(CellError::host("cannot make the cell's log"))?;
     output.attach(inheritance.operator.try_clone().map_err(CellError::host("dup"))?);
     let shared = Shared { output, input: Input::default(), events };
+    let record = inheritance.record.from_within();
     let mut status = Status { supervisor_pid: host_pid, ..Status::default() };
+    // Whoever wants to end this cell may want to before it runs.
+    record.write_status(&status)?;
     let deadline = inheritance.caps.deadline();
     let workload = match workload {
-        Workload::Vm(plan) => Running::Vm(guest::start(&inheritance, *plan, &shared, &mut status)?),
+        Workload::Vm(plan) => Running::Vm(guest::start(inheritance, *plan, &shared, &mut status)?),
         Workload::Isolate(plan) => {
-            Running::Isolate(crate::isolate::start(&inheritance, *plan, &shared, &mut status)?)
+            Running::Isolate(crate::isolate::start(inheritance, *plan, &shared, &mut status)?)
         }
     };
     status.state = State::Running;
     status.started_ms = now_ms();
-    let record = inheritance.record.from_within();
     record.write_status(&status)?;
-    clients::serve(&inheritance, &shared, workload.services())?;
+    clients::serve(inheritance, &shared, workload.services())?;
     workload.run_program(&shared)?;
     let deadline = deadline.map(|limit| inheritance.requested + limit);
     let end = decide(&inbox, &shared, deadline, |program_started_us| {
@@ -110,7 +96,7 @@ fn run(inheritance: Inheritance, workload: Workload, host_pid: i32) -> Result<()
         // Only a figure; the state is on disk already.
         let _ = record.write_status(&status);
     });
-    ending::finish(&inheritance, &record, &shared, workload, status, end);
+    ending::finish(inheritance, &record, &shared, workload, status, end);
     Ok(())
 }
 

@@ -14,7 +14,7 @@ use super::run::must_run;
 use crate::args::{
     InspectArgs, KillArgs, LogsArgs, PsArgs, RmArgs, StopArgs, UpdateArgs, WaitArgs,
 };
-use crate::session;
+use crate::session::{self, Outcome};
 use crate::show::{self, say};
 
 #[derive(Serialize)]
@@ -92,7 +92,7 @@ pub fn logs(layout: &Layout, args: &LogsArgs) -> Result<u8, CellError> {
         let client = Client::connect(&record)?;
         client.ask(&ControlRequest::Attach)?;
         output::replay_log(record.directory(), &mut stdout, &mut stderr)?;
-        session::follow(&client.into_stream(), false, false)?;
+        session::watch(&client.into_stream())?;
         return Ok(0);
     }
     output::replay_log(record.directory(), &mut stdout, &mut stderr)?;
@@ -146,15 +146,31 @@ pub fn inspect(layout: &Layout, args: &InspectArgs) -> Result<u8, CellError> {
 
 pub fn wait(layout: &Layout, args: &WaitArgs) -> Result<u8, CellError> {
     for key in &args.cells {
-        let (record, _, status) = Record::find(layout, key)?;
-        say!("{}", await_end(layout, &record, &status, None)?.unwrap_or(0));
+        let (record, spec, status) = Record::find(layout, key)?;
+        let heard = if spec.remove { hear_end(&record) } else { None };
+        let code = match heard {
+            Some(code) => Some(code),
+            None => await_end(layout, &record, &status, None)?,
+        };
+        say!("{}", code.unwrap_or(0));
     }
     Ok(0)
 }
 
+/// The exit code that a follower of the cell hears. A cell that removes itself
+/// leaves no other trace of it. `None`: the cell takes no follower now.
+fn hear_end(record: &Record) -> Option<u8> {
+    let client = Client::connect(record).ok()?;
+    client.ask(&ControlRequest::Attach).ok()?;
+    match session::await_end(&client.into_stream()) {
+        Ok(Outcome::Exited(code)) => Some(code),
+        Ok(Outcome::Lost) => Some(128 + Signal::SIGKILL as u8),
+        Err(error) => Some(error.exit_code()),
+    }
+}
+
 /// The exit code of a cell once it has ended; `None` when `limit` passed
-/// first. A cell that removes itself has ended with what its follower heard,
-/// so it is followed.
+/// first.
 fn await_end(
     layout: &Layout,
     record: &Record,
@@ -164,7 +180,7 @@ fn await_end(
     if let Some(code) = status.exit_code {
         return Ok(Some(code));
     }
-    let pidfd = open_pidfd(status.supervisor_pid);
+    let pidfd = open_pidfd(supervisor(layout, record, status));
     if let Some(pidfd) = pidfd {
         let until = limit.map(|limit| Instant::now() + limit);
         if !poll_end(&pidfd, until)? {
@@ -176,6 +192,20 @@ fn await_end(
         Err(CellError::NoSuchCell(_)) => Ok(Some(0)),
         Err(error) => Err(error),
     }
+}
+
+/// The supervisor's pid, waited for where it is so young that it has not
+/// written it down; 0 when it is gone.
+fn supervisor(layout: &Layout, record: &Record, status: &Status) -> i32 {
+    let mut pid = status.supervisor_pid;
+    while pid == 0 {
+        match Record::find(layout, &record.id) {
+            Ok((_, _, now)) if now.state != State::Exited => pid = now.supervisor_pid,
+            _ => return 0,
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    pid
 }
 
 fn open_pidfd(pid: i32) -> Option<OwnedFd> {
@@ -253,7 +283,7 @@ fn signal(text: &str) -> Result<Signal, CellError> {
 
 /// Kills a supervisor and with it all of its cell.
 fn end_now(layout: &Layout, record: &Record, status: &Status) -> Result<(), CellError> {
-    if let Some(pidfd) = open_pidfd(status.supervisor_pid) {
+    if let Some(pidfd) = open_pidfd(supervisor(layout, record, status)) {
         // Asked again with the descriptor in hand: the pid may be someone else's by now.
         if let Ok((_, _, now)) = Record::find(layout, &record.id)
             && now.state != State::Exited

@@ -42,7 +42,7 @@ fn upload(layout: &Layout, from: &str, cell: &str, to: &str) -> Result<(), CellE
     let path = Path::new(from);
     let metadata =
         fs::symlink_metadata(path).map_err(CellError::host(format!("cannot read {from}")))?;
-    let (directory, name) = target(to, path)?;
+    let (directory, name) = target(layout, cell, to, path)?;
     // The archive is made while it is sent: a pipe joins the two.
     let (read, write) = io::pipe().map_err(CellError::host("cannot make a pipe"))?;
     std::thread::scope(|scope| {
@@ -56,14 +56,39 @@ fn upload(layout: &Layout, from: &str, cell: &str, to: &str) -> Result<(), CellE
     })
 }
 
-/// Into which directory of the guest, and under which name: a trailing `/`
-/// keeps the source's name.
-fn target(to: &str, from: &Path) -> Result<(String, String), CellError> {
+/// Into which directory of the guest, and under which name: into `to` where
+/// that is a directory or ends in `/`, else as `to`.
+fn target(
+    layout: &Layout,
+    cell: &str,
+    to: &str,
+    from: &Path,
+) -> Result<(String, String), CellError> {
     let own = from.canonicalize().ok().and_then(|path| Some(path.file_name()?.to_owned()));
     let own = own
         .and_then(|name| name.into_string().ok())
         .ok_or_else(|| CellError::Usage(format!("{} has no name to copy", from.display())))?;
-    Ok((to.to_owned(), own))
+    match to.rsplit_once('/') {
+        Some((parent, name)) if !matches!(name, "" | "." | "..") => {
+            if is_directory(layout, cell, to)? {
+                return Ok((to.to_owned(), own));
+            }
+            Ok((format!("{parent}/"), name.to_owned()))
+        }
+        _ => Ok((to.to_owned(), own)),
+    }
+}
+
+/// Whether the guest has a directory `path`: one can be looked into.
+fn is_directory(layout: &Layout, cell: &str, path: &str) -> Result<bool, CellError> {
+    let stream = guest_stream(layout, cell)?;
+    // The first frame says enough; the rest is refused.
+    let inside = format!("{path}/.");
+    match client::download(&stream, &stream, &inside, &mut io::sink(), 0) {
+        Ok(_) | Err(client::ClientError::TooMuch { .. }) => Ok(true),
+        Err(client::ClientError::Failed { .. }) => Ok(false),
+        Err(error) => Err(refused(error)),
+    }
 }
 
 fn archive(path: &Path, name: &str, directory: bool, write: impl Write) -> io::Result<()> {

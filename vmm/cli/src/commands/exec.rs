@@ -26,6 +26,8 @@ pub fn exec(layout: &Layout, args: ExecArgs) -> Result<u8, CellError> {
         .write_json(Kind::Request, &request)
         .map_err(|error| CellError::Guest(error.to_string()))?;
     if args.detach {
+        // A stream that closes earlier takes its program with it.
+        session::await_start(&stream)?;
         return Ok(0);
     }
     match session::follow(&stream, args.interactive, args.tty)? {
