@@ -61,6 +61,8 @@ impl Gate {
             }
             ("fd_close", [fd]) => drop(self.descriptors.remove(&(*fd as u32))),
             ("fd_renumber", [from, to]) => {
+                // What `to` was is closed, whatever `from` is.
+                self.descriptors.remove(&(*to as u32));
                 if let Some(live) = self.descriptors.remove(&(*from as u32)) {
                     self.descriptors.insert(*to as u32, live);
                 }

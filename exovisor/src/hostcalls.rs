@@ -6,13 +6,14 @@ use crate::ending::Ended;
 use crate::gate::NOTCAPABLE;
 use crate::imports::{Import, MODULE};
 use crate::isolate::State;
+use crate::sleep;
 use wasmtime::{AsContextMut, Caller, Extern, Linker, Result, bail, format_err};
 use wasmtime_wasi::I32Exit;
 use wasmtime_wasi::p1::wasi_snapshot_preview1::{self as p1, WasiSnapshotPreview1 as _};
 use wiggle::GuestMemory;
 
 /// Defines one host function for each line: gate, call, bookkeeping. `waits` marks those that
-/// wasmtime-wasi has as async functions.
+/// wasmtime-wasi has as async functions, `own` those of [`crate::sleep`].
 macro_rules! hostcalls {
     ($linker:ident: $($mode:ident $name:ident($($arg:ident $type:ty),*);)*) => {$({
         let import = find(stringify!($name))?;
@@ -23,15 +24,16 @@ macro_rules! hostcalls {
             }
             let (mut memory, state) = enter(&mut caller)?;
             let State { wasi, runtime, stopper, .. } = &mut *state;
-            let work = async { hostcalls!(@$mode p1::$name(wasi, &mut memory, $($arg),*)) };
+            let work = async { hostcalls!(@$mode $name(wasi, &mut memory, $($arg),*)) };
             let errno = runtime.block_on(stopper.unless_ended(work)).map_err(ended)??;
             state.gate.settle(import, arguments, errno, &memory);
             Ok(errno)
         };
         $linker.func_wrap(MODULE, stringify!($name), call)?;
     })*};
-    (@waits $call:expr) => { $call.await };
-    (@quick $call:expr) => { $call };
+    (@quick $name:ident $arguments:tt) => { p1::$name $arguments };
+    (@waits $name:ident $arguments:tt) => { p1::$name $arguments.await };
+    (@own $name:ident $arguments:tt) => { sleep::$name $arguments.await };
 }
 
 /// Defines every name of the import table.
@@ -52,7 +54,7 @@ fn link_own(linker: &mut Linker<State>) -> Result<()> {
         quick environ_sizes_get(count i32, bytes i32);
         quick clock_res_get(clock i32, out i32);
         quick clock_time_get(clock i32, precision i64, out i32);
-        waits poll_oneoff(wanted i32, events i32, count i32, out i32);
+        own poll_oneoff(wanted i32, events i32, count i32, out i32);
         quick proc_raise(signal i32);
         quick sched_yield();
         quick random_get(buffer i32, length i32);

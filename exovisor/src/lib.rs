@@ -27,6 +27,7 @@ mod imports;
 mod isolate;
 mod limits;
 mod scan;
+mod sleep;
 mod stdio;
 
 pub use admission::{Admission, AdmissionError, Admitted, Requirement};

@@ -4,9 +4,10 @@
 //! ended. Regular files are always ready, and epoll does not take them (epoll_ctl(2), EPERM).
 
 use bytes::Bytes;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use std::fs::File;
 use std::io::{self, ErrorKind, IsTerminal as _, Read, Write};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use tokio::io::unix::AsyncFd;
 use tokio::io::{AsyncRead, AsyncWrite, Interest, empty};
@@ -38,15 +39,16 @@ impl Stream {
         Self::new(fd.into(), Interest::WRITABLE)
     }
 
+    // The constructor is deprecated for types whose descriptor can change; a `File`'s cannot.
+    #[expect(deprecated, reason = "its successor is unsafe, which this crate forbids")]
     fn new(file: File, interest: Interest) -> io::Result<Self> {
-        let source = if file.metadata()?.is_file() {
-            Source::Always(file)
-        } else {
-            // /dev/null and other devices without poll are refused by epoll as well.
-            match AsyncFd::try_with_interest(file, interest) {
-                Ok(waited) => Source::Waited(waited, interest),
-                Err(error) => Source::Always(error.into_parts().0),
-            }
+        if file.metadata()?.is_file() {
+            return Ok(Self(Arc::new(Source::Always(file))));
+        }
+        // Devices without poll, like /dev/null, are refused by epoll as regular files are.
+        let source = match AsyncFd::try_with_interest(file, interest) {
+            Ok(waited) => Source::Waited(waited, interest),
+            Err(error) => Source::Always(error.into_parts().0),
         };
         Ok(Self(Arc::new(source)))
     }
@@ -59,25 +61,43 @@ impl Stream {
     }
 
     /// Does one operation if the descriptor is ready; `None` if it is not.
+    ///
+    /// The descriptor may be a blocking one, and epoll told of a state that is past: so poll(2)
+    /// is asked once more, and its no makes tokio wait for the next event.
     fn attempt<T>(
         &self,
         operation: impl FnOnce(&File) -> io::Result<T>,
     ) -> StreamResult<Option<T>> {
         let result = match &*self.0 {
-            Source::Waited(waited, interest) => waited.try_io(*interest, |file| operation(file)),
             Source::Always(file) => operation(file),
+            Source::Waited(waited, interest) => {
+                waited.try_io(*interest, |file| match is_ready(file, *interest)? {
+                    true => operation(file),
+                    false => Err(ErrorKind::WouldBlock.into()),
+                })
+            }
         };
         match result {
             Ok(done) => Ok(Some(done)),
-            Err(error)
-                if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) =>
-            {
-                Ok(None)
-            }
-            Err(error) if error.kind() == ErrorKind::BrokenPipe => Err(StreamError::Closed),
-            Err(error) => Err(StreamError::LastOperationFailed(error.into())),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(None),
+            Err(error) if error.kind() == ErrorKind::Interrupted => Ok(None),
+            Err(error) => Err(failure(error)),
         }
     }
+}
+
+fn failure(error: io::Error) -> StreamError {
+    match error.kind() {
+        ErrorKind::BrokenPipe => StreamError::Closed,
+        _ => StreamError::LastOperationFailed(error.into()),
+    }
+}
+
+/// Whether reading or writing now would not block; an error or a hangup counts as ready.
+fn is_ready(file: &File, interest: Interest) -> io::Result<bool> {
+    let flags = if interest.is_readable() { PollFlags::POLLIN } else { PollFlags::POLLOUT };
+    let mut wanted = [PollFd::new(file.as_fd(), flags)];
+    Ok(poll(&mut wanted, PollTimeout::ZERO)? > 0)
 }
 
 #[async_trait]
@@ -110,15 +130,11 @@ impl OutputStream for Stream {
     fn write(&mut self, bytes: Bytes) -> StreamResult<()> {
         let mut rest = &bytes[..];
         while !rest.is_empty() {
-            let written = self.attempt(|mut file| file.write(rest))?;
-            // What `check_write` permitted is taken at once by a pipe; anything else that takes
-            // only a part of it is written to again, waiting in the kernel.
-            let written = match written {
+            // A pipe takes at once what `check_write` permitted. Anything else that takes only a
+            // part of it is written to again, waiting in the kernel.
+            let written = match self.attempt(|mut file| file.write(rest))? {
                 Some(written) => written,
-                None => self
-                    .file()
-                    .write(rest)
-                    .map_err(|error| StreamError::LastOperationFailed(error.into()))?,
+                None => self.file().write(rest).map_err(failure)?,
             };
             rest = rest.get(written..).unwrap_or_default();
         }
@@ -130,7 +146,7 @@ impl OutputStream for Stream {
     }
 
     fn check_write(&mut self) -> StreamResult<usize> {
-        Ok(WRITE_BYTES_MAX)
+        Ok(self.attempt(|_| Ok(WRITE_BYTES_MAX))?.unwrap_or(0))
     }
 }
 

@@ -2,13 +2,8 @@
 
 use std::time::Duration;
 
-const UNITS: [(&str, u64); 5] = [
-    ("T", 1 << 40),
-    ("G", 1 << 30),
-    ("M", 1 << 20),
-    ("K", 1 << 10),
-    ("B", 1),
-];
+const UNITS: [(&str, u64); 5] =
+    [("T", 1 << 40), ("G", 1 << 30), ("M", 1 << 20), ("K", 1 << 10), ("B", 1)];
 
 /// Reads a size in bytes: digits and an optional unit of B, K, M, G or T (powers of 1024;
 /// `k`, `KB` and `KiB` mean the same).
@@ -25,18 +20,10 @@ pub fn parse_bytes(text: &str) -> Result<u64, String> {
     };
     let factor = match unit {
         "" => 1,
-        unit => {
-            UNITS
-                .iter()
-                .find(|(name, _)| *name == unit)
-                .ok_or_else(wrong)?
-                .1
-        }
+        unit => UNITS.iter().find(|(name, _)| *name == unit).ok_or_else(wrong)?.1,
     };
     let count: u64 = digits.parse().map_err(|_| wrong())?;
-    count
-        .checked_mul(factor)
-        .ok_or_else(|| format!("`{text}` is more bytes than 64 bits hold"))
+    count.checked_mul(factor).ok_or_else(|| format!("`{text}` is more bytes than 64 bits hold"))
 }
 
 /// Reads a duration: digits and one of ms, s, m, h (plain digits are seconds).
@@ -55,21 +42,15 @@ pub fn parse_duration(text: &str) -> Result<Duration, String> {
         _ => return Err(wrong()),
     };
     // A deadline must fit the nanoseconds of a quota.
-    let millis = count
-        .checked_mul(millis_per_unit)
-        .filter(|millis| *millis <= MILLIS_MAX);
-    millis
-        .map(Duration::from_millis)
-        .ok_or_else(|| format!("`{text}` is longer than 500 years"))
+    let millis = count.checked_mul(millis_per_unit).filter(|millis| *millis <= MILLIS_MAX);
+    millis.map(Duration::from_millis).ok_or_else(|| format!("`{text}` is longer than 500 years"))
 }
 
 const MILLIS_MAX: u64 = u64::MAX / 1_000_000;
 
 fn split(text: &str) -> (&str, &str) {
     let text = text.trim();
-    let end = text
-        .find(|c: char| !c.is_ascii_digit())
-        .unwrap_or(text.len());
+    let end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let (digits, unit) = text.split_at(end);
     (digits, unit.trim_start())
 }
@@ -77,9 +58,7 @@ fn split(text: &str) -> (&str, &str) {
 /// Writes a size in the largest unit that divides it.
 #[must_use]
 pub fn format_bytes(bytes: u64) -> String {
-    let unit = UNITS
-        .iter()
-        .find(|(_, factor)| bytes >= *factor && bytes.is_multiple_of(*factor));
+    let unit = UNITS.iter().find(|(_, factor)| bytes >= *factor && bytes.is_multiple_of(*factor));
     match unit {
         Some((name, factor)) => format!("{}{name}", bytes / factor),
         None => "0B".to_owned(),
@@ -119,36 +98,19 @@ mod tests {
 
     #[test]
     fn what_is_not_a_size_is_refused() {
-        for text in [
-            "",
-            "M",
-            "-1",
-            "1.5G",
-            "10Q",
-            "1e3",
-            "16777216T",
-            "99999999999999999999",
-            "1iB",
-            "١M",
-        ] {
+        for text in
+            ["", "M", "-1", "1.5G", "10Q", "1e3", "16777216T", "99999999999999999999", "1iB", "١M"]
+        {
             assert!(parse_bytes(text).is_err(), "{text}");
         }
     }
 
     #[test]
     fn durations_are_read() {
-        for (text, millis) in [
-            ("250ms", 250),
-            ("30s", 30_000),
-            ("30", 30_000),
-            ("2m", 120_000),
-            ("1h", 3_600_000),
-        ] {
-            assert_eq!(
-                parse_duration(text),
-                Ok(Duration::from_millis(millis)),
-                "{text}"
-            );
+        for (text, millis) in
+            [("250ms", 250), ("30s", 30_000), ("30", 30_000), ("2m", 120_000), ("1h", 3_600_000)]
+        {
+            assert_eq!(parse_duration(text), Ok(Duration::from_millis(millis)), "{text}");
         }
     }
 

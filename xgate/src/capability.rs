@@ -80,9 +80,7 @@ impl FolderScope {
 /// Whether a path is absolute and has no `.` or `..` left.
 pub(crate) fn is_plain(path: &Path) -> bool {
     path.is_absolute()
-        && path
-            .components()
-            .all(|part| matches!(part, Component::RootDir | Component::Normal(_)))
+        && path.components().all(|part| matches!(part, Component::RootDir | Component::Normal(_)))
 }
 
 /// Peers to connect to, ports to listen on, names to resolve. Empty lists cover nothing.
@@ -180,16 +178,7 @@ impl Capability {
         quota: Quota,
     ) -> Self {
         let (name, holder) = (name.to_owned(), holder.to_owned());
-        Self {
-            name,
-            holder,
-            kind,
-            rights,
-            scope,
-            quota,
-            parent: None,
-            live: Live::new(),
-        }
+        Self { name, holder, kind, rights, scope, quota, parent: None, live: Live::new() }
     }
 
     /// Name, unique per holder by convention: `memory`, `folder:/src`.
@@ -246,11 +235,7 @@ impl Capability {
         if !lacking.is_empty() {
             return Some(format!("it has the rights {}, not {lacking}", self.rights));
         }
-        if self.covers(rights, request) {
-            None
-        } else {
-            Some(self.outside(request))
-        }
+        if self.covers(rights, request) { None } else { Some(self.outside(request)) }
     }
 
     fn covers(&self, rights: Rights, request: &Request<'_>) -> bool {

@@ -47,32 +47,16 @@ impl CapabilitySet {
 #[must_use]
 pub fn explain_table(rows: &[Explained]) -> String {
     let widths = [
-        rows.iter()
-            .map(|row| row.name.len())
-            .max()
-            .unwrap_or(0)
-            .max(10),
-        rows.iter()
-            .map(|row| row.rights.len())
-            .max()
-            .unwrap_or(0)
-            .max(6),
+        rows.iter().map(|row| row.name.len()).max().unwrap_or(0).max(10),
+        rows.iter().map(|row| row.rights.len()).max().unwrap_or(0).max(6),
     ];
     let mut text = String::new();
     for row in rows {
         let [name, rights] = widths;
         // Writing to a string cannot fail.
-        let _ = writeln!(
-            text,
-            "{:name$}  {:rights$}  {}",
-            row.name, row.rights, row.scope
-        );
+        let _ = writeln!(text, "{:name$}  {:rights$}  {}", row.name, row.rights, row.scope);
         let _ = writeln!(text, "{:name$}  {:rights$}    vm:      {}", "", "", row.vm);
-        let _ = writeln!(
-            text,
-            "{:name$}  {:rights$}    isolate: {}",
-            "", "", row.isolate
-        );
+        let _ = writeln!(text, "{:name$}  {:rights$}    isolate: {}", "", "", row.isolate);
     }
     text
 }
@@ -103,12 +87,8 @@ fn not_granted(kind: Kind) -> Explained {
         kind: kind.to_string(),
         granted: false,
         rights: Rights::empty().to_string(),
-        scope: if kind == Kind::Time || kind == Kind::Fuel {
-            "no limit"
-        } else {
-            "not granted"
-        }
-        .to_owned(),
+        scope: if kind == Kind::Time || kind == Kind::Fuel { "no limit" } else { "not granted" }
+            .to_owned(),
         vm: vm.to_owned(),
         isolate: isolate.to_owned(),
     }
@@ -130,11 +110,8 @@ fn meaning(capability: &Capability) -> (String, String) {
     match capability.kind() {
         Kind::Folder => {
             let rights = capability.rights();
-            let write = if rights.contains(Rights::WRITE) {
-                " and may change it"
-            } else {
-                ", read-only"
-            };
+            let write =
+                if rights.contains(Rights::WRITE) { " and may change it" } else { ", read-only" };
             let run = if rights.contains(Rights::EXECUTE) {
                 "; programs in it run"
             } else {
@@ -152,10 +129,9 @@ fn meaning(capability: &Capability) -> (String, String) {
 /// What a granted kind means for a `vm` cell and for an isolate.
 fn with(kind: Kind) -> (&'static str, &'static str) {
     match kind {
-        Kind::Memory => (
-            "the guest's whole memory, kernel included",
-            "linear memories and tables together",
-        ),
+        Kind::Memory => {
+            ("the guest's whole memory, kernel included", "linear memories and tables together")
+        }
         Kind::Cpu => (
             "so many processors; the weight ranks it against other cells",
             "one thread; the weight ranks it against other cells",
@@ -164,28 +140,22 @@ fn with(kind: Kind) -> (&'static str, &'static str) {
             "a private writable layer over the image, up to this size",
             "nothing: an isolate has no disk of its own",
         ),
-        Kind::Processes => (
-            "so many processes and threads in the guest",
-            "nothing: an isolate is one thread",
-        ),
+        Kind::Processes => {
+            ("so many processes and threads in the guest", "nothing: an isolate is one thread")
+        }
         Kind::Time => (
             "ended when the time is over",
             "ended when the time is over, also in the middle of a loop",
         ),
-        Kind::Clock => (
-            "the guest's clock follows the host's",
-            "may read clocks and sleep",
-        ),
+        Kind::Clock => ("the guest's clock follows the host's", "may read clocks and sleep"),
         Kind::Random => ("an entropy device", "may draw random bytes"),
         Kind::Stdio => ("its streams are attached", "its streams are attached"),
-        Kind::Network => (
-            "rules are kept; no network device yet",
-            "rules are kept; no sockets yet",
-        ),
-        Kind::Device => (
-            "names are kept; no such device yet",
-            "names are kept; no such device yet",
-        ),
+        Kind::Network => {
+            ("rules are kept; no network device yet", "rules are kept; no sockets yet")
+        }
+        Kind::Device => {
+            ("names are kept; no such device yet", "names are kept; no such device yet")
+        }
         Kind::Spawn => (
             "kept; starting isolates inside is not offered yet",
             "kept; starting isolates inside is not offered yet",
@@ -201,36 +171,28 @@ fn with(kind: Kind) -> (&'static str, &'static str) {
 /// What the lack of a kind means.
 fn without(kind: Kind) -> (&'static str, &'static str) {
     match kind {
-        Kind::Folder => (
-            "sees no folder of the host",
-            "no folder is preopened; path imports are refused",
-        ),
+        Kind::Folder => {
+            ("sees no folder of the host", "no folder is preopened; path imports are refused")
+        }
         Kind::Network => ("has no network device", "socket imports are refused"),
-        Kind::Memory | Kind::Cpu => ("does not start", "does not start"),
-        Kind::Disk => (
-            "its file system is read-only",
-            "nothing changes: an isolate has no disk of its own",
-        ),
-        Kind::Processes => (
-            "does not start",
-            "nothing changes: an isolate is one thread",
-        ),
+        Kind::Memory => ("does not start", "does not start"),
+        Kind::Cpu => ("does not start", "nothing changes: an isolate is one thread"),
+        Kind::Disk => {
+            ("its file system is read-only", "nothing changes: an isolate has no disk of its own")
+        }
+        Kind::Processes => ("does not start", "nothing changes: an isolate is one thread"),
         Kind::Time => ("runs until it ends", "runs until it ends"),
         Kind::Clock => (
             "still reads the processor's time stamp counter; that cannot be taken away",
             "clock imports are refused",
         ),
         Kind::Random => ("has no entropy device", "random imports are refused"),
-        Kind::Stdio => (
-            "its streams are closed",
-            "stream imports are refused unless a folder is granted",
-        ),
+        Kind::Stdio => {
+            ("its streams are closed", "stream imports are refused unless a folder is granted")
+        }
         Kind::Device => ("has no further devices", "has no devices"),
         Kind::Spawn => ("starts no isolates", "starts no isolates"),
-        Kind::Fuel => (
-            "is not metered by instruction",
-            "is not metered by instruction",
-        ),
+        Kind::Fuel => ("is not metered by instruction", "is not metered by instruction"),
         _ => ("", ""),
     }
 }
@@ -247,11 +209,7 @@ mod tests {
                 assert!(rows.iter().any(|row| row.kind == kind.name()), "{kind}");
             }
             for row in &rows {
-                assert!(
-                    !row.vm.is_empty() && !row.isolate.is_empty(),
-                    "{}",
-                    row.name
-                );
+                assert!(!row.vm.is_empty() && !row.isolate.is_empty(), "{}", row.name);
             }
         }
     }
@@ -259,10 +217,7 @@ mod tests {
     #[test]
     fn every_kind_has_words_when_granted() {
         for kind in Kind::ALL.iter().filter(|kind| **kind != Kind::Folder) {
-            assert!(
-                !with(*kind).0.is_empty() && !with(*kind).1.is_empty(),
-                "{kind}"
-            );
+            assert!(!with(*kind).0.is_empty() && !with(*kind).1.is_empty(), "{kind}");
         }
     }
 
@@ -270,9 +225,6 @@ mod tests {
     fn json_and_table_name_each_capability() {
         let rows = CapabilitySet::default().explain();
         let (json, table) = (explain_json(&rows), explain_table(&rows));
-        assert!(
-            json.contains("\"scope\": \"256M\"") && table.contains("256M"),
-            "{json}{table}"
-        );
+        assert!(json.contains("\"scope\": \"256M\"") && table.contains("256M"), "{json}{table}");
     }
 }

@@ -17,20 +17,11 @@ const VERSION: u32 = 1;
 /// Reads a grant. Text that opens with `{` is JSON, all other text is TOML.
 pub(crate) fn read(text: &str, base: &Path) -> Result<CapabilitySet, CapsError> {
     if text.len() > FILE_BYTES_MAX {
-        return Err(CapsError::TooLong {
-            bytes: text.len(),
-            max: FILE_BYTES_MAX,
-        });
+        return Err(CapsError::TooLong { bytes: text.len(), max: FILE_BYTES_MAX });
     }
-    let wire = if text.trim_start().starts_with('{') {
-        read_json(text)?
-    } else {
-        read_toml(text)?
-    };
+    let wire = if text.trim_start().starts_with('{') { read_json(text)? } else { read_toml(text)? };
     if wire.version != VERSION {
-        return Err(CapsError::Version {
-            found: wire.version,
-        });
+        return Err(CapsError::Version { found: wire.version });
     }
     wire.check(base)
 }
@@ -38,13 +29,9 @@ pub(crate) fn read(text: &str, base: &Path) -> Result<CapabilitySet, CapsError> 
 fn read_json(text: &str) -> Result<Wire, CapsError> {
     serde_json::from_str(text).map_err(|error| {
         let message = error.to_string();
-        let message = message
-            .rsplit_once(" at line ")
-            .map_or(message.as_str(), |(before, _)| before);
-        CapsError::Syntax {
-            line: error.line().max(1),
-            message: message.to_owned(),
-        }
+        let message =
+            message.rsplit_once(" at line ").map_or(message.as_str(), |(before, _)| before);
+        CapsError::Syntax { line: error.line().max(1), message: message.to_owned() }
     })
 }
 
@@ -53,10 +40,7 @@ fn read_toml(text: &str) -> Result<Wire, CapsError> {
         let start = error.span().map_or(0, |span| span.start);
         let before = text.as_bytes().get(..start).unwrap_or_default();
         let line = 1 + before.iter().filter(|byte| **byte == b'\n').count();
-        CapsError::Syntax {
-            line,
-            message: error.message().replace('\n', ", "),
-        }
+        CapsError::Syntax { line, message: error.message().replace('\n', ", ") }
     })
 }
 
@@ -262,10 +246,7 @@ impl Wire {
     fn check(self, base: &Path) -> Result<CapabilitySet, CapsError> {
         let mut set = CapabilitySet::nothing();
         set.memory_bytes = self.memory.map(|memory| memory.limit.0.0);
-        set.cpu = self.cpu.map(|cpu| Cpu {
-            count: cpu.count,
-            weight: cpu.weight,
-        });
+        set.cpu = self.cpu.map(|cpu| Cpu { count: cpu.count, weight: cpu.weight });
         set.disk_bytes = self.disk.map(|disk| disk.size.0.0);
         set.process_max = self.processes.map(|processes| processes.max);
         set.deadline = self.time.map(|time| time.deadline.0.0);
@@ -278,13 +259,7 @@ impl Wire {
         set.spawn_max = self.spawn.map(|spawn| spawn.max);
         for folder in self.folder {
             let rights = FolderRight::rights(&folder.rights);
-            set.folders.push(Folder::new(
-                &folder.host,
-                &folder.guest,
-                rights,
-                base,
-                "folder",
-            )?);
+            set.folders.push(Folder::new(&folder.host, &folder.guest, rights, base, "folder")?);
         }
         set.checked()
     }
@@ -313,28 +288,20 @@ impl From<&CapabilitySet> for Wire {
         let plain = |granted: bool| granted.then_some(PlainWire {});
         Self {
             version: VERSION,
-            memory: set.memory_bytes.map(|bytes| MemoryWire {
-                limit: Text(Bytes(bytes)),
-            }),
-            cpu: set.cpu.map(|cpu| CpuWire {
-                count: cpu.count,
-                weight: cpu.weight,
-            }),
-            disk: set.disk_bytes.map(|bytes| DiskWire {
-                size: Text(Bytes(bytes)),
-            }),
+            memory: set.memory_bytes.map(|bytes| MemoryWire { limit: Text(Bytes(bytes)) }),
+            cpu: set.cpu.map(|cpu| CpuWire { count: cpu.count, weight: cpu.weight }),
+            disk: set.disk_bytes.map(|bytes| DiskWire { size: Text(Bytes(bytes)) }),
             processes: set.process_max.map(|max| CountWire { max }),
-            time: set.deadline.map(|deadline| TimeWire {
-                deadline: Text(Span(deadline)),
-            }),
+            time: set.deadline.map(|deadline| TimeWire { deadline: Text(Span(deadline)) }),
             fuel: set.fuel.map(|instructions| FuelWire { instructions }),
             clock: plain(set.clock),
             random: plain(set.random),
             stdio: plain(set.stdio),
             network: set.network.as_ref().map(NetworkWire::from),
-            device: set.devices.as_ref().map(|names| DeviceWire {
-                names: names.iter().cloned().collect(),
-            }),
+            device: set
+                .devices
+                .as_ref()
+                .map(|names| DeviceWire { names: names.iter().cloned().collect() }),
             spawn: set.spawn_max.map(|max| CountWire { max }),
             folder: set.folders.iter().map(FolderWire::from).collect(),
         }
@@ -354,11 +321,7 @@ impl From<&NetworkScope> for NetworkWire {
 impl From<&Folder> for FolderWire {
     fn from(folder: &Folder) -> Self {
         let rights = FolderRight::list(folder.rights);
-        Self {
-            host: folder.host.clone(),
-            guest: folder.guest.clone(),
-            rights,
-        }
+        Self { host: folder.host.clone(), guest: folder.guest.clone(), rights }
     }
 }
 

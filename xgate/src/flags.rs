@@ -108,12 +108,7 @@ impl Flags {
         for (flag, wish) in &self.wishes {
             if let Some((capability, asked, granted)) = wish.excess(file) {
                 let capability = capability.to_owned();
-                return Err(CapsError::Exceeds {
-                    flag: flag.clone(),
-                    capability,
-                    asked,
-                    granted,
-                });
+                return Err(CapsError::Exceeds { flag: flag.clone(), capability, asked, granted });
             }
             wish.narrow(&mut set, file);
         }
@@ -130,8 +125,7 @@ fn wish(name: &str, text: &str) -> Result<Wish, String> {
         "processes" => Wish::Processes(number(text, "a number of processes, like \"512\"")?),
         "time" => Wish::Time(parse_duration(text)?),
         "fuel" => Wish::Fuel(
-            text.parse()
-                .map_err(|_| format!("`{text}` is not a number of instructions"))?,
+            text.parse().map_err(|_| format!("`{text}` is not a number of instructions"))?,
         ),
         "clock" => plain(Wish::Clock, text)?,
         "random" => plain(Wish::Random, text)?,
@@ -158,11 +152,7 @@ fn number(text: &str, what: &str) -> Result<u32, String> {
 }
 
 fn plain(wish: Wish, text: &str) -> Result<Wish, String> {
-    if text.is_empty() {
-        Ok(wish)
-    } else {
-        Err(format!("takes no value, but has `{text}`"))
-    }
+    if text.is_empty() { Ok(wish) } else { Err(format!("takes no value, but has `{text}`")) }
 }
 
 fn folder(flag: &str, text: &str, base: &Path) -> Result<Wish, CapsError> {
@@ -171,10 +161,7 @@ fn folder(flag: &str, text: &str, base: &Path) -> Result<Wish, CapsError> {
         [host, guest] => (host, guest, ""),
         [host, guest, options] => (host, guest, options),
         _ => {
-            return Err(value(
-                flag,
-                format!("`{text}` is not HOST:GUEST or HOST:GUEST:ro"),
-            ));
+            return Err(value(flag, format!("`{text}` is not HOST:GUEST or HOST:GUEST:ro")));
         }
     };
     if !host.starts_with(['/', '.']) {
@@ -192,31 +179,16 @@ fn folder(flag: &str, text: &str, base: &Path) -> Result<Wish, CapsError> {
             "exec" => execute_as_granted = false,
             "noexec" => rights.remove(Rights::EXECUTE),
             _ => {
-                return Err(value(
-                    flag,
-                    format!("`{option}` is not one of ro, rw, exec, noexec"),
-                ));
+                return Err(value(flag, format!("`{option}` is not one of ro, rw, exec, noexec")));
             }
         }
     }
-    let folder = Folder::new(
-        &PathBuf::from(host),
-        &PathBuf::from(guest),
-        rights,
-        base,
-        flag,
-    )?;
-    Ok(Wish::Folder {
-        folder,
-        execute_as_granted,
-    })
+    let folder = Folder::new(&PathBuf::from(host), &PathBuf::from(guest), rights, base, flag)?;
+    Ok(Wish::Folder { folder, execute_as_granted })
 }
 
 fn value(flag: &str, message: String) -> CapsError {
-    CapsError::Value {
-        key: flag.to_owned(),
-        message,
-    }
+    CapsError::Value { key: flag.to_owned(), message }
 }
 
 impl Wish {
@@ -224,18 +196,8 @@ impl Wish {
     fn apply(&self, set: &mut CapabilitySet) {
         match self {
             Self::Memory(bytes) => set.memory_bytes = Some(*bytes),
-            Self::Cpus(count) => {
-                set.cpu = Some(Cpu {
-                    count: *count,
-                    ..cpu(set)
-                })
-            }
-            Self::Weight(weight) => {
-                set.cpu = Some(Cpu {
-                    weight: *weight,
-                    ..cpu(set)
-                })
-            }
+            Self::Cpus(count) => set.cpu = Some(Cpu { count: *count, ..cpu(set) }),
+            Self::Weight(weight) => set.cpu = Some(Cpu { weight: *weight, ..cpu(set) }),
             Self::Disk(bytes) => set.disk_bytes = Some(*bytes),
             Self::Processes(max) => set.process_max = Some(*max),
             Self::Time(deadline) => set.deadline = Some(*deadline),
@@ -257,10 +219,7 @@ impl Wish {
     fn narrow(&self, set: &mut CapabilitySet, file: &CapabilitySet) {
         match self {
             Self::Connect(_) | Self::Listen(_) | Self::Resolve(_) | Self::Device(_) => {}
-            Self::Folder {
-                folder,
-                execute_as_granted,
-            } => {
+            Self::Folder { folder, execute_as_granted } => {
                 let mut folder = folder.clone();
                 if *execute_as_granted && !covers(file, &folder, Rights::empty()) {
                     folder.rights.remove(Rights::EXECUTE);
@@ -278,68 +237,42 @@ impl Wish {
         match self {
             Self::Memory(bytes) => above("memory", *bytes, file.memory_bytes, format_bytes),
             Self::Disk(bytes) => above("disk", *bytes, file.disk_bytes, format_bytes),
-            Self::Cpus(count) => above(
-                "cpu",
-                u64::from(*count),
-                file.cpu.map(|cpu| u64::from(cpu.count)),
-                count_of,
-            ),
+            Self::Cpus(count) => {
+                above("cpu", u64::from(*count), file.cpu.map(|cpu| u64::from(cpu.count)), count_of)
+            }
             Self::Weight(weight) => above(
                 "cpu",
                 u64::from(*weight),
                 file.cpu.map(|cpu| u64::from(cpu.weight)),
                 count_of,
             ),
-            Self::Processes(max) => above(
-                "processes",
-                u64::from(*max),
-                file.process_max.map(u64::from),
-                count_of,
-            ),
-            Self::Spawn(max) => above(
-                "spawn",
-                u64::from(*max),
-                file.spawn_max.map(u64::from),
-                count_of,
-            ),
+            Self::Processes(max) => {
+                above("processes", u64::from(*max), file.process_max.map(u64::from), count_of)
+            }
+            Self::Spawn(max) => {
+                above("spawn", u64::from(*max), file.spawn_max.map(u64::from), count_of)
+            }
             Self::Time(time) => later(*time, file.deadline),
-            Self::Fuel(fuel) => file
-                .fuel
-                .and_then(|limit| above("fuel", *fuel, Some(limit), count_of)),
+            Self::Fuel(fuel) => {
+                file.fuel.and_then(|limit| above("fuel", *fuel, Some(limit), count_of))
+            }
             Self::Clock => absent("clock", file.clock),
             Self::Random => absent("random", file.random),
             Self::Stdio => absent("stdio", file.stdio),
             Self::Connect(rule) => outside(
                 &network,
-                NetworkScope {
-                    connect: vec![rule.clone()],
-                    ..Default::default()
-                },
+                NetworkScope { connect: vec![rule.clone()], ..Default::default() },
             ),
-            Self::Listen(rule) => outside(
-                &network,
-                NetworkScope {
-                    listen: vec![*rule],
-                    ..Default::default()
-                },
-            ),
+            Self::Listen(rule) => {
+                outside(&network, NetworkScope { listen: vec![*rule], ..Default::default() })
+            }
             Self::Resolve(rule) => outside(
                 &network,
-                NetworkScope {
-                    resolve: vec![rule.clone()],
-                    ..Default::default()
-                },
+                NetworkScope { resolve: vec![rule.clone()], ..Default::default() },
             ),
             Self::Device(name) => absent("device", file.devices().any(|device| device == name)),
-            Self::Folder {
-                folder,
-                execute_as_granted,
-            } => {
-                let optional = if *execute_as_granted {
-                    Rights::EXECUTE
-                } else {
-                    Rights::empty()
-                };
+            Self::Folder { folder, execute_as_granted } => {
+                let optional = if *execute_as_granted { Rights::EXECUTE } else { Rights::empty() };
                 (!covers(file, folder, optional)).then(|| folder_excess(folder, optional, file))
             }
         }
@@ -347,10 +280,7 @@ impl Wish {
 }
 
 fn cpu(set: &CapabilitySet) -> Cpu {
-    set.cpu.unwrap_or(Cpu {
-        count: 1,
-        weight: Cpu::WEIGHT_DEFAULT,
-    })
+    set.cpu.unwrap_or(Cpu { count: 1, weight: Cpu::WEIGHT_DEFAULT })
 }
 
 fn network(set: &mut CapabilitySet) -> &mut NetworkScope {
@@ -371,21 +301,13 @@ fn folder_excess(
     file: &CapabilitySet,
 ) -> (&'static str, String, String) {
     let asked = format!("{} on {}", folder.rights - optional, folder.host.display());
-    let around = file
-        .folders
-        .iter()
-        .filter(|own| own.scope().contains(&folder.scope()));
-    let granted: Vec<String> = around
-        .map(|own| format!("{} on {}", own.rights, own.host.display()))
-        .collect();
+    let around = file.folders.iter().filter(|own| own.scope().contains(&folder.scope()));
+    let granted: Vec<String> =
+        around.map(|own| format!("{} on {}", own.rights, own.host.display())).collect();
     (
         "folder",
         asked,
-        if granted.is_empty() {
-            "nothing there".to_owned()
-        } else {
-            granted.join(" and ")
-        },
+        if granted.is_empty() { "nothing there".to_owned() } else { granted.join(" and ") },
     )
 }
 

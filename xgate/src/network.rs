@@ -39,15 +39,8 @@ impl FromStr for PortRange {
             true => digits.parse::<u16>().map_err(|_| wrong()),
             false => Err(wrong()),
         };
-        let range = Self {
-            first: port(first)?,
-            last: port(last)?,
-        };
-        if range.first == 0 || range.first > range.last {
-            Err(wrong())
-        } else {
-            Ok(range)
-        }
+        let range = Self { first: port(first)?, last: port(last)? };
+        if range.first == 0 || range.first > range.last { Err(wrong()) } else { Ok(range) }
     }
 }
 
@@ -89,13 +82,9 @@ impl NamePattern {
             (Self::Below(own), Self::Below(other)) => own == other || is_below(other, own),
             (Self::Below(own), Self::Name(name)) => is_below(name, own),
             (Self::Name(own), Self::Name(name)) => own == name,
-            (
-                Self::Net { base, prefix },
-                Self::Net {
-                    base: other,
-                    prefix: longer,
-                },
-            ) => longer >= prefix && in_net(*base, *prefix, *other),
+            (Self::Net { base, prefix }, Self::Net { base: other, prefix: longer }) => {
+                longer >= prefix && in_net(*base, *prefix, *other)
+            }
             _ => false,
         }
     }
@@ -139,10 +128,7 @@ impl fmt::Display for NamePattern {
 /// Reads one host without wildcards.
 fn exact(text: &str) -> Result<NamePattern, String> {
     match text.parse::<IpAddr>() {
-        Ok(base) => Ok(NamePattern::Net {
-            base,
-            prefix: width(base),
-        }),
+        Ok(base) => Ok(NamePattern::Net { base, prefix: width(base) }),
         Err(_) => name(text).map(NamePattern::Name),
     }
 }
@@ -154,15 +140,11 @@ fn name(text: &str) -> Result<String, String> {
         (1..=63).contains(&label.len())
             && !label.starts_with('-')
             && !label.ends_with('-')
-            && label
-                .bytes()
-                .all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_')
+            && label.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_')
     };
     // A name whose last label is all digits could pass for an address (WHATWG URL, 3.5).
-    let like_address = text
-        .rsplit('.')
-        .next()
-        .is_some_and(|last| last.bytes().all(|b| b.is_ascii_digit()));
+    let like_address =
+        text.rsplit('.').next().is_some_and(|last| last.bytes().all(|b| b.is_ascii_digit()));
     if text.len() > 253 || like_address || !text.split('.').all(label) {
         return Err(format!(
             "`{text}` is not a host name, an address, or a network like \"10.0.0.0/8\""
@@ -188,8 +170,7 @@ fn net(text: &str, base: &str, prefix: &str) -> Result<NamePattern, String> {
 }
 
 fn is_below(name: &str, domain: &str) -> bool {
-    name.strip_suffix(domain)
-        .is_some_and(|rest| rest.len() > 1 && rest.ends_with('.'))
+    name.strip_suffix(domain).is_some_and(|rest| rest.len() > 1 && rest.ends_with('.'))
 }
 
 fn in_net(base: IpAddr, prefix: u8, other: IpAddr) -> bool {
@@ -243,10 +224,7 @@ impl FromStr for Endpoint {
             None if host.contains(':') => return Err(wrong()),
             None => host.to_owned(),
         };
-        Ok(Self {
-            host: host.parse()?,
-            ports: ports.parse()?,
-        })
+        Ok(Self { host: host.parse()?, ports: ports.parse()? })
     }
 }
 
@@ -332,15 +310,7 @@ mod tests {
         ] {
             assert_eq!(text.parse::<Endpoint>().expect(text).to_string(), text);
         }
-        for text in [
-            "example.org",
-            "example.org:",
-            "a:0",
-            "a:9-8",
-            "::1:80",
-            "a:65536",
-            "a:+1",
-        ] {
+        for text in ["example.org", "example.org:", "a:0", "a:9-8", "::1:80", "a:65536", "a:+1"] {
             assert!(text.parse::<Endpoint>().is_err(), "{text}");
         }
     }

@@ -50,29 +50,19 @@ impl Folder {
         base: &Path,
         key: &str,
     ) -> Result<Self, CapsError> {
-        let value = |message: String| CapsError::Value {
-            key: key.to_owned(),
-            message,
-        };
+        let value = |message: String| CapsError::Value { key: key.to_owned(), message };
         if !rights.contains(Rights::READ) {
             return Err(value(format!("{} needs the right `read`", host.display())));
         }
         let host = plain(&base.join(host)).map_err(value)?;
-        let guest: PathBuf = guest
-            .components()
-            .filter(|part| *part != Component::CurDir)
-            .collect();
+        let guest: PathBuf = guest.components().filter(|part| *part != Component::CurDir).collect();
         if !is_plain(&guest) || guest.to_str().is_none_or(|text| text.contains('\0')) {
             return Err(value(format!(
                 "{} is not an absolute guest path without `..`",
                 guest.display()
             )));
         }
-        Ok(Self {
-            host,
-            guest,
-            rights,
-        })
+        Ok(Self { host, guest, rights })
     }
 
     /// Name of its capability in a table.
@@ -84,10 +74,7 @@ impl Folder {
     /// Its scope in a table.
     #[must_use]
     pub fn scope(&self) -> FolderScope {
-        FolderScope {
-            host: self.host.clone(),
-            guest: self.guest.clone(),
-        }
+        FolderScope { host: self.host.clone(), guest: self.guest.clone() }
     }
 }
 
@@ -97,8 +84,7 @@ fn plain(path: &Path) -> Result<PathBuf, String> {
     if is_plain(&path) {
         return Ok(path.components().collect());
     }
-    path.canonicalize()
-        .map_err(|error| format!("{}: {error}", path.display()))
+    path.canonicalize().map_err(|error| format!("{}: {error}", path.display()))
 }
 
 /// What a cell may do. Everything that is absent is denied.
@@ -125,10 +111,7 @@ impl Default for CapabilitySet {
     fn default() -> Self {
         Self {
             memory_bytes: Some(256 << 20),
-            cpu: Some(Cpu {
-                count: 1,
-                weight: Cpu::WEIGHT_DEFAULT,
-            }),
+            cpu: Some(Cpu { count: 1, weight: Cpu::WEIGHT_DEFAULT }),
             disk_bytes: Some(1 << 30),
             process_max: Some(512),
             clock: true,
@@ -290,9 +273,7 @@ impl CapabilitySet {
     /// Whether anything of this kind is granted.
     #[must_use]
     pub fn grants(&self, kind: Kind) -> bool {
-        self.capabilities("")
-            .iter()
-            .any(|capability| capability.kind() == kind)
+        self.capabilities("").iter().any(|capability| capability.kind() == kind)
     }
 
     /// The memory limit, for a planner that cannot do without.
@@ -300,8 +281,7 @@ impl CapabilitySet {
     /// # Errors
     /// [`CapsError::Missing`] says what to add to the file.
     pub fn require_memory_bytes(&self) -> Result<u64, CapsError> {
-        self.memory_bytes
-            .ok_or_else(|| missing("memory", "`[memory]` with `limit = \"256M\"`"))
+        self.memory_bytes.ok_or_else(|| missing("memory", "`[memory]` with `limit = \"256M\"`"))
     }
 
     /// The processors, for a planner that cannot do without.
@@ -309,8 +289,7 @@ impl CapabilitySet {
     /// # Errors
     /// [`CapsError::Missing`] says what to add to the file.
     pub fn require_cpu(&self) -> Result<Cpu, CapsError> {
-        self.cpu
-            .ok_or_else(|| missing("cpu", "`[cpu]` with `count = 1`"))
+        self.cpu.ok_or_else(|| missing("cpu", "`[cpu]` with `count = 1`"))
     }
 
     /// The process limit, for a planner that cannot do without.
@@ -318,8 +297,7 @@ impl CapabilitySet {
     /// # Errors
     /// [`CapsError::Missing`] says what to add to the file.
     pub fn require_process_max(&self) -> Result<u32, CapsError> {
-        self.process_max
-            .ok_or_else(|| missing("processes", "`[processes]` with `max = 512`"))
+        self.process_max.ok_or_else(|| missing("processes", "`[processes]` with `max = 512`"))
     }
 
     /// Puts every capability of the grant into `table`, all or none, and answers with their
@@ -333,9 +311,7 @@ impl CapabilitySet {
             match table.insert(capability) {
                 Ok(handle) => handles.push(handle),
                 Err(error) => {
-                    handles
-                        .drain(..)
-                        .for_each(|handle| drop(table.revoke(handle)));
+                    handles.drain(..).for_each(|handle| drop(table.revoke(handle)));
                     return Err(error);
                 }
             }
@@ -353,28 +329,13 @@ impl CapabilitySet {
         };
         let plain = |kind, granted: bool| counted(kind, granted.then_some(u64::MAX));
         let cpu = self.cpu.map(|cpu| {
-            make(
-                Kind::Cpu,
-                Rights::USE,
-                Scope::Weight(cpu.weight),
-                Quota(u64::from(cpu.count)),
-            )
+            make(Kind::Cpu, Rights::USE, Scope::Weight(cpu.weight), Quota(u64::from(cpu.count)))
         });
         let network = self.network.as_ref().map(|network| {
-            make(
-                Kind::Network,
-                network.rights(),
-                Scope::Network(network.clone()),
-                Quota::UNCOUNTED,
-            )
+            make(Kind::Network, network.rights(), Scope::Network(network.clone()), Quota::UNCOUNTED)
         });
         let devices = self.devices.as_ref().map(|names| {
-            make(
-                Kind::Device,
-                Rights::USE,
-                Scope::Names(names.clone()),
-                Quota::UNCOUNTED,
-            )
+            make(Kind::Device, Rights::USE, Scope::Names(names.clone()), Quota::UNCOUNTED)
         });
         let folders = self.folders.iter().map(|folder| {
             let scope = Scope::Folder(folder.scope());
@@ -408,11 +369,7 @@ impl CapabilitySet {
     pub(crate) fn checked(self) -> Result<Self, CapsError> {
         positive("memory.limit", self.memory_bytes)?;
         within("cpu.count", self.cpu.map(|cpu| cpu.count), Cpu::COUNT_MAX)?;
-        within(
-            "cpu.weight",
-            self.cpu.map(|cpu| cpu.weight),
-            Cpu::WEIGHT_MAX,
-        )?;
+        within("cpu.weight", self.cpu.map(|cpu| cpu.weight), Cpu::WEIGHT_MAX)?;
         positive("processes.max", self.process_max.map(u64::from))?;
         positive("time.deadline", self.deadline.map(nanos))?;
         let network = self.network.as_ref();
@@ -439,11 +396,7 @@ impl CapabilitySet {
 
     fn check_guest_paths(&self) -> Result<(), CapsError> {
         let mut seen = BTreeSet::new();
-        match self
-            .folders
-            .iter()
-            .find(|folder| !seen.insert(&folder.guest))
-        {
+        match self.folders.iter().find(|folder| !seen.insert(&folder.guest)) {
             None => Ok(()),
             Some(twice) => Err(value(
                 "folder",
@@ -461,17 +414,11 @@ fn nanos(duration: Duration) -> u64 {
 }
 
 fn value(key: &str, message: String) -> CapsError {
-    CapsError::Value {
-        key: key.to_owned(),
-        message,
-    }
+    CapsError::Value { key: key.to_owned(), message }
 }
 
 fn missing(capability: &str, remedy: &str) -> CapsError {
-    CapsError::Missing {
-        capability: capability.to_owned(),
-        remedy: remedy.to_owned(),
-    }
+    CapsError::Missing { capability: capability.to_owned(), remedy: remedy.to_owned() }
 }
 
 fn positive(key: &str, amount: Option<u64>) -> Result<(), CapsError> {
@@ -494,9 +441,6 @@ fn within(key: &str, amount: Option<u32>, max: u32) -> Result<(), CapsError> {
 fn at_most(key: &str, count: usize, max: usize) -> Result<(), CapsError> {
     match count <= max {
         true => Ok(()),
-        false => Err(value(
-            key,
-            format!("has {count} entries; the limit is {max}"),
-        )),
+        false => Err(value(key, format!("has {count} entries; the limit is {max}"))),
     }
 }

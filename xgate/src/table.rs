@@ -59,11 +59,7 @@ impl Table {
     /// An empty table with this many slots (at most [`Table::CAPACITY_MAX`]).
     #[must_use]
     pub fn new(capacity: u32) -> Self {
-        Self {
-            slots: Vec::new(),
-            free: Vec::new(),
-            capacity: capacity.min(Self::CAPACITY_MAX),
-        }
+        Self { slots: Vec::new(), free: Vec::new(), capacity: capacity.min(Self::CAPACITY_MAX) }
     }
 
     /// Puts in a capability that comes from outside: the operator's grant.
@@ -111,9 +107,7 @@ impl Table {
     pub fn revoke(&mut self, handle: Handle) -> Result<Vec<Revoked>, TableError> {
         let parent = self.get(handle)?.parent;
         if let Some(parent) = parent {
-            self.slot_mut(parent)?
-                .children
-                .retain(|child| *child != handle);
+            self.slot_mut(parent)?.children.retain(|child| *child != handle);
         }
         let mut pending = vec![handle];
         let mut ended = Vec::new();
@@ -121,10 +115,7 @@ impl Table {
             if let Some((capability, children)) = self.clear(next) {
                 capability.live.end();
                 pending.extend(children);
-                ended.push(Revoked {
-                    handle: next,
-                    capability,
-                });
+                ended.push(Revoked { handle: next, capability });
             }
         }
         Ok(ended)
@@ -139,8 +130,7 @@ impl Table {
             .slots
             .get(handle.slot() as usize)
             .filter(|slot| slot.generation == handle.generation());
-        slot.and_then(|slot| slot.held.as_ref())
-            .ok_or(TableError::NotPresent { handle })
+        slot.and_then(|slot| slot.held.as_ref()).ok_or(TableError::NotPresent { handle })
     }
 
     /// The one question: does this handle allow this?
@@ -157,11 +147,7 @@ impl Table {
     ) -> Result<&Capability, TableError> {
         let capability = self.get(handle)?;
         if capability.kind != kind {
-            return Err(TableError::WrongKind {
-                handle,
-                expected: kind,
-                found: capability.kind,
-            });
+            return Err(TableError::WrongKind { handle, expected: kind, found: capability.kind });
         }
         match capability.objection(rights, &request) {
             None => Ok(capability),
@@ -188,8 +174,7 @@ impl Table {
     #[must_use]
     pub fn find(&self, holder: &str, name: &str) -> Option<Handle> {
         let mut all = self.iter();
-        all.find(|(_, held)| held.holder == holder && held.name == name)
-            .map(|(handle, _)| handle)
+        all.find(|(_, held)| held.holder == holder && held.name == name).map(|(handle, _)| handle)
     }
 
     /// Every capability, by slot.
@@ -217,26 +202,16 @@ impl Table {
             Some(index) => index,
             None => self.grow()?,
         };
-        let full = TableError::Full {
-            capacity: self.capacity,
-        };
+        let full = TableError::Full { capacity: self.capacity };
         let slot = self.slots.get_mut(index as usize).ok_or(full)?;
         slot.held = Some(capability);
         Ok(Handle::new(index, slot.generation))
     }
 
     fn grow(&mut self) -> Result<u32, TableError> {
-        let index = u32::try_from(self.slots.len())
-            .ok()
-            .filter(|index| *index < self.capacity);
-        let index = index.ok_or(TableError::Full {
-            capacity: self.capacity,
-        })?;
-        self.slots.push(Slot {
-            generation: 1,
-            held: None,
-            children: Vec::new(),
-        });
+        let index = u32::try_from(self.slots.len()).ok().filter(|index| *index < self.capacity);
+        let index = index.ok_or(TableError::Full { capacity: self.capacity })?;
+        self.slots.push(Slot { generation: 1, held: None, children: Vec::new() });
         Ok(index)
     }
 
@@ -263,29 +238,18 @@ impl Table {
 fn growth(from: &Capability, rights: Rights, scope: &Scope, quota: Quota) -> Option<String> {
     let more = rights - from.rights;
     if !more.is_empty() {
-        return Some(format!(
-            "it has the rights {}, so {more} cannot be derived",
-            from.rights
-        ));
+        return Some(format!("it has the rights {}, so {more} cannot be derived", from.rights));
     }
     if !from.scope.contains(scope) {
         return Some(format!("{scope} is not within {}", from.scope));
     }
-    (quota > from.quota).then(|| {
-        format!(
-            "its limit is {}, so {} cannot be derived",
-            from.quota.0, quota.0
-        )
-    })
+    (quota > from.quota)
+        .then(|| format!("its limit is {}, so {} cannot be derived", from.quota.0, quota.0))
 }
 
 fn denied(capability: &Capability, rule: String) -> TableError {
     let (name, holder) = (capability.name.clone(), capability.holder.clone());
-    TableError::Denied(Box::new(Denial {
-        capability: name,
-        holder,
-        rule,
-    }))
+    TableError::Denied(Box::new(Denial { capability: name, holder, rule }))
 }
 
 #[cfg(test)]
