@@ -137,6 +137,11 @@ impl End {
         Self { exit_code, reason: Some(reason), reply: Reply::Exited { code: exit_code } }
     }
 
+    /// `how` is what wait(2) said of the guest kernel.
+    fn guest_died(how: &str) -> Self {
+        Self::killed(format!("the guest kernel {how}; see exocell logs --console"))
+    }
+
     fn from_reply(reply: Reply) -> Self {
         let (exit_code, reason) = match &reply {
             Reply::Exited { code } => (*code, None),
@@ -171,16 +176,25 @@ fn decide(
         };
         match event {
             Ok(Event::Started { program_started_us }) => on_start(program_started_us),
+            Ok(Event::Program(reply @ Reply::Failed { kind: FailureKind::Guest, .. })) => {
+                // The first sign of a dying guest is its silence.
+                return match inbox.recv_timeout(Duration::from_millis(500)) {
+                    Ok(Event::GuestKernel(how)) => End::guest_died(&how),
+                    _ => End::from_reply(reply),
+                };
+            }
             Ok(Event::Program(reply)) => return End::from_reply(reply),
             Ok(Event::GuestKernel(how)) => {
                 // Its last words may have come just before.
                 return match inbox.recv_timeout(Duration::from_millis(50)) {
                     Ok(Event::Program(reply @ Reply::Exited { .. })) => End::from_reply(reply),
-                    _ => End::killed(format!("the guest kernel {how}; see exocell logs --console")),
+                    _ => End::guest_died(&how),
                 };
             }
             Ok(Event::Stop { grace }) => {
-                shared.input.signal(libc::SIGTERM as u8);
+                if !grace.is_zero() {
+                    shared.input.signal(libc::SIGTERM as u8);
+                }
                 let at = Instant::now() + grace;
                 stop_at = Some(stop_at.map_or(at, |earlier| earlier.min(at)));
             }
