@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use common::cell::{pid, row};
 use common::host::{self, FileId, Namespace};
-use common::{Finished, IMAGE, LIMIT, Started, eventually, exocell, finish, run, unique};
+use common::{Finished, IMAGE, LIMIT, Started, eventually, exocell, finish, run, unique, until};
 
 /// Who is killed in a round.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -151,11 +151,13 @@ fn started_name(supervisor: i32) -> Option<String> {
 }
 
 fn still_works_or_ends(name: &str, namespace: &Namespace) {
-    eventually("the cell answers or has ended", || {
+    let well = until(LIMIT, || {
         host::processes(namespace).is_empty()
             || row(name).is_none_or(|row| row["state"] == "exited")
             || run(["exec", name, "true"]).code == 0
     });
+    let told = || run(["inspect", name]).stdout;
+    assert!(well, "neither alive nor ended: {}", String::from_utf8_lossy(&told()));
 }
 
 /// A killed cell is 137; one that never came up may say 125. A detached start

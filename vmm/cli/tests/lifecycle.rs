@@ -177,8 +177,9 @@ fn stop_lets_the_program_end_by_itself() {
 
 #[test]
 fn stop_ends_a_program_that_does_not_listen() {
-    let cell =
-        Cell::start("stop-hard", &[], &["sh", "-c", "trap '' TERM; while :; do sleep 1; done"]);
+    let script = "trap '' TERM; echo up; while :; do sleep 1; done";
+    let cell = Cell::start("stop-hard", &[], &["sh", "-c", script]);
+    eventually("the trap is set", || cell.verb(&["logs"]).text() == "up");
     cell.verb(&["stop", "-t", "1"]).ok();
     let told = cell.inspect();
     assert_eq!((told["state"].as_str(), told["exit_code"].as_i64()), (Some("exited"), Some(137)));

@@ -99,7 +99,8 @@ pub fn record(id: &str) -> PathBuf {
 /// The names of the records there are.
 pub fn records() -> BTreeSet<String> {
     let entries = fs::read_dir(state_root().join("cells")).into_iter().flatten().flatten();
-    entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
+    let directories = entries.filter(|entry| entry.path().is_dir());
+    directories.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
 }
 
 /// Sends SIGKILL; a process that is gone is fine.
