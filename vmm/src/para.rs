@@ -55,7 +55,10 @@ impl GuestKernel<'_> {
             // It wants a directory for its pid file; any that exists will do.
             "uml_dir=/".to_owned(),
             "con=null".to_owned(),
+            // Standard error carries the first messages and the last (a panic),
+            // the virtio console all between.
             "stderr=1".to_owned(),
+            "console=hvc0".to_owned(),
             "loglevel=4".to_owned(),
             "panic=-1".to_owned(),
             // Mounts wait for RCU; a tick is 10 ms.
