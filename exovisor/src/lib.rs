@@ -15,7 +15,10 @@
 //! the descriptor came from, so revoking a folder acts on files that are already open.
 //!
 //! Threads: up to [`Ready::run`] the caller's alone. `run` starts one more, which sleeps until
-//! the deadline, and only if there is one.
+//! the deadline, and only if there is one. A system call filter for `run` needs, beside memory,
+//! threads and signals' return (sigaltstack, rt_sigreturn: traps are caught as SIGSEGV):
+//! epoll_wait, epoll_ctl, poll, read, write, getrandom, and for folders the calls that open
+//! (openat2 or openat), read, change and list files. Code is made executable at admission only.
 
 #![forbid(unsafe_code)]
 
