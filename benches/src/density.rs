@@ -27,11 +27,11 @@ pub fn measure(count: u32, exocell: &Exocell) -> Result<Vec<Row>, BenchError> {
     }
     std::thread::sleep(SETTLE);
     let used = cells.iter().map(|cell| of_cell(exocell, cell)).collect::<Result<Vec<_>, _>>()?;
-    let exec_us = cells.iter().map(|cell| answer_us(exocell, cell)).collect::<Result<Vec<_>, _>>()?;
+    let exec_us =
+        cells.iter().map(|cell| answer_us(exocell, cell)).collect::<Result<Vec<_>, _>>()?;
     let params = [("cells", count.to_string()), ("program", PROGRAM.join(" "))];
-    let row = |bench, unit, samples: &[u64]| {
-        Row::of(bench, Subject::ParaAspace, unit, samples, &params)
-    };
+    let row =
+        |bench, unit, samples: &[u64]| Row::of(bench, Subject::ParaAspace, unit, samples, &params);
     let bytes = |bench, of: fn(&Memory) -> u64| {
         row(bench, Unit::Bytes, &used.iter().map(of).collect::<Vec<_>>())
     };

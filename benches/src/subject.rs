@@ -65,10 +65,12 @@ impl Runner {
         Err(why)
     }
 
-    /// What runs, as one line.
+    /// What runs, as one line, without the program's folder.
     pub fn command(&self) -> String {
         let words: Vec<_> = self.words.iter().map(|word| word.to_string_lossy()).collect();
-        words.join(" ")
+        let line = words.join(" ");
+        let folder = words.first().and_then(|program| program.rfind('/')).map_or(0, |at| at + 1);
+        line[folder..].to_owned()
     }
 
     /// Microseconds from the start of the command to its end.

@@ -80,8 +80,8 @@ fn tests_in_the_documents_exist() {
 
 /// The verbs of `exocell --help`.
 fn verbs() -> Vec<String> {
-    let program =
-        std::env::var("EXOCELL_TEST_BIN").expect("EXOCELL_TEST_BIN names no exocell; run: make test");
+    let program = std::env::var("EXOCELL_TEST_BIN")
+        .expect("EXOCELL_TEST_BIN names no exocell; run: make test");
     let help = Command::new(program).arg("--help").output().unwrap();
     let help = String::from_utf8(help.stdout).unwrap();
     let commands = help.lines().skip_while(|line| *line != "Commands:").skip(1);

@@ -67,7 +67,9 @@ fn violations(crates: &Crates) -> Vec<String> {
     let mut found = Vec::new();
     for (name, used) in crates {
         match allowed.get(name.as_str()) {
-            None => found.push(format!("{name} has no layer; give it one in benches/tests/layers.rs")),
+            None => {
+                found.push(format!("{name} has no layer; give it one in benches/tests/layers.rs"))
+            }
             Some(allowed) => found.extend(
                 used.iter()
                     .filter(|other| *other != name && !allowed.contains(&other.as_str()))

@@ -33,7 +33,10 @@ impl Cell {
     /// A cell in the background.
     pub fn started(options: &[&str]) -> Self {
         let cell = Self { name: new_name(), tracer: None };
-        exocell(&[&["run", "--detach", "--name", &cell.name], options, &[IMAGE, "sleep", "1000"]].concat());
+        exocell(
+            &[&["run", "--detach", "--name", &cell.name], options, &[IMAGE, "sleep", "1000"]]
+                .concat(),
+        );
         cell
     }
 
@@ -41,7 +44,8 @@ impl Cell {
     pub fn traced(log: &Path, options: &[&str]) -> Self {
         let name = new_name();
         let program = program();
-        let words = [&[&program, "run", "--name", &name], options, &[IMAGE, "sleep", "1000"]].concat();
+        let words =
+            [&[&program, "run", "--name", &name], options, &[IMAGE, "sleep", "1000"]].concat();
         let tracer = Command::new("strace")
             .args(["-f", "-Y", "-qq", "-e", "signal=SIGSYS", "-o"])
             .arg(log)
