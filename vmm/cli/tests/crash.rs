@@ -5,7 +5,7 @@ mod common;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use common::cell::{pid, row};
+use common::cell::{Cell, pid, row};
 use common::host::{self, FileId, Namespace};
 use common::{Finished, IMAGE, LIMIT, Started, eventually, exocell, finish, run, unique, until};
 
@@ -54,6 +54,8 @@ fn random() -> u64 {
 
 fn play(round: Round) {
     let name = unique("crash");
+    // Nothing is left behind by a failing test either.
+    let _guard = Cell { name: name.clone() };
     let mut flags = vec!["run", "--name", &name];
     flags.extend(round.detach.then_some("-d"));
     flags.extend(round.remove.then_some("--rm"));
@@ -191,6 +193,7 @@ fn check_record(round: Round, name: &str, id: &str) {
 #[test]
 fn a_killed_guest_kernel_is_told_with_its_reason() {
     let name = unique("kernel");
+    let _guard = Cell { name: name.clone() };
     run(["run", "-d", "--name", &name, IMAGE, "sleep", "100"]).ok();
     let told = run(["inspect", "--json", &name]).ok().json();
     host::kill(pid(&told, "guest_kernel_pid"));
@@ -204,6 +207,7 @@ fn a_killed_guest_kernel_is_told_with_its_reason() {
 #[test]
 fn a_killed_supervisor_is_told_with_its_reason() {
     let name = unique("supervisor");
+    let _guard = Cell { name: name.clone() };
     run(["run", "-d", "--name", &name, IMAGE, "sleep", "100"]).ok();
     let told = run(["inspect", "--json", &name]).ok().json();
     host::kill(pid(&told, "supervisor_pid"));
