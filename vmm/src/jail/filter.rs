@@ -153,13 +153,13 @@ mod numbers {
         sched_getaffinity = SYS_sched_getaffinity, sched_yield = SYS_sched_yield,
         seccomp = SYS_seccomp, sendmsg = SYS_sendmsg, sendto = SYS_sendto,
         set_robust_list = SYS_set_robust_list, set_tid_address = SYS_set_tid_address,
-        setsid = SYS_setsid, shutdown = SYS_shutdown, sigaltstack = SYS_sigaltstack,
+        setsid = SYS_setsid, setsockopt = SYS_setsockopt, shutdown = SYS_shutdown, sigaltstack = SYS_sigaltstack,
         signalfd4 = SYS_signalfd4, socket = SYS_socket, socketpair = SYS_socketpair,
         statx = SYS_statx, symlinkat = SYS_symlinkat, tgkill = SYS_tgkill,
         timer_create = SYS_timer_create, timer_settime = SYS_timer_settime,
-        timerfd_settime = SYS_timerfd_settime, umask = SYS_umask, uname = SYS_uname,
+        uname = SYS_uname,
         unlink = SYS_unlink, unlinkat = SYS_unlinkat, utimensat = SYS_utimensat,
-        wait4 = SYS_wait4, waitid = SYS_waitid, write = SYS_write, writev = SYS_writev,
+        wait4 = SYS_wait4, write = SYS_write, writev = SYS_writev,
     }
 }
 
@@ -302,11 +302,8 @@ const DEVICE: &[Rule] = rules! {
     lseek Any, "sizes of guest memory and disks";
     preadv Any, "block reads into guest memory";
     pwritev Any, "block writes from guest memory";
-    pread64 Any, "block reads";
-    pwrite64 Any, "block writes";
     fallocate Any, "block discard and write zeroes";
     fdatasync Any, "block flush";
-    fsync Any, "block flush";
 };
 
 const FOLDER: &[Rule] = rules! {
@@ -335,7 +332,6 @@ const FOLDER: &[Rule] = rules! {
     linkat Any, "hard links";
     symlinkat Any, "symbolic links";
     readlinkat Any, "symbolic links";
-    umask Any, "modes as the guest gave them";
 };
 
 const CONTROL: &[Rule] = rules! {
@@ -345,10 +341,11 @@ const CONTROL: &[Rule] = rules! {
     epoll_ctl Any, "the control loop";
     epoll_wait Any, "the control loop";
     ioctl OneOf(1, &[libc::FIONBIO]), "non-blocking streams";
+    setsockopt OneOf(2, &[libc::SO_RCVTIMEO as u64, libc::SO_SNDTIMEO as u64]),
+        "the wait for the guest's orderly end is bounded";
     socketpair OneOf(0, &[libc::AF_UNIX as u64]), "streams into the guest";
     kill Any, "ends the guest kernel; the pid namespace bounds what it can reach";
     wait4 Any, "reaps the guest kernel and its orphans";
-    waitid Any, "reaps the guest kernel and its orphans";
     openat Any, "the cell's own record";
     getdents64 Any, "removes the cell's own record";
     lseek Any, "the cell's log";
@@ -357,7 +354,6 @@ const CONTROL: &[Rule] = rules! {
     unlink Any, "removes the cell's control socket";
     unlinkat Any, "removes the cell's own record";
     fsync Any, "the cell's status";
-    timerfd_settime Any, "the deadline";
     rt_sigaction Any, "no handlers are inherited by session threads";
 };
 
