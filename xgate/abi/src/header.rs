@@ -38,18 +38,14 @@ const OPENING: &str = "\
 
 fn write_handle(out: &mut dyn Write) -> Result {
     let shift = Handle::GENERATION_SHIFT;
-    writeln!(
-        out,
-        "/* A handle is 64 bits: slot below, generation above. */"
-    )?;
+    writeln!(out, "/* A handle is 64 bits: slot below, generation above. */")?;
     writeln!(out, "#define EXOCELL_HANDLE_NULL 0ull")?;
     writeln!(out, "#define EXOCELL_HANDLE_GENERATION_SHIFT {shift}\n")
 }
 
 fn define(out: &mut dyn Write, prefix: &str, name: &str) -> Result {
     write!(out, "#define {prefix}")?;
-    name.chars()
-        .try_for_each(|letter| out.write_char(letter.to_ascii_uppercase()))
+    name.chars().try_for_each(|letter| out.write_char(letter.to_ascii_uppercase()))
 }
 
 #[cfg(test)]

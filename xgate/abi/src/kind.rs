@@ -60,10 +60,7 @@ impl Kind {
     /// The kind with this number, if there is one.
     #[must_use]
     pub fn from_number(number: u32) -> Option<Self> {
-        Self::ALL
-            .iter()
-            .copied()
-            .find(|kind| *kind as u32 == number)
+        Self::ALL.iter().copied().find(|kind| *kind as u32 == number)
     }
 }
 
