@@ -30,6 +30,9 @@ fn link_targets(text: &str) -> Vec<&str> {
 /// Whether `span` reads as a path of the repository: it starts in one of the
 /// top-level folders, or is a file that ends like one of ours.
 fn is_path(span: &str) -> bool {
+    if span.starts_with("target/") {
+        return false; // what the build makes, not what the repository holds
+    }
     let plain = |c: char| c.is_ascii_alphanumeric() || "/._-*".contains(c);
     if !span.chars().all(plain) || span.starts_with(['/', '.', '-']) {
         return false;

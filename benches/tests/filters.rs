@@ -20,7 +20,7 @@ type List = &'static [(&'static [ThreadClass], &'static [&'static str], &'static
 const RARE: List = &[
     (
         &[Device, Folder, Control],
-        &["brk", "madvise", "mremap", "munmap", "mprotect"],
+        &["brk", "madvise", "mmap", "mremap", "munmap", "mprotect"],
         "the allocator's choice",
     ),
     (&[Device, Folder, Control], &["clock_gettime"], "hosts whose vDSO does not answer"),

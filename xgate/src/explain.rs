@@ -187,9 +187,10 @@ fn without(kind: Kind) -> (&'static str, &'static str) {
             "clock imports are refused",
         ),
         Kind::Random => ("has no entropy device", "random imports are refused"),
-        Kind::Stdio => {
-            ("its streams are closed", "stream imports are refused unless a folder is granted")
-        }
+        Kind::Stdio => (
+            "its output is dropped, its input is empty",
+            "stream imports are refused unless a folder is granted",
+        ),
         Kind::Device => ("has no further devices", "has no devices"),
         Kind::Spawn => ("starts no isolates", "starts no isolates"),
         Kind::Fuel => ("is not metered by instruction", "is not metered by instruction"),

@@ -35,6 +35,10 @@ pub struct VmPlan {
     pub vcpus: u32,
     pub cpu_weight: u32,
     pub deadline: Option<Duration>,
+    /// Whether the guest has an entropy device.
+    pub entropy: bool,
+    /// Whether anyone hears what the program writes.
+    pub stdio: bool,
     pub folders: Vec<PlannedFolder>,
     pub boot: Boot,
     pub exec: Exec,
@@ -62,6 +66,7 @@ impl VmPlan {
                 cpu.count
             )));
         }
+        refuse_root_folder(caps)?;
         let store = Store::open(layout.images())?;
         let image = store.resolve(&spec.image)?;
         let rootfs = store.open_rootfs(&image)?;
@@ -79,11 +84,24 @@ impl VmPlan {
             vcpus: cpu.count,
             cpu_weight: cpu.weight,
             deadline: caps.deadline(),
+            entropy: caps.random(),
+            stdio: caps.stdio(),
             boot: boot(spec, caps, disk.is_some())?,
-            exec: exec(spec, &image.config, tty)?,
+            exec: exec(spec, caps, &image.config, tty)?,
             disk,
             folders: open_folders(caps)?,
         })
+    }
+}
+
+/// A guest's root is its image; a folder cannot stand in its place.
+fn refuse_root_folder(caps: &CapabilitySet) -> Result<(), CellError> {
+    match caps.folders().iter().find(|folder| folder.guest == Path::new("/")) {
+        Some(folder) => Err(CellError::Usage(format!(
+            "the folder {} cannot be the root of a vm cell; give it a path below / (--volume)",
+            folder.host.display()
+        ))),
+        None => Ok(()),
     }
 }
 
@@ -137,7 +155,12 @@ fn boot(spec: &CellSpec, caps: &CapabilitySet, overlay: bool) -> Result<Boot, Ce
 }
 
 /// The program of the cell: the image's, as far as `spec` does not say.
-fn exec(spec: &CellSpec, image: &ImageConfig, tty: Option<TtySize>) -> Result<Exec, CellError> {
+fn exec(
+    spec: &CellSpec,
+    caps: &CapabilitySet,
+    image: &ImageConfig,
+    tty: Option<TtySize>,
+) -> Result<Exec, CellError> {
     let mut args = spec.entrypoint.clone().unwrap_or_else(|| image.entrypoint.clone());
     if !spec.command.is_empty() {
         args.extend(spec.command.iter().cloned());
@@ -156,7 +179,7 @@ fn exec(spec: &CellSpec, image: &ImageConfig, tty: Option<TtySize>) -> Result<Ex
         cwd: spec.working_dir.clone().unwrap_or_else(|| non_empty(&image.working_dir, "/")),
         user: spec.user.clone().unwrap_or_else(|| image.user.clone()),
         tty: if spec.tty { Some(tty.unwrap_or(TTY_SIZE_DEFAULT)) } else { None },
-        stdin: spec.stdin,
+        stdin: spec.stdin && caps.stdio(),
     })
 }
 

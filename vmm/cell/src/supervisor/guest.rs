@@ -49,6 +49,7 @@ pub(crate) struct Guest {
     kernel: Pid,
     reach: Arc<Reach>,
     exec: exocell_agent::Exec,
+    stdio: bool,
     gone: Arc<(Mutex<bool>, Condvar)>,
     requested: Instant,
 }
@@ -127,6 +128,9 @@ pub(crate) fn start(
     let gone = Arc::new((Mutex::new(false), Condvar::new()));
     reap(kernel, shared.events.clone(), gone.clone())?;
     let boot_stream = await_hello(&hellos, &gone)?;
+    boot_stream
+        .set_read_timeout(Some(HELLO_TIMEOUT))
+        .map_err(CellError::host("cannot bound the wait for the guest"))?;
     let times = client::boot(&boot_stream, &boot_stream, &plan.boot).map_err(refused)?;
     status.times.guest_ready_us = since(inheritance.requested);
     status.times.guest_init_us = times.init_started_ns / 1000;
@@ -140,6 +144,7 @@ pub(crate) fn start(
             folders,
         }),
         exec: plan.exec,
+        stdio: plan.stdio,
         gone,
         requested: inheritance.requested,
     })
@@ -166,11 +171,10 @@ fn enter_jail(inheritance: &Inheritance, plan: &VmPlan) -> Result<Vec<Socket>, C
     if plan.disk.is_some() {
         wanted.push(("disk", VirtioId::Block));
     }
-    wanted.extend([
-        ("console", VirtioId::Console),
-        ("entropy", VirtioId::Entropy),
-        ("vsock", VirtioId::Vsock),
-    ]);
+    wanted.extend([("console", VirtioId::Console), ("vsock", VirtioId::Vsock)]);
+    if plan.entropy {
+        wanted.push(("entropy", VirtioId::Entropy));
+    }
     let mut sockets = Vec::new();
     for (name, id) in wanted {
         sockets.push((DeviceSocket { name: name.to_owned(), id }, root.listen(name)?));
@@ -460,9 +464,9 @@ impl Guest {
     /// Starts the cell's program and a thread that follows it.
     pub fn run_program(&self, shared: &Shared) -> Result<(), CellError> {
         let (agent, exec, shared) = (self.reach.agent.clone(), self.exec.clone(), shared.clone());
-        let requested = self.requested;
+        let (requested, stdio) = (self.requested, self.stdio);
         let follower = thread("program", move || {
-            let reply = follow(&agent, exec, &shared, || {
+            let reply = follow(&agent, exec, stdio, &shared, || {
                 let program_started_us = requested.elapsed().as_micros() as u64;
                 let _ = shared.events.send(Event::Started { program_started_us });
             });
@@ -498,6 +502,7 @@ impl Guest {
 fn follow(
     agent: &VsockHandle,
     exec: exocell_agent::Exec,
+    stdio: bool,
     shared: &Shared,
     on_start: impl FnOnce(),
 ) -> Reply {
@@ -513,16 +518,22 @@ fn follow(
         Ok(streams) => streams,
         Err(error) => return failed(&ClientError::from(exocell_agent::FrameError::from(error))),
     };
+    // A guest that does not start the program must not hold the cell for ever.
+    let bounded = stream.set_read_timeout(Some(HELLO_TIMEOUT));
     let session = match client::exec(&stream, &stream, &exec) {
         Ok(session) => session,
         Err(error) => return failed(&error),
     };
+    if let Err(error) = bounded.and_then(|()| stream.set_read_timeout(None)) {
+        return failed(&ClientError::from(exocell_agent::FrameError::from(error)));
+    }
     on_start();
     shared.output.started(session.guest_pid);
     shared.input.open(Sink::Session(sink));
     let mut output = session.output;
     loop {
         match output.event() {
+            Ok(ExecEvent::Stdout(_) | ExecEvent::Stderr(_)) if !stdio => {}
             Ok(ExecEvent::Stdout(bytes)) => shared.output.write(Kind::Stdout, &bytes),
             Ok(ExecEvent::Stderr(bytes)) => shared.output.write(Kind::Stderr, &bytes),
             Ok(ExecEvent::Exited(code)) => return Reply::Exited { code },
