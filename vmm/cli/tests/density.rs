@@ -22,7 +22,7 @@ fn ten_cells_alive_at_once_each_answer() {
     for cell in &cells {
         assert_eq!(cell.state(), "running");
     }
-    let ids: Vec<u32> = cells.iter().map(|cell| guest_kernel_id(cell)).collect();
+    let ids: Vec<u32> = cells.iter().map(guest_kernel_id).collect();
     let distinct: std::collections::BTreeSet<&u32> = ids.iter().collect();
     assert!(nix::unistd::geteuid().as_raw() != 0 || distinct.len() == CELLS, "shared ids: {ids:?}");
 }
