@@ -73,28 +73,28 @@ fn the_kind_must_match() {
 #[test]
 fn a_denial_names_capability_holder_and_rule() {
     let mut table = Table::new(1);
-    let handle = table.insert(folder("/work/src", Rights::READ)).unwrap();
+    let handle = table.insert(folder("/tenant/src", Rights::READ)).unwrap();
     let write = table.check(handle, Kind::Folder, Rights::WRITE, Request::Whole).unwrap_err();
     assert_eq!(
         write.to_string(),
         "capability `folder:/src` of cell refuses this: it has the rights read, not write"
     );
-    let outside = Request::Path(Path::new("/work/srcs"));
+    let outside = Request::Path(Path::new("/tenant/srcs"));
     let outside = table.check(handle, Kind::Folder, Rights::READ, outside).unwrap_err();
-    assert!(outside.to_string().contains("/work/srcs is outside /work/src"), "{outside}");
+    assert!(outside.to_string().contains("/tenant/srcs is outside /tenant/src"), "{outside}");
 }
 
 #[test]
 fn a_path_that_climbs_is_outside() {
     let mut table = Table::new(1);
-    let handle = table.insert(folder("/work/src", Rights::READ)).unwrap();
+    let handle = table.insert(folder("/tenant/src", Rights::READ)).unwrap();
     let ask =
         |path| table.check(handle, Kind::Folder, Rights::READ, Request::Path(Path::new(path)));
-    assert!(ask("/work/src/lib/a.rs").is_ok());
-    for path in ["/work/src/../secret", "src", "/work", "/"] {
+    assert!(ask("/tenant/src/lib/a.rs").is_ok());
+    for path in ["/tenant/src/../secret", "src", "/tenant", "/"] {
         assert!(ask(path).is_err(), "{path}");
     }
-    assert!(table.insert(folder("/work/../etc", Rights::READ)).is_err());
+    assert!(table.insert(folder("/tenant/../etc", Rights::READ)).is_err());
 }
 
 #[test]
