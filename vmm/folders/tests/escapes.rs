@@ -147,6 +147,8 @@ fn a_race_of_directory_and_symlink_never_leads_out() {
         let (real, evil) = (path("in"), path("evil"));
         while !swapping.load(Ordering::Relaxed) {
             let flags = libc::RENAME_EXCHANGE;
+            // SAFETY: both paths are C strings that outlive the call. Needed
+            // because the standard library cannot exchange two entries.
             unsafe {
                 libc::renameat2(libc::AT_FDCWD, real.as_ptr(), libc::AT_FDCWD, evil.as_ptr(), flags)
             };
@@ -173,9 +175,13 @@ fn a_race_of_directory_and_symlink_never_leads_out() {
 fn special_files_of_the_host_cannot_be_opened() {
     let (_dir, shared) = beside();
     let fifo = std::ffi::CString::new(shared.join("fifo").to_str().unwrap()).unwrap();
+    // SAFETY: the path is a C string that outlives the call. Needed because the
+    // standard library makes no fifos.
     assert_eq!(unsafe { libc::mkfifo(fifo.as_ptr(), 0o666) }, 0);
     let _listener = UnixListener::bind(shared.join("socket")).unwrap();
     let null = std::ffi::CString::new(shared.join("null").to_str().unwrap()).unwrap();
+    // SAFETY: the path is a C string that outlives the call. Needed because the
+    // standard library makes no devices.
     let made =
         unsafe { libc::mknod(null.as_ptr(), libc::S_IFCHR | 0o666, libc::makedev(1, 3)) } == 0;
     let mut guest = mount(&shared, Rights::READ_WRITE);
@@ -203,6 +209,8 @@ fn a_file_replaced_by_a_fifo_is_stale_and_does_not_block() {
     guest.find(1, "in/secret").unwrap();
     fs::remove_file(shared.join("in/secret")).unwrap();
     let fifo = std::ffi::CString::new(shared.join("in/secret").to_str().unwrap()).unwrap();
+    // SAFETY: the path is a C string that outlives the call. Needed because the
+    // standard library makes no fifos.
     assert_eq!(unsafe { libc::mkfifo(fifo.as_ptr(), 0o666) }, 0);
     assert_eq!(guest.lopen(1, O_RDONLY).unwrap_err(), ESTALE);
 }
