@@ -5,8 +5,13 @@ use std::path::{Path, PathBuf};
 use std::{env, fs};
 
 fn main() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../guest-kernel-patches");
-    let root = root.canonicalize().expect("guest-kernel-patches is beside images");
+    // Asked for when it runs: a build directory may serve several checkouts.
+    println!("cargo::rerun-if-env-changed=CARGO_MANIFEST_DIR");
+    let package = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets it"));
+    let root = package
+        .join("../../guest-kernel-patches")
+        .canonicalize()
+        .expect("guest-kernel-patches is beside images");
     println!("cargo::rerun-if-changed={}", root.display());
     let mut files = vec![root.join("KERNEL"), root.join("series")];
     files.extend(files_with_extension(&root, "patch"));

@@ -10,6 +10,8 @@
 //! ```
 //! `created` and `running` are claims of the supervisor; they hold only while
 //! it holds the record's lock. Whoever finds the lock free writes `exited`.
+//! Only the holder of that lock changes or removes the record, and the lock's
+//! file goes last: who finds none has found a record in removal.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
@@ -161,7 +163,14 @@ impl Record {
     }
 
     fn fill(&self, spec: &CellSpec) -> Result<(Self, Lease), CellError> {
-        let lease = self.try_lease()?.ok_or_else(|| CellError::NameTaken(spec.id.clone()))?;
+        let mut options = OpenOptions::new();
+        let lease = options
+            .create_new(true)
+            .write(true)
+            .mode(0o600)
+            .open(self.path("lock"))
+            .and_then(|file| file.lock().map(|()| file))
+            .map_err(CellError::host(format!("cannot lock {}", self.directory.display())))?;
         self.write("spec.json", spec)?;
         self.write_status(&Status::default())?;
         Ok((self.clone(), lease))
@@ -218,7 +227,7 @@ impl Record {
         if status.state == State::Exited && !spec.remove {
             return Ok(Some((spec, status)));
         }
-        let Ok(Some(_lease)) = self.try_lease() else { return Ok(Some((spec, status))) };
+        let Some(_lease) = self.try_lease()? else { return Ok(Some((spec, status))) };
         if spec.remove {
             self.remove()?;
             return Ok(None);
@@ -251,20 +260,23 @@ impl Record {
         }
         match self.try_lease() {
             Ok(Some(_lease)) => self.remove().map(|()| None),
-            Ok(None) => Ok(None),
+            Ok(None) if self.path("lock").exists() => Ok(None),
+            // Whoever made or removed it got no further than this.
+            Ok(None) => self.remove().map(|()| None),
             Err(_) => Err(error),
         }
     }
 
-    /// The lease, when nobody holds it.
+    /// The lease, when nobody holds it and the record is not in removal.
     fn try_lease(&self) -> Result<Option<Lease>, CellError> {
-        let file = OpenOptions::new()
-            .create(true)
-            .truncate(false)
-            .write(true)
-            .mode(0o600)
-            .open(self.path("lock"))
-            .map_err(CellError::host(format!("cannot open {}", self.path("lock").display())))?;
+        let file = match OpenOptions::new().write(true).open(self.path("lock")) {
+            Ok(file) => file,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => {
+                let failed = format!("cannot open {}", self.path("lock").display());
+                return Err(CellError::host(failed)(error));
+            }
+        };
         match file.try_lock() {
             Ok(()) => Ok(Some(file)),
             Err(fs::TryLockError::WouldBlock) => Ok(None),
@@ -308,13 +320,46 @@ impl Record {
         CellError::Record { id: self.id.clone(), file, reason: error.to_string() }
     }
 
-    /// Deletes the record. The caller has made sure that the cell is dead.
-    pub fn remove(&self) -> Result<(), CellError> {
-        match fs::remove_dir_all(&self.directory) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                Err(CellError::host(format!("cannot remove {}", self.directory.display()))(error))
-            }
-            _ => Ok(()),
+    /// Whether the cell's supervisor lives.
+    pub fn is_held(&self) -> bool {
+        matches!(self.try_lease(), Ok(None)) && self.path("lock").exists()
+    }
+
+    /// Deletes the record of a dead cell. `false`: its supervisor still lives.
+    pub fn retire(&self) -> Result<bool, CellError> {
+        match self.try_lease()? {
+            Some(_lease) => self.remove().map(|()| true),
+            None => Ok(!self.path("lock").exists()),
         }
+    }
+
+    /// The caller holds the lease, or knows that nobody does.
+    pub(crate) fn remove(&self) -> Result<(), CellError> {
+        self.clear()?;
+        gone(fs::remove_dir(&self.directory)).map_err(self.cannot_remove())
+    }
+
+    /// Deletes all files of the record, the lock last.
+    pub(crate) fn clear(&self) -> Result<(), CellError> {
+        let entries = match fs::read_dir(&self.directory) {
+            Ok(entries) => entries,
+            Err(error) => return gone(Err(error)).map_err(self.cannot_remove()),
+        };
+        for entry in entries.flatten().filter(|entry| entry.file_name() != "lock") {
+            gone(fs::remove_file(entry.path())).map_err(self.cannot_remove())?;
+        }
+        gone(fs::remove_file(self.path("lock"))).map_err(self.cannot_remove())
+    }
+
+    fn cannot_remove(&self) -> impl FnOnce(io::Error) -> CellError {
+        CellError::host(format!("cannot remove the record of {}", self.id))
+    }
+}
+
+/// What somebody else has removed is removed.
+fn gone(result: io::Result<()>) -> io::Result<()> {
+    match result {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        other => other,
     }
 }

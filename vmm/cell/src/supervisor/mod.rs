@@ -258,13 +258,11 @@ pub(crate) fn thread(
         .map_err(CellError::host(format!("cannot start the {name} thread")))
 }
 
-/// The record as the operator named it, for messages.
+/// Deletes the record from within the jail.
 pub(crate) fn clear_record(inheritance: &Inheritance, record: &Record) -> Result<(), CellError> {
-    let failed = || format!("cannot remove the record of {}", record.id);
-    for entry in std::fs::read_dir(".").map_err(CellError::host(failed()))?.flatten() {
-        std::fs::remove_file(entry.file_name()).map_err(CellError::host(failed()))?;
-    }
+    record.clear()?;
     let flag = nix::unistd::UnlinkatFlags::RemoveDir;
-    nix::unistd::unlinkat(&inheritance.cells_dir, record.id.as_str(), flag)
-        .map_err(|errno| CellError::host(failed())(errno.into()))
+    nix::unistd::unlinkat(&inheritance.cells_dir, record.id.as_str(), flag).map_err(|errno| {
+        CellError::host(format!("cannot remove the record of {}", record.id))(errno.into())
+    })
 }

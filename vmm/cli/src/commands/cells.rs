@@ -284,10 +284,8 @@ fn signal(text: &str) -> Result<Signal, CellError> {
 /// Kills a supervisor and with it all of its cell.
 fn end_now(layout: &Layout, record: &Record, status: &Status) -> Result<(), CellError> {
     if let Some(pidfd) = open_pidfd(supervisor(layout, record, status)) {
-        // Asked again with the descriptor in hand: the pid may be someone else's by now.
-        if let Ok((_, _, now)) = Record::find(layout, &record.id)
-            && now.state != State::Exited
-        {
+        // Asked with the descriptor in hand: the pid may be someone else's by now.
+        if record.is_held() {
             rustix::process::pidfd_send_signal(&pidfd, rustix::process::Signal::KILL)
                 .map_err(|error| CellError::host("cannot kill the supervisor")(error.into()))?;
             poll_end(&pidfd, None)?;
@@ -309,7 +307,14 @@ pub fn rm(layout: &Layout, args: &RmArgs) -> Result<u8, CellError> {
             }
             end_now(layout, &record, &status)?;
         }
-        record.remove()?;
+        // An ended cell's supervisor may still write to its followers.
+        let patience = Instant::now() + Duration::from_secs(2);
+        while !record.retire()? {
+            if Instant::now() > patience {
+                end_now(layout, &record, &status)?;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
         say!("{key}");
     }
     Ok(0)
