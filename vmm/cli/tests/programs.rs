@@ -2,7 +2,9 @@
 
 mod common;
 
-use common::shell;
+use std::path::Path;
+
+use common::{run, shell, text};
 
 #[test]
 fn sqlite_keeps_a_database() {
@@ -65,4 +67,68 @@ fn perl_and_pipes_work() {
     let script =
         "seq 1 1000 | perl -ne '$s += $_; END { print \"$s\\n\" }' | tee /tmp/sum && cat /tmp/sum";
     assert_eq!(shell(&[], script).ok().text(), "500500\n500500");
+}
+
+#[test]
+fn node_runs_timers_workers_streams_and_a_server() {
+    let script = r#"cd /root && cat > t.mjs <<'J'
+import http from 'node:http'; import zlib from 'node:zlib'; import { once } from 'node:events'
+import { execFileSync } from 'node:child_process'; import { Worker } from 'node:worker_threads'
+const hot = n => { let s = 0; for (let i = 0; i < n; i++) s = (s + i * i) % 1000003; return s }
+const code = `const { parentPort } = require('node:worker_threads'); (${hot}); parentPort.postMessage((${hot})(5e5))`
+const worker = new Worker(code, { eval: true })
+const [answer] = await once(worker, 'message')
+console.log('worker', answer === hot(5e5))
+const server = http.createServer((request, response) => request.pipe(response)).listen(0, '127.0.0.1')
+await once(server, 'listening')
+const body = 'x'.repeat(1 << 20)
+const echo = await fetch(`http://127.0.0.1:${server.address().port}/`, { method: 'POST', body })
+console.log('http', (await echo.text()).length)
+server.close(); server.closeAllConnections()
+console.log('zlib', zlib.gunzipSync(zlib.gzipSync(body)).length)
+console.log('child', execFileSync('echo', ['hi'], { encoding: 'utf8' }).trim())
+await new Promise(resolve => setTimeout(resolve, 20))
+console.log('timer')
+J
+node t.mjs"#;
+    let expected = "worker true\nhttp 1048576\nzlib 1048576\nchild hi\ntimer";
+    assert_eq!(shell(&["-m", "512m", "--cpus", "2"], script).ok().text(), expected);
+}
+
+/// Debian's Go compiler takes 450 MB; the registry server, a Go program that
+/// the image tests need anyway, has goroutines, a collector and a network of
+/// its own too.
+#[test]
+fn a_go_program_serves_http() {
+    let program = Path::new("/usr/bin/docker-registry");
+    assert!(program.exists(), "docker-registry is missing: scripts/setup installs it");
+    let script = r#"cd /root && printf 'version: 0.1
+storage: {filesystem: {rootdirectory: /root/store}}
+http: {addr: "127.0.0.1:5000"}
+' > config.yml
+/mnt/docker-registry serve config.yml > log 2>&1 & 
+python3 - <<'P'
+import hashlib, threading, time, urllib.request as web
+at = 'http://127.0.0.1:5000/v2/'
+for _ in range(600):
+    try: web.urlopen(at); break
+    except OSError: time.sleep(0.05)
+def push(index):
+    blob = bytes([index]) * (1 << 18)
+    digest = 'sha256:' + hashlib.sha256(blob).hexdigest()
+    post = web.Request(at + f'p{index}/blobs/uploads/', b'', method='POST')
+    place = web.urlopen(post).headers['Location']
+    put = web.Request(f'{place}&digest={digest}', blob, {'Content-Type': 'application/octet-stream'}, method='PUT')
+    assert web.urlopen(put).status == 201
+    assert web.urlopen(at + f'p{index}/blobs/{digest}').read() == blob
+    done.append(index)
+done = []
+threads = [threading.Thread(target=push, args=(index,)) for index in range(8)]
+[t.start() for t in threads]; [t.join() for t in threads]
+print(sorted(done))
+P"#;
+    let volume = format!("{}:/mnt:ro", text(program.parent().expect("a directory")));
+    let flags = ["run", "--rm", "--cpus", "2", "-m", "512m", "-v", &volume];
+    let ended = run([&flags[..], &[common::IMAGE, "sh", "-c", script]].concat()).ok();
+    assert_eq!(ended.text(), "[0, 1, 2, 3, 4, 5, 6, 7]");
 }
