@@ -58,7 +58,10 @@ test: build kernel base-image
 
 bench: build kernel base-image
 	scripts/setup --bench
-	cargo run --release --locked -p exocell-benches
+	$(exocell) kernel build --stock
+	$(exocell) bench start
+	$(exocell) bench density
+	$(exocell) bench micro
 
 lint: setup
 	cargo fmt --all --check

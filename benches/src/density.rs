@@ -30,10 +30,10 @@ pub fn measure(count: u32, exocell: &Exocell) -> Result<Vec<Row>, BenchError> {
     let exec_us =
         cells.iter().map(|cell| answer_us(exocell, cell)).collect::<Result<Vec<_>, _>>()?;
     let params = [("cells", count.to_string()), ("program", PROGRAM.join(" "))];
-    let row =
-        |bench, unit, samples: &[u64]| Row::of(bench, Subject::ParaAspace, unit, samples, &params);
+    let subject = Subject::ParaAspace(None);
+    let row = |bench, unit, samples: &[f64]| Row::of(bench, &subject, unit, samples, &params);
     let bytes = |bench, of: fn(&Memory) -> u64| {
-        row(bench, Unit::Bytes, &used.iter().map(of).collect::<Vec<_>>())
+        row(bench, Unit::Bytes, &used.iter().map(|memory| of(memory) as f64).collect::<Vec<_>>())
     };
     let rows = [
         bytes("density/guest-memory", |memory| memory.guest_bytes),
@@ -117,10 +117,10 @@ fn of_cell(exocell: &Exocell, cell: &Cell<'_>) -> Result<Memory, BenchError> {
     Ok(memory)
 }
 
-fn answer_us(exocell: &Exocell, cell: &Cell<'_>) -> Result<u64, BenchError> {
+fn answer_us(exocell: &Exocell, cell: &Cell<'_>) -> Result<f64, BenchError> {
     let start = Instant::now();
     exocell.call(&["exec", &cell.name, "true"])?;
-    Ok(start.elapsed().as_micros() as u64)
+    Ok(start.elapsed().as_micros() as f64)
 }
 
 #[cfg(test)]

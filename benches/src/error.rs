@@ -12,6 +12,16 @@ pub enum BenchError {
     Command { command: String, status: String, stderr: String },
     #[error("{what} is not JSON as expected: {source}")]
     Json { what: &'static str, source: serde_json::Error },
+    #[error("no measurement {name:?}; there are: {known}")]
+    NoMeasurement { name: String, known: String },
+    #[error("the stock guest kernel is missing; run exocell kernel build --stock")]
+    NoStockKernel,
+    #[error(transparent)]
+    Kernel(#[from] exocell_cell::kernel::KernelError),
+    #[error("{program} cannot be compiled (is gcc there? scripts/setup installs it): {why}")]
+    Compile { program: &'static str, why: String },
+    #[error("{subject}: {why}")]
+    Subject { subject: String, why: String },
     #[error("a row cannot be written: {0}")]
     Row(#[from] serde_json::Error),
 }

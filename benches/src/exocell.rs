@@ -1,41 +1,61 @@
 //! The `exocell` command as its users call it.
 
-use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use exocell_cell::kernel::{self, Recipe, Status};
 use serde::de::DeserializeOwned;
 
 use crate::BenchError;
 
-/// The program to measure and the image it runs.
+/// The program to measure, the state root and the image that cells run.
 #[derive(Debug)]
 pub struct Exocell {
     program: PathBuf,
+    root: PathBuf,
     pub image: String,
 }
 
 impl Exocell {
-    pub fn new(program: Option<PathBuf>, image: &str) -> Result<Self, BenchError> {
-        let beside = || std::env::current_exe().map(|own| own.with_file_name("exocell"));
-        let program = match program {
-            Some(program) => program,
-            None => beside().map_err(BenchError::host("cannot find this program"))?,
-        };
-        Ok(Self { program, image: image.to_owned() })
+    /// This very program, on the state root `root`.
+    pub fn new(root: &Path, image: &str) -> Result<Self, BenchError> {
+        let program =
+            std::env::current_exe().map_err(BenchError::host("cannot find this program"))?;
+        Ok(Self { program, root: root.to_owned(), image: image.to_owned() })
     }
 
-    /// The command whose time counts as the start of a cell.
-    pub fn run_words(&self) -> Vec<OsString> {
-        let words = ["run", "--rm", &self.image, "true"];
-        [self.program.clone().into()].into_iter().chain(words.map(OsString::from)).collect()
+    /// The command, on the state root, without arguments.
+    pub fn command(&self) -> Command {
+        let mut command = Command::new(&self.program);
+        command.env("EXOCELL_ROOT", &self.root);
+        command
+    }
+
+    /// The command with `arguments`.
+    pub fn with(&self, arguments: &[&str]) -> Command {
+        let mut command = self.command();
+        command.args(arguments);
+        command
+    }
+
+    /// Where compiled programs and the like are kept.
+    pub fn cache(&self) -> PathBuf {
+        self.root.join("bench")
+    }
+
+    /// The guest kernel without our patches.
+    pub fn stock_kernel(&self) -> Result<PathBuf, BenchError> {
+        match kernel::status_of(&Recipe::stock(), &self.root)? {
+            Status::Present(kernel) => Ok(kernel.path),
+            Status::Absent { .. } => Err(BenchError::NoStockKernel),
+        }
     }
 
     /// Runs one subcommand to its end.
     pub fn call(&self, arguments: &[&str]) -> Result<Vec<u8>, BenchError> {
-        let output = Command::new(&self.program)
-            .args(arguments)
+        let output = self
+            .with(arguments)
             .stdin(Stdio::null())
             .output()
             .map_err(BenchError::host(self.program.display()))?;

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use crate::Row;
 use crate::row::human;
 
-const LABEL_PX: u64 = 120;
+const LABEL_PX: u64 = 140;
 const BAR_MAX_PX: u64 = 420;
 const LINE_PX: u64 = 20;
 const WIDTH_PX: u64 = LABEL_PX + BAR_MAX_PX + 120;
@@ -14,10 +14,10 @@ const WIDTH_PX: u64 = LABEL_PX + BAR_MAX_PX + 120;
 pub fn svg(rows: &[Row]) -> String {
     let (mut body, mut y) = (String::new(), 10);
     for group in rows.chunk_by(|a, b| a.bench == b.bench) {
-        let longest = group.iter().map(|row| row.median).max().unwrap_or(1).max(1);
+        let longest = group.iter().map(|row| row.median).fold(f64::MIN_POSITIVE, f64::max);
         y += LINE_PX;
         if let Some(first) = group.first() {
-            text(&mut body, 10, y, "bold", first.bench);
+            text(&mut body, 10, y, "bold", &first.bench);
         }
         for row in group {
             y += LINE_PX;
@@ -32,9 +32,9 @@ pub fn svg(rows: &[Row]) -> String {
     )
 }
 
-fn bar(body: &mut String, y: u64, row: &Row, longest: u64) {
-    let length = (row.median * BAR_MAX_PX / longest).max(1);
-    text(body, 10, y, "normal", &row.subject.to_string());
+fn bar(body: &mut String, y: u64, row: &Row, longest: f64) {
+    let length = ((row.median / longest * BAR_MAX_PX as f64) as u64).max(1);
+    text(body, 10, y, "normal", &row.subject);
     // Writing to a string cannot fail.
     let _ = writeln!(
         body,
@@ -52,12 +52,13 @@ fn text(body: &mut String, x: u64, y: u64, weight: &str, words: &str) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Subject, Unit};
+    use crate::Unit;
 
     #[test]
     fn the_longest_bar_has_the_full_length_and_the_others_their_share() {
-        let row = |subject, value| Row::of("a<b", subject, Unit::Us, &[value], &[]).unwrap();
-        let plot = svg(&[row(Subject::Native, 10), row(Subject::ParaAspace, 20)]);
+        let row =
+            |subject, value| Row::of("a<b", subject, Unit::Us, &[f64::from(value)], &[]).unwrap();
+        let plot = svg(&[row("native", 10), row("other", 20)]);
         assert!(plot.contains("width=\"420\"") && plot.contains("width=\"210\""), "{plot}");
         assert!(plot.contains("a&lt;b") && plot.ends_with("</svg>\n"));
     }

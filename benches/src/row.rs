@@ -3,79 +3,120 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-use serde::Serialize;
-
-use crate::Subject;
+use serde::{Serialize, Serializer};
 
 /// What the numbers of a row count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
 pub enum Unit {
+    /// Nanoseconds.
+    #[serde(rename = "ns")]
+    Ns,
     /// Microseconds.
+    #[serde(rename = "us")]
     Us,
+    #[serde(rename = "bytes")]
     Bytes,
+    /// Millions of bytes a second; more is better.
+    #[serde(rename = "MB/s")]
+    MbPerSecond,
+    /// How many times as fast; more is better.
+    #[serde(rename = "x")]
+    Times,
+}
+
+impl Unit {
+    /// Whether larger values are better ones.
+    pub fn more_is_better(self) -> bool {
+        matches!(self, Self::MbPerSecond | Self::Times)
+    }
 }
 
 /// One figure of one subject.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Row {
-    pub bench: &'static str,
-    pub subject: Subject,
+    pub bench: String,
+    pub subject: String,
     pub unit: Unit,
-    pub min: u64,
-    pub median: u64,
+    #[serde(serialize_with = "number")]
+    pub min: f64,
+    #[serde(serialize_with = "number")]
+    pub median: f64,
     /// Number of samples.
     pub n: usize,
+    /// What else is to know: how it was run, and `max` where more is better.
     pub params: BTreeMap<&'static str, String>,
+}
+
+/// Whole numbers without a fraction, others with as many digits as mean something.
+fn number<S: Serializer>(value: &f64, serializer: S) -> Result<S::Ok, S::Error> {
+    let rounded = (value * 1000.0).round() / 1000.0;
+    if rounded.fract() == 0.0 && rounded.abs() < 1e15 {
+        serializer.serialize_i64(rounded as i64)
+    } else {
+        serializer.serialize_f64(rounded)
+    }
 }
 
 impl Row {
     /// The row of `samples`; `None` when there are none.
     pub fn of(
-        bench: &'static str,
-        subject: Subject,
+        bench: impl Into<String>,
+        subject: impl ToString,
         unit: Unit,
-        samples: &[u64],
+        samples: &[f64],
         params: &[(&'static str, String)],
     ) -> Option<Self> {
         let mut sorted = samples.to_vec();
-        sorted.sort_unstable();
+        sorted.sort_unstable_by(f64::total_cmp);
+        let mut params: BTreeMap<_, _> = params.iter().cloned().collect();
+        if unit.more_is_better() {
+            params.insert("max", format!("{:.3}", sorted.last()?));
+        }
         Some(Self {
-            bench,
-            subject,
+            bench: bench.into(),
+            subject: subject.to_string(),
             unit,
             min: *sorted.first()?,
             median: *sorted.get(sorted.len() / 2)?,
             n: sorted.len(),
-            params: params.iter().cloned().collect(),
+            params,
         })
     }
-}
 
-/// A number for people: milliseconds or MiB.
-pub fn human(unit: Unit, value: u64) -> String {
-    match unit {
-        Unit::Us => format!("{:.2} ms", value as f64 / 1e3),
-        Unit::Bytes => format!("{:.2} MiB", value as f64 / f64::from(1 << 20)),
+    /// The value that the least disturbed round gave.
+    fn best(&self) -> f64 {
+        let max = self.params.get("max").and_then(|text| text.parse().ok());
+        max.unwrap_or(self.min)
     }
 }
 
-/// Rows as a table; the ratio is that of the median to the `para-aspace` one.
+/// A number for people.
+pub fn human(unit: Unit, value: f64) -> String {
+    match unit {
+        Unit::Us => human(Unit::Ns, value * 1e3),
+        Unit::Ns if value < 1e4 => format!("{value:.0} ns"),
+        Unit::Ns if value < 1e6 => format!("{:.1} us", value / 1e3),
+        Unit::Ns => format!("{:.2} ms", value / 1e6),
+        Unit::Bytes => format!("{:.2} MiB", value / f64::from(1 << 20)),
+        Unit::MbPerSecond => format!("{value:.0} MB/s"),
+        Unit::Times => format!("{value:.2} x"),
+    }
+}
+
+/// Rows as a table; the ratio is that of a row's best to the first subject's.
 pub fn table(rows: &[Row]) -> String {
     let mut text = format!(
-        "{:<24} {:<12} {:>12} {:>12} {:>6} {:>8}\n",
-        "BENCH", "SUBJECT", "MIN", "MEDIAN", "N", "RATIO"
+        "{:<24} {:<16} {:>12} {:>12} {:>6} {:>8}\n",
+        "BENCH", "SUBJECT", "BEST", "MEDIAN", "N", "RATIO"
     );
     for row in rows {
-        let ours = rows.iter().find(|r| r.bench == row.bench && r.subject == Subject::ParaAspace);
-        let ratio = ours.map_or_else(String::new, |ours| {
-            format!("{:.2}", row.median as f64 / ours.median.max(1) as f64)
-        });
-        let (min, median) = (human(row.unit, row.min), human(row.unit, row.median));
+        let first = rows.iter().find(|r| r.bench == row.bench).map_or(0.0, Row::best);
+        let ratio = if first > 0.0 { format!("{:.2}", row.best() / first) } else { String::new() };
+        let (best, median) = (human(row.unit, row.best()), human(row.unit, row.median));
         // Writing to a string cannot fail.
         let _ = writeln!(
             text,
-            "{:<24} {:<12} {min:>12} {median:>12} {:>6} {ratio:>8}",
+            "{:<24} {:<16} {best:>12} {median:>12} {:>6} {ratio:>8}",
             row.bench, row.subject, row.n
         );
     }
@@ -88,25 +129,39 @@ mod tests {
 
     #[test]
     fn a_row_has_the_minimum_and_the_median() {
-        let row = Row::of("b", Subject::Native, Unit::Us, &[5, 1, 9], &[]).unwrap();
-        assert_eq!((row.min, row.median, row.n), (1, 5, 3));
-        assert_eq!(Row::of("b", Subject::Native, Unit::Us, &[], &[]), None);
+        let row = Row::of("b", "native", Unit::Us, &[5.0, 1.0, 9.0], &[]).unwrap();
+        assert_eq!((row.min, row.median, row.n), (1.0, 5.0, 3));
+        assert_eq!(Row::of("b", "native", Unit::Us, &[], &[]), None);
     }
 
     #[test]
     fn json_has_the_fields_that_scripts_read() {
         let params = [("command", "true".to_owned())];
-        let row = Row::of("b", Subject::ParaAspace, Unit::Bytes, &[7], &params).unwrap();
+        let row = Row::of("b", "para-aspace", Unit::Bytes, &[7.0], &params).unwrap();
         assert_eq!(
             serde_json::to_string(&row).unwrap(),
             r#"{"bench":"b","subject":"para-aspace","unit":"bytes","min":7,"median":7,"n":1,"params":{"command":"true"}}"#
         );
+        let row = Row::of("b", "native", Unit::Times, &[1.2345, 2.0], &[]).unwrap();
+        assert_eq!(
+            serde_json::to_string(&row).unwrap(),
+            r#"{"bench":"b","subject":"native","unit":"x","min":1.235,"median":2,"n":2,"params":{"max":"2.000"}}"#
+        );
     }
 
     #[test]
-    fn ratios_are_to_our_own_median() {
-        let row = |subject, value| Row::of("b", subject, Unit::Us, &[value], &[]).unwrap();
-        let text = table(&[row(Subject::Native, 50), row(Subject::ParaAspace, 100)]);
-        assert!(text.contains("0.50") && text.contains("1.00"), "{text}");
+    fn ratios_are_of_the_best_to_the_first_subject() {
+        let row = |subject, unit, values: &[f64]| Row::of("b", subject, unit, values, &[]).unwrap();
+        let times = [row("native", Unit::Us, &[50.0, 90.0]), row("other", Unit::Us, &[100.0])];
+        assert!(table(&times).contains("2.00"), "{}", table(&times));
+        let rates = [row("native", Unit::Times, &[1.0, 2.0]), row("other", Unit::Times, &[1.0])];
+        assert!(table(&rates).contains("0.50"), "{}", table(&rates));
+    }
+
+    #[test]
+    fn numbers_are_shown_in_the_unit_that_fits() {
+        let shown = |ns| human(Unit::Ns, ns);
+        assert_eq!([shown(97.4), shown(17_300.0), shown(2.5e6)], ["97 ns", "17.3 us", "2.50 ms"]);
+        assert_eq!(human(Unit::Us, 1500.0), "1.50 ms");
     }
 }

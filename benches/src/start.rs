@@ -1,12 +1,15 @@
 //! Start times: subjects take turns, so that a slow moment of the machine
 //! hits all of them.
 
+use std::process::{Command, Stdio};
+use std::time::Instant;
+
 use serde::Deserialize;
 
 use crate::exocell::{Cell, Exocell};
 use crate::row::Unit;
-use crate::subject::Runner;
-use crate::{BenchError, Options, Row, Subject};
+use crate::subject::{self, Start, Subject};
+use crate::{BenchError, Options, Row};
 
 /// From the command's start to its end.
 const TOTAL: &str = "start/total";
@@ -16,49 +19,49 @@ const STAGES: [&str; 4] =
 
 /// A subject and what was measured of it.
 struct Turn {
-    runner: Runner,
-    samples_us: Vec<u64>,
+    subject: Subject,
+    samples_us: Vec<f64>,
 }
 
 pub fn measure(options: &Options, exocell: &Exocell) -> Result<Vec<Row>, BenchError> {
-    let mut turns: Vec<Turn> = Subject::ALL
-        .into_iter()
-        .filter(|subject| options.includes(*subject))
-        .filter_map(|subject| probe(subject, exocell))
-        .collect();
-    let ours = turns.iter().any(|turn| turn.runner.subject == Subject::ParaAspace);
-    let mut stages: [Vec<u64>; STAGES.len()] = Default::default();
+    let subjects = subject::subjects(&options.peers, &options.kernel, exocell);
+    let mut turns: Vec<Turn> =
+        subjects.into_iter().map(|subject| Turn { subject, samples_us: Vec::new() }).collect();
+    let mut stages: [Vec<f64>; STAGES.len()] = Default::default();
     for round in 0..options.rounds {
-        take_turns(&mut turns, round as usize);
-        if ours {
-            for (samples, us) in stages.iter_mut().zip(stages_us(exocell, round)?) {
-                samples.push(us);
-            }
+        take_turns(&mut turns, round as usize, exocell);
+        for (samples, us) in stages.iter_mut().zip(stages_us(exocell, round)?) {
+            samples.push(us as f64);
         }
     }
     Ok(rows(&turns, &stages, exocell))
 }
 
-fn probe(subject: Subject, exocell: &Exocell) -> Option<Turn> {
-    match Runner::probe(subject, exocell) {
-        Ok(runner) => Some(Turn { runner, samples_us: Vec::new() }),
-        Err(why) => {
-            eprintln!("{subject} is left out: {why}");
-            None
+fn command(subject: &Subject, exocell: &Exocell) -> Command {
+    let start = Start { program: "true", ..Start::default() };
+    let mut command = subject.command(exocell, &start);
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    command
+}
+
+/// One round; each round begins with another subject.
+fn take_turns(turns: &mut [Turn], round: usize, exocell: &Exocell) {
+    let count = turns.len().max(1);
+    for index in 0..turns.len() {
+        let Some(turn) = turns.get_mut((index + round) % count) else { continue };
+        match time(command(&turn.subject, exocell)) {
+            Ok(us) => turn.samples_us.push(us),
+            Err(why) => eprintln!("round {round}: {}: {why}", turn.subject),
         }
     }
 }
 
-/// One round; each round begins with another subject.
-fn take_turns(turns: &mut [Turn], round: usize) {
-    let count = turns.len().max(1);
-    for index in 0..turns.len() {
-        let Some(turn) = turns.get_mut((index + round) % count) else { continue };
-        match turn.runner.time() {
-            Ok(us) => turn.samples_us.push(us),
-            Err(why) => eprintln!("round {round}: {why}"),
-        }
-    }
+/// Microseconds from the start of the command to its end.
+fn time(mut command: Command) -> Result<f64, String> {
+    let start = Instant::now();
+    let status = command.status().map_err(|error| error.to_string())?;
+    let elapsed_us = start.elapsed().as_micros() as f64;
+    if status.success() { Ok(elapsed_us) } else { Err(status.to_string()) }
 }
 
 /// The part of `exocell inspect` that tells how a start went, in microseconds
@@ -96,16 +99,17 @@ fn stages_us(exocell: &Exocell, round: u32) -> Result<[u64; STAGES.len()], Bench
     Ok(inspected.times.stages())
 }
 
-fn rows(turns: &[Turn], stages: &[Vec<u64>; STAGES.len()], exocell: &Exocell) -> Vec<Row> {
+fn rows(turns: &[Turn], stages: &[Vec<f64>; STAGES.len()], exocell: &Exocell) -> Vec<Row> {
     let totals = turns.iter().filter_map(|turn| {
-        let params = [("command", turn.runner.command())];
-        Row::of(TOTAL, turn.runner.subject, Unit::Us, &turn.samples_us, &params)
+        let params = [("command", subject::shown(&command(&turn.subject, exocell)))];
+        Row::of(TOTAL, &turn.subject, Unit::Us, &turn.samples_us, &params)
     });
+    let ours = Subject::ParaAspace(None);
     let params = [("image", exocell.image.clone())];
     let parts = STAGES
         .into_iter()
         .zip(stages)
-        .filter_map(|(name, us)| Row::of(name, Subject::ParaAspace, Unit::Us, us, &params));
+        .filter_map(|(name, us)| Row::of(name, &ours, Unit::Us, us, &params));
     totals.chain(parts).collect()
 }
 

@@ -1,109 +1,225 @@
-//! What is compared, and how each of them runs `true`.
+//! What is compared, and how each of them runs a program of this machine.
 
 use std::ffi::OsString;
 use std::fmt;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::str::FromStr;
+use std::time::Duration;
 
 use clap::ValueEnum;
-use serde::Serialize;
 
 use crate::exocell::{Exocell, patiently};
 
-/// A way to run a program.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Subject {
+/// Who may be measured beside us.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Peer {
     /// A process of the host.
     Native,
     /// bubblewrap: namespaces only.
     Bwrap,
-    /// gVisor: a user-space kernel.
+    /// gVisor, a user-space kernel, on its systrap platform.
     Gvisor,
-    /// A `vm` cell on the `para` platform, guest processes in stubs.
-    ParaAspace,
+    /// A cell whose guest kernel has none of our patches but the one that boots it.
+    StockUml,
+    /// Nobody.
+    None,
 }
 
-impl Subject {
-    pub const ALL: [Self; 4] = [Self::Native, Self::Bwrap, Self::Gvisor, Self::ParaAspace];
+/// A guest kernel by its file, named in results by its label.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GuestKernel {
+    pub label: Option<String>,
+    pub file: PathBuf,
+}
+
+impl FromStr for GuestKernel {
+    type Err = std::convert::Infallible;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let (label, file) = match text.split_once('=') {
+            Some((label, file)) => (Some(label.to_owned()), file),
+            None => (None, text),
+        };
+        Ok(Self { label, file: file.into() })
+    }
+}
+
+/// A way to run a program.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Subject {
+    Native,
+    Bwrap,
+    Gvisor,
+    /// A cell with this guest kernel file.
+    StockUml(PathBuf),
+    /// A `vm` cell on the `para` platform, guest processes in stubs.
+    ParaAspace(Option<GuestKernel>),
 }
 
 impl fmt::Display for Subject {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::Native => "native",
-            Self::Bwrap => "bwrap",
-            Self::Gvisor => "gvisor",
-            Self::ParaAspace => "para-aspace",
-        })
+        match self {
+            Self::Native => f.write_str("native"),
+            Self::Bwrap => f.write_str("bwrap"),
+            Self::Gvisor => f.write_str("gvisor"),
+            Self::StockUml(_) => f.write_str("stock-uml"),
+            Self::ParaAspace(None) => f.write_str("para-aspace"),
+            Self::ParaAspace(Some(kernel)) => match &kernel.label {
+                None => f.write_str("para-aspace"),
+                Some(label) => write!(f, "para-aspace+{label}"),
+            },
+        }
     }
 }
 
-/// A subject that runs here.
-#[derive(Debug)]
-pub struct Runner {
-    pub subject: Subject,
-    words: Vec<OsString>,
+/// The subjects of a run, ours last. A peer that this machine lacks is said on
+/// standard error and left out.
+pub fn subjects(peers: &[Peer], kernels: &[GuestKernel], exocell: &Exocell) -> Vec<Subject> {
+    let all = [Peer::Native, Peer::Bwrap, Peer::Gvisor, Peer::StockUml];
+    let wanted = all.iter().filter(|peer| peers.is_empty() || peers.contains(peer));
+    let mut found = Vec::new();
+    for peer in wanted {
+        match present(*peer, exocell) {
+            Ok(subject) => found.push(subject),
+            Err(why) => eprintln!("{} is left out: {why}", name(*peer)),
+        }
+    }
+    if kernels.is_empty() {
+        found.push(Subject::ParaAspace(None));
+    }
+    found.extend(kernels.iter().map(|kernel| Subject::ParaAspace(Some(kernel.clone()))));
+    found
+}
+
+fn name(peer: Peer) -> String {
+    peer.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
 }
 
 /// A gVisor that cannot use a platform may hang instead of failing.
 const PROBE_MAX: Duration = Duration::from_secs(20);
-/// The newest and fastest first; older releases lack it.
-const GVISOR_PLATFORMS: [&str; 2] = ["systrap", "ptrace"];
 
-impl Runner {
-    /// The subject's command that works here, or why none does.
-    pub fn probe(subject: Subject, exocell: &Exocell) -> Result<Self, String> {
-        let mut why = String::new();
-        for words in candidates(subject, exocell) {
-            let runner = Self { subject, words };
-            match patiently(&mut runner.command_of_run(), PROBE_MAX) {
-                Ok(()) => return Ok(runner),
-                Err(reason) => why = format!("{}: {reason}", runner.command()),
-            }
+fn present(peer: Peer, exocell: &Exocell) -> Result<Subject, String> {
+    let subject = match peer {
+        Peer::Native | Peer::None => return Ok(Subject::Native),
+        Peer::Bwrap => Subject::Bwrap,
+        Peer::Gvisor => Subject::Gvisor,
+        Peer::StockUml => {
+            let kernel = exocell.stock_kernel().map_err(|error| error.to_string())?;
+            return Ok(Subject::StockUml(kernel));
         }
-        Err(why)
+    };
+    let start = Start { program: "true", ..Start::default() };
+    let mut command = subject.command(exocell, &start);
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    match patiently(&mut command, PROBE_MAX) {
+        Ok(()) => Ok(subject),
+        Err(why) => Err(format!("{}: {why}; run scripts/setup --bench", shown(&command))),
+    }
+}
+
+/// A command as one line, without its program's folder.
+pub fn shown(command: &Command) -> String {
+    let words = [command.get_program()].into_iter().chain(command.get_args());
+    let words: Vec<_> = words.map(|word| word.to_string_lossy()).collect();
+    let line = words.join(" ");
+    let program = words.first().and_then(|program| program.rfind('/'));
+    line[program.map_or(0, |at| at + 1)..].to_owned()
+}
+
+/// What a subject is asked to run.
+#[derive(Debug, Default)]
+pub struct Start<'a> {
+    /// The host folder of the program, which the subject may read; without one
+    /// the program is the subject's own, found by its name.
+    pub folder: Option<&'a Path>,
+    pub program: &'a str,
+    pub arguments: &'a [&'a str],
+    /// A cell's options of `exocell run`.
+    pub cell: &'a [&'a str],
+}
+
+/// Where cells see the host folder of [`Start`].
+const FOLDER_IN_CELL: &str = "/bench";
+
+impl Subject {
+    /// Whether it is a cell.
+    pub fn is_cell(&self) -> bool {
+        matches!(self, Self::StockUml(_) | Self::ParaAspace(_))
     }
 
-    /// What runs, as one line, without the program's folder.
-    pub fn command(&self) -> String {
-        let words: Vec<_> = self.words.iter().map(|word| word.to_string_lossy()).collect();
-        let line = words.join(" ");
-        let folder = words.first().and_then(|program| program.rfind('/')).map_or(0, |at| at + 1);
-        line[folder..].to_owned()
+    /// The guest kernel file, where it is not the built one.
+    fn kernel(&self) -> Option<&Path> {
+        match self {
+            Self::StockUml(file) => Some(file),
+            Self::ParaAspace(Some(kernel)) => Some(&kernel.file),
+            _ => None,
+        }
     }
 
-    /// Microseconds from the start of the command to its end.
-    pub fn time(&self) -> Result<u64, String> {
-        let start = Instant::now();
-        let status = self.command_of_run().status().map_err(|error| error.to_string())?;
-        let elapsed_us = start.elapsed().as_micros() as u64;
-        if status.success() { Ok(elapsed_us) } else { Err(format!("{}: {status}", self.command())) }
+    /// The command that runs `start`.
+    pub fn command(&self, exocell: &Exocell, start: &Start<'_>) -> Command {
+        let program: OsString = match start.folder {
+            Some(folder) => folder.join(start.program).into(),
+            None => start.program.into(),
+        };
+        let words = |text: &str| text.split(' ').map(OsString::from).collect::<Vec<_>>();
+        let mut line = match self {
+            Self::Native => vec![program],
+            Self::Bwrap => [
+                words(
+                    "bwrap --unshare-all --die-with-parent --ro-bind / / --dev /dev --proc /proc",
+                ),
+                words("--tmpfs /tmp --tmpfs /dev/shm"),
+                vec![program],
+            ]
+            .concat(),
+            Self::Gvisor => {
+                let sandbox = "runsc --rootless --network=none --ignore-cgroups --platform=systrap";
+                [words(sandbox), words("do"), vec![program]].concat()
+            }
+            Self::StockUml(_) | Self::ParaAspace(_) => return self.cell(exocell, start),
+        };
+        let mut command = Command::new(line.remove(0));
+        command.args(line).args(start.arguments);
+        command
     }
 
-    fn command_of_run(&self) -> Command {
-        let mut words = self.words.iter();
-        let mut command = Command::new(words.next().cloned().unwrap_or_default());
-        command.args(words).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    fn cell(&self, exocell: &Exocell, start: &Start<'_>) -> Command {
+        let mut command = exocell.command();
+        command.args(["run", "--rm"]).args(start.cell);
+        if let Some(folder) = start.folder {
+            command.arg("--volume").arg(format!("{}:{FOLDER_IN_CELL}:ro", folder.display()));
+            command.arg(&exocell.image).arg(format!("{FOLDER_IN_CELL}/{}", start.program));
+        } else {
+            command.args([&exocell.image, start.program]);
+        }
+        command.args(start.arguments);
+        if let Some(kernel) = self.kernel() {
+            command.env(exocell_cell::plan::KERNEL_VARIABLE, kernel);
+        }
         command
     }
 }
 
-fn candidates(subject: Subject, exocell: &Exocell) -> Vec<Vec<OsString>> {
-    let words = |text: &str| text.split(' ').map(OsString::from).collect::<Vec<_>>();
-    match subject {
-        Subject::Native => vec![words("true")],
-        Subject::Bwrap => vec![words(
-            "bwrap --unshare-all --die-with-parent --ro-bind / / --dev /dev --proc /proc true",
-        )],
-        Subject::Gvisor => GVISOR_PLATFORMS
-            .iter()
-            .map(|platform| {
-                words(&format!(
-                    "runsc --rootless --network=none --ignore-cgroups --platform={platform} do true"
-                ))
-            })
-            .collect(),
-        Subject::ParaAspace => vec![exocell.run_words()],
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_kernel_may_have_a_label_that_names_the_subject() {
+        let named: GuestKernel = "new=/k/linux".parse().unwrap();
+        assert_eq!(
+            (named.label.as_deref(), named.file.as_path()),
+            (Some("new"), Path::new("/k/linux"))
+        );
+        assert_eq!(Subject::ParaAspace(Some(named)).to_string(), "para-aspace+new");
+        let plain: GuestKernel = "/k/linux".parse().unwrap();
+        assert_eq!(Subject::ParaAspace(Some(plain)).to_string(), "para-aspace");
+    }
+
+    #[test]
+    fn a_shown_command_has_no_folder_and_all_words() {
+        assert_eq!(shown(Command::new("/usr/bin/x").args(["a", "/b/c"])), "x a /b/c");
     }
 }

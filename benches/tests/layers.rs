@@ -35,9 +35,9 @@ const LAYERS: &[(&str, &[&str])] = &[
         ],
     ),
     // What sits on the cell reaches everything through it.
-    ("exocell-cli", &["exocell-cell"]),
-    ("exocell-shim", &["exocell-cell"]),
     ("exocell-benches", &["exocell-cell"]),
+    ("exocell-cli", &["exocell-benches", "exocell-cell"]),
+    ("exocell-shim", &["exocell-cell"]),
 ];
 
 type Crates = BTreeMap<String, BTreeSet<String>>;

@@ -63,7 +63,15 @@ impl BuildOptions {
 /// # Errors
 /// The cache exists and cannot be read.
 pub fn status(root: &Path) -> Result<Status, KernelError> {
-    store::Store::new(root).status(&Recipe::embedded().hash())
+    status_of(&Recipe::embedded(), root)
+}
+
+/// Whether `recipe`'s kernel is in the cache below `root`.
+///
+/// # Errors
+/// The cache exists and cannot be read.
+pub fn status_of(recipe: &Recipe, root: &Path) -> Result<Status, KernelError> {
+    store::Store::new(root).status(&recipe.hash())
 }
 
 /// The recipe's kernel: from the cache below `root`, or built into it.

@@ -11,6 +11,9 @@ use crate::pin::Pin;
 /// The files of `guest-kernel-patches/`, as (path below it, content).
 const EMBEDDED: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/embedded.rs"));
 
+/// `guest-kernel-patches/series.stock`: no part of the embedded recipe's hash.
+const STOCK_SERIES: &str = include_str!("../../../guest-kernel-patches/series.stock");
+
 /// The files that say which kernel is built.
 #[derive(Debug, Clone)]
 pub struct Recipe {
@@ -21,6 +24,32 @@ impl Recipe {
     /// The recipe that was compiled into this program.
     pub fn embedded() -> Self {
         Self::from_files(EMBEDDED.iter().copied())
+    }
+
+    /// What the measurements compare with: of our patches only those that `series.stock` lists,
+    /// and of our config lines only those whose symbols are then known.
+    pub fn stock() -> Self {
+        Self::embedded().with_series(STOCK_SERIES)
+    }
+
+    /// This recipe with fewer patches. The config symbols that a patch left out would have defined
+    /// are left out too.
+    pub fn with_series(mut self, series: &str) -> Self {
+        let kept = patch_names(series);
+        let (stays, goes): (Vec<_>, Vec<_>) = self
+            .files
+            .into_iter()
+            .partition(|(name, _)| !name.ends_with(".patch") || kept.contains(&name.as_str()));
+        let lost: Vec<&str> = goes.iter().flat_map(|(_, text)| defined_symbols(text)).collect();
+        self.files = stays;
+        for (name, text) in &mut self.files {
+            match name.as_str() {
+                "series" => series.clone_into(text),
+                name if name.ends_with(".config") => *text = without_symbols(text, &lost),
+                _ => {}
+            }
+        }
+        self
     }
 
     /// A recipe from (path, content) pairs, laid out as in `guest-kernel-patches/`.
@@ -77,11 +106,7 @@ impl Recipe {
     }
 
     fn series(&self) -> Vec<&str> {
-        let lines = self.file("series").unwrap_or_default().lines();
-        lines
-            .map(|line| line.split('#').next().unwrap_or_default().trim())
-            .filter(|line| !line.is_empty())
-            .collect()
+        patch_names(self.file("series").unwrap_or_default())
     }
 
     fn file(&self, path: &str) -> Option<&str> {
@@ -96,6 +121,30 @@ impl Recipe {
             })
             .map(|(name, content)| (name.as_str(), content.as_str()))
     }
+}
+
+/// The file names of a series.
+fn patch_names(series: &str) -> Vec<&str> {
+    let names = series.lines().map(|line| line.split('#').next().unwrap_or_default().trim());
+    names.filter(|line| !line.is_empty()).collect()
+}
+
+/// The config symbols that a patch adds to Kconfig files, without `CONFIG_`.
+fn defined_symbols(patch: &str) -> impl Iterator<Item = &str> {
+    let lines = patch.lines().filter_map(|line| line.strip_prefix('+'));
+    lines.filter_map(|line| {
+        line.strip_prefix("config ").or_else(|| line.strip_prefix("menuconfig ")).map(str::trim)
+    })
+}
+
+/// The lines of a config fragment that name none of `symbols`.
+fn without_symbols(fragment: &str, symbols: &[&str]) -> String {
+    let named = |line: &str| {
+        let rest = line.trim_start_matches("# ").strip_prefix("CONFIG_")?;
+        rest.split(['=', ' ']).next().map(str::to_owned)
+    };
+    let stays = |line: &&str| named(line).is_none_or(|name| !symbols.contains(&name.as_str()));
+    fragment.lines().filter(stays).map(|line| format!("{line}\n")).collect()
 }
 
 /// The files that a patch changes, removes or adds, as its `diff --git` lines name them.
@@ -149,6 +198,30 @@ mod tests {
     fn a_patch_that_is_not_there_is_an_error() {
         let error = recipe("1.patch\n2.patch\n3.patch\n").patches().expect_err("no 3.patch");
         assert!(error.to_string().contains("3.patch, which is not there"), "{error}");
+    }
+
+    #[test]
+    fn a_shorter_series_drops_patches_and_the_symbols_they_define() {
+        let two = "+config FAST\n+menuconfig LIST\n+\tconfig option\n config OLD\n";
+        let config = "CONFIG_FAST=y\n# CONFIG_LIST is not set\nCONFIG_FASTER=y\nCONFIG_OLD=y\n";
+        let recipe = Recipe::from_files([
+            ("series", "1.patch\n2.patch\n"),
+            ("1.patch", "one"),
+            ("2.patch", two),
+            ("config/a.config", config),
+        ]);
+        let shorter = recipe.clone().with_series("# stock\n1.patch\n");
+        assert_eq!(shorter.patches().expect("valid"), [("1.patch", "one")]);
+        assert_eq!(shorter.merged_config(), "CONFIG_FASTER=y\nCONFIG_OLD=y\n\n");
+        assert_ne!(shorter.hash(), recipe.hash());
+    }
+
+    #[test]
+    fn the_stock_recipe_is_whole_and_smaller() {
+        let (stock, ours) = (Recipe::stock(), Recipe::embedded());
+        let count = |recipe: &Recipe| recipe.patches().expect("series is valid").len();
+        assert!((1..count(&ours)).contains(&count(&stock)));
+        assert!(stock.wanted_config().expect("valid").asks_for("CONFIG_UML_PHYSMEM_FD", "y"));
     }
 
     #[test]

@@ -15,6 +15,8 @@ use exocell_xgate::{CapabilitySet, Folder, Rights};
 
 use crate::{CellError, CellSpec, Layout, disk, initramfs};
 
+/// Names a guest kernel to use instead of the built one.
+pub const KERNEL_VARIABLE: &str = "EXOCELL_KERNEL";
 /// Less memory than this and the guest kernel does not reach its init.
 pub const MEMORY_BYTES_MIN: u64 = 24 << 20;
 /// The guest kernel is built for this many.
@@ -118,6 +120,9 @@ fn memory(caps: &CapabilitySet) -> Result<u64, CellError> {
 }
 
 fn kernel(layout: &Layout) -> Result<PathBuf, CellError> {
+    if let Some(path) = std::env::var_os(KERNEL_VARIABLE).filter(|path| !path.is_empty()) {
+        return Ok(path.into());
+    }
     match exocell_kernel::status(&layout.kernels())? {
         KernelStatus::Present(kernel) => Ok(kernel.path),
         KernelStatus::Absent { path, .. } => Err(CellError::Usage(format!(

@@ -43,6 +43,9 @@ pub enum Command {
     #[command(subcommand)]
     Kernel(KernelCommand),
     Doctor(DoctorArgs),
+    /// Measure cells and their peers on this machine, in one run.
+    #[command(subcommand)]
+    Bench(exocell_benches::BenchCommand),
     /// Print a shell completion script.
     #[command(after_help = "Example: exocell completion bash > /etc/bash_completion.d/exocell")]
     Completion {
@@ -313,9 +316,15 @@ pub enum CapsCommand {
 #[derive(Subcommand)]
 pub enum KernelCommand {
     /// Fetch, patch and build the guest kernel, unless it is there.
-    Build,
+    Build {
+        /// The one that measurements compare with: without our patches for speed.
+        #[arg(long)]
+        stock: bool,
+    },
     /// Say whether the guest kernel is there; exit code 1 if not.
     Status {
+        #[arg(long)]
+        stock: bool,
         #[arg(long)]
         json: bool,
     },

@@ -1,6 +1,6 @@
 //! `exocell kernel`: the guest kernel's build and whether it is there.
 
-use exocell_cell::kernel::{self, BuildOptions, Status};
+use exocell_cell::kernel::{self, BuildOptions, Recipe, Status};
 use exocell_cell::{CellError, Layout};
 use serde_json::json;
 
@@ -12,20 +12,24 @@ use crate::show::say;
 pub fn kernel(layout: &Layout, command: &KernelCommand) -> Result<u8, CellError> {
     let root = layout.kernels();
     match command {
-        KernelCommand::Build => {
+        KernelCommand::Build { stock } => {
             let mut progress = KernelProgress::new();
-            let built =
-                kernel::build(&root, &BuildOptions::from_env(), &mut |step| progress.step(&step));
+            let options = BuildOptions { recipe: recipe(*stock), ..BuildOptions::from_env() };
+            let built = kernel::build(&root, &options, &mut |step| progress.step(&step));
             progress.finish();
             say!("{}", built?.path.display());
             Ok(0)
         }
-        KernelCommand::Status { json } => {
-            let status = kernel::status(&root)?;
+        KernelCommand::Status { stock, json } => {
+            let status = kernel::status_of(&recipe(*stock), &root)?;
             show(&status, *json)?;
             Ok(u8::from(!matches!(status, Status::Present(_))))
         }
     }
+}
+
+fn recipe(stock: bool) -> Recipe {
+    if stock { Recipe::stock() } else { Recipe::embedded() }
 }
 
 fn show(status: &Status, json: bool) -> Result<(), CellError> {

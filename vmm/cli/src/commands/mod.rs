@@ -35,6 +35,10 @@ pub fn dispatch(cli: Cli) -> Result<u8, CellError> {
         Command::Caps(command) => caps::caps(command),
         Command::Kernel(command) => kernel::kernel(&layout, &command),
         Command::Doctor(args) => doctor::doctor(&args),
+        Command::Bench(command) => match exocell_benches::run(layout.root(), &command) {
+            Ok(()) => Ok(0),
+            Err(error) => Err(CellError::Usage(error.to_string())),
+        },
         Command::Completion { shell } => {
             let mut parser = crate::args::command();
             clap_complete::generate(shell, &mut parser, "exocell", &mut std::io::stdout());
