@@ -86,7 +86,11 @@ fn refuse_vm_flags(spec: &CellSpec) -> Result<(), CellError> {
     }
 }
 
-fn read_module(path: &Path) -> Result<Vec<u8>, CellError> {
+/// The bytes of the module file at `path`.
+///
+/// # Errors
+/// One that cannot be read or is larger than 64 MiB.
+pub fn read_module(path: &Path) -> Result<Vec<u8>, CellError> {
     let what = || format!("cannot read the module {}", path.display());
     let file = File::open(path).map_err(CellError::host(what()))?;
     let mut module = Vec::new();

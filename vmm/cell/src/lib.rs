@@ -21,6 +21,7 @@ pub mod supervisor;
 
 pub use error::CellError;
 pub use exocell_agent as agent;
+pub use exocell_exovisor as exovisor;
 pub use exocell_images as images;
 pub use exocell_kernel as kernel;
 pub use exocell_vmm as vmm;

@@ -304,10 +304,16 @@ pub enum ImageCommand {
 pub enum CapsCommand {
     /// Check a table; exit code 1 if it is wrong.
     Check { file: PathBuf },
-    /// Say what a table lets a vm cell and an isolate do.
+    /// Say what a table lets a vm cell and an isolate do, or what a Wasm module needs.
+    #[command(after_help = "Examples:
+  exocell caps explain table.toml
+  exocell caps explain --caps table.toml module.wasm")]
     Explain {
-        /// The table [default: what a cell gets without one].
+        /// A table [default: what a cell gets without one], or a Wasm module (.wasm, .wat).
         file: Option<PathBuf>,
+        /// The table that a module is held against [default: as above].
+        #[arg(long, value_name = "FILE")]
+        caps: Option<PathBuf>,
         #[arg(long)]
         json: bool,
     },

@@ -59,6 +59,34 @@ fn an_import_that_was_not_granted_is_refused_by_name() {
 }
 
 #[test]
+fn a_modules_imports_are_explained() {
+    let imports = r#"(import "wasi_snapshot_preview1" "proc_exit" (func (param i32)))
+        (import "wasi_snapshot_preview1" "fd_write" (func (param i32 i32 i32 i32) (result i32)))
+        (import "env" "launch_missiles" (func))"#;
+    let (dir, path) = module(imports, "");
+    let nothing = dir.path().join("nothing.toml");
+    std::fs::write(&nothing, "version = 1\n").unwrap();
+
+    let rows = run(["caps", "explain", "--json", text(&path)]).ok().json();
+    let told = |index: usize, field: &str| rows[index][field].clone();
+    assert_eq!(rows.as_array().map(Vec::len), Some(3));
+    assert_eq!((told(0, "tier"), told(0, "granted")), ("own".into(), true.into()));
+    assert_eq!((told(1, "tier"), told(1, "granted")), ("granted".into(), true.into()));
+    assert_eq!(told(1, "needs"), serde_json::json!(["stdio", "folder"]));
+    assert_eq!((told(2, "tier"), told(2, "granted")), ("unknown".into(), false.into()));
+
+    let table = run(["caps", "explain", "--caps", text(&nothing), text(&path)]).ok();
+    let lines: Vec<Vec<&str>> =
+        table.text().lines().map(|line| line.split_whitespace().collect()).collect();
+    assert_eq!(lines[1], ["proc_exit", "own", "pure", "yes", "nothing"]);
+    assert_eq!(lines[2], ["fd_write", "granted", "write", "no", "stdio", "or", "folder"]);
+    assert!(lines[3].contains(&"env.launch_missiles"), "{}", table.text());
+
+    std::fs::write(&path, "garbage").unwrap();
+    run(["caps", "explain", text(&path)]).exited(125).complains_of(&["not a Wasm module"]);
+}
+
+#[test]
 fn a_deadline_ends_an_endless_module() {
     run_module(&["--timeout", "1s"], "", FOREVER).exited(137).complains_of(&["deadline"]);
 }

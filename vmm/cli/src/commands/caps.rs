@@ -1,9 +1,9 @@
 //! `exocell caps`: is this table right, and what does it allow?
 
-use exocell_cell::CellError;
 use exocell_cell::xgate::{CapabilitySet, explain_json, explain_table};
+use exocell_cell::{CellError, plan};
 
-use super::run::read_table;
+use super::{explain, run::read_table};
 use crate::args::CapsCommand;
 use crate::show::say;
 
@@ -19,10 +19,15 @@ pub fn caps(command: CapsCommand) -> Result<u8, CellError> {
                 Ok(1)
             }
         },
-        CapsCommand::Explain { file, json } => {
-            let set = file.as_deref().map_or_else(|| Ok(CapabilitySet::default()), read_table)?;
-            let rows = set.explain();
-            let text = if json { explain_json(&rows) } else { explain_table(&rows) };
+        CapsCommand::Explain { file, caps, json } => {
+            let module = file.as_deref().filter(|path| plan::is_module(path));
+            let table = if module.is_some() { caps } else { file.clone().or(caps) };
+            let set = table.as_deref().map_or_else(|| Ok(CapabilitySet::default()), read_table)?;
+            let text = match module {
+                Some(path) => explain::module(path, &set, json)?,
+                None if json => explain_json(&set.explain()),
+                None => explain_table(&set.explain()),
+            };
             say!("{}", text.trim_end());
             Ok(0)
         }

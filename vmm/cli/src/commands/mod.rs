@@ -5,6 +5,7 @@ mod cells;
 mod copy;
 mod doctor;
 mod exec;
+mod explain;
 mod image;
 mod kernel;
 mod run;
