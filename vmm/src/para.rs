@@ -5,6 +5,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use nix::sys::personality::{self, Persona};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::unistd::{Gid, Uid};
 
 use crate::jail::{self, JailError, PathAccess, PathGrant, ThreadClass};
@@ -41,6 +42,10 @@ pub struct GuestKernel<'a> {
     pub console: BorrowedFd<'a>,
     /// The id inside the user namespace that it runs as.
     pub identity: u32,
+    /// Host processes and threads that it and its stubs may be at once. This
+    /// holds against a hostile guest kernel too: the host's kernel counts them
+    /// by user and user namespace (RLIMIT_NPROC, kernel/ucount.c).
+    pub processes_max: u64,
 }
 
 impl GuestKernel<'_> {
@@ -86,6 +91,7 @@ impl GuestKernel<'_> {
             |call, errno: nix::errno::Errno| GuestKernelError::Call { call, source: errno.into() };
         nix::unistd::dup2_stdout(self.console).map_err(|errno| call("dup2", errno))?;
         nix::unistd::dup2_stderr(self.console).map_err(|errno| call("dup2", errno))?;
+        self.limit_processes().map_err(|errno| call("setrlimit", errno))?;
         if self.identity != 0 {
             nix::unistd::setgroups(&[]).map_err(|errno| call("setgroups", errno))?;
             nix::unistd::setgid(Gid::from_raw(self.identity))
@@ -111,6 +117,13 @@ impl GuestKernel<'_> {
         ])?;
         jail::restrict_calls(ThreadClass::GuestKernel)?;
         Ok(())
+    }
+
+    /// Never above what the operator's own limit allows.
+    fn limit_processes(&self) -> nix::Result<()> {
+        let (_, hard) = getrlimit(Resource::RLIMIT_NPROC)?;
+        let limit = self.processes_max.min(hard);
+        setrlimit(Resource::RLIMIT_NPROC, limit, limit)
     }
 
     fn exec_confined(&self) -> GuestKernelError {

@@ -110,6 +110,16 @@ pub fn unmount(read: impl Read, write: impl Write, path: &str) -> Result<(), Cli
     done(request(read, write, &Request::Unmount { path: path.into() })?, "unmount")
 }
 
+/// Sends the program `guest_pid` of an exec session a signal, beside its input.
+pub fn signal(
+    read: impl Read,
+    write: impl Write,
+    guest_pid: u32,
+    number: u8,
+) -> Result<(), ClientError> {
+    done(request(read, write, &Request::Signal { guest_pid, number })?, "signal")
+}
+
 /// Ends every program in the guest and powers it off; returns when its file
 /// systems are synced. Drop the stream then: the guest waits for that, shortly.
 pub fn shutdown(read: impl Read, write: impl Write, grace_ms: u64) -> Result<(), ClientError> {

@@ -22,6 +22,7 @@
 //! | `Download` |                                        | `Data`* `DataEof` (a tar stream) |
 //! | `Stats`    |                                        | `Reply(Stats)` |
 //! | `Unmount`  |                                        | `Reply(Done)` |
+//! | `Signal`   |                                        | `Reply(Done)` |
 //! | `Shutdown` |                                        | `Reply(Done)`, then the guest powers off |
 //!
 //! Any of them may end with `Reply(Failed)` instead.

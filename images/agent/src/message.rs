@@ -22,6 +22,11 @@ pub enum Request {
     Unmount {
         path: String,
     },
+    /// Send the program that was started as `guest_pid` a signal.
+    Signal {
+        guest_pid: u32,
+        number: u8,
+    },
     /// Terminate every process (SIGTERM, then SIGKILL after `grace_ms`), sync,
     /// power off.
     Shutdown {

@@ -67,6 +67,16 @@ impl Agent {
         }
     }
 
+    /// Only programs that a session started can be signalled.
+    fn signal(&self, guest_pid: u32, number: u8) -> Result<Reply, InitError> {
+        let refused = || InitError::invalid(format!("no signal {number} for pid {guest_pid}"));
+        let pid = i32::try_from(guest_pid).map_err(|_| refused())?;
+        if !(1..=64).contains(&number) || self.reaper.signal(pid, number).is_err() {
+            return Err(refused());
+        }
+        Ok(Reply::Done)
+    }
+
     fn answer(&self, stream: &File) -> Result<(), InitError> {
         let mut frames = FrameReader::new(stream);
         let request = frames.expect(Kind::Request)?;
@@ -84,6 +94,7 @@ impl Agent {
                     .context(|| format!("unmounting {path}"))?;
                 Reply::Done
             }
+            Request::Signal { guest_pid, number } => self.signal(guest_pid, number)?,
             Request::Boot(_) => return Err(InitError::invalid("the cell has booted already")),
         };
         Ok(FrameWriter::new(stream).write_json(Kind::Reply, &reply)?)

@@ -339,6 +339,35 @@ fn copies_that_cannot_be_made_say_why() {
 }
 
 #[test]
+fn a_program_that_does_not_read_its_input_still_gets_signals() {
+    let connection = stream();
+    let exec = Exec {
+        stdin: true,
+        ..shell("trap 'echo caught; exit 7' USR1; echo ready; while :; do sleep 0.01; done")
+    };
+    let mut session = client::exec(&connection, &connection, &exec).unwrap();
+    assert!(
+        matches!(session.output.event().unwrap(), ExecEvent::Stdout(text) if text == b"ready\n")
+    );
+    connection.set_nonblocking(true).unwrap();
+    let mut writer = FrameWriter::new(&connection);
+    while writer.write(Kind::Stdin, &[b'x'; 32 << 10]).is_ok() {}
+    connection.set_nonblocking(false).unwrap();
+
+    let beside = stream();
+    client::signal(&beside, &beside, session.guest_pid, 10).unwrap();
+    assert!(
+        matches!(session.output.event().unwrap(), ExecEvent::Stdout(text) if text == b"caught\n")
+    );
+    assert!(matches!(session.output.event().unwrap(), ExecEvent::Exited(7)));
+    for (pid, number) in [(1, 9), (u32::MAX, 9), (session.guest_pid, 0), (session.guest_pid, 65)] {
+        let refused = stream();
+        let error = client::signal(&refused, &refused, pid, number).unwrap_err();
+        assert!(matches!(error, ClientError::Failed { kind: FailureKind::Invalid, .. }));
+    }
+}
+
+#[test]
 fn stats_are_given_and_the_machine_is_left_alone() {
     let connection = stream();
     let stats = client::stats(&connection, &connection).unwrap();

@@ -29,16 +29,20 @@ pub enum CellError {
     Module(String),
     #[error("the cell's guest: {0}")]
     Guest(String),
+    #[error("the deadline passed (time.deadline)")]
+    Deadline,
     /// The program could not be started: 126 or 127.
     #[error("{message}")]
     Program { message: String, exit_code: u8 },
 }
 
 impl CellError {
-    /// docker's codes: 127 program not found, 126 not executable, 125 all else.
+    /// docker's codes: 127 program not found, 126 not executable, 137 ended by
+    /// the deadline, 125 all else.
     pub fn exit_code(&self) -> u8 {
         match self {
             Self::Program { exit_code, .. } => *exit_code,
+            Self::Deadline => 128 + libc::SIGKILL as u8,
             _ => 125,
         }
     }

@@ -26,7 +26,7 @@ use crate::output::Output;
 use crate::plan::{PlannedFolder, open_folders};
 use crate::record::Status;
 use crate::supervisor::clients::Services;
-use crate::supervisor::{Event, Shared, Sink, restrict_paths, thread};
+use crate::supervisor::{Event, Shared, Signal, Sink, restrict_paths, thread};
 use crate::{CellError, CellSpec};
 
 /// The largest module file, in bytes.
@@ -149,8 +149,7 @@ pub(crate) fn start(
         pump(streams.stderr.0, Kind::Stderr, &shared.output)?,
     ];
     let stopper = ready.stopper();
-    let reach_signals = reach_signals(shared, stopper);
-    shared.input.open(Sink::Pipe { stdin: streams.stdin.1, signal: reach_signals });
+    shared.input.open(Sink::Pipe(streams.stdin.1), ending_signal(shared, stopper));
     let memory_limit_bytes = inheritance.caps.memory_bytes().unwrap_or(0);
     let reach = Arc::new(Reach { table: Mutex::new(table), memory_limit_bytes });
     Ok(Running { ready: Mutex::new(Some((ready, pumps))), reach })
@@ -182,9 +181,9 @@ impl Streams {
 }
 
 /// A module has no handlers: every signal ends it, with a program's exit code.
-fn reach_signals(shared: &Shared, stopper: Stopper) -> Box<dyn FnMut(u8) + Send> {
+fn ending_signal(shared: &Shared, stopper: Stopper) -> Signal {
     let events = shared.events.clone();
-    Box::new(move |number| {
+    Arc::new(move |number| {
         let code = 128 + (number & 0x7f);
         let _ = events.send(Event::Program(Reply::Exited { code }));
         stopper.stop(Cause::Stopped);

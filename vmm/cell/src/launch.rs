@@ -26,7 +26,7 @@ pub struct Inheritance {
     pub operator: UnixStream,
     pub identity: IdentityMap,
     pub requested: Instant,
-    /// Descriptors that the operator's process itself inherited.
+    /// Descriptors that the supervisor is born with and must not keep.
     pub foreign: Vec<RawFd>,
 }
 
@@ -98,6 +98,10 @@ fn start(
     let record_dir = open(record.directory())?;
     let (session, operator) =
         UnixStream::pair().map_err(CellError::host("cannot make a socket pair"))?;
+    // The supervisor is born with a copy of the operator's end too. It must not
+    // keep it: it would never see that the operator is gone.
+    let mut foreign = request.foreign;
+    foreign.push(session.as_raw_fd());
     let inheritance = Inheritance {
         control: listen(&record_dir)?,
         cells_dir: open(&layout.cells())?,
@@ -109,7 +113,7 @@ fn start(
         lease,
         operator,
         requested: request.at,
-        foreign: request.foreign,
+        foreign,
     };
     let supervisor =
         jail::spawn(inheritance.identity, |pid| supervisor::main(inheritance, workload, pid))?;

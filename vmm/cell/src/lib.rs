@@ -8,6 +8,7 @@
 pub mod control;
 mod disk;
 mod error;
+mod follower;
 mod initramfs;
 pub mod isolate;
 pub mod launch;

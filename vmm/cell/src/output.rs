@@ -4,102 +4,104 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
 
-use exocell_agent::{FrameReader, FrameWriter, Kind, Reply};
+use exocell_agent::{FrameReader, Kind, Reply};
 
 use crate::CellError;
+use crate::follower::{Follower, Frames, Onlooker, frames, reply_frame};
 
 /// The log is two files of at most this many bytes; the older is dropped.
 const LOG_BYTES_MAX: u64 = 8 << 20;
 /// How many clients may follow one program.
 const ATTACHED_MAX: usize = 32;
+/// How long an ended cell waits for onlookers that still listen.
+const FAREWELL_MAX: Duration = Duration::from_secs(2);
 
 /// The outlet of one program, shared by the threads that feed and follow it.
 #[derive(Clone)]
 pub struct Output {
-    shared: Arc<Shared>,
-}
-
-struct Shared {
-    inner: Mutex<Inner>,
-    ended: Condvar,
+    inner: Arc<Mutex<Inner>>,
 }
 
 struct Inner {
     log: Log,
-    attached: Vec<UnixStream>,
+    attached: Vec<Arc<Follower>>,
     started: Option<u32>,
-    end: Option<Reply>,
+    ended: bool,
 }
 
 impl Output {
-    /// An outlet that logs to `log` in the working directory.
-    pub fn new() -> io::Result<Self> {
+    /// An outlet that logs to `log` in the working directory, for `operator`.
+    pub fn new(operator: UnixStream) -> io::Result<Self> {
         let log = Log { file: File::create("log")?, bytes: 0 };
-        let inner = Inner { log, attached: Vec::new(), started: None, end: None };
-        Ok(Self { shared: Arc::new(Shared { inner: Mutex::new(inner), ended: Condvar::new() }) })
+        let attached = vec![Arc::new(Follower::Operator(Mutex::new(operator)))];
+        let inner = Inner { log, attached, started: None, ended: false };
+        Ok(Self { inner: Arc::new(Mutex::new(inner)) })
     }
 
     /// A poisoned lock only means that a feeder died; the state stays usable.
     fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.shared.inner.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+        self.inner.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// Adds a follower; false when there are too many or the program is over.
-    pub fn attach(&self, stream: UnixStream) -> bool {
+    /// Adds an onlooker, unless there are too many or the program is over.
+    pub(crate) fn attach(&self, stream: UnixStream) -> Option<Arc<Follower>> {
         let mut inner = self.lock();
-        if inner.end.is_some() || inner.attached.len() >= ATTACHED_MAX {
-            return false;
+        if inner.ended || inner.attached.len() >= ATTACHED_MAX {
+            return None;
         }
-        let mut stream = stream;
+        let follower = Arc::new(Follower::Onlooker(Onlooker::new(stream).ok()?));
         if let Some(guest_pid) = inner.started {
-            let _ = FrameWriter::new(&mut stream)
-                .write_json(Kind::Reply, &Reply::Started { guest_pid });
+            follower.take(&reply_frame(&Reply::Started { guest_pid }));
         }
-        inner.attached.push(stream);
-        true
+        inner.attached.push(follower.clone());
+        Some(follower)
+    }
+
+    /// The follower has hung up.
+    pub(crate) fn detach(&self, follower: &Arc<Follower>) {
+        self.lock().attached.retain(|other| !Arc::ptr_eq(other, follower));
+        follower.forget();
     }
 
     pub fn started(&self, guest_pid: u32) {
-        let mut inner = self.lock();
-        inner.started = Some(guest_pid);
-        inner.tell(&Reply::Started { guest_pid });
+        self.lock().started = Some(guest_pid);
+        self.tell(&reply_frame(&Reply::Started { guest_pid }));
     }
 
     /// Output of the program: `kind` is `Stdout` or `Stderr`.
     pub fn write(&self, kind: Kind, bytes: &[u8]) {
-        let mut inner = self.lock();
+        let frames = frames(kind, bytes);
         // A full disk must not stop the program: the log ends, the rest goes on.
-        let _ = inner.log.write(kind, bytes);
-        inner.attached.retain_mut(|client| FrameWriter::new(client).write(kind, bytes).is_ok());
+        let _ = self.lock().log.write(&frames);
+        self.tell(&frames);
     }
 
-    /// The program is over. Followers hear of it at [`Output::close`].
-    pub fn ended(&self, end: Reply) {
-        let mut inner = self.lock();
-        if inner.end.is_none() {
-            inner.end = Some(end);
+    /// Not under the lock: the operator may take its time.
+    fn tell(&self, frames: &Frames) {
+        let attached = self.lock().attached.clone();
+        for follower in attached {
+            if !follower.take(frames) {
+                self.lock().attached.retain(|other| !Arc::ptr_eq(other, &follower));
+            }
         }
-        self.shared.ended.notify_all();
     }
 
-    pub fn end(&self) -> Option<Reply> {
-        self.lock().end.clone()
-    }
-
-    /// Tells every follower how it ended, as the last thing they hear.
+    /// The program is over: nobody may follow it any more.
     pub fn close(&self, end: &Reply) {
-        let mut inner = self.lock();
-        inner.tell(end);
-        inner.attached.clear();
-    }
-}
-
-impl Inner {
-    fn tell(&mut self, reply: &Reply) {
-        self.attached
-            .retain_mut(|client| FrameWriter::new(client).write_json(Kind::Reply, reply).is_ok());
+        let attached = {
+            let mut inner = self.lock();
+            inner.ended = true;
+            std::mem::take(&mut inner.attached)
+        };
+        let last = reply_frame(end);
+        let (operators, onlookers): (Vec<_>, Vec<_>) =
+            attached.into_iter().partition(|follower| matches!(**follower, Follower::Operator(_)));
+        onlookers.iter().chain(&operators).for_each(|follower| follower.close(&last));
+        let until = Instant::now() + FAREWELL_MAX;
+        onlookers.iter().for_each(|follower| follower.await_heard(until));
     }
 }
 
@@ -110,13 +112,13 @@ struct Log {
 }
 
 impl Log {
-    fn write(&mut self, kind: Kind, bytes: &[u8]) -> io::Result<()> {
+    fn write(&mut self, frames: &[u8]) -> io::Result<()> {
         if self.bytes > LOG_BYTES_MAX {
             std::fs::rename("log", "log.old")?;
             *self = Self { file: File::create("log")?, bytes: 0 };
         }
-        self.bytes += bytes.len() as u64;
-        FrameWriter::new(&mut self.file).write(kind, bytes).map_err(io::Error::other)
+        self.bytes += frames.len() as u64;
+        self.file.write_all(frames)
     }
 }
 

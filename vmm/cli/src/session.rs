@@ -3,6 +3,7 @@
 
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
 use exocell_cell::CellError;
@@ -28,33 +29,44 @@ const FORWARDED: [Signal; 6] = [
     Signal::SIGUSR2,
 ];
 
+/// Sends the program with this pid in the guest (0: not yet told) a signal on
+/// a way of its own; false when there is none. A program that does not read its
+/// input holds up all that is on `stream`.
+pub type SendSignal = dyn Fn(u32, u8) -> bool + Send;
+
 /// Follows a program on `stream` until it ends.
 ///
 /// # Errors
 /// [`CellError::Program`] when it could not be started.
-pub fn follow(stream: &UnixStream, interactive: bool, tty: bool) -> Result<Outcome, CellError> {
+pub fn follow(
+    stream: &UnixStream,
+    interactive: bool,
+    tty: bool,
+    send_signal: Box<SendSignal>,
+) -> Result<Outcome, CellError> {
     let failed = |error: io::Error| CellError::host("cannot follow the cell")(error);
     let _raw = if tty && interactive { Raw::enter() } else { None };
     let writer = Arc::new(Mutex::new(FrameWriter::new(stream.try_clone().map_err(failed)?)));
-    forward_signals(writer.clone(), tty).map_err(failed)?;
+    let started = Arc::new(AtomicU32::new(0));
+    forward_signals(writer.clone(), tty, started.clone(), send_signal).map_err(failed)?;
     if interactive {
         let input = writer.clone();
         std::thread::spawn(move || forward_stdin(&input));
     } else {
         send(&writer, Kind::StdinEof, &[]);
     }
-    watch(stream)
+    pump(stream, &mut io::stdout(), &mut io::stderr(), &started)
 }
 
 /// Copies out what a program on `stream` writes until it ends, without a
 /// hand in its input or its signals.
 pub fn watch(stream: &UnixStream) -> Result<Outcome, CellError> {
-    pump(stream, &mut io::stdout(), &mut io::stderr())
+    pump(stream, &mut io::stdout(), &mut io::stderr(), &AtomicU32::new(0))
 }
 
 /// How a program on `stream` ends; what it writes is not shown.
 pub fn await_end(stream: &UnixStream) -> Result<Outcome, CellError> {
-    pump(stream, &mut io::sink(), &mut io::sink())
+    pump(stream, &mut io::sink(), &mut io::sink(), &AtomicU32::new(0))
 }
 
 /// Waits until the program on `stream` runs.
@@ -102,7 +114,12 @@ fn forward_stdin(writer: &Writer) {
 }
 
 /// Blocks the forwarded signals in this and later threads; one waits for them.
-fn forward_signals(writer: Writer, tty: bool) -> io::Result<()> {
+fn forward_signals(
+    writer: Writer,
+    tty: bool,
+    started: Arc<AtomicU32>,
+    send_signal: Box<SendSignal>,
+) -> io::Result<()> {
     let mut signals: SigSet = FORWARDED.into_iter().collect();
     if tty {
         signals.add(Signal::SIGWINCH);
@@ -114,7 +131,10 @@ fn forward_signals(writer: Writer, tty: bool) -> io::Result<()> {
             match signal {
                 Signal::SIGWINCH => send_size(&writer),
                 other => {
-                    send(&writer, Kind::Signal, &[other as i32 as u8]);
+                    let number = other as i32 as u8;
+                    if !send_signal(started.load(Ordering::Relaxed), number) {
+                        send(&writer, Kind::Signal, &[number]);
+                    }
                 }
             }
         }
@@ -133,6 +153,7 @@ fn pump(
     stream: &UnixStream,
     stdout: &mut dyn Write,
     stderr: &mut dyn Write,
+    started: &AtomicU32,
 ) -> Result<Outcome, CellError> {
     let mut frames = FrameReader::new(stream);
     loop {
@@ -144,7 +165,7 @@ fn pump(
             Kind::Stdout => put(stdout, &frame.payload)?,
             Kind::Stderr => put(stderr, &frame.payload)?,
             Kind::Reply => match frame.json::<Reply>() {
-                Ok(Reply::Started { .. }) => {}
+                Ok(Reply::Started { guest_pid }) => started.store(guest_pid, Ordering::Relaxed),
                 Ok(Reply::Exited { code }) => return Ok(Outcome::Exited(code)),
                 Ok(Reply::Failed { kind, message }) => {
                     return Err(CellError::Program { exit_code: exit_code(kind), message });

@@ -88,6 +88,7 @@ fn answer(shared: &Shared, services: &dyn Services, stream: UnixStream) {
             Err(message) => reply(&ControlReply::Failed { message }),
         },
         ControlRequest::Signal { signal } => {
+            shared.input.wait_open();
             shared.input.signal(signal);
             reply(&ControlReply::Done);
         }
@@ -104,9 +105,10 @@ fn answer(shared: &Shared, services: &dyn Services, stream: UnixStream) {
 fn attach(shared: &Shared, stream: &UnixStream) {
     let (Ok(follower), Ok(source)) = (stream.try_clone(), stream.try_clone()) else { return };
     if FrameWriter::new(stream).write_json(Kind::Reply, &ControlReply::Done).is_ok()
-        && shared.output.attach(follower)
+        && let Some(follower) = shared.output.attach(follower)
     {
         forward_input(shared, source);
+        shared.output.detach(&follower);
     }
 }
 

@@ -47,15 +47,22 @@ pub(crate) fn fail(inheritance: &Inheritance, error: &CellError) {
         let status = Status {
             state: State::Exited,
             finished_ms: now_ms(),
-            exit_code: Some(125),
+            exit_code: Some(error.exit_code()),
             reason: Some(message.clone()),
             ..Status::default()
         };
         settle(inheritance, &inheritance.record.from_within(), &status);
     }
-    let end = Reply::Failed { kind: FailureKind::Guest, message };
+    let mut operator = FrameWriter::new(&inheritance.operator);
+    let end = match error {
+        CellError::Deadline => {
+            let _ = operator.write(Kind::Stderr, format!("exocell: {message}\n").as_bytes());
+            Reply::Exited { code: error.exit_code() }
+        }
+        _ => Reply::Failed { kind: FailureKind::Guest, message },
+    };
     // There is nobody else to tell.
-    let _ = FrameWriter::new(&inheritance.operator).write_json(Kind::Reply, &end);
+    let _ = operator.write_json(Kind::Reply, &end);
 }
 
 /// Writes the end down, or removes the record where that was asked for. What

@@ -29,7 +29,7 @@ use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{ForkResult, Pid, fork};
 
 use super::clients::Services;
-use super::input::Sink;
+use super::input::{Signal, Sink};
 use super::{Event, Shared, restrict_paths, thread};
 use crate::CellError;
 use crate::control::Counters;
@@ -39,6 +39,8 @@ use crate::record::Status;
 
 /// How long a guest may take from its first instruction to its hello.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(60);
+/// How long it may take to pass a signal on.
+const SIGNAL_TIMEOUT: Duration = Duration::from_secs(5);
 /// The console log keeps this much of the beginning.
 const CONSOLE_BYTES_MAX: usize = 256 << 10;
 /// The holder's name in the capability table.
@@ -97,6 +99,7 @@ pub(crate) fn start(
     plan: VmPlan,
     shared: &Shared,
     status: &mut Status,
+    deadline: Option<Instant>,
 ) -> Result<Guest, CellError> {
     let since = |at: Instant| at.elapsed().as_micros() as u64;
     set_priority(plan.cpu_weight);
@@ -127,9 +130,10 @@ pub(crate) fn start(
     thread("console", move || console.pump(File::from(console_read)))?;
     let gone = Arc::new((Mutex::new(false), Condvar::new()));
     reap(kernel, shared.events.clone(), gone.clone())?;
-    let boot_stream = await_hello(&hellos, &gone)?;
+    let patience = patience(deadline);
+    let boot_stream = await_hello(&hellos, &gone, patience)?;
     boot_stream
-        .set_read_timeout(Some(HELLO_TIMEOUT))
+        .set_read_timeout(Some(patience))
         .map_err(CellError::host("cannot bound the wait for the guest"))?;
     let times = client::boot(&boot_stream, &boot_stream, &plan.boot).map_err(refused)?;
     status.times.guest_ready_us = since(inheritance.requested);
@@ -200,6 +204,7 @@ fn fork_kernel(
         devices: &devices,
         console: console.as_fd(),
         identity,
+        processes_max: host_processes_max(plan.boot.process_count_max),
     };
     // SAFETY: the supervisor has one thread here, so the child may do what any
     // process may. Needed because the guest kernel is exec'd under a filter
@@ -217,6 +222,15 @@ fn fork_kernel(
         }
         Err(errno) => Err(CellError::host("cannot fork the guest kernel")(errno.into())),
     }
+}
+
+/// How many host processes and threads a guest of `programs_max` needs at most:
+/// a stub for each address space (while a program executes another it has two),
+/// the guest kernel's own threads, and for an ordinary user, who has only one
+/// identity, the supervisor's.
+fn host_processes_max(programs_max: u64) -> u64 {
+    const OWN_THREADS_MAX: u64 = 256;
+    programs_max.saturating_mul(2).saturating_add(OWN_THREADS_MAX)
 }
 
 /// Reaps every child, and tells when it was the guest kernel.
@@ -422,12 +436,20 @@ impl Devices {
     }
 }
 
+/// How long to wait for a guest that comes up.
+fn patience(deadline: Option<Instant>) -> Duration {
+    let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
+    // A socket has no time limit of zero.
+    left.map_or(HELLO_TIMEOUT, |left| left.clamp(Duration::from_millis(1), HELLO_TIMEOUT))
+}
+
 /// The guest init's connection, or why there is none.
 fn await_hello(
     hellos: &Receiver<UnixStream>,
     gone: &(Mutex<bool>, Condvar),
+    patience: Duration,
 ) -> Result<UnixStream, CellError> {
-    let until = Instant::now() + HELLO_TIMEOUT;
+    let until = Instant::now() + patience;
     loop {
         match hellos.recv_timeout(Duration::from_millis(20)) {
             Ok(stream) => return Ok(stream),
@@ -441,7 +463,7 @@ fn await_hello(
             break;
         }
     }
-    Err(CellError::Guest(format!("it said nothing for {HELLO_TIMEOUT:?}: {}", console_tail())))
+    Err(CellError::Guest(format!("it said nothing for {patience:?}: {}", console_tail())))
 }
 
 /// The last lines of the console, for an error message.
@@ -529,7 +551,7 @@ fn follow(
     }
     on_start();
     shared.output.started(session.guest_pid);
-    shared.input.open(Sink::Session(sink));
+    shared.input.open(Sink::Session(sink), signal_of(agent.clone(), session.guest_pid));
     let mut output = session.output;
     loop {
         match output.event() {
@@ -540,6 +562,18 @@ fn follow(
             Err(error) => return failed(&error),
         }
     }
+}
+
+/// Signals the program on a stream of their own, so that input which it does
+/// not read cannot hold them up.
+fn signal_of(agent: VsockHandle, guest_pid: u32) -> Signal {
+    Arc::new(move |number| {
+        let Ok(stream) = agent.connect(AGENT_PORT) else { return };
+        // A program that is gone takes none; its end is told elsewhere.
+        if stream.set_read_timeout(Some(SIGNAL_TIMEOUT)).is_ok() {
+            let _ = client::signal(&stream, &stream, guest_pid, number);
+        }
+    })
 }
 
 impl Folders {

@@ -2,7 +2,7 @@
 
 use std::io::Write;
 use std::os::unix::net::UnixStream;
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use exocell_agent::{Frame, FrameWriter, Kind};
 
@@ -10,62 +10,73 @@ use exocell_agent::{Frame, FrameWriter, Kind};
 pub(crate) enum Sink {
     /// The exec session of a `vm` cell's program.
     Session(UnixStream),
-    /// The standard input of an isolate, and what a signal does to it.
-    Pipe { stdin: Option<std::fs::File>, signal: Signal },
+    /// The standard input of an isolate.
+    Pipe(Option<std::fs::File>),
 }
 
 /// Takes a signal's number.
-pub(crate) type Signal = Box<dyn FnMut(u8) + Send>;
+pub(crate) type Signal = Arc<dyn Fn(u8) + Send + Sync>;
 
-/// The inlet of one program, shared by everyone who may feed it.
+/// The inlet of one program, shared by everyone who may feed it. Signals have a
+/// way of their own: a program that does not read its input still gets them.
 #[derive(Clone, Default)]
 pub(crate) struct Input {
-    shared: Arc<(Mutex<Option<Sink>>, Condvar)>,
+    shared: Arc<Shared>,
+}
+
+#[derive(Default)]
+struct Shared {
+    sink: Mutex<Option<Sink>>,
+    signal: Mutex<Option<Signal>>,
+    opened: Condvar,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Input {
-    pub fn open(&self, sink: Sink) {
-        *self.lock() = Some(sink);
-        self.shared.1.notify_all();
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, Option<Sink>> {
-        self.shared.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    pub fn open(&self, sink: Sink, signal: Signal) {
+        *lock(&self.shared.sink) = Some(sink);
+        *lock(&self.shared.signal) = Some(signal);
+        self.shared.opened.notify_all();
     }
 
     /// Waits until the program can take input.
     pub fn wait_open(&self) {
-        let mut sink = self.lock();
-        while sink.is_none() {
-            sink = match self.shared.1.wait(sink) {
-                Ok(sink) => sink,
-                Err(poisoned) => poisoned.into_inner(),
-            };
+        let is_closed = |signal: &mut Option<Signal>| signal.is_none();
+        drop(self.shared.opened.wait_while(lock(&self.shared.signal), is_closed));
+    }
+
+    /// Sends the program a signal. A program that is gone takes nothing; its
+    /// end is told elsewhere.
+    pub fn signal(&self, number: u8) {
+        let signal = lock(&self.shared.signal).clone();
+        if let Some(signal) = signal {
+            signal(number);
         }
     }
 
-    pub fn signal(&self, number: u8) {
-        self.feed(&Frame { kind: Kind::Signal, payload: vec![number] });
-    }
-
-    /// Hands a follower's frame to the program. A program that is gone takes
-    /// nothing; its end is told elsewhere.
+    /// Hands a follower's frame to the program.
     pub fn feed(&self, frame: &Frame) {
-        match &mut *self.lock() {
+        if frame.kind == Kind::Signal {
+            return frame.payload.first().into_iter().for_each(|number| self.signal(*number));
+        }
+        match &mut *lock(&self.shared.sink) {
             Some(Sink::Session(stream)) if is_input(frame.kind) => {
                 let _ = FrameWriter::new(stream).write(frame.kind, &frame.payload);
             }
-            Some(Sink::Pipe { stdin, signal }) => feed_pipe(stdin, signal, frame),
+            Some(Sink::Pipe(stdin)) => feed_pipe(stdin, frame),
             _ => {}
         }
     }
 }
 
 fn is_input(kind: Kind) -> bool {
-    matches!(kind, Kind::Stdin | Kind::StdinEof | Kind::Resize | Kind::Signal)
+    matches!(kind, Kind::Stdin | Kind::StdinEof | Kind::Resize)
 }
 
-fn feed_pipe(stdin: &mut Option<std::fs::File>, signal: &mut Signal, frame: &Frame) {
+fn feed_pipe(stdin: &mut Option<std::fs::File>, frame: &Frame) {
     match frame.kind {
         Kind::Stdin => {
             if let Some(pipe) = stdin {
@@ -73,7 +84,6 @@ fn feed_pipe(stdin: &mut Option<std::fs::File>, signal: &mut Signal, frame: &Fra
             }
         }
         Kind::StdinEof => *stdin = None,
-        Kind::Signal => frame.payload.first().into_iter().for_each(|number| signal(*number)),
         _ => {}
     }
 }

@@ -28,7 +28,7 @@ use crate::output::Output;
 use crate::record::{Record, State, Status};
 use crate::{CellError, now_ms};
 
-pub(crate) use input::{Input, Sink};
+pub(crate) use input::{Input, Signal, Sink};
 
 /// What the main thread waits for.
 pub(crate) enum Event {
@@ -71,16 +71,19 @@ fn run(inheritance: &Inheritance, workload: Workload, host_pid: i32) -> Result<(
     }
     detach(&inheritance.record_dir)?;
     let (events, inbox) = channel();
-    let output = Output::new().map_err(CellError::host("cannot make the cell's log"))?;
-    output.attach(inheritance.operator.try_clone().map_err(CellError::host("dup"))?);
+    let operator = inheritance.operator.try_clone().map_err(CellError::host("dup"))?;
+    let output = Output::new(operator).map_err(CellError::host("cannot make the cell's log"))?;
     let shared = Shared { output, input: Input::default(), events };
     let record = inheritance.record.from_within();
     let mut status = Status { supervisor_pid: host_pid, ..Status::default() };
     // Whoever wants to end this cell may want to before it runs.
     record.write_status(&status)?;
-    let deadline = inheritance.caps.deadline();
+    let deadline = inheritance.caps.deadline().map(|limit| inheritance.requested + limit);
     let workload = match workload {
-        Workload::Vm(plan) => Running::Vm(guest::start(inheritance, *plan, &shared, &mut status)?),
+        Workload::Vm(plan) => {
+            let guest = guest::start(inheritance, *plan, &shared, &mut status, deadline);
+            Running::Vm(guest.map_err(|error| or_deadline(error, deadline))?)
+        }
         Workload::Isolate(plan) => {
             Running::Isolate(crate::isolate::start(inheritance, *plan, &shared, &mut status)?)
         }
@@ -90,7 +93,6 @@ fn run(inheritance: &Inheritance, workload: Workload, host_pid: i32) -> Result<(
     record.write_status(&status)?;
     clients::serve(inheritance, &shared, workload.services())?;
     workload.run_program(&shared)?;
-    let deadline = deadline.map(|limit| inheritance.requested + limit);
     let end = decide(&inbox, &shared, deadline, |program_started_us| {
         status.times.program_started_us = program_started_us;
         // Only a figure; the state is on disk already.
@@ -98,6 +100,11 @@ fn run(inheritance: &Inheritance, workload: Workload, host_pid: i32) -> Result<(
     });
     ending::finish(inheritance, &record, &shared, workload, status, end);
     Ok(())
+}
+
+/// What a start that failed is to be told as.
+fn or_deadline(error: CellError, deadline: Option<Instant>) -> CellError {
+    if deadline.is_some_and(|at| at <= Instant::now()) { CellError::Deadline } else { error }
 }
 
 /// A workload that was started.
@@ -193,13 +200,15 @@ fn decide(
             }
             Ok(Event::Stop { grace }) => {
                 if !grace.is_zero() {
-                    shared.input.signal(libc::SIGTERM as u8);
+                    // On a thread: a guest that does not answer must not hold the end up.
+                    let input = shared.input.clone();
+                    let _ = thread("signal", move || input.signal(libc::SIGTERM as u8));
                 }
                 let at = Instant::now() + grace;
                 stop_at = Some(stop_at.map_or(at, |earlier| earlier.min(at)));
             }
             Err(RecvTimeoutError::Timeout) if deadline.is_some_and(|at| at <= Instant::now()) => {
-                return End::killed("the deadline passed (time.deadline)".to_owned());
+                return End::killed(CellError::Deadline.to_string());
             }
             Err(RecvTimeoutError::Timeout) => return End::killed("stopped".to_owned()),
             Err(RecvTimeoutError::Disconnected) => {

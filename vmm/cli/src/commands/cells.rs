@@ -92,8 +92,13 @@ pub fn logs(layout: &Layout, args: &LogsArgs) -> Result<u8, CellError> {
         let client = Client::connect(&record)?;
         client.ask(&ControlRequest::Attach)?;
         output::replay_log(record.directory(), &mut stdout, &mut stderr)?;
-        session::watch(&client.into_stream())?;
-        return Ok(0);
+        return match session::watch(&client.into_stream())? {
+            Outcome::Exited(_) => Ok(0),
+            Outcome::Lost => Err(CellError::Guest(format!(
+                "the supervisor ended before all was heard; exocell logs {} shows what is kept",
+                args.cell
+            ))),
+        };
     }
     output::replay_log(record.directory(), &mut stdout, &mut stderr)?;
     Ok(0)

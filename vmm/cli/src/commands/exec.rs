@@ -2,13 +2,13 @@
 
 use std::os::unix::net::UnixStream;
 
-use exocell_cell::agent::{Exec, FrameWriter, Kind, Request};
+use exocell_cell::agent::{Exec, FrameWriter, Kind, Request, client};
 use exocell_cell::control::Client;
 use exocell_cell::{CellError, Layout, Record, Strength, plan};
 
 use super::run::{environment, must_run};
 use crate::args::ExecArgs;
-use crate::session::{self, Outcome};
+use crate::session::{self, Outcome, SendSignal};
 use crate::terminal;
 
 pub fn exec(layout: &Layout, args: ExecArgs) -> Result<u8, CellError> {
@@ -30,10 +30,20 @@ pub fn exec(layout: &Layout, args: ExecArgs) -> Result<u8, CellError> {
         session::await_start(&stream)?;
         return Ok(0);
     }
-    match session::follow(&stream, args.interactive, args.tty)? {
+    let send_signal = to_program(layout.clone(), args.cell.clone());
+    match session::follow(&stream, args.interactive, args.tty, send_signal)? {
         Outcome::Exited(code) => Ok(code),
         Outcome::Lost => Err(CellError::Guest("the cell ended".to_owned())),
     }
+}
+
+/// A way for signals that input cannot hold up: a stream of their own.
+fn to_program(layout: Layout, cell: String) -> Box<SendSignal> {
+    Box::new(move |guest_pid, signal| {
+        guest_pid != 0
+            && guest_stream(&layout, &cell)
+                .is_ok_and(|stream| client::signal(&stream, &stream, guest_pid, signal).is_ok())
+    })
 }
 
 /// A stream to the agent of the running `vm` cell named `key`.

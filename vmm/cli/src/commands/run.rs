@@ -4,6 +4,7 @@ use std::fs;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
+use exocell_cell::control::{Client, ControlRequest};
 use exocell_cell::isolate::IsolatePlan;
 use exocell_cell::launch::{self, Launched, Request, Workload};
 use exocell_cell::plan::{self, VmPlan};
@@ -13,7 +14,7 @@ use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::Pid;
 
 use crate::args::{ProcessArgs, RunArgs, StrengthArg};
-use crate::session::{self, Outcome};
+use crate::session::{self, Outcome, SendSignal};
 use crate::show::say;
 use crate::terminal;
 
@@ -36,12 +37,21 @@ pub fn run(layout: &Layout, args: RunArgs) -> Result<u8, CellError> {
         say!("{}", spec.id);
         return Ok(0);
     }
-    let outcome = session::follow(&launched.session, interactive, tty);
+    let outcome = session::follow(&launched.session, interactive, tty, to_cell(&launched.record));
     let code = settle(layout, &launched, outcome);
     if json {
         report(&launched, &code);
     }
     code
+}
+
+/// A way for signals that input cannot hold up: the control socket.
+fn to_cell(record: &Record) -> Box<SendSignal> {
+    let record = record.clone();
+    Box::new(move |_, signal| {
+        let client = Client::connect(&record);
+        client.and_then(|client| client.ask(&ControlRequest::Signal { signal })).is_ok()
+    })
 }
 
 /// Waits for the supervisor's own end and finds how the cell ended.

@@ -1,0 +1,71 @@
+//! What holds when the guest kernel itself is the enemy, or just broken: a
+//! program of the test's stands in its place.
+
+mod common;
+
+use std::fs;
+use std::process::Command;
+
+use common::guest::PrivateRoot;
+use common::{Finished, given, text};
+
+/// A state root whose guest kernel is the C program `source`.
+fn with_kernel(source: &str) -> PrivateRoot {
+    let root = PrivateRoot::with_image();
+    let real = given("EXOCELL_TEST_KERNEL").parent().expect("ROOT/kernels/HASH/linux").to_owned();
+    let kernels = root.path().join("kernels");
+    fs::remove_file(&kernels).expect("the link");
+    let directory = kernels.join(real.file_name().expect("a hash"));
+    fs::create_dir_all(&directory).expect("a directory");
+    fs::copy(real.join("manifest.json"), directory.join("manifest.json")).expect("a copy");
+    let (file, kernel) = (root.dir.path().join("kernel.c"), directory.join("linux"));
+    fs::write(&file, source).expect("the source");
+    let words = ["-static", "-O1", "-o", text(&kernel), text(&file)];
+    assert!(Command::new("gcc").args(words).status().expect("gcc runs").success(), "gcc failed");
+    // The store knows its kernels by their size.
+    let size = fs::metadata(real.join("linux")).expect("the real one").len();
+    fs::File::options().write(true).open(&kernel).and_then(|f| f.set_len(size)).expect("padding");
+    root
+}
+
+fn console(root: &PrivateRoot, name: &str) -> String {
+    let shown: Finished = root.run(["logs", "--console", name]).ok();
+    shown.text().to_owned()
+}
+
+#[test]
+fn the_deadline_ends_a_guest_that_never_comes_up() {
+    let root = with_kernel("int main(void) { for (;;) ; }");
+    let ended = root.run_cell(&["--timeout", "1s"], &["true"]).exited(137);
+    ended.complains_of(&["deadline"]);
+    root.holds_no_cells();
+}
+
+#[test]
+fn a_guest_kernel_cannot_make_processes_without_end() {
+    let root = with_kernel(
+        r#"#include <stdio.h>
+#include <signal.h>
+#include <unistd.h>
+int main(void) {
+    int made = 0;
+    for (;;) {
+        int pid = fork();
+        if (pid < 0) break;
+        if (pid == 0) for (;;) sleep(1000);
+        made++;
+    }
+    fprintf(stderr, "made %d processes\n", made);
+    return 0;
+}"#,
+    );
+    let flags = ["--name", "forks", "--pids-limit", "20"];
+    let fixed = ["run"];
+    let ended = root.run([&fixed[..], &flags, &[common::guest::TINY, "true"]].concat()).exited(125);
+    ended.complains_of(&["did not boot"]);
+    let console = console(&root, "forks");
+    let made =
+        console.lines().find_map(|line| line.strip_prefix("made ")?.strip_suffix(" processes"));
+    let made: u32 = made.and_then(|made| made.parse().ok()).unwrap_or_else(|| panic!("{console}"));
+    assert!((40..=300).contains(&made), "twice 20 and what a guest kernel needs, not {made}");
+}
