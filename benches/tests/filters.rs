@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 use std::fs;
 
 use exocell_cell::processes;
-use exocell_cell::vmm::jail::ThreadClass::{self, Control, Device, Folder, GuestKernel};
+use exocell_cell::vmm::jail::ThreadClass::{self, Control, Device, Folder, GuestKernel, Isolate};
 use support::trace::Trace;
 use support::{Cell, exocell};
 
@@ -104,10 +104,11 @@ const RARE: List = &[
 /// Calls that the filters refuse and whose callers do without.
 const REFUSED: List = &[
     (
-        &[Control, GuestKernel],
+        &[Control, GuestKernel, Isolate],
         &["clone3"],
         "libc falls back to clone, whose flags a filter can see",
     ),
+    (&[Isolate], &["ioctl"], "asks whether a file is a terminal"),
     (&[GuestKernel], &["getuid"], "asks who it is; the answer does not matter"),
     (&[GuestKernel], &["ptrace"], "probes for the mode that seccomp replaces"),
     (&[GuestKernel], &["readlink"], "asks for its own path"),
@@ -150,6 +151,28 @@ fn rules_are_used_and_refusals_are_known() {
     }
     let wrong: Vec<String> = wrong.into_iter().collect();
     assert!(wrong.is_empty(), "the filters and their use differ:\n{}", wrong.join("\n"));
+}
+
+/// A rule of theirs may be idle: their list is two others together. What they
+/// need must be in it.
+#[test]
+fn isolates_do_without_what_their_list_refuses() {
+    let directory = tempfile::tempdir().unwrap();
+    let (shared, log) = (directory.path().join("shared"), directory.path().join("strace"));
+    fs::create_dir(&shared).unwrap();
+    let module = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/isolate.wat");
+    let said = support::traced_isolate(&log, &shared, module);
+    assert_eq!(said, "hello\n");
+    assert_eq!(fs::read_dir(&shared).unwrap().count(), 0, "the module removes what it makes");
+
+    let trace = Trace::of_isolate(&fs::read_to_string(&log).unwrap());
+    let used = trace.used(Isolate);
+    for call in ["read", "write", "openat2", "mkdirat", "renameat", "unlinkat", "epoll_wait"] {
+        assert!(used.contains(call), "{call} was not traced: {used:?}");
+    }
+    let unknown = trace.refused(Isolate);
+    let unknown: Vec<_> = unknown.iter().filter(|call| !listed(REFUSED, Isolate, call)).collect();
+    assert!(unknown.is_empty(), "refused to isolates: {unknown:?}");
 }
 
 /// Everything an operator and a guest do in the course of a day.
@@ -205,8 +228,20 @@ fn every_thread_of_a_running_cell_is_confined() {
     let volume = format!("{}:/shared", directory.path().display());
     let cell = Cell::started(&["-v", &volume, "--cpus", "2"]);
     cell.exec(&[], &["ls", "/shared"]);
+    let threads = confined_threads(&cell);
+    assert!(threads.len() >= 8, "supervisor, guest kernel and stubs, not {threads:?}");
+
+    let endless = directory.path().join("endless.wat");
+    fs::write(&endless, r#"(module (func (export "_start") (loop $on (br $on))))"#).unwrap();
+    let isolate = Cell::of_module(&endless, &["-v", &volume, "--timeout", "5m"]);
+    let threads = confined_threads(&isolate);
+    assert!(threads.iter().any(|name| name.ends_with("isolate")), "not {threads:?}");
+}
+
+/// The threads of `cell`, each of which must be confined.
+fn confined_threads(cell: &Cell) -> Vec<String> {
+    let mut names = Vec::new();
     let processes = processes::of_cell(cell.supervisor_pid());
-    assert!(processes.len() >= 3, "supervisor, guest kernel and stubs, not {processes:?}");
     for process in processes {
         for thread in fs::read_dir(format!("/proc/{}/task", process.pid)).unwrap().flatten() {
             let Ok(status) = fs::read_to_string(thread.path().join("status")) else { continue };
@@ -214,6 +249,8 @@ fn every_thread_of_a_running_cell_is_confined() {
             let name = status.lines().next().unwrap_or_default();
             assert!(has("Seccomp:\t2"), "a thread has no system call filter: {name}");
             assert!(has("NoNewPrivs:\t1"), "a thread may gain privileges: {name}");
+            names.push(name.to_owned());
         }
     }
+    names
 }

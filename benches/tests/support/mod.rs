@@ -2,6 +2,7 @@
 
 pub mod trace;
 
+use std::io::Write;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -22,6 +23,28 @@ pub fn exocell(arguments: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
+/// Runs `module` with `folder` and some input, its host system calls going to
+/// `log`; what it writes.
+pub fn traced_isolate(log: &Path, folder: &Path, module: &str) -> String {
+    let volume = format!("{}:/data", folder.display());
+    let mut tracer = strace(log)
+        .args([&program(), "run", "--rm", "-i", "-v", &volume, "--timeout", "5m", module])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("strace is installed by scripts/setup");
+    tracer.stdin.take().unwrap().write_all(b"some input\n").unwrap();
+    let output = tracer.wait_with_output().unwrap();
+    assert!(output.status.success(), "{}", output.status);
+    String::from_utf8(output.stdout).unwrap()
+}
+
+fn strace(log: &Path) -> Command {
+    let mut command = Command::new("strace");
+    command.args(["-f", "-Y", "-qq", "-e", "signal=SIGSYS", "-o"]).arg(log);
+    command
+}
+
 /// A cell that sleeps; removed with its owner.
 pub struct Cell {
     name: String,
@@ -40,15 +63,21 @@ impl Cell {
         cell
     }
 
+    /// An isolate in the background.
+    pub fn of_module(module: &Path, options: &[&str]) -> Self {
+        let cell = Self { name: new_name(), tracer: None };
+        let module = module.to_str().unwrap();
+        exocell(&[&["run", "--detach", "--name", &cell.name], options, &[module]].concat());
+        cell
+    }
+
     /// A cell whose every host system call goes to `log`.
     pub fn traced(log: &Path, options: &[&str]) -> Self {
         let name = new_name();
         let program = program();
         let words =
             [&[&program, "run", "--name", &name], options, &[IMAGE, "sleep", "1000"]].concat();
-        let tracer = Command::new("strace")
-            .args(["-f", "-Y", "-qq", "-e", "signal=SIGSYS", "-o"])
-            .arg(log)
+        let tracer = strace(log)
             .args(words)
             .stdin(Stdio::null())
             .spawn()

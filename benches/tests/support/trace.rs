@@ -10,6 +10,8 @@ type Calls = BTreeSet<String>;
 /// What was called, by class.
 #[derive(Debug, Default)]
 pub struct Trace {
+    /// All threads of its supervisor are of one class.
+    is_isolate: bool,
     /// (class name, call).
     used: BTreeSet<(&'static str, String)>,
     refused: BTreeSet<(&'static str, String)>,
@@ -27,8 +29,18 @@ struct Thread {
 }
 
 impl Trace {
+    /// The trace of a `vm` cell.
     pub fn read(text: &str) -> Self {
-        let mut trace = Self::default();
+        Self::default().taking(text)
+    }
+
+    /// The trace of an isolate.
+    pub fn of_isolate(text: &str) -> Self {
+        Self { is_isolate: true, ..Self::default() }.taking(text)
+    }
+
+    fn taking(mut self, text: &str) -> Self {
+        let trace = &mut self;
         let mut threads: HashMap<&str, Thread> = HashMap::new();
         for line in text.lines() {
             let Some((head, rest)) = line.split_once("> ") else { continue };
@@ -36,7 +48,7 @@ impl Trace {
             trace.step(threads.entry(tid).or_default(), name, rest.trim_start());
         }
         threads.into_values().filter_map(|thread| thread.done).for_each(|done| trace.add(done));
-        trace
+        self
     }
 
     pub fn used(&self, class: ThreadClass) -> Calls {
@@ -58,7 +70,8 @@ impl Trace {
         }
         let Some((call, arguments)) = parse(event, &mut thread.begun) else { return };
         thread.is_supervisor |= call == "setsid" && name == "exocell";
-        let class = thread.class(name);
+        let class =
+            if self.is_isolate { thread.class_in_isolate(name) } else { thread.class(name) };
         let refused = arguments.contains(" = -1 ENOSYS") && call != "rt_sigreturn";
         thread.has_filter |= call == "seccomp" && arguments.trim_end().ends_with("= 0");
         thread.done = class.map(|class| (class.name(), call, refused));
@@ -77,13 +90,21 @@ impl Thread {
         match name {
             "devices" => self.has_filter.then_some(ThreadClass::Device),
             "folder" => self.has_filter.then_some(ThreadClass::Folder),
-            "client" | "console" | "control" | "operator" | "program" | "reaper" => {
-                Some(ThreadClass::Control)
-            }
+            "client" | "console" | "control" | "follower" | "operator" | "program" | "reaper"
+            | "signal" => Some(ThreadClass::Control),
             "exocell" if !self.has_filter => None,
             "exocell" if self.is_supervisor => Some(ThreadClass::Control),
             "strace" => None,
             _ => Some(ThreadClass::GuestKernel),
+        }
+    }
+
+    /// The same where there is no guest.
+    fn class_in_isolate(&self, name: &str) -> Option<ThreadClass> {
+        match name {
+            "exocell" if !(self.has_filter && self.is_supervisor) => None,
+            "strace" => None,
+            _ => Some(ThreadClass::Isolate),
         }
     }
 }
