@@ -3,6 +3,7 @@
 #![allow(dead_code)] // each test executable uses its part
 
 pub mod cell;
+pub mod compiled;
 pub mod guest;
 pub mod host;
 pub mod pty;

@@ -1,0 +1,74 @@
+//! Attacks of a guest program on the host process that runs its code. Each runs
+//! in a cell of its own and must fail; the cell must live.
+
+mod common;
+
+use std::process::Command;
+
+use common::compiled::{FOLDER_IN_CELL, Programs};
+use common::{IMAGE, finish, run};
+
+const PROGRAM: &str = "attacks";
+/// Cases that must fail.
+const HELD: &[&str] = &[
+    "int80",
+    "sysenter",
+    "vsyscall",
+    "remap_stub",
+    "write_stub_code",
+    "keep_cpu_mask",
+    "keep_cpu_sigreturn",
+    "keep_cpu_sigprocmask",
+    "keep_cpu_bad_stack",
+];
+/// Cases that succeed today: the stub's host calls can be made by the guest, some
+/// of them never return, and what the guest writes into the stub's data breaks the
+/// guest kernel.
+const OPEN: &[&str] =
+    &["jump_mmap_anonymous", "jump_mmap_memory", "jump_mremap", "far_jump_32", "forge_data"];
+/// Cases that succeed where nothing stands in their way.
+const WORKING: &[&str] = &["jump_mmap_anonymous", "jump_mremap"];
+
+fn compiled() -> Programs {
+    Programs::new().compile("attacks", PROGRAM, &["-static"])
+}
+
+#[test]
+fn every_case_is_held_or_known_to_be_open() {
+    let listed = finish(Command::new(compiled().path(PROGRAM)).arg("list"), b"").ok();
+    let mut cases: Vec<&str> = listed.text().lines().collect();
+    let mut known = [HELD, OPEN].concat();
+    cases.sort_unstable();
+    known.sort_unstable();
+    assert_eq!(cases, known);
+}
+
+#[test]
+fn attacks_on_the_stub_fail_and_the_cell_lives() {
+    let programs = compiled();
+    let (volume, program) = (programs.volume(), format!("{FOLDER_IN_CELL}/{PROGRAM}"));
+    for case in HELD {
+        let script = format!("{program} {case}; echo alive");
+        let fixed = ["run", "--rm", "--timeout", "60s", "--volume", &volume];
+        let ended = run([&fixed[..], &[IMAGE, "sh", "-c", &script]].concat()).ok();
+        let lines: Vec<&str> = ended.text().lines().collect();
+        assert!(
+            lines.first().is_some_and(|line| line.starts_with(&format!("{case} held"))),
+            "{lines:?}"
+        );
+        assert_eq!(lines.last(), Some(&"alive"), "{case}: {lines:?}");
+    }
+}
+
+/// On this machine, with a call instruction of its own: the attacks themselves work.
+#[test]
+fn attacks_succeed_where_nothing_holds_them() {
+    let programs = compiled();
+    for case in WORKING {
+        let tried = finish(Command::new(programs.path(PROGRAM)).args([case, "own"]), b"").ok();
+        assert!(tried.text().starts_with(&format!("{case} broken")), "{}", tried.text());
+    }
+    let spins = ["keep_cpu_sigreturn", "own"];
+    let tried = finish(Command::new(programs.path(PROGRAM)).args(spins), b"").ok();
+    assert!(!tried.text().contains("most 0 spins"), "{}", tried.text());
+}
