@@ -29,7 +29,7 @@ exocell := $(release)/exocell
 init := $(CARGO_TARGET_DIR)/$(static_target)/release/exocell-init
 base_tree := $(CARGO_TARGET_DIR)/base-tree
 
-.PHONY: build setup kernel base-image demo test bench lint deny clean
+.PHONY: build setup kernel base-image demo test bench stress lint deny clean
 
 build: setup
 	$(static_cargo) build --release --locked -p exocell-init --target $(static_target)
@@ -62,6 +62,12 @@ bench: build kernel base-image
 	$(exocell) bench start
 	$(exocell) bench density
 	$(exocell) bench micro
+
+# MINUTES for each number of vCPUs.
+MINUTES ?= 10
+stress: build kernel base-image
+	scripts/setup --bench
+	EXOCELL=$(exocell) scripts/stress $(MINUTES)
 
 lint: setup
 	cargo fmt --all --check
