@@ -62,6 +62,7 @@ bench: build kernel base-image
 	$(exocell) bench start
 	$(exocell) bench density
 	$(exocell) bench micro
+	$(exocell) bench apps
 
 # MINUTES for each number of vCPUs.
 MINUTES ?= 10

@@ -2,10 +2,11 @@
 //! minima and medians of what this machine did just now, never stored numbers.
 //!
 //! The main path: [`BenchCommand`] (the command line of `exocell bench`) -> [`run`]
-//! -> one module a benchmark (`micro`, `start`, `density`) -> [`Row`]s -> [`report`]:
+//! -> one module a benchmark (`micro`, `apps`, `start`, `density`) -> [`Row`]s -> [`report`]:
 //! a table, JSON lines, a plot.
 #![forbid(unsafe_code)]
 
+mod apps;
 mod density;
 mod error;
 mod exocell;
@@ -16,6 +17,7 @@ mod program;
 mod row;
 mod start;
 mod subject;
+mod turns;
 
 use std::path::Path;
 
@@ -35,6 +37,7 @@ pub fn run(root: &Path, command: &BenchCommand) -> Result<(), BenchError> {
     let exocell = Exocell::new(root, &options.image)?;
     let rows = match command {
         BenchCommand::Micro(args) => micro::measure(args, &exocell)?,
+        BenchCommand::Apps(args) => apps::measure(args, &exocell)?,
         BenchCommand::Start(options) => start::measure(options, &exocell)?,
         BenchCommand::Density(args) => density::measure(args.cells, &exocell)?,
     };

@@ -15,6 +15,8 @@ pub enum BenchCommand {
   exocell bench micro --only null_syscall,fork_exit --peers native --json
   exocell bench micro --peers none --kernel old=/boot/a/linux --kernel new=/boot/b/linux")]
     Micro(MicroArgs),
+    /// sqlite, git, Python, gcc and tar, all in memory, with the image's files everywhere.
+    Apps(AppsArgs),
     /// From the command to the end of `true`, and the stages of a cell's start.
     Start(Options),
     /// Many idle cells at once: the memory of each, and whether each answers.
@@ -61,6 +63,19 @@ pub struct MicroArgs {
     pub options: Options,
 }
 
+/// `exocell bench apps`.
+#[derive(Debug, Args)]
+pub struct AppsArgs {
+    /// Only these measurements.
+    #[arg(long, value_name = "NAME", value_delimiter = ',')]
+    pub only: Vec<String>,
+    /// Run the subjects at the ordinary priority (see micro).
+    #[arg(long)]
+    pub fair: bool,
+    #[command(flatten)]
+    pub options: Options,
+}
+
 /// `exocell bench density`.
 #[derive(Debug, Args)]
 pub struct DensityArgs {
@@ -75,6 +90,7 @@ impl BenchCommand {
     pub fn options(&self) -> &Options {
         match self {
             Self::Micro(args) => &args.options,
+            Self::Apps(args) => &args.options,
             Self::Start(options) => options,
             Self::Density(args) => &args.options,
         }

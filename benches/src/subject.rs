@@ -134,6 +134,8 @@ pub struct Start<'a> {
     /// the program is the subject's own, found by its name.
     pub folder: Option<&'a Path>,
     pub program: &'a str,
+    /// Other files than this machine's, with the folder's as [`FOLDER_IN_CELL`].
+    pub root: Option<&'a Path>,
     pub arguments: &'a [&'a str],
     /// A cell's options of `exocell run`.
     pub cell: &'a [&'a str],
@@ -141,6 +143,11 @@ pub struct Start<'a> {
 
 /// Where cells see the host folder of [`Start`].
 const FOLDER_IN_CELL: &str = "/bench";
+
+/// The program where the folder is [`FOLDER_IN_CELL`].
+fn within(start: &Start<'_>) -> OsString {
+    format!("{FOLDER_IN_CELL}/{}", start.program).into()
+}
 
 impl Subject {
     /// Whether it is a cell.
@@ -165,18 +172,32 @@ impl Subject {
         };
         let words = |text: &str| text.split(' ').map(OsString::from).collect::<Vec<_>>();
         let mut line = match self {
-            Self::Native => vec![program],
+            Self::Native => match start.root {
+                None => vec![program],
+                // Another root, and nothing else that costs.
+                Some(root) => [
+                    vec!["bwrap".into(), "--bind".into(), root.into(), "/".into()],
+                    words("--dev-bind /dev /dev --proc /proc --tmpfs /tmp --tmpfs /dev/shm"),
+                    vec![within(start)],
+                ]
+                .concat(),
+            },
             Self::Bwrap => [
-                words(
-                    "bwrap --unshare-all --die-with-parent --ro-bind / / --dev /dev --proc /proc",
-                ),
-                words("--tmpfs /tmp --tmpfs /dev/shm"),
-                vec![program],
+                words("bwrap --unshare-all --die-with-parent --ro-bind"),
+                vec![start.root.unwrap_or(Path::new("/")).into(), "/".into()],
+                words("--dev /dev --proc /proc --tmpfs /tmp --tmpfs /dev/shm"),
+                vec![start.root.map_or(program, |_| within(start))],
             ]
             .concat(),
             Self::Gvisor => {
                 let sandbox = "runsc --rootless --network=none --ignore-cgroups --platform=systrap";
-                [words(sandbox), words("do"), vec![program]].concat()
+                let inside = match start.root {
+                    None => vec![program],
+                    Some(root) => {
+                        [words("-cwd / -root"), vec![root.into(), within(start)]].concat()
+                    }
+                };
+                [words(sandbox), words("do"), inside].concat()
             }
             Self::StockUml(_) | Self::ParaAspace(_) => return self.cell(exocell, start),
         };
@@ -190,7 +211,7 @@ impl Subject {
         command.args(["run", "--rm"]).args(start.cell);
         if let Some(folder) = start.folder {
             command.arg("--volume").arg(format!("{}:{FOLDER_IN_CELL}:ro", folder.display()));
-            command.arg(&exocell.image).arg(format!("{FOLDER_IN_CELL}/{}", start.program));
+            command.arg(&exocell.image).arg(within(start));
         } else {
             command.args([&exocell.image, start.program]);
         }
@@ -216,6 +237,22 @@ mod tests {
         assert_eq!(Subject::ParaAspace(Some(named)).to_string(), "para-aspace+new");
         let plain: GuestKernel = "/k/linux".parse().unwrap();
         assert_eq!(Subject::ParaAspace(Some(plain)).to_string(), "para-aspace");
+    }
+
+    #[test]
+    fn another_root_holds_the_program_in_every_subject() {
+        let exocell = Exocell::new(Path::new("/state"), "image").unwrap();
+        let folder = Some(Path::new("/f"));
+        let other = Start { folder, program: "p", root: Some(Path::new("/r")), ..Start::default() };
+        let line = |subject: &Subject, start| shown(&subject.command(&exocell, start));
+        let own = Start { folder, program: "p", ..Start::default() };
+        assert_eq!(line(&Subject::Native, &own), "p");
+        for subject in [Subject::Native, Subject::Bwrap, Subject::Gvisor] {
+            let line = line(&subject, &other);
+            assert!(line.contains("/r") && line.ends_with("/bench/p"), "{subject}: {line}");
+        }
+        let cell = line(&Subject::ParaAspace(None), &other);
+        assert!(cell.contains("/f:/bench:ro image /bench/p"), "{cell}");
     }
 
     #[test]

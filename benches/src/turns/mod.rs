@@ -1,8 +1,6 @@
-//! System calls, faults, processes and bandwidths, by one static program.
-//!
-//! Each subject runs the program once and answers requests; a round asks each
-//! subject in turn for each measurement, so that a slow moment of the machine
-//! hits all of them alike.
+//! Subjects that take turns: each runs one program that answers requests, and a
+//! round asks each subject for each measurement, so that a slow moment of the
+//! machine hits all of them alike.
 
 mod session;
 
@@ -12,62 +10,22 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::BenchError;
 use crate::exocell::Exocell;
-use crate::options::MicroArgs;
-use crate::program::Program;
 use crate::row::{Row, Unit};
-use crate::subject::{self, Start, Subject};
-use session::{Refusal, Session};
-
-/// The sources in `benches/micro`.
-const PROGRAM: Program = Program {
-    name: "micro",
-    sources: &[
-        ("micro.h", include_str!("../../micro/micro.h")),
-        ("micro.c", include_str!("../../micro/micro.c")),
-        ("calls.c", include_str!("../../micro/calls.c")),
-        ("memory.c", include_str!("../../micro/memory.c")),
-        ("processes.c", include_str!("../../micro/processes.c")),
-        ("bandwidth.c", include_str!("../../micro/bandwidth.c")),
-    ],
-};
-/// Values that a subject gives in one turn.
-const SAMPLES_PER_TURN: u32 = 3;
-/// Enough for what is measured, and the same for every cell.
-const MEMORY: &str = "512m";
+use crate::subject::{Start, Subject};
+pub use session::{Refusal, Session};
 
 /// What the program can measure.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Measurement {
-    name: String,
-    unit: Unit,
+pub struct Measurement {
+    pub name: String,
+    pub unit: Unit,
     /// The processors it needs.
-    cpus: u32,
+    pub cpus: u32,
 }
 
-/// Measures what `args` ask for; rows in the order of the program's list.
-pub fn measure(args: &MicroArgs, exocell: &Exocell) -> Result<Vec<Row>, BenchError> {
-    let folder = PROGRAM.prepare(&exocell.cache())?;
-    let wanted = choose(listed(&folder)?, &args.only)?;
-    let subjects = subject::subjects(&args.options.peers, &args.options.kernel, exocell);
-    let realtime = !args.fair && may_be_realtime();
-    let mut rows = Vec::new();
-    for needed in [1, 2] {
-        let group: Vec<_> = wanted.iter().filter(|one| one.cpus == needed).cloned().collect();
-        let setting = Setting { cpus: args.cpus.max(needed), realtime, folder: &folder, exocell };
-        let mut run = Run::new(&subjects, group, setting);
-        for round in 0..args.options.rounds as usize {
-            run.round(round);
-        }
-        rows.extend(run.rows());
-    }
-    Ok(rows)
-}
-
-/// What the program says it can measure: `NAME UNIT CPUS` lines.
-fn listed(folder: &Path) -> Result<Vec<Measurement>, BenchError> {
-    let program = folder.join(PROGRAM.name);
-    let output = Command::new(&program).arg("list").output();
-    let output = output.map_err(BenchError::host(program.display()))?;
+/// What `list`, a program that lists, says it can measure: `NAME UNIT CPUS` lines.
+pub fn listed(mut list: Command) -> Result<Vec<Measurement>, BenchError> {
+    let output = list.output().map_err(BenchError::host(list.get_program().display()))?;
     Ok(String::from_utf8_lossy(&output.stdout).lines().filter_map(measurement).collect())
 }
 
@@ -84,7 +42,7 @@ fn measurement(line: &str) -> Option<Measurement> {
 }
 
 /// The measurements that `only` names; all where it is empty.
-fn choose(all: Vec<Measurement>, only: &[String]) -> Result<Vec<Measurement>, BenchError> {
+pub fn choose(all: Vec<Measurement>, only: &[String]) -> Result<Vec<Measurement>, BenchError> {
     if let Some(name) = only.iter().find(|name| all.iter().all(|one| one.name != **name)) {
         let known: Vec<_> = all.iter().map(|one| one.name.as_str()).collect();
         return Err(BenchError::NoMeasurement { name: name.clone(), known: known.join(" ") });
@@ -94,11 +52,19 @@ fn choose(all: Vec<Measurement>, only: &[String]) -> Result<Vec<Measurement>, Be
 
 /// How subjects are run.
 #[derive(Clone, Copy)]
-struct Setting<'a> {
-    cpus: u32,
-    realtime: bool,
-    folder: &'a Path,
-    exocell: &'a Exocell,
+pub struct Setting<'a> {
+    pub cpus: u32,
+    pub realtime: bool,
+    /// Of a cell.
+    pub memory: &'a str,
+    /// Values that a subject gives in one turn.
+    pub samples: u32,
+    /// The program and the host folder it is in.
+    pub program: &'a str,
+    pub folder: &'a Path,
+    /// The files of the image, for subjects that run no image.
+    pub root: Option<&'a Path>,
+    pub exocell: &'a Exocell,
 }
 
 /// A subject in a run, with its values for each measurement.
@@ -111,21 +77,25 @@ struct Turn<'a> {
 }
 
 /// Measurements that need the same number of processors, on all subjects.
-struct Run<'a> {
+pub struct Run<'a> {
     measurements: Vec<Measurement>,
     turns: Vec<Turn<'a>>,
     setting: Setting<'a>,
 }
 
 impl<'a> Run<'a> {
-    fn new(subjects: &'a [Subject], measurements: Vec<Measurement>, setting: Setting<'a>) -> Self {
+    pub fn new(
+        subjects: &'a [Subject],
+        measurements: Vec<Measurement>,
+        setting: Setting<'a>,
+    ) -> Self {
         let values = vec![Some(Vec::new()); measurements.len()];
         let turn = |subject| Turn { subject, session: None, values: values.clone(), starts: 0 };
         Self { turns: subjects.iter().map(turn).collect(), measurements, setting }
     }
 
     /// Each measurement on each subject; each round begins with another subject.
-    fn round(&mut self, round: usize) {
+    pub fn round(&mut self, round: usize) {
         for index in 0..self.measurements.len() {
             for offset in 0..self.turns.len() {
                 self.take_turn((offset + round) % self.turns.len(), index);
@@ -144,7 +114,7 @@ impl<'a> Run<'a> {
             turn.session = start(turn.subject, &mut turn.starts, self.setting);
         }
         let Some(session) = &mut turn.session else { return };
-        match session.ask(&wanted.name, SAMPLES_PER_TURN) {
+        match session.ask(&wanted.name, self.setting.samples) {
             Ok(found) => values.extend(found),
             Err(refusal) => {
                 turn.values[index] = None;
@@ -160,7 +130,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    fn rows(&self) -> Vec<Row> {
+    pub fn rows(&self) -> Vec<Row> {
         let params = [
             ("cpus", self.setting.cpus.to_string()),
             ("pinned", yes_or_no(self.setting.cpus == 1)),
@@ -183,23 +153,27 @@ impl<'a> Run<'a> {
 const STARTS_MAX: u32 = 3;
 
 fn start(subject: &Subject, starts: &mut u32, setting: Setting<'_>) -> Option<Session> {
-    let Setting { cpus, folder, exocell, .. } = setting;
     if *starts >= STARTS_MAX {
         return None;
     }
     *starts += 1;
-    let cpu_count = cpus.to_string();
+    let cpus = setting.cpus.to_string();
     let name = format!("bench-{}-{}", std::process::id(), new_number());
-    let cell = ["-i", "--name", &name, "--memory", MEMORY, "--cpus", &cpu_count];
-    let start =
-        Start { folder: Some(folder), program: PROGRAM.name, arguments: &["serve"], cell: &cell };
-    let mut command = subject.command(exocell, &start);
+    let cell = ["-i", "--name", &name, "--memory", setting.memory, "--cpus", &cpus];
+    let start = Start {
+        folder: Some(setting.folder),
+        root: setting.root,
+        program: setting.program,
+        arguments: &["serve"],
+        cell: &cell,
+    };
+    let mut command = subject.command(setting.exocell, &start);
     if setting.realtime {
         command = in_realtime(&command);
     }
     command.stderr(Stdio::inherit());
-    let cleanup = subject.is_cell().then(|| exocell.with(&["rm", "--force", &name]));
-    match Session::start(command, cpus == 1, cleanup) {
+    let cleanup = subject.is_cell().then(|| setting.exocell.with(&["rm", "--force", &name]));
+    match Session::start(command, setting.cpus == 1, cleanup) {
         Ok(session) => Some(session),
         Err(why) => {
             eprintln!("{subject} does not start: {why}");
@@ -209,7 +183,7 @@ fn start(subject: &Subject, starts: &mut u32, setting: Setting<'_>) -> Option<Se
 }
 
 /// It takes root, or a limit that an administrator has raised.
-fn may_be_realtime() -> bool {
+pub fn may_be_realtime() -> bool {
     let mut probe = in_realtime(&Command::new("true"));
     probe.stderr(Stdio::null()).status().is_ok_and(|status| status.success())
 }
@@ -233,40 +207,4 @@ fn yes_or_no(is: bool) -> String {
 fn new_number() -> u32 {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     COUNT.fetch_add(1, Ordering::Relaxed)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_the_program_lists_is_understood_and_chosen_from() {
-        let cache = tempfile::tempdir().unwrap();
-        let all = listed(&PROGRAM.prepare(cache.path()).unwrap()).unwrap();
-        assert!(all.len() > 20, "{all:?}");
-        let only = ["fork_exit".to_owned(), "null_syscall".to_owned()];
-        let names: Vec<_> =
-            choose(all.clone(), &only).unwrap().into_iter().map(|one| one.name).collect();
-        assert_eq!(names, ["null_syscall", "fork_exit"]);
-        let error = choose(all, &["fork_exot".to_owned()]).unwrap_err().to_string();
-        assert!(error.contains("fork_exot") && error.contains("fork_exec"), "{error}");
-    }
-
-    #[test]
-    fn the_program_measures_natively() {
-        let cache = tempfile::tempdir().unwrap();
-        let folder = PROGRAM.prepare(cache.path()).unwrap();
-        let mut command = Command::new(folder.join(PROGRAM.name));
-        command.arg("serve");
-        let mut session = Session::start(command, false, None).unwrap();
-        for name in ["null_syscall", "fault_anon_rand", "fork_exit", "bw_file"] {
-            let values = session.ask(name, 2).unwrap_or_else(|why| panic!("{name}: {why:?}"));
-            assert!(
-                values.len() == 2 && values.iter().all(|value| *value > 0.0),
-                "{name}: {values:?}"
-            );
-        }
-        let refused = Refusal::Reason("not a request".to_owned());
-        assert_eq!(session.ask("nonsense", 1), Err(refused));
-    }
 }
