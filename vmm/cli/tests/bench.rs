@@ -1,0 +1,48 @@
+//! `exocell bench`: the rows that scripts read, of the machine and of a cell.
+
+mod common;
+
+use common::run;
+use serde_json::Value;
+
+#[test]
+fn micro_prints_a_row_for_each_measurement_and_subject() {
+    let words = ["bench", "micro", "--only", "null_syscall,fork_exit"];
+    let ended = run([&words[..], &["--peers", "native", "--rounds", "1", "--json"]].concat()).ok();
+    let rows: Vec<Value> =
+        ended.text().lines().map(|line| serde_json::from_str(line).expect("a JSON line")).collect();
+    let of = |row: &Value, field: &str| row[field].as_str().unwrap_or_default().to_owned();
+    let names: Vec<_> = rows.iter().map(|row| (of(row, "bench"), of(row, "subject"))).collect();
+    let pair = |bench: &str, subject: &str| (bench.to_owned(), subject.to_owned());
+    assert_eq!(
+        names,
+        [
+            pair("null_syscall", "native"),
+            pair("null_syscall", "para-aspace"),
+            pair("fork_exit", "native"),
+            pair("fork_exit", "para-aspace"),
+        ]
+    );
+    for row in &rows {
+        let (min, median) = (row["min"].as_f64().unwrap(), row["median"].as_f64().unwrap());
+        assert!(min > 0.0 && min <= median && row["n"].as_u64() > Some(0), "{row}");
+        assert_eq!((of(row, "unit").as_str(), &row["params"]["cpus"]), ("ns", &Value::from("1")));
+    }
+}
+
+#[test]
+fn a_measurement_that_is_not_there_is_named_with_those_that_are() {
+    let words = ["bench", "micro", "--only", "nul_syscall", "--peers", "none"];
+    run(words).exited(125).complains_of(&["nul_syscall", "null_syscall", "fork_exec"]);
+}
+
+#[test]
+fn a_plot_is_drawn_of_what_was_measured() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("plot.svg");
+    let words = ["bench", "micro", "--only", "null_syscall", "--peers", "none", "--rounds", "1"];
+    let table = run([&words[..], &["--plot", common::text(&file)]].concat()).ok();
+    assert!(table.text().contains("null_syscall") && table.text().contains("para-aspace"));
+    let plot = std::fs::read_to_string(&file).unwrap();
+    assert!(plot.starts_with("<svg") && plot.contains("null_syscall"), "{plot}");
+}
