@@ -29,7 +29,7 @@ exocell := $(release)/exocell
 init := $(CARGO_TARGET_DIR)/$(static_target)/release/exocell-init
 base_tree := $(CARGO_TARGET_DIR)/base-tree
 
-.PHONY: build setup kernel base-image demo test bench stress lint deny clean
+.PHONY: build setup kernel base-image demo test fuzz bench stress lint deny clean
 
 build: setup
 	$(static_cargo) build --release --locked -p exocell-init --target $(static_target)
@@ -55,6 +55,33 @@ test: build kernel base-image
 	export EXOCELL_TEST_KERNEL=$$($(exocell) kernel status --json | sed -n 's/.*"path": *"\([^"]*\)".*/\1/p')
 	$(static_cargo) test --release --locked -p exocell-init --target $(static_target)
 	cargo test --release --locked --workspace --exclude exocell-init
+
+# Coverage for libFuzzer without a nightly compiler: what cargo-fuzz passes, but for the sanitizer.
+fuzz_flags := --cfg fuzzing -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4
+fuzz_flags += -Cllvm-args=-sanitizer-coverage-inline-8bit-counters
+fuzz_flags += -Cllvm-args=-sanitizer-coverage-pc-table
+fuzz_flags += -Cllvm-args=-sanitizer-coverage-trace-compares
+fuzz_flags += -Ccodegen-units=1 -Cdebug-assertions -Coverflow-checks
+fuzz_cargo := RUSTFLAGS="$(fuzz_flags)" cargo build --release --locked -p exocell-fuzz --features libfuzzer
+fuzz_cargo += --target $(static_target) --target-dir $(CARGO_TARGET_DIR)/fuzz
+fuzz_bin := $(CARGO_TARGET_DIR)/fuzz/$(static_target)/release
+fuzz_corpus := $(EXOCELL_CACHE)/fuzz
+
+# SECONDS for each target; TARGET for one alone. What is found grows in the cache, and what
+# crashes lies there as crash-*: a seed to add, and a bug to mend.
+fuzz: SECONDS ?= 60
+fuzz:
+	scripts/setup --fuzz
+	$(fuzz_cargo)
+	cd $$(mkdir -p $(fuzz_corpus) && realpath $(fuzz_corpus))
+	for target in $$($(fuzz_bin)/fuzz-seeds .); do
+		if [[ -n "$(TARGET)" && $$target != "$(TARGET)" ]]; then continue; fi
+		echo "fuzz: $$target for $(SECONDS) seconds"
+		EXOCELL_FUZZ_TARGET=$$target $(fuzz_bin)/fuzz -max_total_time=$(SECONDS) -timeout=30 \
+			-rss_limit_mb=2048 -max_len=16384 -print_final_stats=1 -artifact_prefix=$$target- $$target 2> $$target.log ||
+			{ tail -n 40 $$target.log; exit 1; }
+		grep -E 'DONE|stat::(number_of_executed_units|average_exec|peak_rss)' $$target.log
+	done
 
 bench: build kernel base-image
 	scripts/setup --bench

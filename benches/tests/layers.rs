@@ -2,8 +2,9 @@
 //! may use the project crates named here, and no others.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::process::Command;
 
-use cargo_metadata::MetadataCommand;
+use serde::Deserialize;
 
 /// Crate, and the project crates it may use. Lower layers come first.
 const LAYERS: &[(&str, &[&str])] = &[
@@ -34,31 +35,50 @@ const LAYERS: &[(&str, &[&str])] = &[
             "exocell-xgate",
         ],
     ),
+    // Fuzzing reaches each reader of hostile bytes where it is.
+    (
+        "exocell-fuzz",
+        &["exocell-agent", "exocell-folders", "exocell-images", "exocell-vmm", "exocell-xgate"],
+    ),
     // What sits on the cell reaches everything through it.
     ("exocell-benches", &["exocell-cell"]),
     ("exocell-cli", &["exocell-benches", "exocell-cell"]),
     ("exocell-shim", &["exocell-cell"]),
 ];
 
+/// The part of `cargo metadata` (format 1) that is read here.
+#[derive(Deserialize)]
+struct Metadata {
+    packages: Vec<Package>,
+}
+
+#[derive(Deserialize)]
+struct Package {
+    name: String,
+    dependencies: Vec<Dependency>,
+}
+
+#[derive(Deserialize)]
+struct Dependency {
+    name: String,
+}
+
 type Crates = BTreeMap<String, BTreeSet<String>>;
 
 /// Every workspace crate with the project crates it uses, tests included.
 fn workspace() -> Crates {
-    let metadata = MetadataCommand::new()
-        .manifest_path(concat!(env!("CARGO_MANIFEST_DIR"), "/../Cargo.toml"))
-        .no_deps()
-        .other_options(["--offline".to_owned()])
-        .exec()
-        .expect("cargo metadata works");
+    let output = Command::new(env!("CARGO"))
+        .args(["metadata", "--format-version", "1", "--no-deps", "--offline", "--manifest-path"])
+        .arg(concat!(env!("CARGO_MANIFEST_DIR"), "/../Cargo.toml"))
+        .output()
+        .expect("cargo runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let metadata: Metadata = serde_json::from_slice(&output.stdout).expect("cargo metadata");
     let of_project = |name: &String| name.starts_with("exocell-");
-    metadata
-        .packages
-        .iter()
-        .map(|package| {
-            let used = package.dependencies.iter().map(|dependency| dependency.name.clone());
-            (package.name.to_string(), used.filter(of_project).collect())
-        })
-        .collect()
+    let used = |package: &Package| {
+        package.dependencies.iter().map(|used| used.name.clone()).filter(of_project).collect()
+    };
+    metadata.packages.iter().map(|package| (package.name.clone(), used(package))).collect()
 }
 
 /// What `crates` do that the layers do not allow.
