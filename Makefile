@@ -62,19 +62,20 @@ fuzz_flags += -Cllvm-args=-sanitizer-coverage-inline-8bit-counters
 fuzz_flags += -Cllvm-args=-sanitizer-coverage-pc-table
 fuzz_flags += -Cllvm-args=-sanitizer-coverage-trace-compares
 fuzz_flags += -Ccodegen-units=1 -Cdebug-assertions -Coverflow-checks
-fuzz_cargo := RUSTFLAGS="$(fuzz_flags)" cargo build --release --locked -p exocell-fuzz --features libfuzzer
-fuzz_cargo += --target $(static_target) --target-dir $(CARGO_TARGET_DIR)/fuzz
+fuzz_cargo := RUSTFLAGS="$(fuzz_flags)" cargo build --release --locked -p exocell-fuzz --bin fuzz
+fuzz_cargo += --features libfuzzer --target $(static_target) --target-dir $(CARGO_TARGET_DIR)/fuzz
 fuzz_bin := $(CARGO_TARGET_DIR)/fuzz/$(static_target)/release
 fuzz_corpus := $(EXOCELL_CACHE)/fuzz
 
 # SECONDS for each target; TARGET for one alone. What is found grows in the cache, and what
-# crashes lies there as crash-*: a seed to add, and a bug to mend.
+# crashes lies there as TARGET-crash-*: a seed to add, and a bug to mend.
 fuzz: SECONDS ?= 60
 fuzz:
 	scripts/setup --fuzz
+	cargo build --release --locked -p exocell-fuzz --bin fuzz-seeds
 	$(fuzz_cargo)
 	cd $$(mkdir -p $(fuzz_corpus) && realpath $(fuzz_corpus))
-	for target in $$($(fuzz_bin)/fuzz-seeds .); do
+	for target in $$($(release)/fuzz-seeds .); do
 		if [[ -n "$(TARGET)" && $$target != "$(TARGET)" ]]; then continue; fi
 		echo "fuzz: $$target for $(SECONDS) seconds"
 		EXOCELL_FUZZ_TARGET=$$target $(fuzz_bin)/fuzz -max_total_time=$(SECONDS) -timeout=30 \

@@ -13,7 +13,7 @@ use std::io::{Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use exocell_agent::client::{self, ClientError, ExecEvent};
@@ -25,6 +25,7 @@ use exocell_vmm::devices::{
 use exocell_vmm::jail::{self, IdentityMap, JailRoot, ThreadClass};
 use exocell_vmm::para::{DeviceSocket, GuestKernel, INITRAMFS_FILE, KERNEL_FILE, VirtioId};
 use exocell_xgate::{Live, Rights, Table};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{ForkResult, Pid, fork};
 
@@ -41,6 +42,8 @@ use crate::record::Status;
 const HELLO_TIMEOUT: Duration = Duration::from_secs(60);
 /// How long it may take to pass a signal on.
 const SIGNAL_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long a dead guest kernel's last words are waited for.
+const LAST_WORDS_MAX: Duration = Duration::from_millis(500);
 /// The console log keeps this much of the beginning.
 const CONSOLE_BYTES_MAX: usize = 256 << 10;
 /// The holder's name in the capability table.
@@ -53,6 +56,7 @@ pub(crate) struct Guest {
     exec: exocell_agent::Exec,
     stdio: bool,
     gone: Arc<(Mutex<bool>, Condvar)>,
+    console: ConsoleLog,
     requested: Instant,
 }
 
@@ -114,7 +118,7 @@ pub(crate) fn start(
 
     // Threads with a list of their own come first: what is started after the
     // main thread is restricted inherits its list.
-    let console = ConsoleLog::new()?;
+    let console = ConsoleLog::new(File::from(console_read))?;
     let (folders, listeners) = serve_folders(inheritance, plan.folders)?;
     let (hello, hellos) = channel();
     let devices = Devices::start(
@@ -127,11 +131,12 @@ pub(crate) fn start(
         hello,
     )?;
     jail::restrict_calls(ThreadClass::Control)?;
-    thread("console", move || console.pump(File::from(console_read)))?;
+    let pumped = console.clone();
+    thread("console", move || pumped.pump())?;
     let gone = Arc::new((Mutex::new(false), Condvar::new()));
     reap(kernel, shared.events.clone(), gone.clone())?;
     let patience = patience(deadline);
-    let boot_stream = await_hello(&hellos, &gone, patience)?;
+    let boot_stream = await_hello(&hellos, &gone, patience, &console)?;
     boot_stream
         .set_read_timeout(Some(patience))
         .map_err(CellError::host("cannot bound the wait for the guest"))?;
@@ -150,6 +155,7 @@ pub(crate) fn start(
         exec: plan.exec,
         stdio: plan.stdio,
         gone,
+        console,
         requested: inheritance.requested,
     })
 }
@@ -262,32 +268,69 @@ fn reap(
 
 /// The guest's console, from its standard error and its virtio console.
 #[derive(Clone)]
-struct ConsoleLog(Arc<Mutex<(File, usize)>>);
+struct ConsoleLog {
+    log: Arc<Mutex<(File, usize)>>,
+    /// Standard error of the guest kernel, and of all that it starts.
+    pipe: Arc<File>,
+}
 
 impl ConsoleLog {
-    fn new() -> Result<Self, CellError> {
+    fn new(pipe: File) -> Result<Self, CellError> {
         let file =
             File::create("console.log").map_err(CellError::host("cannot make console.log"))?;
-        Ok(Self(Arc::new(Mutex::new((file, CONSOLE_BYTES_MAX)))))
+        let log = Arc::new(Mutex::new((file, CONSOLE_BYTES_MAX)));
+        Ok(Self { log, pipe: Arc::new(pipe) })
     }
 
-    fn pump(mut self, mut from: File) {
+    fn lock(&self) -> MutexGuard<'_, (File, usize)> {
+        self.log.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Reads under the lock: what is not in the pipe is in the log.
+    fn pump(self) {
         let mut buffer = [0; 4096];
-        while let Ok(count @ 1..) = from.read(&mut buffer) {
-            let _ = self.write(&buffer[..count]);
+        loop {
+            self.is_readable(PollTimeout::NONE);
+            let mut log = self.lock();
+            match (&*self.pipe).read(&mut buffer) {
+                Ok(count @ 1..) => keep(&mut log, &buffer[..count]),
+                _ => return,
+            }
         }
     }
+
+    fn is_readable(&self, timeout: PollTimeout) -> bool {
+        let mut waited = [PollFd::new(self.pipe.as_fd(), PollFlags::POLLIN)];
+        // A pipe without writers is not readable, only hung up.
+        poll(&mut waited, timeout).is_ok()
+            && waited[0].revents().is_some_and(|events| events.contains(PollFlags::POLLIN))
+    }
+
+    /// Waits until a dead guest kernel's last words are in the log.
+    fn settle(&self) {
+        let until = Instant::now() + LAST_WORDS_MAX;
+        while Instant::now() < until {
+            let log = self.lock();
+            if !self.is_readable(PollTimeout::ZERO) {
+                return;
+            }
+            drop(log);
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+/// A full disk costs the console log, not the guest.
+fn keep((file, left): &mut (File, usize), bytes: &[u8]) {
+    let kept = bytes.len().min(*left);
+    *left -= kept;
+    let _ = file.write_all(&bytes[..kept]);
 }
 
 impl Write for ConsoleLog {
     /// Takes everything; keeps what fits.
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        let mut log = self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        let (file, left) = &mut *log;
-        let kept = bytes.len().min(*left);
-        *left -= kept;
-        // A full disk costs the console log, not the guest.
-        let _ = file.write_all(&bytes[..kept]);
+        keep(&mut self.lock(), bytes);
         Ok(bytes.len())
     }
 
@@ -448,6 +491,7 @@ fn await_hello(
     hellos: &Receiver<UnixStream>,
     gone: &(Mutex<bool>, Condvar),
     patience: Duration,
+    console: &ConsoleLog,
 ) -> Result<UnixStream, CellError> {
     let until = Instant::now() + patience;
     loop {
@@ -457,6 +501,7 @@ fn await_hello(
             Err(RecvTimeoutError::Timeout) => {}
         }
         if *gone.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) {
+            console.settle();
             return Err(CellError::Guest(format!("its kernel did not boot: {}", console_tail())));
         }
         if Instant::now() > until {
@@ -509,6 +554,7 @@ impl Guest {
         }
         let _ = nix::sys::signal::kill(self.kernel, nix::sys::signal::Signal::SIGKILL);
         self.is_gone(Duration::from_secs(10));
+        self.console.settle();
     }
 
     fn is_gone(&self, wait: Duration) -> bool {
