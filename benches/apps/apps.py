@@ -14,6 +14,8 @@ import sys
 import time
 
 FOLDER = "/dev/shm/apps-%d" % os.getpid()
+# Not every subject may write compiled modules: then none does.
+os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
 QUIET = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
 SMALL, LARGE = 100, 100_000
 SMALL_ROWS, BATCH_ROWS, LARGE_ROWS = 1000, 20_000, 200

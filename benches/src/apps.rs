@@ -58,32 +58,34 @@ fn list(exocell: &Exocell, root: &Path, folder: &Path) -> Command {
     Subject::Native.command(exocell, &start)
 }
 
-/// The image's files with the program in `/bench`, kept by the hash of both.
+/// The image's files, kept by the image's hash, with the program in `/bench`.
 fn prepare(exocell: &Exocell) -> Result<PathBuf, BenchError> {
     let image = exocell.call(&["image", "inspect", &exocell.image])?;
-    let hash = Sha256::new().chain_update(&image).chain_update(SCRIPT).finalize();
+    let hash = Sha256::digest(&image);
     let name: String = hash.iter().take(8).map(|byte| format!("{byte:02x}")).collect();
     let cache = exocell.cache();
     let root = cache.join(format!("files-{name}"));
-    if root.exists() {
-        return Ok(root);
+    if !root.exists() {
+        eprintln!("copying the files of {}, once", exocell.image);
+        fs::create_dir_all(&cache).map_err(BenchError::host(cache.display()))?;
+        let work = tempfile::tempdir_in(&cache).map_err(BenchError::host(cache.display()))?;
+        copy_files(exocell, work.path())?;
+        publish(work.path(), &root).map_err(BenchError::host(root.display()))?;
     }
-    eprintln!("copying the files of {}, once", exocell.image);
-    fs::create_dir_all(&cache).map_err(BenchError::host(cache.display()))?;
-    let work = tempfile::tempdir_in(&cache).map_err(BenchError::host(cache.display()))?;
-    copy_files(exocell, work.path())?;
-    let program = work.path().join("bench").join(PROGRAM);
-    let written = (|| {
-        for made in ["proc", "sys", "dev", "bench", "tmp"] {
-            fs::create_dir_all(work.path().join(made))?;
-        }
-        fs::write(&program, SCRIPT)?;
-        fs::set_permissions(&program, fs::Permissions::from_mode(0o755))?;
-        fs::set_permissions(work.path(), fs::Permissions::from_mode(0o755))?;
-        fs::rename(work.path(), &root)
-    })();
-    written.map_err(BenchError::host(root.display()))?;
+    let program = root.join("bench").join(PROGRAM);
+    fs::write(&program, SCRIPT)
+        .and_then(|()| fs::set_permissions(&program, fs::Permissions::from_mode(0o755)))
+        .map_err(BenchError::host(program.display()))?;
     Ok(root)
+}
+
+/// Adds the folders that subjects mount on, and moves the files to their place.
+fn publish(work: &Path, root: &Path) -> std::io::Result<()> {
+    for made in ["proc", "sys", "dev", "bench", "tmp"] {
+        fs::create_dir_all(work.join(made))?;
+    }
+    fs::set_permissions(work, fs::Permissions::from_mode(0o755))?;
+    fs::rename(work, root)
 }
 
 /// tar in a cell writes, tar here reads.
