@@ -88,7 +88,14 @@ const RARE: List = &[
     ),
     (
         &[GuestKernel],
-        &["clock_gettime", "clock_nanosleep", "nanosleep", "sched_yield", "ppoll"],
+        &[
+            "clock_gettime",
+            "clock_nanosleep",
+            "nanosleep",
+            "sched_yield",
+            "ppoll",
+            "restart_syscall",
+        ],
         "time and waits, by the host's vDSO and load",
     ),
     (&[GuestKernel], &["exit_group", "tgkill"], "a guest that powers off, a panic"),
