@@ -20,8 +20,11 @@ use crate::{CellError, Record};
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum ControlRequest {
-    /// Follow the cell's own program: output, input, its end.
-    Attach,
+    /// Follow the cell's own program: output, input, its end. First comes what
+    /// the log holds, if `replay` asks for it.
+    Attach {
+        replay: bool,
+    },
     /// A stream to the guest's agent.
     Connect,
     /// Send a signal to the cell's own program.

@@ -3,7 +3,8 @@
 //! `wait`) may lag behind for a while and is then cut off.
 
 use std::collections::VecDeque;
-use std::io::Write;
+use std::fs::File;
+use std::io::{Take, Write};
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -101,9 +102,11 @@ struct Queue {
 }
 
 impl Onlooker {
+    /// An onlooker at the other end of `stream`, who first hears what is in `logged`.
+    ///
     /// # Errors
     /// No thread could be started.
-    pub fn new(stream: UnixStream) -> Result<Self, CellError> {
+    pub fn new(stream: UnixStream, logged: Vec<Take<File>>) -> Result<Self, CellError> {
         let queue = Queue {
             waiting: VecDeque::new(),
             bytes: 0,
@@ -113,7 +116,7 @@ impl Onlooker {
         };
         let queue = Arc::new(Shared { queue: Mutex::new(queue), changed: Condvar::new() });
         let worker = queue.clone();
-        thread("follower", move || worker.work_off(stream))?;
+        thread("follower", move || worker.work_off(stream, logged))?;
         Ok(Self { queue })
     }
 
@@ -187,7 +190,11 @@ impl Shared {
 
     /// The follower's thread: writes what waits until the stream or the
     /// program ends.
-    fn work_off(&self, mut stream: UnixStream) {
+    fn work_off(&self, mut stream: UnixStream, logged: Vec<Take<File>>) {
+        for mut part in logged {
+            let heard = std::io::copy(&mut part, &mut stream).is_ok();
+            self.lock().gone |= !heard;
+        }
         while let Some(frames) = self.next() {
             let heard = stream.write_all(&frames).is_ok();
             let mut queue = self.lock();

@@ -1,7 +1,7 @@
 //! What a cell's program writes: to the log, and to whoever is attached.
 
 use std::fs::File;
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -35,7 +35,7 @@ struct Inner {
 impl Output {
     /// An outlet that logs to `log` in the working directory, for `operator`.
     pub fn new(operator: UnixStream) -> io::Result<Self> {
-        let log = Log { file: File::create("log")?, bytes: 0 };
+        let log = Log { file: File::create("log")?, bytes: 0, rotated: false, ended: false };
         let attached = vec![Arc::new(Follower::Operator(Mutex::new(operator)))];
         let inner = Inner { log, attached, started: None, ended: false };
         Ok(Self { inner: Arc::new(Mutex::new(inner)) })
@@ -46,13 +46,15 @@ impl Output {
         self.inner.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// Adds an onlooker, unless there are too many or the program is over.
-    pub(crate) fn attach(&self, stream: UnixStream) -> Option<Arc<Follower>> {
+    /// Adds an onlooker, unless there are too many or the program is over. It
+    /// hears what was logged so far, if `replay`, and all that is written later.
+    pub(crate) fn attach(&self, stream: UnixStream, replay: bool) -> Option<Arc<Follower>> {
         let mut inner = self.lock();
         if inner.ended || inner.attached.len() >= ATTACHED_MAX {
             return None;
         }
-        let follower = Arc::new(Follower::Onlooker(Onlooker::new(stream).ok()?));
+        let logged = if replay { inner.log.so_far().ok()? } else { Vec::new() };
+        let follower = Arc::new(Follower::Onlooker(Onlooker::new(stream, logged).ok()?));
         if let Some(guest_pid) = inner.started {
             follower.take(&reply_frame(&Reply::Started { guest_pid }));
         }
@@ -67,21 +69,28 @@ impl Output {
     }
 
     pub fn started(&self, guest_pid: u32) {
-        self.lock().started = Some(guest_pid);
-        self.tell(&reply_frame(&Reply::Started { guest_pid }));
+        let attached = {
+            let mut inner = self.lock();
+            inner.started = Some(guest_pid);
+            inner.attached.clone()
+        };
+        self.tell(attached, &reply_frame(&Reply::Started { guest_pid }));
     }
 
     /// Output of the program: `kind` is `Stdout` or `Stderr`.
     pub fn write(&self, kind: Kind, bytes: &[u8]) {
         let frames = frames(kind, bytes);
-        // A full disk must not stop the program: the log ends, the rest goes on.
-        let _ = self.lock().log.write(&frames);
-        self.tell(&frames);
+        // One lock for both: who attaches later finds these bytes in the log.
+        let attached = {
+            let mut inner = self.lock();
+            inner.log.write(&frames);
+            inner.attached.clone()
+        };
+        self.tell(attached, &frames);
     }
 
     /// Not under the lock: the operator may take its time.
-    fn tell(&self, frames: &Frames) {
-        let attached = self.lock().attached.clone();
+    fn tell(&self, attached: Vec<Arc<Follower>>, frames: &Frames) {
         for follower in attached {
             if !follower.take(frames) {
                 self.lock().attached.retain(|other| !Arc::ptr_eq(other, &follower));
@@ -109,16 +118,39 @@ impl Output {
 struct Log {
     file: File,
     bytes: u64,
+    /// There is an older file too.
+    rotated: bool,
+    /// A write failed, perhaps halfway: nothing may come after it.
+    ended: bool,
 }
 
 impl Log {
-    fn write(&mut self, frames: &[u8]) -> io::Result<()> {
+    /// A full disk must not stop the program: the log ends, the rest goes on.
+    fn write(&mut self, frames: &[u8]) {
+        if !self.ended {
+            self.ended = self.append(frames).is_err();
+        }
+    }
+
+    fn append(&mut self, frames: &[u8]) -> io::Result<()> {
         if self.bytes > LOG_BYTES_MAX {
             std::fs::rename("log", "log.old")?;
-            *self = Self { file: File::create("log")?, bytes: 0 };
+            (self.bytes, self.rotated) = (0, true);
+            self.file = File::create("log")?;
         }
+        self.file.write_all(frames)?;
         self.bytes += frames.len() as u64;
-        self.file.write_all(frames)
+        Ok(())
+    }
+
+    /// The frames written until now, in order; later ones are cut off.
+    fn so_far(&self) -> io::Result<Vec<io::Take<File>>> {
+        let mut parts = Vec::new();
+        if self.rotated {
+            parts.push(File::open("log.old")?.take(u64::MAX));
+        }
+        parts.push(File::open("log")?.take(self.bytes));
+        Ok(parts)
     }
 }
 

@@ -79,7 +79,7 @@ fn answer(shared: &Shared, services: &dyn Services, stream: UnixStream) {
         Err(message) => ControlReply::Failed { message },
     };
     match request {
-        ControlRequest::Attach => attach(shared, &stream),
+        ControlRequest::Attach { replay } => attach(shared, &stream, replay),
         ControlRequest::Connect => match services.connect() {
             Ok(guest) => {
                 reply(&ControlReply::Stream);
@@ -102,10 +102,10 @@ fn answer(shared: &Shared, services: &dyn Services, stream: UnixStream) {
     }
 }
 
-fn attach(shared: &Shared, stream: &UnixStream) {
+fn attach(shared: &Shared, stream: &UnixStream, replay: bool) {
     let (Ok(follower), Ok(source)) = (stream.try_clone(), stream.try_clone()) else { return };
     if FrameWriter::new(stream).write_json(Kind::Reply, &ControlReply::Done).is_ok()
-        && let Some(follower) = shared.output.attach(follower)
+        && let Some(follower) = shared.output.attach(follower, replay)
     {
         forward_input(shared, source);
         shared.output.detach(&follower);

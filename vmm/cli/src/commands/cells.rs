@@ -87,11 +87,9 @@ pub fn logs(layout: &Layout, args: &LogsArgs) -> Result<u8, CellError> {
             .map_err(CellError::host("cannot write the console out"))?;
         return Ok(0);
     }
-    let (mut stdout, mut stderr) = (std::io::stdout(), std::io::stderr());
     if args.follow && status.state == State::Running {
         let client = Client::connect(&record)?;
-        client.ask(&ControlRequest::Attach)?;
-        output::replay_log(record.directory(), &mut stdout, &mut stderr)?;
+        client.ask(&ControlRequest::Attach { replay: true })?;
         return match session::watch(&client.into_stream())? {
             Outcome::Exited(_) => Ok(0),
             Outcome::Lost => Err(CellError::Guest(format!(
@@ -100,7 +98,7 @@ pub fn logs(layout: &Layout, args: &LogsArgs) -> Result<u8, CellError> {
             ))),
         };
     }
-    output::replay_log(record.directory(), &mut stdout, &mut stderr)?;
+    output::replay_log(record.directory(), &mut std::io::stdout(), &mut std::io::stderr())?;
     Ok(0)
 }
 
@@ -166,7 +164,7 @@ pub fn wait(layout: &Layout, args: &WaitArgs) -> Result<u8, CellError> {
 /// leaves no other trace of it. `None`: the cell takes no follower now.
 fn hear_end(record: &Record) -> Option<u8> {
     let client = Client::connect(record).ok()?;
-    client.ask(&ControlRequest::Attach).ok()?;
+    client.ask(&ControlRequest::Attach { replay: false }).ok()?;
     match session::await_end(&client.into_stream()) {
         Ok(Outcome::Exited(code)) => Some(code),
         Ok(Outcome::Lost) => Some(128 + Signal::SIGKILL as u8),
