@@ -1,11 +1,18 @@
 //! From bytes to a module that may run: everything that is checked once.
 
-use crate::hostcalls;
+use crate::cache::Cache;
+use crate::call::Function;
+use crate::engine::Host;
 use crate::imports::{Import, MODULE};
 use crate::isolate::State;
+use crate::policy::{Metering, Policy};
+use crate::preempt::CodeMap;
 use crate::scan::{self, ModuleLimits, Shape};
+use crate::start;
 use exocell_xgate::CapabilitySet;
-use wasmtime::{Config, Engine, InstancePre, Linker, Module};
+use std::borrow::Cow;
+use std::sync::{Arc, OnceLock};
+use wasmtime::{Engine, InstancePre, Module, ModuleExport};
 
 /// Why a module is refused. Nothing of it has run.
 #[derive(Debug, thiserror::Error)]
@@ -63,6 +70,18 @@ pub enum AdmissionError {
     /// There is nothing to call.
     #[error("this Wasm module exports no function `_start`; only commands can be run")]
     NoStart,
+    /// It exports no such function, or one with types that no caller can pass.
+    #[error("this Wasm module exports no function `{name}` over numbers")]
+    NoFunction {
+        /// The name that was asked for.
+        name: String,
+    },
+    /// It belongs to somebody else.
+    #[error("this Wasm module belongs to another tenant than {tenant}")]
+    NotOwner {
+        /// Who asked.
+        tenant: String,
+    },
     /// The engine could not be set up: the host's fault.
     #[error("cannot set up the Wasm engine: {message}")]
     Engine {
@@ -88,32 +107,24 @@ pub struct Requirement {
     pub import: Option<&'static Import>,
 }
 
-/// Longest stack of Wasm frames, in bytes. It fits the 2 MiB stack of a Rust thread.
-const STACK_BYTES: usize = 1 << 20;
-
-/// Admits modules. Compiling uses the calling thread only.
+/// Admits modules: one for a process. Compiling uses the calling thread only.
 pub struct Admission {
-    engine: Engine,
-    limits: ModuleLimits,
+    policy: Policy,
+    cache: Option<Cache>,
+    hosts: [OnceLock<Arc<Host>>; Metering::ALL.len()],
 }
 
 impl Admission {
-    /// Sets up an engine for isolates under `caps`.
-    ///
-    /// # Errors
-    /// [`AdmissionError::Engine`].
-    pub fn new(caps: &CapabilitySet, limits: ModuleLimits) -> Result<Self, AdmissionError> {
-        let mut config = Config::new();
-        config
-            .epoch_interruption(true)
-            .consume_fuel(caps.fuel().is_some())
-            .max_wasm_stack(STACK_BYTES)
-            .parallel_compilation(false)
-            // No copy-on-write image: it would need a memory file made inside the jail.
-            .memory_init_cow(false);
-        let engine = Engine::new(&config)
-            .map_err(|error| AdmissionError::Engine { message: format!("{error:#}") })?;
-        Ok(Self { engine, limits })
+    /// Sets up admission under `policy`. Engines are made when the first module needs them.
+    #[must_use]
+    pub fn new(policy: Policy) -> Self {
+        Self { policy, cache: None, hosts: Default::default() }
+    }
+
+    /// The same with compiled modules kept on disk.
+    #[must_use]
+    pub fn with_cache(self, cache: Cache) -> Self {
+        Self { cache: Some(cache), ..self }
     }
 
     /// What a module imports and what that needs, without compiling it.
@@ -133,36 +144,131 @@ impl Admission {
         Ok(imports.into_iter().map(resolve).collect())
     }
 
-    /// Admits a module, binary or text, under `caps`: size and structure, imports, validation,
-    /// compilation, in this order.
+    /// Admits a command, binary or text, under `caps`: size and structure, imports, validation,
+    /// compilation, in this order. It is metered by fuel if that is granted, else by time.
     ///
     /// # Errors
     /// [`AdmissionError`] names the first thing that is wrong.
     pub fn admit(&self, bytes: &[u8], caps: &CapabilitySet) -> Result<Admitted, AdmissionError> {
-        let binary = scan::binary(bytes, &self.limits)?;
-        let shape = scan::scan(&binary, &self.limits)?;
-        check(&shape, caps)?;
-        let module = Module::from_binary(&self.engine, &binary)
-            .map_err(|error| AdmissionError::Compile { message: format!("{error:#}") })?;
-        let linker = self.linker()?;
-        let module = linker
-            .instantiate_pre(&module)
-            .map_err(|error| AdmissionError::ImportType { message: format!("{error:#}") })?;
-        Ok(Admitted { module })
+        let metering = if caps.fuel().is_some() { Metering::Fuel } else { Metering::Time };
+        let admitted = self.admit_for("", bytes, caps, metering)?;
+        match admitted.0.command {
+            Some(_) => Ok(admitted),
+            None => Err(AdmissionError::NoStart),
+        }
     }
 
-    fn linker(&self) -> Result<Linker<State>, AdmissionError> {
-        let mut linker = Linker::new(&self.engine);
-        hostcalls::link(&mut linker)
-            .map_err(|error| AdmissionError::Engine { message: format!("{error:#}") })?;
-        Ok(linker)
+    /// Admits a module of `owner`, a command or not, with a metering mode of choice.
+    ///
+    /// # Errors
+    /// [`AdmissionError`] names the first thing that is wrong.
+    pub fn admit_for(
+        &self,
+        owner: &str,
+        bytes: &[u8],
+        caps: &CapabilitySet,
+        metering: Metering,
+    ) -> Result<Admitted, AdmissionError> {
+        let limits = &self.policy.modules;
+        let binary = scan::binary(bytes, limits)?;
+        let shape = scan::scan(&binary, limits)?;
+        check(&shape, caps)?;
+        let binary = match shape.start {
+            Some(_) => Cow::Owned(start::exported(&binary)?),
+            None => binary,
+        };
+        let host = self.host(metering)?;
+        let module = self.compile(&host.engine, &binary)?;
+        self.link(owner, host, &module, &shape)
+    }
+
+    fn compile(&self, engine: &Engine, binary: &[u8]) -> Result<Module, AdmissionError> {
+        if let Some(module) = self.cache.as_ref().and_then(|cache| cache.load(engine, binary)) {
+            return Ok(module);
+        }
+        let module = Module::from_binary(engine, binary)
+            .map_err(|error| AdmissionError::Compile { message: format!("{error:#}") })?;
+        if let Some(cache) = &self.cache {
+            cache.store(engine, binary, &module);
+        }
+        Ok(module)
+    }
+
+    fn link(
+        &self,
+        owner: &str,
+        host: &Arc<Host>,
+        module: &Module,
+        shape: &Shape,
+    ) -> Result<Admitted, AdmissionError> {
+        let instance = host
+            .linker
+            .instantiate_pre(module)
+            .map_err(|error| AdmissionError::ImportType { message: format!("{error:#}") })?;
+        let export = |name| module.get_export_index(name);
+        Ok(Admitted(Arc::new(AdmittedModule {
+            instance,
+            host: Arc::clone(host),
+            code: Arc::new(CodeMap::new(module, &host.hook)),
+            owner: owner.to_owned(),
+            start: export(start::EXPORT),
+            command: if shape.has_start { export("_start") } else { None },
+            uses_host: !shape.imports.is_empty(),
+        })))
+    }
+
+    fn host(&self, metering: Metering) -> Result<&Arc<Host>, AdmissionError> {
+        let cell = &self.hosts[metering as usize];
+        if let Some(host) = cell.get() {
+            return Ok(host);
+        }
+        let host = Arc::new(Host::new(&self.policy, metering)?);
+        Ok(cell.get_or_init(|| host))
     }
 }
 
-/// A module that passed admission, linked and not yet instantiated.
+/// A module that passed admission, linked and not yet instantiated. Clones are the same module.
 #[derive(Clone)]
-pub struct Admitted {
-    pub(crate) module: InstancePre<State>,
+pub struct Admitted(pub(crate) Arc<AdmittedModule>);
+
+pub(crate) struct AdmittedModule {
+    pub instance: InstancePre<State>,
+    pub host: Arc<Host>,
+    pub code: Arc<CodeMap>,
+    pub owner: String,
+    /// What the module's start section named.
+    pub start: Option<ModuleExport>,
+    /// `_start`.
+    pub command: Option<ModuleExport>,
+    /// Whether it imports any host function.
+    pub uses_host: bool,
+}
+
+impl AdmittedModule {
+    /// The engine whose epoch the code looks at, if it does.
+    pub fn epochs(&self) -> Option<Engine> {
+        (self.host.metering == Metering::Epoch).then(|| self.host.engine.clone())
+    }
+}
+
+impl Admitted {
+    /// Who brought it; empty for a command that nobody else can name.
+    #[must_use]
+    pub fn owner(&self) -> &str {
+        &self.0.owner
+    }
+
+    /// An exported function that `tenant` may call.
+    ///
+    /// # Errors
+    /// [`AdmissionError::NotOwner`], [`AdmissionError::NoFunction`].
+    pub fn function(&self, tenant: &str, name: &str) -> Result<Function, AdmissionError> {
+        if tenant != self.0.owner {
+            return Err(AdmissionError::NotOwner { tenant: tenant.to_owned() });
+        }
+        Function::find(self, name)
+            .ok_or_else(|| AdmissionError::NoFunction { name: name.to_owned() })
+    }
 }
 
 fn check(shape: &Shape, caps: &CapabilitySet) -> Result<(), AdmissionError> {
@@ -175,5 +281,5 @@ fn check(shape: &Shape, caps: &CapabilitySet) -> Result<(), AdmissionError> {
             return Err(AdmissionError::NotGranted { name: import.name, needs });
         }
     }
-    if shape.has_start { Ok(()) } else { Err(AdmissionError::NoStart) }
+    Ok(())
 }

@@ -3,9 +3,11 @@
 //! ```text
 //! running --stop(cause), the first one counts--> ended(cause)
 //! ```
-//! Wasm code notices at its next loop or call (epoch check); a hostcall that waits is woken.
+//! Running code is interrupted by a signal ([`crate::preempt`]) or notices at its next loop or
+//! call (epoch check); a hostcall that waits is woken.
 
-use std::sync::atomic::{AtomicU8, Ordering};
+use crate::preempt::{self, CodeMap, Guest};
+use std::sync::atomic::{AtomicI32, AtomicU8, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -22,6 +24,8 @@ pub enum Cause {
     Revoked = 2,
     /// Somebody asked for it.
     Stopped = 3,
+    /// Its CPU time was used up.
+    CpuTime = 4,
 }
 
 /// Ends an isolate; clones end the same one, from any thread.
@@ -31,7 +35,11 @@ pub struct Stopper(Arc<Ending>);
 struct Ending {
     cause: AtomicU8,
     woken: Notify,
-    engine: Engine,
+    guest: Option<Guest>,
+    /// The thread that runs the guest, 0 when none does.
+    thread: AtomicI32,
+    /// Whose epoch running code looks at, if it does.
+    epochs: Option<Engine>,
     /// Whether the isolate is done, so that the watch may go.
     done: Mutex<bool>,
     changed: Condvar,
@@ -42,12 +50,18 @@ struct Ending {
 #[error("the isolate was ended from outside")]
 pub(crate) struct Ended;
 
+/// How often the watch interrupts an isolate that was ended and is still in a host function.
+const KICK_INTERVAL: Duration = Duration::from_millis(1);
+
 impl Stopper {
-    pub(crate) fn new(engine: &Engine) -> Self {
+    /// For a guest that runs `code`; `epochs` if it looks at that engine's epoch.
+    pub(crate) fn new(code: Option<Arc<CodeMap>>, epochs: Option<Engine>) -> Self {
         Self(Arc::new(Ending {
             cause: AtomicU8::new(0),
             woken: Notify::new(),
-            engine: engine.clone(),
+            guest: code.map(Guest::new),
+            thread: AtomicI32::new(0),
+            epochs,
             done: Mutex::new(false),
             changed: Condvar::new(),
         }))
@@ -57,9 +71,37 @@ impl Stopper {
     pub fn stop(&self, cause: Cause) {
         let first =
             self.0.cause.compare_exchange(0, cause as u8, Ordering::AcqRel, Ordering::Acquire);
-        if first.is_ok() {
-            self.0.woken.notify_one();
-            self.0.engine.increment_epoch();
+        if first.is_err() {
+            return;
+        }
+        self.0.woken.notify_one();
+        if let Some(engine) = &self.0.epochs {
+            engine.increment_epoch();
+        }
+        if let Some(guest) = &self.0.guest {
+            guest.want();
+            self.kick();
+        }
+        // The watch goes on interrupting from here; it must not miss this between its look at
+        // the cause and its wait.
+        drop(self.0.done.lock());
+        self.0.changed.notify_all();
+    }
+
+    /// Ends the guest's turn at `due_ns` of CLOCK_MONOTONIC; with a signal if that is over.
+    pub(crate) fn hurry(&self, due_ns: u64) {
+        if let Some(guest) = &self.0.guest {
+            guest.hurry(due_ns);
+            if preempt::now_ns() >= due_ns {
+                self.kick();
+            }
+        }
+    }
+
+    fn kick(&self) {
+        match self.0.thread.load(Ordering::Acquire) {
+            0 => {}
+            thread => preempt::kick(thread),
         }
     }
 
@@ -70,42 +112,82 @@ impl Stopper {
             1 => Some(Cause::Deadline),
             2 => Some(Cause::Revoked),
             3 => Some(Cause::Stopped),
+            4 => Some(Cause::CpuTime),
             _ => None,
         }
     }
 
-    /// Does `work` unless the isolate is or gets ended.
-    pub(crate) async fn unless_ended<T>(&self, work: impl Future<Output = T>) -> Result<T, Ended> {
-        if self.cause().is_some() {
+    pub(crate) fn is_over(&self) -> bool {
+        self.0.cause.load(Ordering::Acquire) != 0
+    }
+
+    pub(crate) fn guest(&self) -> Option<&Guest> {
+        self.0.guest.as_ref()
+    }
+
+    /// Says which thread runs the guest from now on; 0 for none.
+    pub(crate) fn runs_on(&self, thread: i32) {
+        self.0.thread.store(thread, Ordering::Release);
+    }
+
+    /// Does `work` unless the isolate is or gets ended, by `deadline` at the latest.
+    pub(crate) async fn unless_ended<T>(
+        &self,
+        deadline: Option<Instant>,
+        work: impl Future<Output = T>,
+    ) -> Result<T, Ended> {
+        if self.is_over() {
             return Err(Ended);
         }
         tokio::select! {
             biased;
             () = self.0.woken.notified() => Err(Ended),
             result = work => Ok(result),
+            () = at(deadline) => {
+                self.stop(Cause::Deadline);
+                Err(Ended)
+            }
         }
     }
 
-    /// Starts the thread that ends the isolate after `limit`.
-    pub(crate) fn watch(&self, limit: Duration) -> std::io::Result<Watch> {
+    /// Starts the thread that ends the isolate after `limit`, and sees to it that an ended one
+    /// leaves the CPU.
+    pub(crate) fn watch(&self, limit: Option<Duration>) -> std::io::Result<Watch> {
         let stopper = self.clone();
-        let end = Instant::now().checked_add(limit);
-        let body = move || stopper.sleep_until(end);
+        let end = limit.and_then(|limit| Instant::now().checked_add(limit));
+        let body = move || stopper.watch_until(end);
         let thread = thread::Builder::new().name("deadline".to_owned()).spawn(body)?;
         Ok(Watch { stopper: self.clone(), thread: Some(thread) })
     }
 
-    fn sleep_until(&self, end: Option<Instant>) {
+    fn watch_until(&self, end: Option<Instant>) {
         let mut done = self.0.done.lock().unwrap_or_else(PoisonError::into_inner);
         while !*done {
-            let left =
-                end.map_or(Duration::MAX, |end| end.saturating_duration_since(Instant::now()));
-            if left.is_zero() {
-                return self.stop(Cause::Deadline);
+            let left = end.map(|end| end.saturating_duration_since(Instant::now()));
+            let wait = match (self.is_over(), left) {
+                (true, _) => KICK_INTERVAL,
+                (false, Some(Duration::ZERO)) => {
+                    drop(done);
+                    self.stop(Cause::Deadline);
+                    done = self.0.done.lock().unwrap_or_else(PoisonError::into_inner);
+                    continue;
+                }
+                (false, left) => left.unwrap_or(Duration::MAX),
+            };
+            if self.is_over() {
+                self.kick();
             }
-            let wait = self.0.changed.wait_timeout(done, left);
-            done = wait.unwrap_or_else(PoisonError::into_inner).0;
+            let waited = self.0.changed.wait_timeout(done, wait);
+            done = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
+    }
+}
+
+/// Waits until then; for ever without a time.
+async fn at(deadline: Option<Instant>) {
+    match deadline {
+        Some(deadline) => tokio::time::sleep_until(deadline.into()).await,
+        None => std::future::pending().await,
     }
 }
 

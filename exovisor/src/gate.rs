@@ -10,7 +10,8 @@ pub(crate) const NOTCAPABLE: i32 = 76;
 const SUCCESS: i32 = 0;
 const STREAMS: std::ops::Range<u32> = 0..3;
 
-/// Tested before every hostcall.
+/// Tested before every hostcall. The default permits only what needs no capability.
+#[derive(Default)]
 pub(crate) struct Gate {
     /// Tokens of the kinds that are not reached through a descriptor.
     kinds: BTreeMap<Kind, Live>,

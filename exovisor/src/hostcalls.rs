@@ -17,19 +17,21 @@ use wiggle::GuestMemory;
 macro_rules! hostcalls {
     ($linker:ident: $($mode:ident $name:ident($($arg:ident $type:ty),*);)*) => {$({
         let import = find(stringify!($name))?;
-        let call = move |mut caller: Caller<'_, State>, $($arg: $type),*| -> Result<i32> {
-            let arguments: &[i64] = &[$(i64::from($arg)),*];
-            if !caller.data().gate.permits(import, arguments) {
-                return Ok(NOTCAPABLE);
-            }
-            let (mut memory, state) = enter(&mut caller)?;
-            let State { wasi, runtime, stopper, .. } = &mut *state;
-            let work = async { hostcalls!(@$mode $name(wasi, &mut memory, $($arg),*)) };
-            let errno = runtime.block_on(stopper.unless_ended(work)).map_err(ended)??;
-            state.gate.settle(import, arguments, errno, &memory);
-            Ok(errno)
-        };
-        $linker.func_wrap(MODULE, stringify!($name), call)?;
+        $linker.func_wrap_async(MODULE, stringify!($name), move |mut caller: Caller<'_, State>, ($($arg,)*): ($($type,)*)| {
+            Box::new(async move {
+                let arguments: &[i64] = &[$(i64::from($arg)),*];
+                if !caller.data().gate.permits(import, arguments) {
+                    return Ok(NOTCAPABLE);
+                }
+                let (mut memory, state) = enter(&mut caller)?;
+                let State { wasi, stopper, deadline, .. } = &mut *state;
+                let wasi = wasi.as_deref_mut().ok_or_else(no_context)?;
+                let work = async { hostcalls!(@$mode $name(wasi, &mut memory, $($arg),*)) };
+                let errno = stopper.unless_ended(*deadline, work).await.map_err(ended)??;
+                state.gate.settle(import, arguments, errno, &memory);
+                Ok::<i32, wasmtime::Error>(errno)
+            })
+        })?;
     })*};
     (@quick $name:ident $arguments:tt) => { p1::$name $arguments };
     (@waits $name:ident $arguments:tt) => { p1::$name $arguments.await };
@@ -117,6 +119,10 @@ fn ended(ended: Ended) -> wasmtime::Error {
     wasmtime::Error::new(ended)
 }
 
+fn no_context() -> wasmtime::Error {
+    format_err!("the isolate was made without host functions")
+}
+
 /// Borrows the guest's memory and the host's state side by side.
 fn enter<'a>(caller: &'a mut Caller<'_, State>) -> Result<(GuestMemory<'a>, &'a mut State)> {
     let Some(Extern::Memory(memory)) = caller.get_export("memory") else {
@@ -125,6 +131,8 @@ fn enter<'a>(caller: &'a mut Caller<'_, State>) -> Result<(GuestMemory<'a>, &'a 
     // Bounds what one call may make the host allocate (wasmtime, Store::set_hostcall_fuel).
     let fuel = caller.as_context_mut().hostcall_fuel();
     let (memory, state) = memory.data_and_store_mut(caller);
-    state.wasi.set_hostcall_fuel(fuel);
+    if let Some(wasi) = &mut state.wasi {
+        wasi.set_hostcall_fuel(fuel);
+    }
     Ok((GuestMemory::Unshared(memory), state))
 }

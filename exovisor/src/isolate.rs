@@ -1,25 +1,40 @@
 //! One run of an admitted module.
 
 use crate::admission::Admitted;
+use crate::call::{self, Function};
 use crate::ending::{Cause, Stopper};
 use crate::gate::Gate;
 use crate::limits::Limits;
+use crate::preempt::{self, Allowance, Turn};
 use crate::stdio::Stream;
 use exocell_xgate::{Capability, Handle, Kind, Live, Rights, Scope, Table, format_bytes};
+use std::future::poll_fn;
 use std::os::fd::OwnedFd;
-use std::time::Duration;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 use tokio::runtime::Runtime;
-use wasmtime::{InstancePre, Store, Trap, UpdateDeadline};
+use wasmtime::{Engine, Store};
 use wasmtime_wasi::p1::WasiP1Ctx;
-use wasmtime_wasi::{FsPerms, I32Exit, WasiCtxBuilder};
+use wasmtime_wasi::{FsPerms, WasiCtxBuilder};
 
 /// What the host keeps for one isolate.
 pub(crate) struct State {
-    pub wasi: WasiP1Ctx,
+    /// `None` if the module imports nothing.
+    pub wasi: Option<Box<WasiP1Ctx>>,
     pub gate: Gate,
-    pub runtime: Runtime,
     pub stopper: Stopper,
     pub limits: Limits,
+    /// When a hostcall that waits is ended, unless a watch sees to it.
+    pub deadline: Option<Instant>,
+}
+
+impl State {
+    /// For an instance that no tenant sees.
+    pub fn detached(engine: &Engine) -> Self {
+        let stopper = Stopper::new(None, Some(engine.clone()));
+        Self { wasi: None, gate: Gate::default(), stopper, limits: Limits::new(0), deadline: None }
+    }
 }
 
 /// What a run is given beside its capabilities.
@@ -62,6 +77,9 @@ pub enum PrepareError {
     /// A stream or the event loop cannot be set up.
     #[error("cannot set up the isolate's streams: {0}")]
     Host(#[from] std::io::Error),
+    /// There is nothing to call.
+    #[error("this Wasm module exports no function `_start`; only commands can be run")]
+    NoStart,
     /// The engine refuses the fuel or the store.
     #[error("cannot set up the isolate: {message}")]
     Engine {
@@ -115,6 +133,7 @@ impl Outcome {
             }
             Self::Ended(Cause::Revoked) => Some("a capability it needs was revoked".to_owned()),
             Self::Ended(Cause::Stopped) => Some("it was stopped".to_owned()),
+            Self::Ended(Cause::CpuTime) => Some("its CPU time is used up".to_owned()),
         }
     }
 }
@@ -151,12 +170,18 @@ impl Isolate {
         }
         let handles: Vec<Handle> = held.iter().map(|(handle, _)| *handle).collect();
         let gate = Gate::new(table, &handles, &folders);
-        let stopper = Stopper::new(admitted.module.module().engine());
-        let wasi = wasi.build_p1();
-        let state = State { wasi, gate, runtime, stopper, limits: Limits::new(memory) };
-        let store = store(admitted.module.module().engine(), state, quota(Kind::Fuel))?;
+        let module = &admitted.0;
+        let command = Function::find(admitted, "_start").ok_or(PrepareError::NoStart)?;
+        let stopper = Stopper::new(Some(Arc::clone(&module.code)), module.epochs());
+        let wasi = Some(Box::new(wasi.build_p1()));
+        let limits = Limits::new(memory);
+        let state = State { wasi, gate, stopper, limits, deadline: None };
+        let refused = |error| PrepareError::Engine { message: format!("{error:#}") };
+        let fuel = quota(Kind::Fuel).unwrap_or(0);
+        let store = call::store(module, state, fuel).map_err(refused)?;
         let deadline = quota(Kind::Time).map(Duration::from_nanos);
-        Ok(Ready { module: admitted.module.clone(), store, deadline })
+        preempt::install()?;
+        Ok(Ready { command, store, runtime, deadline })
     }
 }
 
@@ -200,31 +225,11 @@ fn open_folders(
     Ok(tokens)
 }
 
-fn store(
-    engine: &wasmtime::Engine,
-    state: State,
-    fuel: Option<u64>,
-) -> Result<Store<State>, PrepareError> {
-    let stopper = state.stopper.clone();
-    let mut store = Store::new(engine, state);
-    store.limiter(|state| &mut state.limits);
-    if let Some(fuel) = fuel {
-        let refused = |error| PrepareError::Engine { message: format!("{error:#}") };
-        store.set_fuel(fuel).map_err(refused)?;
-    }
-    // The epoch is the engine's: others' ends advance it too.
-    store.epoch_deadline_callback(move |_| match stopper.cause() {
-        Some(_) => Ok(UpdateDeadline::Interrupt),
-        None => Ok(UpdateDeadline::Continue(1)),
-    });
-    store.set_epoch_deadline(1);
-    Ok(store)
-}
-
 /// An isolate with everything open. The caller enters its jail, then calls [`Ready::run`].
 pub struct Ready {
-    module: InstancePre<State>,
+    command: Function,
     store: Store<State>,
+    runtime: Runtime,
     deadline: Option<Duration>,
 }
 
@@ -239,43 +244,38 @@ impl Ready {
     #[must_use]
     pub fn run(mut self) -> Outcome {
         let stopper = self.stopper();
-        let watch = match self.deadline.map(|limit| stopper.watch(limit)).transpose() {
+        let watch = match stopper.watch(self.deadline) {
             Ok(watch) => watch,
             Err(error) => return Outcome::Trap(format!("cannot watch the deadline: {error}")),
         };
         let result = match stopper.cause() {
             Some(cause) => return Outcome::Ended(cause),
-            None => self.call(),
+            None => self.call(&stopper),
         };
         drop(watch);
         match result {
             Ok(()) => Outcome::Exited(0),
-            Err(error) => self.outcome(&error),
+            Err(error) => call::outcome(self.store.data(), &error),
         }
     }
 
-    fn call(&mut self) -> wasmtime::Result<()> {
-        let instance = self.module.instantiate(&mut self.store)?;
-        let start = instance.get_typed_func::<(), ()>(&mut self.store, "_start")?;
-        start.call(&mut self.store, ())
-    }
-
-    fn outcome(&self, error: &wasmtime::Error) -> Outcome {
-        let State { stopper, limits, .. } = self.store.data();
-        if let Some(exit) = error.downcast_ref::<I32Exit>() {
-            return Outcome::Exited(exit.0);
-        }
-        if let Some(cause) = stopper.cause() {
-            return Outcome::Ended(cause);
-        }
-        match error.downcast_ref::<Trap>() {
-            Some(Trap::OutOfFuel) => Outcome::OutOfFuel,
-            // A program that cannot grow aborts; libc does it with `unreachable`.
-            Some(Trap::UnreachableCodeReached) | None if limits.refused() => {
-                Outcome::OutOfMemory { limit: limits.bytes_max() }
+    fn call(&mut self, stopper: &Stopper) -> wasmtime::Result<()> {
+        stopper.runs_on(preempt::this_thread());
+        let call = call::run(&self.command, &mut self.store, &[]);
+        let mut call = pin!(call);
+        let result = self.runtime.block_on(poll_fn(|cx| {
+            loop {
+                let turn = stopper.guest().map(|guest| Turn::begin(guest, 0, Allowance::ENDLESS));
+                let poll = call.as_mut().poll(cx);
+                drop(turn);
+                // A signal came: either it was ended, which the next poll tells it, or not.
+                if poll.is_pending() && preempt::left() {
+                    continue;
+                }
+                return poll;
             }
-            Some(trap) => Outcome::Trap(trap.to_string()),
-            None => Outcome::Trap(format!("{:#}", error.root_cause())),
-        }
+        }));
+        stopper.runs_on(0);
+        result.map(drop)
     }
 }

@@ -15,26 +15,41 @@
 //! the descriptor came from, so revoking a folder acts on files that are already open.
 //!
 //! Threads: up to [`Ready::run`] the caller's alone. `run` starts one more, which sleeps until
-//! the deadline, and only if there is one. A system call filter for `run` needs, beside memory,
-//! threads and signals' return (sigaltstack, rt_sigreturn: traps are caught as SIGSEGV):
-//! epoll_wait, epoll_ctl, poll, read, write, getrandom, and for folders the calls that open
-//! (openat2 or openat), read, change and list files. Code is made executable at admission only.
+//! the isolate is ended and then interrupts it ([`preempt`]). A system call filter for `run`
+//! needs, beside memory, threads and signals (tgkill, sigaltstack, rt_sigreturn: traps are caught
+//! as SIGSEGV): epoll_wait, epoll_ctl, poll, read, write, getrandom, and for folders the calls
+//! that open (openat2 or openat), read, change and list files. Code is made executable at
+//! admission only.
 
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 mod admission;
+mod cache;
+mod call;
 mod ending;
+mod engine;
 mod gate;
 mod hostcalls;
 mod imports;
 mod isolate;
 mod limits;
+mod policy;
+mod preempt;
 mod scan;
+mod sched;
 mod sleep;
+mod start;
 mod stdio;
 
 pub use admission::{Admission, AdmissionError, Admitted, Requirement};
+pub use cache::{Cache, CacheError};
+pub use call::{ArgumentError, CallLimits, Function, Value};
 pub use ending::{Cause, Stopper};
 pub use imports::{Effect, Import, Tier};
 pub use isolate::{Isolate, Outcome, PrepareError, Ready, Spec};
+pub use policy::{Metering, Policy, Pool, Slots};
 pub use scan::ModuleLimits;
+pub use sched::{
+    Call, Priority, Report, Scheduler, SchedulerConfig, SchedulerError, Stats, SubmitError,
+    Submitter, Tenant,
+};

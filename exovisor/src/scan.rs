@@ -1,6 +1,7 @@
 //! A module's structure, looked at before any of it is compiled.
 
 use crate::admission::AdmissionError;
+use crate::start;
 use std::borrow::Cow;
 use wasmparser::{Encoding, Parser, Payload, SectionLimited};
 
@@ -29,6 +30,8 @@ pub(crate) struct Shape {
     pub imports: Vec<(String, String)>,
     /// Whether `_start` is exported.
     pub has_start: bool,
+    /// The function that the start section names.
+    pub start: Option<u32>,
 }
 
 /// Turns text into a binary; a binary is taken as it is.
@@ -83,8 +86,18 @@ fn look(
         Payload::ExportSection(section) => {
             entries("exports", &section, limits)?;
             for export in section {
-                shape.has_start |= export?.name == "_start";
+                let name = export?.name;
+                if name == start::EXPORT {
+                    return Err(AdmissionError::Malformed {
+                        message: format!("the export name {name:?} is reserved"),
+                    });
+                }
+                shape.has_start |= name == "_start";
             }
+            Ok(())
+        }
+        Payload::StartSection { func, .. } => {
+            shape.start = Some(func);
             Ok(())
         }
         Payload::CodeSectionEntry(body) => {

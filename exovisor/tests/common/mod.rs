@@ -4,7 +4,7 @@
 #![allow(dead_code)]
 
 use exocell_exovisor::{
-    Admission, AdmissionError, Admitted, Isolate, ModuleLimits, Outcome, Ready, Spec,
+    Admission, AdmissionError, Admitted, Isolate, Outcome, Policy, Ready, Spec,
 };
 use exocell_xgate::{CapabilitySet, Table};
 use std::io::{Read, Write};
@@ -45,7 +45,7 @@ pub fn caps_with(more: &str) -> CapabilitySet {
 }
 
 pub fn admit(text: &str, caps: &CapabilitySet) -> Result<Admitted, AdmissionError> {
-    Admission::new(caps, ModuleLimits::default())?.admit(text.as_bytes(), caps)
+    Admission::new(Policy::default()).admit(text.as_bytes(), caps)
 }
 
 pub fn table(caps: &CapabilitySet) -> Table {

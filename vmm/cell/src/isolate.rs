@@ -15,7 +15,7 @@ use std::thread::JoinHandle;
 
 use exocell_agent::{Kind, Reply};
 use exocell_exovisor::{
-    Admission, Admitted, Cause, Isolate, ModuleLimits, Outcome, Ready, Spec, Stopper,
+    Admission, Admitted, Cause, Isolate, Outcome, Policy, Ready, Spec, Stopper,
 };
 use exocell_vmm::jail::{self, JailRoot, ThreadClass};
 use exocell_xgate::{CapabilitySet, Table};
@@ -51,7 +51,7 @@ impl IsolatePlan {
         let path = Path::new(&spec.image);
         let module = read_module(path)?;
         let refused = |error| CellError::Module(format!("{}: {error}", path.display()));
-        let admission = Admission::new(caps, ModuleLimits::default()).map_err(refused)?;
+        let admission = Admission::new(Policy::default());
         let admitted = admission.admit(&module, caps).map_err(refused)?;
         let name = path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into());
         let args = std::iter::once(name).chain(spec.command.iter().cloned()).collect();

@@ -1,0 +1,262 @@
+//! One call: from a function and its arguments to an outcome, in an instance of its own.
+
+use crate::admission::{Admitted, AdmittedModule};
+use crate::ending::Stopper;
+use crate::gate::Gate;
+use crate::isolate::{Outcome, State};
+use crate::limits::Limits;
+use std::sync::Arc;
+use std::time::Instant;
+use wasmtime::{FuncType, Instance, ModuleExport, Store, Trap, UpdateDeadline, Val, ValType};
+use wasmtime_wasi::I32Exit;
+
+/// A number that is passed to a function or returned by it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Value {
+    /// A 32-bit integer.
+    I32(i32),
+    /// A 64-bit integer.
+    I64(i64),
+    /// A 32-bit float.
+    F32(f32),
+    /// A 64-bit float.
+    F64(f64),
+}
+
+/// An exported function of an admitted module. Clones are the same function.
+#[derive(Clone)]
+pub struct Function {
+    pub(crate) module: Arc<AdmittedModule>,
+    export: ModuleExport,
+    shape: Shape,
+}
+
+/// How a function is called: the common types without boxing each value.
+#[derive(Clone, Debug)]
+enum Shape {
+    Unit,
+    I32ToI32,
+    Other { parameters: Arc<[ValType]>, results: usize },
+}
+
+/// What a call is limited to.
+#[derive(Clone, Debug)]
+pub struct CallLimits {
+    /// Bytes of all memories and tables together.
+    pub memory_bytes: u64,
+    /// When it is ended.
+    pub deadline: Option<Instant>,
+    /// CPU time it may use, in nanoseconds. Only a scheduler can tell.
+    pub cpu_ns: Option<u64>,
+    /// Instructions; needed when the module is metered by fuel, ignored otherwise.
+    pub fuel: u64,
+}
+
+/// The arguments do not fit the function.
+#[derive(Debug, thiserror::Error)]
+#[error("the function takes {wanted} arguments of other types than the {given} that were given")]
+pub struct ArgumentError {
+    /// How many it takes.
+    pub wanted: usize,
+    /// How many there were.
+    pub given: usize,
+}
+
+impl Function {
+    pub(crate) fn find(admitted: &Admitted, name: &str) -> Option<Self> {
+        let module = admitted.0.instance.module();
+        let ty = module.get_export(name)?.func()?.clone();
+        let shape = Shape::of(&ty)?;
+        let export = module.get_export_index(name)?;
+        Some(Self { module: Arc::clone(&admitted.0), export, shape })
+    }
+
+    /// The module it belongs to.
+    #[must_use]
+    pub fn owner(&self) -> &str {
+        &self.module.owner
+    }
+
+    /// # Errors
+    /// [`ArgumentError`] when number or types differ.
+    pub(crate) fn check(&self, arguments: &[Value]) -> Result<(), ArgumentError> {
+        let types: &[ValType] = match &self.shape {
+            Shape::Unit => &[],
+            Shape::I32ToI32 => &[ValType::I32],
+            Shape::Other { parameters, .. } => parameters,
+        };
+        let fits = |(value, ty): (&Value, &ValType)| value.has_type(ty);
+        if types.len() == arguments.len() && arguments.iter().zip(types).all(fits) {
+            return Ok(());
+        }
+        Err(ArgumentError { wanted: types.len(), given: arguments.len() })
+    }
+
+    async fn call(
+        &self,
+        instance: &Instance,
+        store: &mut Store<State>,
+        arguments: &[Value],
+    ) -> wasmtime::Result<Vec<Value>> {
+        let func = instance.get_module_export(&mut *store, &self.export);
+        let func = func.and_then(wasmtime::Extern::into_func).ok_or_else(no_export)?;
+        enter(&func, store);
+        match (&self.shape, arguments) {
+            (Shape::Unit, _) => {
+                func.typed::<(), ()>(&*store)?.call_async(store, ()).await?;
+                Ok(Vec::new())
+            }
+            (Shape::I32ToI32, [Value::I32(argument)]) => {
+                let func = func.typed::<(i32,), (i32,)>(&*store)?;
+                let (result,) = func.call_async(store, (*argument,)).await?;
+                Ok(vec![Value::I32(result)])
+            }
+            (Shape::I32ToI32, _) => Err(no_export()),
+            (Shape::Other { results, .. }, arguments) => {
+                let arguments: Vec<Val> = arguments.iter().map(Value::to_val).collect();
+                let mut out = vec![Val::I32(0); *results];
+                func.call_async(store, &arguments, &mut out).await?;
+                out.iter().map(Value::from_val).collect::<Option<_>>().ok_or_else(no_export)
+            }
+        }
+    }
+}
+
+fn no_export() -> wasmtime::Error {
+    wasmtime::format_err!("the instance differs from its module")
+}
+
+impl Shape {
+    /// `None` for types other than numbers.
+    fn of(ty: &FuncType) -> Option<Self> {
+        let number =
+            |ty: &ValType| matches!(ty, ValType::I32 | ValType::I64 | ValType::F32 | ValType::F64);
+        let parameters: Vec<ValType> = ty.params().collect();
+        let results: Vec<ValType> = ty.results().collect();
+        if !parameters.iter().chain(&results).all(number) {
+            return None;
+        }
+        Some(match (&parameters[..], &results[..]) {
+            ([], []) => Self::Unit,
+            ([ValType::I32], [ValType::I32]) => Self::I32ToI32,
+            _ => Self::Other { parameters: parameters.into(), results: results.len() },
+        })
+    }
+}
+
+impl Value {
+    fn has_type(&self, ty: &ValType) -> bool {
+        matches!(
+            (self, ty),
+            (Self::I32(_), ValType::I32)
+                | (Self::I64(_), ValType::I64)
+                | (Self::F32(_), ValType::F32)
+                | (Self::F64(_), ValType::F64)
+        )
+    }
+
+    fn to_val(&self) -> Val {
+        match self {
+            Self::I32(value) => Val::I32(*value),
+            Self::I64(value) => Val::I64(*value),
+            Self::F32(value) => Val::F32(value.to_bits()),
+            Self::F64(value) => Val::F64(value.to_bits()),
+        }
+    }
+
+    fn from_val(value: &Val) -> Option<Self> {
+        match value {
+            Val::I32(value) => Some(Self::I32(*value)),
+            Val::I64(value) => Some(Self::I64(*value)),
+            Val::F32(bits) => Some(Self::F32(f32::from_bits(*bits))),
+            Val::F64(bits) => Some(Self::F64(f64::from_bits(*bits))),
+            _ => None,
+        }
+    }
+}
+
+/// What a scheduled call starts from: a function without host functions behind it.
+pub(crate) fn bare_state(function: &Function, limits: &CallLimits) -> State {
+    let module = &function.module;
+    let stopper = Stopper::new(Some(Arc::clone(&module.code)), module.epochs());
+    State {
+        wasi: None,
+        gate: Gate::default(),
+        stopper,
+        limits: Limits::new(limits.memory_bytes),
+        deadline: limits.deadline,
+    }
+}
+
+/// A store with its limits set.
+pub(crate) fn store(
+    module: &AdmittedModule,
+    state: State,
+    fuel: u64,
+) -> wasmtime::Result<Store<State>> {
+    use crate::policy::Metering;
+    let stopper = state.stopper.clone();
+    let mut store = Store::new(&module.host.engine, state);
+    store.limiter(|state| &mut state.limits);
+    match module.host.metering {
+        Metering::Time => {}
+        Metering::Fuel => store.set_fuel(fuel)?,
+        // The epoch is the engine's: others' ends and turns advance it too.
+        Metering::Epoch => {
+            store.epoch_deadline_callback(move |_| {
+                Ok(if stopper.is_over() {
+                    UpdateDeadline::Interrupt
+                } else {
+                    UpdateDeadline::Yield(1)
+                })
+            });
+            store.set_epoch_deadline(1);
+        }
+    }
+    Ok(store)
+}
+
+/// Instantiates, runs the start function, calls.
+pub(crate) async fn run(
+    function: &Function,
+    store: &mut Store<State>,
+    arguments: &[Value],
+) -> wasmtime::Result<Vec<Value>> {
+    let module = &function.module;
+    let instance = module.instance.instantiate_async(&mut *store).await?;
+    if let Some(start) = &module.start {
+        let func = instance.get_module_export(&mut *store, start);
+        let func = func.and_then(wasmtime::Extern::into_func).ok_or_else(no_export)?;
+        enter(&func, store);
+        func.typed::<(), ()>(&*store)?.call_async(&mut *store, ()).await?;
+    }
+    function.call(&instance, store, arguments).await
+}
+
+/// Makes the instance of `func` preemptible.
+fn enter(func: &wasmtime::Func, store: &mut Store<State>) {
+    let stopper = store.data().stopper.clone();
+    if let Some(guest) = stopper.guest() {
+        guest.enter(func, store);
+    }
+}
+
+/// What an error of a call means.
+pub(crate) fn outcome(state: &State, error: &wasmtime::Error) -> Outcome {
+    let State { stopper, limits, .. } = state;
+    if let Some(exit) = error.downcast_ref::<I32Exit>() {
+        return Outcome::Exited(exit.0);
+    }
+    if let Some(cause) = stopper.cause() {
+        return Outcome::Ended(cause);
+    }
+    match error.downcast_ref::<Trap>() {
+        Some(Trap::OutOfFuel) => Outcome::OutOfFuel,
+        // A program that cannot grow aborts; libc does it with `unreachable`.
+        Some(Trap::UnreachableCodeReached) | None if limits.refused() => {
+            Outcome::OutOfMemory { limit: limits.bytes_max() }
+        }
+        Some(trap) => Outcome::Trap(trap.to_string()),
+        None => Outcome::Trap(format!("{:#}", error.root_cause())),
+    }
+}

@@ -1,0 +1,114 @@
+//! Preemption without instrumentation.
+//!
+//! ```text
+//!  worker: Turn::begin ──> Wasm code runs ──────────────────────────> yield host function
+//!             │ arms             │ SIGURG                                  ^      │ Pending
+//!             v                  v                                         │      v
+//!           timer ──────> signal handler: is the program counter     leave_guest  fiber is
+//!                         in this guest's functions, is its time     saves all    suspended;
+//!                         over? then the return address becomes ───> registers    worker goes on
+//! ```
+//!
+//! The interrupted code behaves as if it had called an imported function: [`Hook`] holds that
+//! function in the form in which wasmtime's compiled code calls imports, with the guest's own
+//! instance as the caller. The function waits once, which suspends the fiber like any other
+//! asynchronous host function; the next poll, on whatever thread, returns to the interrupted
+//! instruction.
+//!
+//! What it rests on:
+//! - Only program counters in function bodies are taken ([`CodeMap`]). Entry and exit
+//!   trampolines and host code, where the engine's own state changes, are left alone; the
+//!   signal comes again `RETRY_NS` later.
+//! - Wasm code keeps `host_stack_bytes` of the fiber's stack free (the engine's stack limit), so
+//!   the frame for the way back always fits.
+//! - Compiled code uses the general registers and xmm0 to xmm15, nothing wider. The handler runs
+//!   on the signal stack, so the frame holds 512 bytes of FXSAVE state and no signal frame.
+//! - No stack is walked: backtraces are off, there is no garbage collector.
+//!
+//! Rules of the process: nothing else may handle SIGURG or block it in a worker, and a fork
+//! must be followed by exec (timers and workers are not inherited).
+
+mod code;
+mod hook;
+mod signal;
+
+pub(crate) use code::CodeMap;
+pub(crate) use hook::Hook;
+pub(crate) use signal::{
+    Timer, Turn, install, kick, left, now_ns, this_thread, thread_cpu_ns, unblock,
+};
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
+
+/// How long after a signal in host code it comes again, in nanoseconds.
+const RETRY_NS: u64 = 50_000;
+
+/// A time that does not come.
+pub(crate) const NEVER: u64 = u64::MAX;
+
+/// How long a turn may last and how closely that is watched. A timer's interrupt and its signal
+/// cost 20 to 25 us where the host is virtual itself, as much as a short call, so the timer is
+/// exact only where turns really run out.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Allowance {
+    /// When the turn is over.
+    pub due_ns: u64,
+    /// When it is over even if the timer is not exact: a deadline.
+    pub hard_ns: u64,
+    /// How often the timer looks, while turns end long before it does.
+    pub period_ns: u64,
+}
+
+impl Allowance {
+    /// Only a kick ends the turn.
+    pub const ENDLESS: Self = Self { due_ns: NEVER, hard_ns: NEVER, period_ns: NEVER };
+}
+
+/// What the signal handler must know of the guest that is on the CPU.
+pub(crate) struct Guest {
+    code: Arc<CodeMap>,
+    /// The instance's context, once there is an instance.
+    instance: AtomicPtr<u8>,
+    /// When it has to leave, in nanoseconds of CLOCK_MONOTONIC.
+    due_ns: AtomicU64,
+    /// Whether it is to leave before that.
+    wanted: AtomicBool,
+}
+
+impl Guest {
+    pub fn new(code: Arc<CodeMap>) -> Self {
+        Self {
+            code,
+            instance: AtomicPtr::default(),
+            due_ns: AtomicU64::new(NEVER),
+            wanted: AtomicBool::new(false),
+        }
+    }
+
+    /// Makes code of this guest preemptible: `func` is a function of its instance.
+    pub fn enter(&self, func: &wasmtime::Func, store: impl wasmtime::AsContextMut) {
+        if let Some(instance) = hook::instance_of(func, store) {
+            self.instance.store(instance.as_ptr(), Ordering::Release);
+        }
+    }
+
+    /// From now on the guest leaves at the next signal.
+    pub fn want(&self) {
+        self.wanted.store(true, Ordering::Release);
+    }
+
+    /// A new turn is to come, as long as it likes. From here on it may be shortened.
+    pub fn prepare(&self) {
+        self.due_ns.store(NEVER, Ordering::Release);
+    }
+
+    /// Shortens the turn it has, if that ends later. The timer may only notice at its next tick.
+    pub fn hurry(&self, due_ns: u64) {
+        self.due_ns.fetch_min(due_ns, Ordering::AcqRel);
+    }
+
+    fn is_wanted(&self) -> bool {
+        self.wanted.load(Ordering::Acquire)
+    }
+}

@@ -1,0 +1,312 @@
+//! The signal handler, the way back into interrupted code, and the worker's timer.
+
+#![allow(unsafe_code)]
+
+use crate::preempt::{Allowance, Guest, NEVER, RETRY_NS};
+use std::cell::Cell;
+use std::io;
+use std::marker::PhantomData;
+use std::mem::{offset_of, zeroed};
+use std::ptr::null_mut;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+
+/// Harmless when it comes unasked: ignored by default.
+const SIGNAL: libc::c_int = libc::SIGURG;
+/// Bytes below the stack pointer that code may use without moving it (System V ABI).
+const RED_ZONE: usize = 128;
+const NS_PER_S: u64 = 1_000_000_000;
+
+/// What the handler finds on the thread that it interrupts.
+struct Slot {
+    guest: AtomicPtr<Guest>,
+    /// When the timer will fire.
+    armed_ns: AtomicU64,
+    /// The guest's [`Allowance`], and whether the last tick found a turn that had just begun.
+    hard_ns: AtomicU64,
+    period_ns: AtomicU64,
+    lazy: Cell<bool>,
+    timer: Cell<Option<libc::timer_t>>,
+    /// Whether the last poll ended because the guest was preempted.
+    left: Cell<bool>,
+}
+
+thread_local! {
+    static SLOT: Slot = const {
+        Slot {
+            guest: AtomicPtr::new(null_mut()),
+            armed_ns: AtomicU64::new(NEVER),
+            hard_ns: AtomicU64::new(NEVER),
+            period_ns: AtomicU64::new(NEVER),
+            lazy: Cell::new(false),
+            timer: Cell::new(None),
+            left: Cell::new(false),
+        }
+    };
+}
+
+/// Installs the handler, once a process.
+pub(crate) fn install() -> io::Result<()> {
+    static DONE: OnceLock<Result<(), i32>> = OnceLock::new();
+    let done = DONE.get_or_init(|| {
+        // SAFETY: all-zero is a valid sigaction. The handler only does what signal-safety(7)
+        // permits; a handler is the one way to interrupt code that was not instrumented.
+        let result = unsafe {
+            let mut action: libc::sigaction = zeroed();
+            action.sa_sigaction = on_signal as *const () as usize;
+            action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_RESTART;
+            libc::sigaction(SIGNAL, &action, null_mut())
+        };
+        if result == 0 {
+            Ok(())
+        } else {
+            Err(io::Error::last_os_error().raw_os_error().unwrap_or(0))
+        }
+    });
+    done.map_err(io::Error::from_raw_os_error)
+}
+
+/// Lets the signal reach the calling thread.
+pub(crate) fn unblock() -> io::Result<()> {
+    let mut signals = nix::sys::signal::SigSet::empty();
+    signals.add(nix::sys::signal::Signal::SIGURG);
+    Ok(signals.thread_unblock()?)
+}
+
+/// The calling thread, as [`kick`] wants it.
+pub(crate) fn this_thread() -> i32 {
+    // SAFETY: it has no arguments and cannot fail; std does not tell the kernel's id.
+    unsafe { libc::gettid() }
+}
+
+/// Interrupts a thread of this process, if it is still there.
+pub(crate) fn kick(thread: i32) {
+    // SAFETY: no memory is involved. A signal that reaches another thread than meant finds no
+    // guest whose time is over, and does nothing.
+    unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), thread, SIGNAL) };
+}
+
+/// Nanoseconds of CLOCK_MONOTONIC, which [`std::time::Instant`] counts too.
+pub(crate) fn now_ns() -> u64 {
+    // SAFETY: all-zero is a valid timespec, and the call writes nothing else. It is used instead
+    // of `Instant` because the timer wants absolute times.
+    let now = unsafe {
+        let mut now: libc::timespec = zeroed();
+        libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut now);
+        now
+    };
+    (now.tv_sec as u64).saturating_mul(NS_PER_S).saturating_add(now.tv_nsec as u64)
+}
+
+/// CPU time of the calling thread, in nanoseconds.
+pub(crate) fn thread_cpu_ns() -> u64 {
+    // SAFETY: as in `now_ns`.
+    let used = unsafe {
+        let mut used: libc::timespec = zeroed();
+        libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut used);
+        used
+    };
+    (used.tv_sec as u64).saturating_mul(NS_PER_S).saturating_add(used.tv_nsec as u64)
+}
+
+/// The yield function says that the guest is leaving because it was preempted.
+pub(super) fn leave() {
+    SLOT.with(|slot| slot.left.set(true));
+}
+
+/// Whether the guest left because it was preempted; asked once after each poll.
+pub(crate) fn left() -> bool {
+    SLOT.with(|slot| slot.left.replace(false))
+}
+
+/// This thread's preemption timer.
+pub(crate) struct Timer(libc::timer_t);
+
+impl Timer {
+    /// Makes the timer of the calling thread. Without one, only [`kick`] preempts.
+    pub fn new() -> io::Result<Self> {
+        // SAFETY: all-zero is a valid sigevent, of which the needed fields are set; the kernel
+        // writes the id. nix's timer cannot be set from a signal handler.
+        let (result, id) = unsafe {
+            let mut event: libc::sigevent = zeroed();
+            event.sigev_notify = libc::SIGEV_THREAD_ID;
+            event.sigev_signo = SIGNAL;
+            event.sigev_notify_thread_id = libc::gettid();
+            let mut id: libc::timer_t = null_mut();
+            (libc::timer_create(libc::CLOCK_MONOTONIC, &mut event, &mut id), id)
+        };
+        if result != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        SLOT.with(|slot| slot.timer.set(Some(id)));
+        Ok(Self(id))
+    }
+}
+
+impl Drop for Timer {
+    fn drop(&mut self) {
+        SLOT.with(|slot| {
+            slot.timer.set(None);
+            slot.armed_ns.store(NEVER, Ordering::Relaxed);
+        });
+        // SAFETY: the id is ours, and the handler no longer finds it.
+        unsafe { libc::timer_delete(self.0) };
+    }
+}
+
+/// A guest's time on the calling thread.
+pub(crate) struct Turn<'a>(PhantomData<&'a Guest>);
+
+impl<'a> Turn<'a> {
+    /// From now on a signal preempts `guest`, and the timer sends one when its time is over.
+    /// `now_ns` is the time of CLOCK_MONOTONIC.
+    pub fn begin(guest: &'a Guest, now_ns: u64, allowance: Allowance) -> Self {
+        guest.hurry(allowance.due_ns);
+        SLOT.with(|slot| {
+            slot.hard_ns.store(allowance.hard_ns, Ordering::Relaxed);
+            slot.period_ns.store(allowance.period_ns, Ordering::Relaxed);
+            slot.guest.store((guest as *const Guest).cast_mut(), Ordering::Release);
+            let tick = tick_ns(slot, now_ns, allowance.due_ns);
+            if slot.armed_ns.load(Ordering::Relaxed) > tick {
+                arm(slot, tick);
+            }
+        });
+        Self(PhantomData)
+    }
+}
+
+/// When the timer has to look at a turn that is over at `due_ns`.
+fn tick_ns(slot: &Slot, now_ns: u64, due_ns: u64) -> u64 {
+    let period = now_ns.saturating_add(slot.period_ns.load(Ordering::Relaxed));
+    let exact = if slot.lazy.get() { NEVER } else { due_ns };
+    period.min(exact).min(slot.hard_ns.load(Ordering::Relaxed))
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        SLOT.with(|slot| slot.guest.store(null_mut(), Ordering::Release));
+    }
+}
+
+/// Makes the timer fire at `at_ns`. Safe in a signal handler (timer_settime, clock_gettime and
+/// thread-locals without initializer).
+fn arm(slot: &Slot, at_ns: u64) {
+    let Some(timer) = slot.timer.get() else { return };
+    // Zero would disarm it; the beginning of time is as good for "at once".
+    let at_ns = at_ns.clamp(1, i64::MAX as u64);
+    let spec = libc::itimerspec {
+        it_interval: libc::timespec { tv_sec: 0, tv_nsec: 0 },
+        it_value: libc::timespec {
+            tv_sec: (at_ns / NS_PER_S) as libc::time_t,
+            tv_nsec: (at_ns % NS_PER_S) as libc::c_long,
+        },
+    };
+    slot.armed_ns.store(at_ns, Ordering::Relaxed);
+    // SAFETY: the timer is this thread's and alive, since `Timer::drop` takes it out of the slot.
+    unsafe { libc::timer_settime(timer, libc::TIMER_ABSTIME, &spec, null_mut()) };
+}
+
+extern "C" fn on_signal(_: libc::c_int, _: *mut libc::siginfo_t, context: *mut libc::c_void) {
+    // SAFETY: errno is a thread's own word; the interrupted code may be about to read it.
+    let errno = unsafe { *libc::__errno_location() };
+    SLOT.with(|slot| {
+        // SAFETY: the kernel passes a valid context to a handler with SA_SIGINFO.
+        let context = unsafe { &mut *context.cast::<libc::ucontext_t>() };
+        interrupt(slot, &mut context.uc_mcontext.gregs);
+    });
+    // SAFETY: as above.
+    unsafe { *libc::__errno_location() = errno };
+}
+
+fn interrupt(slot: &Slot, registers: &mut [libc::greg_t; 23]) {
+    let now = now_ns();
+    if slot.armed_ns.load(Ordering::Relaxed) <= now {
+        slot.armed_ns.store(NEVER, Ordering::Relaxed);
+    }
+    // SAFETY: `Turn` borrows the guest for as long as the slot has it, and the handler runs on
+    // the same thread, so in the middle of that.
+    let Some(guest) = (unsafe { slot.guest.load(Ordering::Acquire).as_ref() }) else { return };
+    let due = guest.due_ns.load(Ordering::Acquire);
+    if now < due && !guest.is_wanted() {
+        slot.lazy.set(true);
+        let tick = tick_ns(slot, now, due);
+        if slot.armed_ns.load(Ordering::Relaxed) > tick {
+            arm(slot, tick);
+        }
+        return;
+    }
+    slot.lazy.set(false);
+    let instance = guest.instance.load(Ordering::Acquire);
+    let pc = registers[libc::REG_RIP as usize] as usize;
+    if instance.is_null() || !guest.code.contains(pc) {
+        return arm(slot, now + RETRY_NS);
+    }
+    redirect(registers, guest, instance);
+}
+
+/// What [`leave_guest`] finds at its stack pointer.
+#[repr(C)]
+struct Frame {
+    wasm_call: usize,
+    callee: usize,
+    caller: usize,
+    pc: usize,
+}
+
+/// Lets the interrupted code go on in [`leave_guest`].
+fn redirect(registers: &mut [libc::greg_t; 23], guest: &Guest, instance: *mut u8) {
+    let hook = &guest.code.hook;
+    let frame = Frame {
+        wasm_call: hook.wasm_call,
+        callee: hook.callee,
+        caller: instance.addr(),
+        pc: registers[libc::REG_RIP as usize] as usize,
+    };
+    let stack = registers[libc::REG_RSP as usize] as usize - RED_ZONE - size_of::<Frame>();
+    // SAFETY: the code is a Wasm function's, so the stack pointer is into its fiber's stack, of
+    // which `host_stack_bytes` below any Wasm frame are free and mapped.
+    unsafe { (stack as *mut Frame).write(frame) };
+    registers[libc::REG_RSP as usize] = stack as libc::greg_t;
+    registers[libc::REG_RIP as usize] = leave_guest as *const () as libc::greg_t;
+}
+
+/// Saves all that compiled code may use, calls the yield function as compiled code does (callee's
+/// context in rdi, caller's in rsi; no register survives the call), restores, and returns to the
+/// interrupted instruction.
+#[unsafe(naked)]
+extern "C" fn leave_guest() {
+    core::arch::naked_asm!(
+        "pushfq",
+        "push rax", "push rbx", "push rcx", "push rdx", "push rsi", "push rdi",
+        "push r8", "push r9", "push r10", "push r11", "push r12", "push r13", "push r14",
+        "push r15", "push rbp",
+        "mov rbp, rsp",
+        "mov rax, [rbp + {saved} + {wasm_call}]",
+        "mov rdi, [rbp + {saved} + {callee}]",
+        "mov rsi, [rbp + {saved} + {caller}]",
+        // 512 bytes for FXSAVE, aligned as it and the call want it, and the way back above them.
+        "sub rsp, 528",
+        "and rsp, -16",
+        "mov [rsp + 512], rbp",
+        "fxsave64 [rsp]",
+        "call rax",
+        "fxrstor64 [rsp]",
+        "mov rsp, [rsp + 512]",
+        "pop rbp",
+        "pop r15", "pop r14", "pop r13", "pop r12", "pop r11", "pop r10", "pop r9", "pop r8",
+        "pop rdi", "pop rsi", "pop rdx", "pop rcx", "pop rbx", "pop rax",
+        "popfq",
+        // Takes the program counter from the frame, and the frame and the red zone off the stack.
+        "lea rsp, [rsp + {pc}]",
+        "ret {red_zone}",
+        saved = const SAVED,
+        wasm_call = const offset_of!(Frame, wasm_call),
+        callee = const offset_of!(Frame, callee),
+        caller = const offset_of!(Frame, caller),
+        pc = const offset_of!(Frame, pc),
+        red_zone = const RED_ZONE,
+    )
+}
+
+/// Bytes of the sixteen registers that [`leave_guest`] pushes.
+const SAVED: usize = 16 * 8;

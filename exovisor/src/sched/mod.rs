@@ -1,0 +1,286 @@
+//! The scheduler: many isolates on few threads.
+//!
+//! Calls are fibers. A worker gives each a turn; it ends when the call does, when it waits in a
+//! hostcall (which frees the worker), or when its slice is over and a signal takes the CPU from
+//! it ([`crate::preempt`]). Who is next is decided by [`queue`]: fair shares of CPU time among
+//! tenants, by weight. A preempted call may go on on another thread.
+//!
+//! Start reading at [`Scheduler::submit`], then `worker.rs`.
+
+mod queue;
+mod shared;
+mod task;
+mod worker;
+
+pub use queue::Priority;
+pub use task::Report;
+
+use crate::call::{self, ArgumentError, CallLimits, Function, Value};
+use crate::ending::Stopper;
+use crate::preempt;
+use queue::Seat;
+use shared::Shared;
+use std::sync::{Arc, mpsc};
+use std::thread::JoinHandle;
+use std::time::Duration;
+use task::{Plan, Task};
+
+/// How the scheduler is set up.
+#[derive(Clone, Debug)]
+pub struct SchedulerConfig {
+    /// Threads that run isolates; the machine's cores by default.
+    pub workers: usize,
+    /// The longest turn while others wait.
+    pub slice: Duration,
+    /// Calls of one tenant that may wait at once.
+    pub waiting_max: usize,
+}
+
+impl Default for SchedulerConfig {
+    fn default() -> Self {
+        let workers = std::thread::available_parallelism().map_or(1, Into::into);
+        Self { workers, slice: Duration::from_millis(1), waiting_max: 10_000 }
+    }
+}
+
+/// Why a call is not taken.
+#[derive(Debug, thiserror::Error)]
+pub enum SubmitError {
+    /// The arguments do not fit.
+    #[error(transparent)]
+    Arguments(#[from] ArgumentError),
+    /// The module belongs to another tenant.
+    #[error("the function belongs to another tenant than {tenant}")]
+    NotOwner {
+        /// Who called.
+        tenant: String,
+    },
+    /// Too much waits already.
+    #[error("{tenant} has {waiting} calls waiting, which is the limit; call again later")]
+    Full {
+        /// Who called.
+        tenant: String,
+        /// How many wait.
+        waiting: usize,
+    },
+    /// The module imports host functions, so the call needs an isolate with capabilities.
+    #[error("the module imports host functions; its call must be prepared with capabilities")]
+    NeedsCapabilities,
+    /// The scheduler is shutting down.
+    #[error("the scheduler is shutting down")]
+    Closing,
+}
+
+/// Why there is no scheduler.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot start the scheduler: {0}")]
+pub struct SchedulerError(#[from] std::io::Error);
+
+/// What a tenant's calls came to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stats {
+    /// Calls that are over, however they ended.
+    pub calls: u64,
+    /// CPU time, in nanoseconds.
+    pub cpu_ns: u64,
+    /// Calls that trapped.
+    pub traps: u64,
+    /// Calls that ran out of memory or fuel.
+    pub limits: u64,
+    /// Calls ended from outside: deadlines, CPU time, stops.
+    pub ended: u64,
+    /// How often the CPU was taken from a call that is over.
+    pub preemptions: u64,
+}
+
+/// Whose calls these are. Clones are the same tenant.
+#[derive(Clone, Debug)]
+pub struct Tenant {
+    name: Arc<str>,
+    seat: Seat,
+}
+
+impl Tenant {
+    /// Its name, which modules are owned by.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+}
+
+/// One call, to be submitted.
+pub struct Call {
+    /// What is called.
+    pub function: Function,
+    /// With what.
+    pub arguments: Vec<Value>,
+    /// How far it may go.
+    pub limits: CallLimits,
+}
+
+/// Workers and their queue. Dropping it ends all calls.
+pub struct Scheduler {
+    shared: Arc<Shared>,
+    workers: Vec<JoinHandle<()>>,
+    reactor: Option<tokio::runtime::Runtime>,
+    waiting_max: usize,
+}
+
+impl Scheduler {
+    /// Starts the workers and the thread that waits for their descriptors and timers.
+    ///
+    /// # Errors
+    /// [`SchedulerError`] when threads, timers or the signal handler cannot be had.
+    pub fn new(config: &SchedulerConfig) -> Result<Self, SchedulerError> {
+        preempt::install()?;
+        let reactor = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .thread_name("reactor")
+            .enable_all()
+            .build()?;
+        let shared = Arc::new(Shared::new(nanoseconds(config.slice)));
+        let mut scheduler = Self {
+            shared,
+            workers: Vec::new(),
+            reactor: Some(reactor),
+            waiting_max: config.waiting_max,
+        };
+        for index in 0..config.workers.max(1) {
+            scheduler.start_worker(index)?;
+        }
+        Ok(scheduler)
+    }
+
+    fn start_worker(&mut self, index: usize) -> Result<(), SchedulerError> {
+        let shared = Arc::clone(&self.shared);
+        let reactor = self.reactor.as_ref().map(|reactor| reactor.handle().clone());
+        let reactor = reactor.ok_or_else(|| std::io::Error::other("the reactor is gone"))?;
+        let (told, ready) = mpsc::sync_channel(1);
+        let body = move || {
+            // The starter waits for it.
+            worker::run(index, &shared, &reactor, |result| drop(told.send(result)));
+        };
+        let worker = std::thread::Builder::new().name(format!("worker-{index}")).spawn(body)?;
+        self.workers.push(worker);
+        let dead = |_| std::io::Error::other("a worker died at its start");
+        Ok(ready.recv().map_err(dead)??)
+    }
+
+    /// A new tenant with a weight among others and a class.
+    #[must_use]
+    pub fn tenant(&self, name: &str, weight: u32, priority: Priority) -> Tenant {
+        let mut state = self.shared.lock();
+        let seat = state.queue.add(weight, priority);
+        state.stats.push((name.to_owned(), Stats::default()));
+        Tenant { name: name.into(), seat }
+    }
+
+    /// Sets the longest turn from now on.
+    pub fn set_slice(&self, slice: Duration) {
+        self.shared.set_slice_ns(nanoseconds(slice));
+    }
+
+    /// What each tenant's calls came to, by name.
+    #[must_use]
+    pub fn stats(&self) -> Vec<(String, Stats)> {
+        self.shared.lock().stats.clone()
+    }
+
+    /// Queues a call of `tenant`. `done` is told on a worker thread how it ended; it must not
+    /// wait.
+    ///
+    /// # Errors
+    /// [`SubmitError`]; then nothing was queued.
+    pub fn submit(
+        &self,
+        tenant: &Tenant,
+        call: Call,
+        done: impl FnOnce(Report) + Send + 'static,
+    ) -> Result<Stopper, SubmitError> {
+        self.submitter().submit(tenant, call, done)
+    }
+
+    /// Queues a call and waits for its end.
+    ///
+    /// # Errors
+    /// As [`Scheduler::submit`].
+    pub fn run(&self, tenant: &Tenant, call: Call) -> Result<Report, SubmitError> {
+        let (send, receive) = mpsc::sync_channel(1);
+        self.submit(tenant, call, move |report| drop(send.send(report)))?;
+        receive.recv().map_err(|_| SubmitError::Closing)
+    }
+
+    /// A handle that submits from other threads, also from within `done`.
+    #[must_use]
+    pub fn submitter(&self) -> Submitter {
+        Submitter { shared: Arc::clone(&self.shared), waiting_max: self.waiting_max }
+    }
+}
+
+impl Drop for Scheduler {
+    fn drop(&mut self) {
+        self.shared.close();
+        for worker in self.workers.drain(..) {
+            // A worker that panicked has said so on standard error.
+            let _ = worker.join();
+        }
+        let reactor = self.reactor.take();
+        let entered = reactor.as_ref().map(tokio::runtime::Runtime::enter);
+        for task in self.shared.drain() {
+            task.abandon();
+        }
+        drop(entered);
+        if let Some(reactor) = reactor {
+            // What still blocks in a file operation is not waited for.
+            reactor.shutdown_background();
+        }
+    }
+}
+
+/// Submits calls to a scheduler, from any thread.
+#[derive(Clone)]
+pub struct Submitter {
+    shared: Arc<Shared>,
+    waiting_max: usize,
+}
+
+impl Submitter {
+    /// As [`Scheduler::submit`].
+    ///
+    /// # Errors
+    /// [`SubmitError`]; then nothing was queued.
+    pub fn submit(
+        &self,
+        tenant: &Tenant,
+        call: Call,
+        done: impl FnOnce(Report) + Send + 'static,
+    ) -> Result<Stopper, SubmitError> {
+        let Call { function, arguments, limits } = call;
+        if function.owner() != &*tenant.name {
+            return Err(SubmitError::NotOwner { tenant: tenant.name.to_string() });
+        }
+        function.check(&arguments)?;
+        if function.module.uses_host {
+            return Err(SubmitError::NeedsCapabilities);
+        }
+        let state = call::bare_state(&function, &limits);
+        let stopper = state.stopper.clone();
+        let shared = Arc::downgrade(&self.shared);
+        let plan = Plan { function, arguments, state, fuel: limits.fuel };
+        let task = Task::new(tenant.seat, stopper.clone(), &limits, plan, Box::new(done), shared);
+        let state = self.shared.lock();
+        if state.closing {
+            return Err(SubmitError::Closing);
+        }
+        let waiting = state.queue.waiting(tenant.seat);
+        if waiting >= self.waiting_max {
+            return Err(SubmitError::Full { tenant: tenant.name.to_string(), waiting });
+        }
+        self.shared.push(state, Arc::new(task));
+        Ok(stopper)
+    }
+}
+
+fn nanoseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX).max(1_000)
+}

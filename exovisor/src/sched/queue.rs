@@ -1,0 +1,243 @@
+//! Who runs next: start-time fair queuing over tenants. No clock, no lock, no thread in here.
+//!
+//! Each tenant has a virtual time that grows with the CPU time it used, slower the greater its
+//! weight. Of the tenants with something to run, the one with the highest priority and then the
+//! least virtual time goes first. A tenant that was idle starts at the time of those that were
+//! not: idling earns nothing. At dispatch a whole slice is charged in advance, so that several
+//! workers do not all pick the same tenant; what was not used is given back.
+//!
+//! Within a tenant it is first come, first served, and whoever is preempted goes to the end.
+
+use std::collections::{BTreeSet, VecDeque};
+
+/// Virtual nanoseconds of a tenant of weight 1 for each of its nanoseconds.
+const SCALE: u128 = 1 << 10;
+
+/// A class above or below others: as long as a higher one has work, a lower one waits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Priority {
+    /// Before all others.
+    High,
+    /// For most.
+    #[default]
+    Normal,
+    /// What others leave.
+    Low,
+}
+
+/// A tenant's place in the queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct Seat(pub(super) usize);
+
+#[derive(Debug)]
+struct Tenant<T> {
+    weight: u64,
+    priority: Priority,
+    /// In virtual nanoseconds.
+    used: u64,
+    waiting: VecDeque<T>,
+}
+
+impl<T> Tenant<T> {
+    fn cost(&self, ns: u64) -> u64 {
+        let cost = u128::from(ns) * SCALE / u128::from(self.weight);
+        u64::try_from(cost).unwrap_or(u64::MAX)
+    }
+}
+
+/// All tenants and what they want to run.
+#[derive(Debug)]
+pub(crate) struct Queue<T> {
+    tenants: Vec<Tenant<T>>,
+    /// Those with something waiting, best first.
+    ready: BTreeSet<(Priority, u64, Seat)>,
+    /// Virtual time of the last one that was picked.
+    now: u64,
+}
+
+impl<T> Default for Queue<T> {
+    fn default() -> Self {
+        Self { tenants: Vec::new(), ready: BTreeSet::new(), now: 0 }
+    }
+}
+
+impl<T> Queue<T> {
+    /// A new tenant. A weight of 0 counts as 1.
+    pub fn add(&mut self, weight: u32, priority: Priority) -> Seat {
+        let weight = u64::from(weight.max(1));
+        self.tenants.push(Tenant { weight, priority, used: self.now, waiting: VecDeque::new() });
+        Seat(self.tenants.len() - 1)
+    }
+
+    /// Whether nothing waits.
+    pub fn is_empty(&self) -> bool {
+        self.ready.is_empty()
+    }
+
+    /// How many of this tenant wait.
+    pub fn waiting(&self, seat: Seat) -> usize {
+        self.tenants.get(seat.0).map_or(0, |tenant| tenant.waiting.len())
+    }
+
+    /// Puts `item` behind what its tenant already has.
+    pub fn push(&mut self, seat: Seat, item: T) {
+        let now = self.now;
+        let Some(tenant) = self.tenants.get_mut(seat.0) else { return };
+        if tenant.waiting.is_empty() {
+            tenant.used = tenant.used.max(now);
+            self.ready.insert((tenant.priority, tenant.used, seat));
+        }
+        tenant.waiting.push_back(item);
+    }
+
+    /// Puts back what was preempted; its tenant was not idle meanwhile.
+    pub fn push_again(&mut self, seat: Seat, item: T) {
+        let Some(tenant) = self.tenants.get_mut(seat.0) else { return };
+        if tenant.waiting.is_empty() {
+            self.ready.insert((tenant.priority, tenant.used, seat));
+        }
+        tenant.waiting.push_back(item);
+    }
+
+    /// What runs next, with `slice_ns` of its tenant's account charged.
+    pub fn pop(&mut self, slice_ns: u64) -> Option<(Seat, T)> {
+        let (_, used, seat) = self.ready.pop_first()?;
+        let tenant = self.tenants.get_mut(seat.0)?;
+        let item = tenant.waiting.pop_front()?;
+        self.now = self.now.max(used);
+        tenant.used = tenant.used.saturating_add(tenant.cost(slice_ns));
+        if !tenant.waiting.is_empty() {
+            self.ready.insert((tenant.priority, tenant.used, seat));
+        }
+        Some((seat, item))
+    }
+
+    /// Replaces the `slice_ns` charged by [`Queue::pop`] with what was used.
+    pub fn settle(&mut self, seat: Seat, slice_ns: u64, used_ns: u64) {
+        let Some(tenant) = self.tenants.get_mut(seat.0) else { return };
+        let before = tenant.used;
+        let given_back = tenant.used.saturating_sub(tenant.cost(slice_ns));
+        tenant.used = given_back.saturating_add(tenant.cost(used_ns));
+        if tenant.used != before && self.ready.remove(&(tenant.priority, before, seat)) {
+            self.ready.insert((tenant.priority, tenant.used, seat));
+        }
+    }
+
+    /// Takes everything out.
+    pub fn drain(&mut self) -> Vec<T> {
+        self.ready.clear();
+        self.tenants.iter_mut().flat_map(|tenant| tenant.waiting.drain(..)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// Runs `turns` turns of `slice` on `workers`, every tenant always having work, and answers
+    /// with the time that each tenant had.
+    fn shares(
+        weights: &[u32],
+        workers: usize,
+        turns: usize,
+        used: impl Fn(usize) -> u64,
+    ) -> Vec<u64> {
+        let mut queue = Queue::default();
+        let seats: Vec<Seat> =
+            weights.iter().map(|weight| queue.add(*weight, Priority::Normal)).collect();
+        for seat in &seats {
+            for _ in 0..workers {
+                queue.push(*seat, ());
+            }
+        }
+        let mut had = vec![0; weights.len()];
+        let mut running = VecDeque::new();
+        for turn in 0..turns {
+            let (seat, ()) = queue.pop(1_000).unwrap();
+            running.push_back(seat);
+            if running.len() == workers {
+                let seat = running.pop_front().unwrap();
+                let used = used(turn);
+                queue.settle(seat, 1_000, used);
+                queue.push_again(seat, ());
+                had[seat.0] += used;
+            }
+        }
+        had
+    }
+
+    #[test]
+    fn shares_are_as_the_weights() {
+        for workers in [1, 2, 8] {
+            let had = shares(&[4, 2, 1], workers, 7_000, |_| 1_000);
+            let one = had.iter().sum::<u64>() as f64 / 7.0;
+            for (had, weight) in had.iter().zip([4.0, 2.0, 1.0]) {
+                let error = (*had as f64 / (one * weight) - 1.0).abs();
+                assert!(error < 0.01, "{workers} workers: {had} for weight {weight}");
+            }
+        }
+    }
+
+    #[test]
+    fn an_idle_tenant_earns_nothing() {
+        let mut queue = Queue::default();
+        let (busy, idle) = (queue.add(1, Priority::Normal), queue.add(1, Priority::Normal));
+        queue.push(busy, ());
+        for _ in 0..1_000 {
+            let (seat, ()) = queue.pop(10).unwrap();
+            queue.settle(seat, 10, 10);
+            queue.push_again(seat, ());
+        }
+        queue.push(idle, ());
+        queue.push(idle, ());
+        let picked: Vec<Seat> = (0..4)
+            .map(|_| {
+                let (seat, ()) = queue.pop(10).unwrap();
+                queue.settle(seat, 10, 10);
+                queue.push_again(seat, ());
+                seat
+            })
+            .collect();
+        assert_eq!(picked.iter().filter(|seat| **seat == idle).count(), 2, "{picked:?}");
+    }
+
+    #[test]
+    fn a_higher_priority_goes_first() {
+        let mut queue = Queue::default();
+        let low = queue.add(1_000, Priority::Low);
+        let high = queue.add(1, Priority::High);
+        queue.push(low, "low");
+        queue.push(high, "high");
+        assert_eq!(queue.pop(1).unwrap().1, "high");
+        assert_eq!(queue.pop(1).unwrap().1, "low");
+        assert!(queue.pop(1).is_none());
+    }
+
+    #[test]
+    fn within_a_tenant_the_first_goes_first() {
+        let mut queue = Queue::default();
+        let seat = queue.add(0, Priority::Normal);
+        for item in 0..3 {
+            queue.push(seat, item);
+        }
+        assert_eq!(queue.waiting(seat), 3);
+        assert_eq!(queue.pop(1).unwrap().1, 0);
+        assert_eq!(queue.drain(), [1, 2]);
+        assert_eq!((queue.waiting(seat), queue.pop(1)), (0, None));
+    }
+
+    proptest! {
+        /// Nobody with work is left out for longer than the others' turns add up to.
+        #[test]
+        fn nobody_starves(
+            weights in prop::collection::vec(1u32..100, 2..8),
+            used in 1u64..5_000,
+            workers in 1usize..4,
+        ) {
+            let total: usize = weights.iter().map(|weight| *weight as usize).sum();
+            let had = shares(&weights, workers, total * 10 + 10 * workers, |_| used);
+            prop_assert!(had.iter().all(|had| *had > 0), "{had:?}");
+        }
+    }
+}

@@ -1,0 +1,226 @@
+//! What workers, callers and wakers share.
+
+use crate::isolate::Outcome;
+use crate::preempt;
+use crate::sched::Stats;
+use crate::sched::queue::{Queue, Seat};
+use crate::sched::task::{Report, Task};
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+/// An `Instant` as nanoseconds of CLOCK_MONOTONIC.
+pub(super) fn monotonic_ns(at: Instant) -> u64 {
+    let left = at.saturating_duration_since(Instant::now());
+    preempt::now_ns().saturating_add(u64::try_from(left.as_nanos()).unwrap_or(u64::MAX))
+}
+
+#[derive(Default)]
+pub(super) struct State {
+    pub queue: Queue<Arc<Task>>,
+    /// Tasks that wait in a hostcall, by address.
+    parked: HashMap<usize, Arc<Task>>,
+    pub stats: Vec<(String, Stats)>,
+    idle_workers: usize,
+    /// What each worker runs, and since when, if nothing waited when it was taken: its turn has
+    /// no end until something does.
+    alone: Vec<Option<(Arc<Task>, u64)>>,
+    pub closing: bool,
+}
+
+pub(super) struct Shared {
+    state: Mutex<State>,
+    work: Condvar,
+    slice_ns: AtomicU64,
+}
+
+/// A turn to come.
+pub(super) struct Next {
+    pub task: Arc<Task>,
+    pub slice_ns: u64,
+    pub now_ns: u64,
+    /// Whether nothing else waits.
+    pub alone: bool,
+    /// Whether the worker slept before it.
+    pub waited: bool,
+}
+
+/// What a turn came to.
+pub(super) enum Verdict {
+    /// The call is over.
+    Done(Box<Report>),
+    /// It was preempted, or woken while it ran.
+    Again,
+    /// It waits.
+    Parked,
+}
+
+/// A turn that is over.
+pub(super) struct Spent {
+    pub task: Arc<Task>,
+    pub slice_ns: u64,
+    pub used_ns: u64,
+    pub verdict: Verdict,
+}
+
+impl Shared {
+    pub fn new(slice_ns: u64) -> Self {
+        let slice_ns = AtomicU64::new(slice_ns);
+        Self { state: Mutex::default(), work: Condvar::new(), slice_ns }
+    }
+
+    pub fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn slice_ns(&self) -> u64 {
+        self.slice_ns.load(Ordering::Relaxed)
+    }
+
+    pub fn set_slice_ns(&self, slice_ns: u64) {
+        self.slice_ns.store(slice_ns, Ordering::Relaxed);
+    }
+
+    /// Queues a new task. A sleeping worker is woken for it; if none sleeps, a turn without end
+    /// gets one.
+    pub fn push(&self, mut state: MutexGuard<'_, State>, task: Arc<Task>) {
+        state.queue.push(task.seat, task);
+        let idle = state.idle_workers > 0;
+        let alone = if idle { None } else { state.longest_alone() };
+        drop(state);
+        if idle {
+            self.work.notify_one();
+        }
+        if let Some((task, since_ns)) = alone {
+            task.stopper.hurry(since_ns.saturating_add(self.slice_ns()));
+        }
+    }
+
+    /// A parked task was woken.
+    pub fn unpark(&self, task: Arc<Task>) {
+        let mut state = self.lock();
+        if state.closing {
+            return;
+        }
+        state.parked.remove(&address(&task));
+        self.push(state, task);
+    }
+
+    /// Accounts for `worker`'s last turn and waits for its next; `None` when it is time to go.
+    pub fn next(&self, worker: usize, spent: Option<Spent>) -> Option<Next> {
+        let mut state = self.lock();
+        if let Some(spent) = spent {
+            state.settle(worker, spent);
+        }
+        let mut waited = false;
+        loop {
+            if state.closing {
+                return None;
+            }
+            let slice_ns = self.slice_ns();
+            if let Some((_, task)) = state.queue.pop(slice_ns) {
+                let alone = state.queue.is_empty();
+                let now_ns = preempt::now_ns();
+                if let Some(guest) = task.stopper.guest() {
+                    guest.prepare();
+                }
+                if alone {
+                    state.runs_alone(worker, &task, now_ns);
+                }
+                return Some(Next { task, slice_ns, now_ns, alone, waited });
+            }
+            waited = true;
+            state.idle_workers += 1;
+            state = self.work.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state.idle_workers -= 1;
+        }
+    }
+
+    /// No new turns from here on; those without end get one.
+    pub fn close(&self) {
+        let mut state = self.lock();
+        state.closing = true;
+        let alone: Vec<_> = state.alone.drain(..).flatten().collect();
+        drop(state);
+        self.work.notify_all();
+        for (task, _) in alone {
+            task.stopper.hurry(0);
+        }
+    }
+
+    /// What was queued or parked when the last worker had gone.
+    pub fn drain(&self) -> Vec<Arc<Task>> {
+        let mut state = self.lock();
+        let mut tasks = state.queue.drain();
+        tasks.extend(state.parked.drain().map(|(_, task)| task));
+        tasks
+    }
+}
+
+fn address(task: &Arc<Task>) -> usize {
+    Arc::as_ptr(task).addr()
+}
+
+impl State {
+    /// The worker is still `RUNNING` the task as far as wakers see, until its state is set here.
+    fn settle(&mut self, worker: usize, spent: Spent) {
+        if let Some(alone) = self.alone.get_mut(worker) {
+            *alone = None;
+        }
+        let Spent { task, slice_ns, used_ns, verdict } = spent;
+        self.queue.settle(task.seat, slice_ns, used_ns);
+        if let Some((_, stats)) = self.stats.get_mut(task.seat.index()) {
+            stats.cpu_ns += used_ns;
+            if let Verdict::Done(report) = &verdict {
+                stats.count(report);
+            }
+        }
+        match verdict {
+            Verdict::Done(_) => {}
+            Verdict::Again => self.again(task),
+            // It is parked under the lock, so that a wake-up finds it among the parked.
+            Verdict::Parked if task.park() => drop(self.parked.insert(address(&task), task)),
+            Verdict::Parked => self.again(task),
+        }
+    }
+
+    fn runs_alone(&mut self, worker: usize, task: &Arc<Task>, now_ns: u64) {
+        if self.alone.len() <= worker {
+            self.alone.resize(worker + 1, None);
+        }
+        if let Some(alone) = self.alone.get_mut(worker) {
+            *alone = Some((Arc::clone(task), now_ns));
+        }
+    }
+
+    /// Takes out the turn without end that began first.
+    fn longest_alone(&mut self) -> Option<(Arc<Task>, u64)> {
+        let turns = self.alone.iter_mut().filter(|turn| turn.is_some());
+        turns.min_by_key(|turn| turn.as_ref().map(|(_, since_ns)| *since_ns))?.take()
+    }
+
+    fn again(&mut self, task: Arc<Task>) {
+        task.set_queued();
+        self.queue.push_again(task.seat, task);
+    }
+}
+
+impl Stats {
+    fn count(&mut self, report: &Report) {
+        self.calls += 1;
+        self.preemptions += report.preemptions;
+        match report.outcome {
+            Outcome::Exited(_) => {}
+            Outcome::Trap(_) => self.traps += 1,
+            Outcome::OutOfMemory { .. } | Outcome::OutOfFuel => self.limits += 1,
+            Outcome::Ended(_) => self.ended += 1,
+        }
+    }
+}
+
+impl Seat {
+    fn index(self) -> usize {
+        self.0
+    }
+}

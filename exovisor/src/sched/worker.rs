@@ -1,0 +1,129 @@
+//! A worker thread: takes tasks and gives each a turn.
+
+use crate::ending::Cause;
+use crate::preempt::{self, Allowance, Timer, Turn};
+use crate::sched::shared::{Next, Shared, Spent, Verdict};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::task::{Context, Poll, Waker};
+
+/// Runs until the scheduler closes. `ready` is told whether the thread can preempt.
+pub(super) fn run(
+    worker: usize,
+    shared: &Shared,
+    reactor: &tokio::runtime::Handle,
+    ready: impl FnOnce(std::io::Result<()>),
+) {
+    let timer = preempt::unblock().and_then(|()| Timer::new());
+    let _timer = match timer {
+        Ok(timer) => {
+            ready(Ok(()));
+            timer
+        }
+        Err(error) => return ready(Err(error)),
+    };
+    let _reactor = reactor.enter();
+    let thread = preempt::this_thread();
+    let mut clock = Clock::start();
+    let mut spent = None;
+    while let Some(next) = shared.next(worker, spent.take()) {
+        if next.waited {
+            clock = Clock::start();
+        }
+        let (verdict, end) = turn(&next, thread, &mut clock);
+        if let (Verdict::Done(report), Some(notify)) = (&verdict, end.notify) {
+            notify((**report).clone());
+        }
+        let Next { task, slice_ns, .. } = next;
+        spent = Some(Spent { task, slice_ns, used_ns: end.used_ns, verdict });
+    }
+}
+
+/// CPU time, told mostly by the wall clock: reading a thread's CPU time is a system call of half
+/// a microsecond, the wall clock is none.
+struct Clock {
+    wall_ns: u64,
+    cpu_ns: u64,
+}
+
+/// Slices between two looks of the timer while turns end by themselves.
+const TICK_SLICES: u64 = 4;
+/// Turns that took longer are measured exactly.
+const EXACT_FROM_NS: u64 = 200_000;
+
+impl Clock {
+    fn start() -> Self {
+        Self { wall_ns: preempt::now_ns(), cpu_ns: preempt::thread_cpu_ns() }
+    }
+
+    /// CPU time since `since_ns` of the wall clock.
+    fn used_ns(&mut self, since_ns: u64) -> u64 {
+        let now = preempt::now_ns();
+        let turn = now.saturating_sub(since_ns);
+        if turn < EXACT_FROM_NS {
+            return turn;
+        }
+        let cpu_now = preempt::thread_cpu_ns();
+        let cpu = u128::from(cpu_now.saturating_sub(self.cpu_ns));
+        let wall = u128::from(now.saturating_sub(self.wall_ns)).max(1);
+        *self = Self { wall_ns: now, cpu_ns: cpu_now };
+        // Since the last reading the thread had the CPU for this part of the time.
+        u64::try_from(u128::from(turn) * cpu / wall).unwrap_or(turn).min(turn)
+    }
+}
+
+struct TurnEnd {
+    used_ns: u64,
+    notify: Option<super::task::Done>,
+}
+
+/// One turn, at most a slice long unless nothing waits.
+fn turn(next: &Next, thread: i32, clock: &mut Clock) -> (Verdict, TurnEnd) {
+    let task = &next.task;
+    let mut body = task.body();
+    task.set_running();
+    task.stopper.runs_on(thread);
+    let allowance = allowance(next);
+    let waker = Waker::from(Arc::clone(task));
+    let mut context = Context::from_waker(&waker);
+    let turn = task.stopper.guest().map(|guest| Turn::begin(guest, next.now_ns, allowance));
+    // A panic of a host function comes out here; it must not take the worker with it.
+    let poll = catch_unwind(AssertUnwindSafe(|| body.poll(&mut context)));
+    drop(turn);
+    task.stopper.runs_on(0);
+    let left = preempt::left();
+    let used_ns = clock.used_ns(next.now_ns);
+    task.cpu_ns.fetch_add(used_ns, Ordering::Relaxed);
+    let (outcome, results) = match poll {
+        Ok(Poll::Ready(done)) => done,
+        Ok(Poll::Pending) if left => {
+            task.preemptions.fetch_add(1, Ordering::Relaxed);
+            return (Verdict::Again, TurnEnd { used_ns, notify: None });
+        }
+        Ok(Poll::Pending) => return (Verdict::Parked, TurnEnd { used_ns, notify: None }),
+        Err(_) => (crate::isolate::Outcome::Trap("a host function failed".to_owned()), Vec::new()),
+    };
+    let notify = body.finish();
+    drop(body);
+    (Verdict::Done(Box::new(task.report(outcome, results))), TurnEnd { used_ns, notify })
+}
+
+/// When the turn is over; at once if its task is.
+fn allowance(next: &Next) -> Allowance {
+    let Next { task, slice_ns, now_ns, alone, .. } = next;
+    let left_ns = task.cpu_limit_ns.saturating_sub(task.cpu_ns.load(Ordering::Relaxed));
+    if left_ns == 0 {
+        task.stopper.stop(Cause::CpuTime);
+    }
+    if *now_ns >= task.deadline_ns {
+        task.stopper.stop(Cause::Deadline);
+    }
+    let hard_ns = match task.stopper.is_over() {
+        true => 0,
+        false => now_ns.saturating_add(left_ns).min(task.deadline_ns),
+    };
+    let slice_end = if *alone { preempt::NEVER } else { now_ns.saturating_add(*slice_ns) };
+    let period_ns = slice_ns.saturating_mul(TICK_SLICES);
+    Allowance { due_ns: slice_end.min(hard_ns), hard_ns, period_ns }
+}

@@ -1,0 +1,364 @@
+//! Many isolates on few threads: what one does never reaches another.
+
+use exocell_exovisor::{
+    Admission, Call, CallLimits, Cause, Function, Metering, Outcome, Policy, Pool, Priority,
+    Report, Scheduler, SchedulerConfig, Slots, SubmitError, Tenant, Value,
+};
+use exocell_xgate::CapabilitySet;
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+/// What the tests call: well-behaved functions and one of each kind of bad ones.
+const MODULE: &str = r#"(module
+  (memory (export "memory") 1 100)
+  (table 1 funcref)
+  (func $fib (export "fib") (param i32) (result i32)
+    (if (result i32) (i32.lt_u (local.get 0) (i32.const 2))
+      (then (local.get 0))
+      (else (i32.add
+        (call $fib (i32.sub (local.get 0) (i32.const 1)))
+        (call $fib (i32.sub (local.get 0) (i32.const 2)))))))
+  ;; Vectors, floats and integers live across every point of the loop.
+  (func (export "mix") (param $n i32) (result i32)
+    (local $v v128) (local $w v128) (local $f f64) (local $h i64) (local $i i32)
+    (local.set $v (v128.const i32x4 1 2 3 4))
+    (local.set $w (v128.const i32x4 5 7 11 13))
+    (local.set $f (f64.const 1.5))
+    (local.set $h (i64.const 0x9e3779b97f4a7c15))
+    (loop $more
+      (local.set $v (i32x4.add (i32x4.mul (local.get $v) (local.get $w)) (v128.const i32x4 1 1 1 1)))
+      (local.set $w (v128.xor (local.get $w) (i32x4.shl (local.get $v) (i32.const 3))))
+      (local.set $f (f64.add (f64.mul (local.get $f) (f64.const 0.999)) (f64.const 0.25)))
+      (local.set $h (i64.rotl (i64.mul (local.get $h) (i64.const 0xff51afd7ed558ccd)) (i64.const 13)))
+      (i32.store (i32.and (local.get $i) (i32.const 0xfffc)) (i32x4.extract_lane 2 (local.get $v)))
+      (local.set $i (i32.add (local.get $i) (i32.const 1)))
+      (br_if $more (i32.lt_u (local.get $i) (local.get $n))))
+    (i32.xor
+      (i32.xor (i32x4.extract_lane 0 (local.get $v)) (i32x4.extract_lane 3 (local.get $w)))
+      (i32.xor (i32.wrap_i64 (local.get $h)) (i32.trunc_sat_f64_s (f64.mul (local.get $f) (f64.const 1e6))))))
+  (func $deep (export "overflow") (result i32) (i32.add (call $deep) (i32.const 1)))
+  ;; Down to a depth that fits, back up, for ever.
+  (func $down (param i32) (result i32)
+    (if (result i32) (local.get 0)
+      (then (i32.add (call $down (i32.sub (local.get 0) (i32.const 1))) (i32.const 1)))
+      (else (i32.const 0))))
+  (func (export "depths") (param i32) (result i32) (local i32)
+    (loop $more
+      (local.set 1 (call $down (i32.const 500)))
+      (br_if $more (local.tee 0 (i32.sub (local.get 0) (i32.const 1)))))
+    (local.get 1))
+  (func (export "spin") (loop $again (br $again)))
+  (func (export "trap") (result i32) (i32.div_u (i32.const 1) (i32.const 0)))
+  (func (export "spin-then-trap") (param $n i32) (result i32)
+    (loop $more (br_if $more (local.tee $n (i32.sub (local.get $n) (i32.const 1)))))
+    (i32.load (i32.const 0x7fff0000)))
+  (func (export "bomb") (loop $more (br_if $more (i32.ne (memory.grow (i32.const 1)) (i32.const -1)))) unreachable)
+)"#;
+
+/// fib(20).
+const FIB: (i32, i32) = (20, 6765);
+
+struct World {
+    admission: Admission,
+    scheduler: Scheduler,
+}
+
+impl World {
+    fn new(workers: usize, slice: Duration) -> Self {
+        let pool = Pool { isolates: 3_000, stacks: 3_000, ..Pool::default() };
+        let config = SchedulerConfig { workers, slice, ..SchedulerConfig::default() };
+        let scheduler = Scheduler::new(&config).expect("a scheduler");
+        Self { admission: Admission::new(Policy::pooled(pool)), scheduler }
+    }
+
+    fn tenant(&self, name: &str) -> Tenant {
+        self.scheduler.tenant(name, 1, Priority::Normal)
+    }
+
+    fn function(&self, tenant: &Tenant, name: &str) -> Function {
+        self.function_of(tenant, MODULE, name, Metering::Time)
+    }
+
+    fn function_of(&self, tenant: &Tenant, text: &str, name: &str, metering: Metering) -> Function {
+        let caps = CapabilitySet::nothing();
+        self.admission
+            .admit_for(tenant.name(), text.as_bytes(), &caps, metering)
+            .and_then(|admitted| admitted.function(tenant.name(), name))
+            .unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    fn run(&self, tenant: &Tenant, function: &Function, arguments: &[Value]) -> Report {
+        self.scheduler.run(tenant, call(function, arguments)).expect("it is taken")
+    }
+}
+
+impl World {
+    /// Something else that always wants the CPU, so that others are preempted.
+    fn rivals(&self, count: usize) {
+        let tenant = self.tenant("rival");
+        let spin = self.function(&tenant, "spin");
+        for _ in 0..count {
+            self.scheduler.submit(&tenant, call(&spin, &[]), |_| {}).expect("it is taken");
+        }
+    }
+}
+
+fn limits() -> CallLimits {
+    CallLimits { memory_bytes: 1 << 20, deadline: None, cpu_ns: None, fuel: 0 }
+}
+
+fn call(function: &Function, arguments: &[Value]) -> Call {
+    Call { function: function.clone(), arguments: arguments.to_vec(), limits: limits() }
+}
+
+fn soon() -> CallLimits {
+    CallLimits { deadline: Some(Instant::now() + Duration::from_millis(50)), ..limits() }
+}
+
+const SHORT: Duration = Duration::from_micros(50);
+
+#[test]
+fn preempted_code_computes_what_it_computes_undisturbed() {
+    let quiet = World::new(1, Duration::from_secs(3600));
+    let busy = World::new(3, SHORT);
+    busy.rivals(3);
+    let [alone, crowd] = [&quiet, &busy].map(|world| world.tenant("t"));
+    for (name, argument) in [("fib", 27), ("mix", 3_000_000), ("depths", 2_000)] {
+        let expected = quiet.run(&alone, &quiet.function(&alone, name), &[Value::I32(argument)]);
+        assert_eq!((expected.outcome, expected.preemptions), (Outcome::Exited(0), 0), "{name}");
+        let function = busy.function(&crowd, name);
+        let (send, reports) = mpsc::channel();
+        for _ in 0..8 {
+            let send = send.clone();
+            let done = move |report| drop(send.send(report));
+            busy.scheduler.submit(&crowd, call(&function, &[Value::I32(argument)]), done).unwrap();
+        }
+        for report in reports.iter().take(8) {
+            assert_eq!(report.results, expected.results, "{name}");
+            assert!(report.preemptions > 10, "{name} was preempted {} times", report.preemptions);
+        }
+    }
+}
+
+#[test]
+fn a_guest_traps_after_it_was_preempted() {
+    let world = World::new(2, SHORT);
+    world.rivals(3);
+    let tenant = world.tenant("t");
+    let function = world.function(&tenant, "spin-then-trap");
+    for _ in 0..20 {
+        let report = world.run(&tenant, &function, &[Value::I32(3_000_000)]);
+        assert!(matches!(&report.outcome, Outcome::Trap(text) if text.contains("out of bounds")));
+        assert!(report.preemptions > 0);
+    }
+}
+
+#[test]
+fn a_stack_overflow_under_preemption_is_a_trap() {
+    let world = World::new(2, SHORT);
+    world.rivals(3);
+    let tenant = world.tenant("t");
+    let function = world.function(&tenant, "overflow");
+    let (send, reports) = mpsc::channel();
+    for _ in 0..500 {
+        let send = send.clone();
+        let done = move |report: Report| drop(send.send(report.outcome));
+        world.scheduler.submit(&tenant, call(&function, &[]), done).unwrap();
+    }
+    for outcome in reports.iter().take(500) {
+        assert!(matches!(&outcome, Outcome::Trap(text) if text.contains("stack")), "{outcome:?}");
+    }
+}
+
+#[test]
+fn deadlines_cpu_limits_and_stops_end_a_loop() {
+    let world = World::new(2, Duration::from_millis(1));
+    let tenant = world.tenant("t");
+    let spin = world.function(&tenant, "spin");
+    let limited = |limits| Call { function: spin.clone(), arguments: Vec::new(), limits };
+    let report = world.scheduler.run(&tenant, limited(soon())).unwrap();
+    assert_eq!(report.outcome, Outcome::Ended(Cause::Deadline));
+    let cpu = CallLimits { cpu_ns: Some(20_000_000), ..limits() };
+    let report = world.scheduler.run(&tenant, limited(cpu)).unwrap();
+    assert_eq!(report.outcome, Outcome::Ended(Cause::CpuTime));
+    assert!(report.cpu >= Duration::from_millis(20), "{:?}", report.cpu);
+    let (send, ended) = mpsc::channel();
+    let done = move |report: Report| drop(send.send(report.outcome));
+    let stopper = world.scheduler.submit(&tenant, limited(limits()), done).unwrap();
+    assert!(ended.recv_timeout(Duration::from_millis(30)).is_err(), "it ends by itself");
+    stopper.stop(Cause::Revoked);
+    assert_eq!(ended.recv().unwrap(), Outcome::Ended(Cause::Revoked));
+}
+
+#[test]
+fn a_loop_in_the_start_section_can_be_ended() {
+    let world = World::new(1, Duration::from_millis(1));
+    let tenant = world.tenant("t");
+    let text = r#"(module (func $s (loop $l (br $l))) (start $s) (func (export "f")))"#;
+    let function = world.function_of(&tenant, text, "f", Metering::Time);
+    let call = Call { function, arguments: Vec::new(), limits: soon() };
+    let report = world.scheduler.run(&tenant, call).unwrap();
+    assert_eq!(report.outcome, Outcome::Ended(Cause::Deadline));
+}
+
+/// A trap, a stack overflow, an endless loop and a memory bomb, again and again, on one worker,
+/// while another tenant's calls all succeed.
+#[test]
+fn what_one_tenant_does_does_not_reach_another() {
+    for metering in Metering::ALL {
+        let world = World::new(1, Duration::from_millis(1));
+        let (bad, good) = (world.tenant("bad"), world.tenant("good"));
+        let limits = || CallLimits { fuel: 10_000_000, ..soon() };
+        for name in ["trap", "overflow", "spin", "bomb", "spin", "spin"] {
+            let function = world.function_of(&bad, MODULE, name, metering);
+            let call = Call { function, arguments: Vec::new(), limits: limits() };
+            world
+                .scheduler
+                .submit(&bad, call, |report| {
+                    assert_ne!(report.outcome, Outcome::Exited(0));
+                })
+                .unwrap();
+        }
+        let function = world.function_of(&good, MODULE, "fib", metering);
+        for _ in 0..50 {
+            let call = Call {
+                function: function.clone(),
+                arguments: vec![Value::I32(FIB.0)],
+                limits: CallLimits { fuel: 10_000_000, ..self::limits() },
+            };
+            let report = world.scheduler.run(&good, call).unwrap();
+            assert_eq!(report.outcome, Outcome::Exited(0), "{metering:?}");
+            assert_eq!(report.results, [Value::I32(FIB.1)]);
+        }
+    }
+}
+
+#[test]
+fn memory_and_fuel_end_what_exceeds_them() {
+    let world = World::new(1, Duration::from_millis(1));
+    let tenant = world.tenant("t");
+    let bomb = world.function(&tenant, "bomb");
+    let report = world.run(&tenant, &bomb, &[]);
+    assert_eq!(report.outcome, Outcome::OutOfMemory { limit: 1 << 20 });
+    let spin = world.function_of(&tenant, MODULE, "spin", Metering::Fuel);
+    let limits = CallLimits { fuel: 1_000_000, ..limits() };
+    let report =
+        world.scheduler.run(&tenant, Call { function: spin, arguments: Vec::new(), limits });
+    assert_eq!(report.unwrap().outcome, Outcome::OutOfFuel);
+}
+
+#[test]
+fn fuel_is_the_same_however_often_the_cpu_is_taken() {
+    let needed = |slice| {
+        let world = World::new(1, slice);
+        world.rivals(1);
+        let tenant = world.tenant("t");
+        let fib = world.function_of(&tenant, MODULE, "fib", Metering::Fuel);
+        let enough = |fuel| {
+            let limits = CallLimits { fuel, ..limits() };
+            let arguments = vec![Value::I32(16)];
+            let call = Call { function: fib.clone(), arguments, limits };
+            world.scheduler.run(&tenant, call).unwrap().outcome == Outcome::Exited(0)
+        };
+        let (mut low, mut high) = (0, 10_000_000);
+        while low + 1 < high {
+            let middle = low + (high - low) / 2;
+            if enough(middle) { high = middle } else { low = middle }
+        }
+        high
+    };
+    assert_eq!(needed(Duration::from_millis(2)), needed(Duration::from_micros(20)));
+}
+
+#[test]
+fn thousands_of_suspended_calls_are_ended_with_the_scheduler() {
+    let world = World::new(2, SHORT);
+    let tenant = world.tenant("t");
+    let spin = world.function(&tenant, "spin");
+    let (send, ended) = mpsc::channel();
+    for _ in 0..2_000 {
+        let send = send.clone();
+        let done = move |report: Report| drop(send.send(report));
+        world.scheduler.submit(&tenant, call(&spin, &[]), done).unwrap();
+    }
+    drop(send);
+    // Until each had a turn.
+    while world.scheduler.stats()[0].1.cpu_ns < 2_000 * 250_000 {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    drop(world);
+    let reports: Vec<Report> = ended.iter().collect();
+    assert_eq!(reports.len(), 2_000);
+    assert!(reports.iter().all(|report| report.outcome == Outcome::Ended(Cause::Stopped)));
+    let suspended = reports.iter().filter(|report| report.preemptions > 0).count();
+    assert!(suspended > 1_000, "{suspended} had been preempted");
+}
+
+#[test]
+fn shares_follow_weights_and_the_slice_can_be_changed() {
+    let world = World::new(1, Duration::from_millis(1));
+    let tenants = [
+        ("four", 4, Priority::Normal),
+        ("two", 2, Priority::Normal),
+        ("one", 1, Priority::Normal),
+        ("low", 100, Priority::Low),
+    ]
+    .map(|(name, weight, priority)| {
+        let tenant = world.scheduler.tenant(name, weight, priority);
+        let spin = world.function(&tenant, "spin");
+        (tenant, spin)
+    });
+    let cpu =
+        CallLimits { deadline: Some(Instant::now() + Duration::from_millis(1_500)), ..limits() };
+    let calls = tenants.map(|(tenant, function)| {
+        let call = Call { function, arguments: Vec::new(), limits: cpu.clone() };
+        let (send, ended) = mpsc::channel();
+        world.scheduler.submit(&tenant, call, move |report| drop(send.send(report))).unwrap();
+        ended
+    });
+    world.scheduler.set_slice(Duration::from_micros(500));
+    let used = calls.map(|ended| ended.recv().unwrap());
+    let [used @ .., low] = used;
+    let one = used.iter().map(|report: &Report| report.cpu.as_secs_f64()).sum::<f64>() / 7.0;
+    for (report, weight) in used.iter().zip([4.0, 2.0, 1.0]) {
+        let error = report.cpu.as_secs_f64() / (one * weight) - 1.0;
+        assert!(error.abs() < 0.05, "{report:?} for weight {weight}");
+        assert!(report.preemptions > 20, "{report:?}");
+    }
+    assert!(low.cpu < Duration::from_secs_f64(one / 2.0), "{low:?}");
+}
+
+#[test]
+fn a_module_is_called_by_its_owner_only_and_with_its_types() {
+    let world = World::new(1, Duration::from_millis(1));
+    let (owner, other) = (world.tenant("owner"), world.tenant("other"));
+    let fib = world.function(&owner, "fib");
+    let stolen = world.scheduler.run(&other, call(&fib, &[Value::I32(1)]));
+    assert!(matches!(stolen, Err(SubmitError::NotOwner { .. })));
+    for arguments in [&[][..], &[Value::I64(1)], &[Value::I32(1), Value::I32(2)]] {
+        let refused = world.scheduler.run(&owner, call(&fib, arguments));
+        assert!(matches!(refused, Err(SubmitError::Arguments(_))), "{arguments:?}");
+    }
+}
+
+#[test]
+fn a_tenant_may_not_queue_without_end() {
+    let config = SchedulerConfig { workers: 1, waiting_max: 10, ..SchedulerConfig::default() };
+    let world = World { scheduler: Scheduler::new(&config).unwrap(), ..World::new(1, SHORT) };
+    let tenant = world.tenant("t");
+    let spin = world.function(&tenant, "spin");
+    let results: Vec<_> =
+        (0..20).map(|_| world.scheduler.submit(&tenant, call(&spin, &[]), |_| {})).collect();
+    assert!(results[0].is_ok());
+    assert!(matches!(results[19], Err(SubmitError::Full { waiting: 10, .. })));
+}
+
+#[test]
+fn compact_slots_check_every_access() {
+    let pool = Pool { slots: Slots::Compact, memory_bytes: 1 << 20, ..Pool::default() };
+    let world = World { admission: Admission::new(Policy::pooled(pool)), ..World::new(2, SHORT) };
+    let tenant = world.tenant("t");
+    let function = world.function(&tenant, "spin-then-trap");
+    let report = world.run(&tenant, &function, &[Value::I32(1_000)]);
+    assert!(matches!(&report.outcome, Outcome::Trap(text) if text.contains("out of bounds")));
+}
