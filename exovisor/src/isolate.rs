@@ -244,7 +244,7 @@ impl Ready {
     #[must_use]
     pub fn run(mut self) -> Outcome {
         let stopper = self.stopper();
-        let watch = match stopper.watch(self.deadline) {
+        let watch = match preempt::unblock().and_then(|()| stopper.watch(self.deadline)) {
             Ok(watch) => watch,
             Err(error) => return Outcome::Trap(format!("cannot watch the deadline: {error}")),
         };
