@@ -113,7 +113,7 @@ impl Function {
             }
             (Shape::I32ToI32, _) => Err(no_export()),
             (Shape::Other { results, .. }, arguments) => {
-                let arguments: Vec<Val> = arguments.iter().map(Value::to_val).collect();
+                let arguments: Vec<Val> = arguments.iter().copied().map(Value::to_val).collect();
                 let mut out = vec![Val::I32(0); *results];
                 func.call_async(store, &arguments, &mut out).await?;
                 out.iter().map(Value::from_val).collect::<Option<_>>().ok_or_else(no_export)
@@ -155,10 +155,10 @@ impl Value {
         )
     }
 
-    fn to_val(&self) -> Val {
+    fn to_val(self) -> Val {
         match self {
-            Self::I32(value) => Val::I32(*value),
-            Self::I64(value) => Val::I64(*value),
+            Self::I32(value) => Val::I32(value),
+            Self::I64(value) => Val::I64(value),
             Self::F32(value) => Val::F32(value.to_bits()),
             Self::F64(value) => Val::F64(value.to_bits()),
         }
