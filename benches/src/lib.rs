@@ -10,6 +10,7 @@ mod apps;
 mod density;
 mod error;
 mod exocell;
+mod isolates;
 mod micro;
 mod options;
 mod plot;
@@ -40,6 +41,8 @@ pub fn run(root: &Path, command: &BenchCommand) -> Result<(), BenchError> {
         BenchCommand::Apps(args) => apps::measure(args, &exocell)?,
         BenchCommand::Start(options) => start::measure(options, &exocell)?,
         BenchCommand::Density(args) => density::measure(args.cells, &exocell)?,
+        BenchCommand::Isolates(args) => isolates::measure(args)?,
+        BenchCommand::Preempt(args) => isolates::measure_preemption(args)?,
     };
     report(options, &rows)
 }

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 
+use crate::isolates::{IsolatesArgs, PreemptArgs};
 use crate::subject::{GuestKernel, Peer};
 
 /// One benchmark.
@@ -21,6 +22,10 @@ pub enum BenchCommand {
     Start(Options),
     /// Many idle cells at once: the memory of each, and whether each answers.
     Density(DensityArgs),
+    /// Fresh Wasm isolates, many tenants: CPU time of a call, and what of it is not its work.
+    Isolates(IsolatesArgs),
+    /// Long Wasm calls that are preempted, and how fair shares are.
+    Preempt(PreemptArgs),
 }
 
 /// What every benchmark can be told.
@@ -93,6 +98,8 @@ impl BenchCommand {
             Self::Apps(args) => &args.options,
             Self::Start(options) => options,
             Self::Density(args) => &args.options,
+            Self::Isolates(args) => &args.options,
+            Self::Preempt(args) => &args.options,
         }
     }
 }

@@ -22,6 +22,9 @@ pub enum Unit {
     /// How many times as fast; more is better.
     #[serde(rename = "x")]
     Times,
+    /// Hundredths of what is right.
+    #[serde(rename = "%")]
+    Percent,
 }
 
 impl Unit {
@@ -100,6 +103,7 @@ pub fn human(unit: Unit, value: f64) -> String {
         Unit::Bytes => format!("{:.2} MiB", value / f64::from(1 << 20)),
         Unit::MbPerSecond => format!("{value:.0} MB/s"),
         Unit::Times => format!("{value:.2} x"),
+        Unit::Percent => format!("{value:.2} %"),
     }
 }
 

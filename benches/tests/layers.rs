@@ -41,7 +41,7 @@ const LAYERS: &[(&str, &[&str])] = &[
         &["exocell-agent", "exocell-folders", "exocell-images", "exocell-vmm", "exocell-xgate"],
     ),
     // What sits on the cell reaches everything through it.
-    ("exocell-benches", &["exocell-cell"]),
+    ("exocell-benches", &["exocell-cell", "exocell-exovisor", "exocell-xgate"]),
     ("exocell-cli", &["exocell-benches", "exocell-cell"]),
     ("exocell-shim", &["exocell-cell"]),
 ];

@@ -3,7 +3,7 @@
 use crate::admission::{Admitted, AdmittedModule};
 use crate::ending::Stopper;
 use crate::gate::Gate;
-use crate::isolate::{Outcome, State};
+use crate::isolate::{Attached, Outcome, State};
 use crate::limits::Limits;
 use std::sync::Arc;
 use std::time::Instant;
@@ -175,17 +175,16 @@ impl Value {
     }
 }
 
-/// What a scheduled call starts from: a function without host functions behind it.
-pub(crate) fn bare_state(function: &Function, limits: &CallLimits) -> State {
+/// What a scheduled call starts from.
+pub(crate) fn state(function: &Function, limits: &CallLimits, attached: Option<Attached>) -> State {
     let module = &function.module;
     let stopper = Stopper::new(Some(Arc::clone(&module.code)), module.epochs());
-    State {
-        wasi: None,
-        gate: Gate::default(),
-        stopper,
-        limits: Limits::new(limits.memory_bytes),
-        deadline: limits.deadline,
-    }
+    let (wasi, gate) = match attached {
+        Some(Attached { wasi, gate }) => (Some(wasi), gate),
+        None => (None, Gate::default()),
+    };
+    let (limits, deadline) = (Limits::new(limits.memory_bytes), limits.deadline);
+    State { wasi, gate, stopper, limits, deadline }
 }
 
 /// A store with its limits set.

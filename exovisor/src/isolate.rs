@@ -153,27 +153,17 @@ impl Isolate {
         holder: &str,
         spec: Spec,
     ) -> Result<Ready, PrepareError> {
-        let held: Vec<(Handle, &Capability)> =
-            table.iter().filter(|(_, capability)| capability.holder() == holder).collect();
-        let quota = |kind: Kind| {
-            let found = held.iter().find(|(_, capability)| capability.kind() == kind);
-            found.map(|(_, capability)| capability.quota().0)
-        };
+        let quota = |kind| quota(table, holder, kind);
         let missing = || PrepareError::Missing { holder: holder.to_owned(), kind: Kind::Memory };
         let memory = quota(Kind::Memory).ok_or_else(missing)?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let mut wasi = context(&spec);
-        let folders = open_folders(&mut wasi, &held)?;
-        if quota(Kind::Stdio).is_some() {
-            let _inside = runtime.enter();
-            attach(&mut wasi, spec)?;
-        }
-        let handles: Vec<Handle> = held.iter().map(|(handle, _)| *handle).collect();
-        let gate = Gate::new(table, &handles, &folders);
+        let inside = runtime.enter();
+        let Attached { wasi, gate } = Attached::open(table, holder, spec, Waits::Here)?;
+        drop(inside);
         let module = &admitted.0;
         let command = Function::find(admitted, "_start").ok_or(PrepareError::NoStart)?;
         let stopper = Stopper::new(Some(Arc::clone(&module.code)), module.epochs());
-        let wasi = Some(Box::new(wasi.build_p1()));
+        let wasi = Some(wasi);
         let limits = Limits::new(memory);
         let state = State { wasi, gate, stopper, limits, deadline: None };
         let refused = |error| PrepareError::Engine { message: format!("{error:#}") };
@@ -185,10 +175,50 @@ impl Isolate {
     }
 }
 
-fn context(spec: &Spec) -> WasiCtxBuilder {
-    let mut wasi = WasiCtxBuilder::new();
-    wasi.args(&spec.args).envs(&spec.env).allow_blocking_current_thread(true);
-    wasi
+/// Where an operation on a file may keep a thread waiting.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Waits {
+    /// On the isolate's own thread.
+    Here,
+    /// On threads for that purpose, so that other isolates go on.
+    Elsewhere,
+}
+
+/// The host's side of an isolate: its streams and folders, opened.
+pub struct Attached {
+    pub(crate) wasi: Box<WasiP1Ctx>,
+    pub(crate) gate: Gate,
+}
+
+impl Attached {
+    /// Opens what `holder` has capabilities for in `table`. Must be called inside a tokio runtime.
+    pub(crate) fn open(
+        table: &Table,
+        holder: &str,
+        spec: Spec,
+        waits: Waits,
+    ) -> Result<Self, PrepareError> {
+        let held = held(table, holder);
+        let mut wasi = WasiCtxBuilder::new();
+        wasi.args(&spec.args).envs(&spec.env).allow_blocking_current_thread(waits == Waits::Here);
+        let folders = open_folders(&mut wasi, &held)?;
+        if quota(table, holder, Kind::Stdio).is_some() {
+            attach(&mut wasi, spec)?;
+        }
+        let handles: Vec<Handle> = held.iter().map(|(handle, _)| *handle).collect();
+        let gate = Gate::new(table, &handles, &folders);
+        Ok(Self { wasi: Box::new(wasi.build_p1()), gate })
+    }
+}
+
+fn held<'a>(table: &'a Table, holder: &str) -> Vec<(Handle, &'a Capability)> {
+    table.iter().filter(|(_, capability)| capability.holder() == holder).collect()
+}
+
+fn quota(table: &Table, holder: &str, kind: Kind) -> Option<u64> {
+    let held = held(table, holder);
+    let found = held.iter().find(|(_, capability)| capability.kind() == kind);
+    found.map(|(_, capability)| capability.quota().0)
 }
 
 fn attach(wasi: &mut WasiCtxBuilder, spec: Spec) -> std::io::Result<()> {

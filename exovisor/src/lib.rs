@@ -46,7 +46,7 @@ pub use cache::{Cache, CacheError};
 pub use call::{ArgumentError, CallLimits, Function, Value};
 pub use ending::{Cause, Stopper};
 pub use imports::{Effect, Import, Tier};
-pub use isolate::{Isolate, Outcome, PrepareError, Ready, Spec};
+pub use isolate::{Attached, Isolate, Outcome, PrepareError, Ready, Spec};
 pub use policy::{Metering, Policy, Pool, Slots};
 pub use scan::ModuleLimits;
 pub use sched::{

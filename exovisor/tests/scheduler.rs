@@ -1,10 +1,15 @@
 //! Many isolates on few threads: what one does never reaches another.
 
+mod common;
+
+use common::{caps_with, table};
 use exocell_exovisor::{
     Admission, Call, CallLimits, Cause, Function, Metering, Outcome, Policy, Pool, Priority,
-    Report, Scheduler, SchedulerConfig, Slots, SubmitError, Tenant, Value,
+    Report, Scheduler, SchedulerConfig, Slots, Spec, SubmitError, Tenant, Value,
 };
 use exocell_xgate::CapabilitySet;
+use std::io::Write;
+use std::os::fd::OwnedFd;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
@@ -108,7 +113,7 @@ fn limits() -> CallLimits {
 }
 
 fn call(function: &Function, arguments: &[Value]) -> Call {
-    Call { function: function.clone(), arguments: arguments.to_vec(), limits: limits() }
+    Call::new(function, arguments, limits())
 }
 
 fn soon() -> CallLimits {
@@ -175,7 +180,7 @@ fn deadlines_cpu_limits_and_stops_end_a_loop() {
     let world = World::new(2, Duration::from_millis(1));
     let tenant = world.tenant("t");
     let spin = world.function(&tenant, "spin");
-    let limited = |limits| Call { function: spin.clone(), arguments: Vec::new(), limits };
+    let limited = |limits| Call::new(&spin, &[], limits);
     let report = world.scheduler.run(&tenant, limited(soon())).unwrap();
     assert_eq!(report.outcome, Outcome::Ended(Cause::Deadline));
     let cpu = CallLimits { cpu_ns: Some(20_000_000), ..limits() };
@@ -196,7 +201,7 @@ fn a_loop_in_the_start_section_can_be_ended() {
     let tenant = world.tenant("t");
     let text = r#"(module (func $s (loop $l (br $l))) (start $s) (func (export "f")))"#;
     let function = world.function_of(&tenant, text, "f", Metering::Time);
-    let call = Call { function, arguments: Vec::new(), limits: soon() };
+    let call = Call::new(&function, &[], soon());
     let report = world.scheduler.run(&tenant, call).unwrap();
     assert_eq!(report.outcome, Outcome::Ended(Cause::Deadline));
 }
@@ -211,7 +216,7 @@ fn what_one_tenant_does_does_not_reach_another() {
         let limits = || CallLimits { fuel: 10_000_000, ..soon() };
         for name in ["trap", "overflow", "spin", "bomb", "spin", "spin"] {
             let function = world.function_of(&bad, MODULE, name, metering);
-            let call = Call { function, arguments: Vec::new(), limits: limits() };
+            let call = Call::new(&function, &[], limits());
             world
                 .scheduler
                 .submit(&bad, call, |report| {
@@ -221,11 +226,11 @@ fn what_one_tenant_does_does_not_reach_another() {
         }
         let function = world.function_of(&good, MODULE, "fib", metering);
         for _ in 0..50 {
-            let call = Call {
-                function: function.clone(),
-                arguments: vec![Value::I32(FIB.0)],
-                limits: CallLimits { fuel: 10_000_000, ..self::limits() },
-            };
+            let call = Call::new(
+                &function,
+                &[Value::I32(FIB.0)],
+                CallLimits { fuel: 10_000_000, ..self::limits() },
+            );
             let report = world.scheduler.run(&good, call).unwrap();
             assert_eq!(report.outcome, Outcome::Exited(0), "{metering:?}");
             assert_eq!(report.results, [Value::I32(FIB.1)]);
@@ -242,8 +247,7 @@ fn memory_and_fuel_end_what_exceeds_them() {
     assert_eq!(report.outcome, Outcome::OutOfMemory { limit: 1 << 20 });
     let spin = world.function_of(&tenant, MODULE, "spin", Metering::Fuel);
     let limits = CallLimits { fuel: 1_000_000, ..limits() };
-    let report =
-        world.scheduler.run(&tenant, Call { function: spin, arguments: Vec::new(), limits });
+    let report = world.scheduler.run(&tenant, Call::new(&spin, &[], limits));
     assert_eq!(report.unwrap().outcome, Outcome::OutOfFuel);
 }
 
@@ -256,8 +260,7 @@ fn fuel_is_the_same_however_often_the_cpu_is_taken() {
         let fib = world.function_of(&tenant, MODULE, "fib", Metering::Fuel);
         let enough = |fuel| {
             let limits = CallLimits { fuel, ..limits() };
-            let arguments = vec![Value::I32(16)];
-            let call = Call { function: fib.clone(), arguments, limits };
+            let call = Call::new(&fib, &[Value::I32(16)], limits);
             world.scheduler.run(&tenant, call).unwrap().outcome == Outcome::Exited(0)
         };
         let (mut low, mut high) = (0, 10_000_000);
@@ -308,24 +311,29 @@ fn shares_follow_weights_and_the_slice_can_be_changed() {
         let spin = world.function(&tenant, "spin");
         (tenant, spin)
     });
-    let cpu =
-        CallLimits { deadline: Some(Instant::now() + Duration::from_millis(1_500)), ..limits() };
+    // The first one's CPU limit says when it is over, however busy the machine is.
+    let mut cpu_ns = Some(400_000_000);
     let calls = tenants.map(|(tenant, function)| {
-        let call = Call { function, arguments: Vec::new(), limits: cpu.clone() };
+        let call = Call::new(&function, &[], CallLimits { cpu_ns: cpu_ns.take(), ..limits() });
         let (send, ended) = mpsc::channel();
-        world.scheduler.submit(&tenant, call, move |report| drop(send.send(report))).unwrap();
-        ended
+        let done = move |report: Report| drop(send.send(report));
+        (world.scheduler.submit(&tenant, call, done).unwrap(), ended)
     });
     world.scheduler.set_slice(Duration::from_micros(500));
-    let used = calls.map(|ended| ended.recv().unwrap());
-    let [used @ .., low] = used;
-    let one = used.iter().map(|report: &Report| report.cpu.as_secs_f64()).sum::<f64>() / 7.0;
-    for (report, weight) in used.iter().zip([4.0, 2.0, 1.0]) {
-        let error = report.cpu.as_secs_f64() / (one * weight) - 1.0;
-        assert!(error.abs() < 0.05, "{report:?} for weight {weight}");
-        assert!(report.preemptions > 20, "{report:?}");
+    let [(_, four), others @ ..] = calls;
+    let four = four.recv().unwrap();
+    for (stopper, _) in &others {
+        stopper.stop(Cause::Stopped);
     }
-    assert!(low.cpu < Duration::from_secs_f64(one / 2.0), "{low:?}");
+    let [two, one, low] = others.map(|(_, ended)| ended.recv().unwrap());
+    assert_eq!(four.outcome, Outcome::Ended(Cause::CpuTime));
+    let share = (four.cpu + two.cpu + one.cpu).as_secs_f64() / 7.0;
+    for (report, weight) in [(four, 4.0), (two, 2.0), (one, 1.0)] {
+        let error = report.cpu.as_secs_f64() / (share * weight) - 1.0;
+        assert!(error.abs() < 0.1, "{report:?} for weight {weight}");
+        assert!(report.preemptions > 5, "{report:?}");
+    }
+    assert!(low.cpu.as_secs_f64() < share / 2.0, "{low:?}");
 }
 
 #[test]
@@ -361,4 +369,63 @@ fn compact_slots_check_every_access() {
     let function = world.function(&tenant, "spin-then-trap");
     let report = world.run(&tenant, &function, &[Value::I32(1_000)]);
     assert!(matches!(&report.outcome, Outcome::Trap(text) if text.contains("out of bounds")));
+}
+
+/// Reads from standard input until its end, and says how much there was.
+const READER: &str = r#"(module
+  (import "wasi_snapshot_preview1" "fd_read" (func $fd_read (param i32 i32 i32 i32) (result i32)))
+  (memory (export "memory") 1)
+  (func (export "read") (param i32) (result i32)
+    (loop $more
+      (i32.store (i32.const 0) (i32.const 64)) (i32.store (i32.const 4) (i32.const 100))
+      (if (call $fd_read (i32.const 0) (i32.const 0) (i32.const 1) (i32.const 8)) (then unreachable))
+      (local.set 0 (i32.add (local.get 0) (i32.load (i32.const 8))))
+      (br_if $more (i32.load (i32.const 8))))
+    (local.get 0)))"#;
+
+/// A world with one worker, and a call that waits on the pipe whose other end is returned.
+fn waiting(limits: CallLimits) -> (World, mpsc::Receiver<Report>, std::io::PipeWriter) {
+    let world = World::new(1, Duration::from_millis(1));
+    let tenant = world.tenant("reader");
+    let caps = caps_with("");
+    let table = table(&caps);
+    let admitted =
+        world.admission.admit_for("reader", READER.as_bytes(), &caps, Metering::Time).unwrap();
+    let read = admitted.function("reader", "read").unwrap();
+    let refused = world.scheduler.run(&tenant, Call::new(&read, &[Value::I32(0)], self::limits()));
+    assert!(matches!(refused, Err(SubmitError::NeedsCapabilities)));
+    let (stdin, feed) = std::io::pipe().unwrap();
+    let spec = Spec { stdin: Some(OwnedFd::from(stdin)), ..Spec::default() };
+    let attached = world.scheduler.attach(&table, "isolate", spec).unwrap();
+    let (send, ended) = mpsc::channel();
+    let call = Call::new(&read, &[Value::I32(0)], limits).with(attached);
+    world.scheduler.submit(&tenant, call, move |report| drop(send.send(report))).unwrap();
+    (world, ended, feed)
+}
+
+#[test]
+fn a_call_that_waits_frees_its_worker() {
+    let (world, ended, mut feed) = waiting(limits());
+    let other = world.tenant("other");
+    let fib = world.function(&other, "fib");
+    for written in 0..5 {
+        assert_eq!(world.run(&other, &fib, &[Value::I32(FIB.0)]).results, [Value::I32(FIB.1)]);
+        assert!(ended.try_recv().is_err(), "it ended after {written} bytes");
+        feed.write_all(b"x").unwrap();
+    }
+    drop(feed);
+    assert_eq!(ended.recv().unwrap().results, [Value::I32(5)]);
+}
+
+#[test]
+fn a_deadline_and_the_schedulers_end_reach_a_call_that_waits() {
+    let (_world, ended, _feed) = waiting(soon());
+    assert_eq!(ended.recv().unwrap().outcome, Outcome::Ended(Cause::Deadline));
+    let (world, ended, _feed) = waiting(limits());
+    // It has had its turn and waits.
+    while world.scheduler.stats()[0].1.cpu_ns == 0 {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    drop(world);
+    assert_eq!(ended.recv().unwrap().outcome, Outcome::Ended(Cause::Stopped));
 }

@@ -17,7 +17,9 @@ pub use task::Report;
 
 use crate::call::{self, ArgumentError, CallLimits, Function, Value};
 use crate::ending::Stopper;
+use crate::isolate::{Attached, PrepareError, Spec, Waits};
 use crate::preempt;
+use exocell_xgate::Table;
 use queue::Seat;
 use shared::Shared;
 use std::sync::{Arc, mpsc};
@@ -116,6 +118,23 @@ pub struct Call {
     pub arguments: Vec<Value>,
     /// How far it may go.
     pub limits: CallLimits,
+    /// Its streams and folders, if it imports host functions ([`Scheduler::attach`]).
+    pub attached: Option<Attached>,
+}
+
+impl Call {
+    /// A call of a function whose module imports nothing.
+    #[must_use]
+    pub fn new(function: &Function, arguments: &[Value], limits: CallLimits) -> Self {
+        let (function, arguments) = (function.clone(), arguments.to_vec());
+        Self { function, arguments, limits, attached: None }
+    }
+
+    /// The same with streams and folders.
+    #[must_use]
+    pub fn with(self, attached: Attached) -> Self {
+        Self { attached: Some(attached), ..self }
+    }
 }
 
 /// Workers and their queue. Dropping it ends all calls.
@@ -173,6 +192,21 @@ impl Scheduler {
         let seat = state.queue.add(weight, priority);
         state.stats.push((name.to_owned(), Stats::default()));
         Tenant { name: name.into(), seat }
+    }
+
+    /// Opens the streams and folders that `holder` has capabilities for in `table`, for one call.
+    /// While the call waits for them, its worker runs others.
+    ///
+    /// # Errors
+    /// [`PrepareError`] names the capability.
+    pub fn attach(
+        &self,
+        table: &Table,
+        holder: &str,
+        spec: Spec,
+    ) -> Result<Attached, PrepareError> {
+        let _inside = self.reactor.as_ref().map(tokio::runtime::Runtime::enter);
+        Attached::open(table, holder, spec, Waits::Elsewhere)
     }
 
     /// Sets the longest turn from now on.
@@ -255,15 +289,15 @@ impl Submitter {
         call: Call,
         done: impl FnOnce(Report) + Send + 'static,
     ) -> Result<Stopper, SubmitError> {
-        let Call { function, arguments, limits } = call;
+        let Call { function, arguments, limits, attached } = call;
         if function.owner() != &*tenant.name {
             return Err(SubmitError::NotOwner { tenant: tenant.name.to_string() });
         }
         function.check(&arguments)?;
-        if function.module.uses_host {
+        if function.module.uses_host && attached.is_none() {
             return Err(SubmitError::NeedsCapabilities);
         }
-        let state = call::bare_state(&function, &limits);
+        let state = call::state(&function, &limits, attached);
         let stopper = state.stopper.clone();
         let shared = Arc::downgrade(&self.shared);
         let plan = Plan { function, arguments, state, fuel: limits.fuel };

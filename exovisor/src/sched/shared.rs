@@ -4,16 +4,21 @@ use crate::isolate::Outcome;
 use crate::preempt;
 use crate::sched::Stats;
 use crate::sched::queue::{Queue, Seat};
-use crate::sched::task::{Report, Task};
+use crate::sched::task::Task;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
-/// An `Instant` as nanoseconds of CLOCK_MONOTONIC.
+/// An `Instant` as nanoseconds of CLOCK_MONOTONIC, which is what it counts too.
 pub(super) fn monotonic_ns(at: Instant) -> u64 {
-    let left = at.saturating_duration_since(Instant::now());
-    preempt::now_ns().saturating_add(u64::try_from(left.as_nanos()).unwrap_or(u64::MAX))
+    static BASE: LazyLock<(Instant, u64)> = LazyLock::new(|| (Instant::now(), preempt::now_ns()));
+    let (base, base_ns) = *BASE;
+    let nanoseconds = |span: Duration| u64::try_from(span.as_nanos()).unwrap_or(u64::MAX);
+    match at.checked_duration_since(base) {
+        Some(after) => base_ns.saturating_add(nanoseconds(after)),
+        None => base_ns.saturating_sub(nanoseconds(base.duration_since(at))),
+    }
 }
 
 #[derive(Default)]
@@ -46,10 +51,19 @@ pub(super) struct Next {
     pub waited: bool,
 }
 
+/// How a call ended, as far as statistics tell.
+#[derive(Clone, Copy)]
+pub(super) enum Ending {
+    Exited,
+    Trap,
+    Limit,
+    Ended,
+}
+
 /// What a turn came to.
 pub(super) enum Verdict {
-    /// The call is over.
-    Done(Box<Report>),
+    /// The call is over, in this way.
+    Done(Ending),
     /// It was preempted, or woken while it ran.
     Again,
     /// It waits.
@@ -172,8 +186,9 @@ impl State {
         self.queue.settle(task.seat, slice_ns, used_ns);
         if let Some((_, stats)) = self.stats.get_mut(task.seat.index()) {
             stats.cpu_ns += used_ns;
-            if let Verdict::Done(report) = &verdict {
-                stats.count(report);
+            if let Verdict::Done(ending) = verdict {
+                stats.preemptions += task.preemptions.load(Ordering::Relaxed);
+                stats.count(ending);
             }
         }
         match verdict {
@@ -206,15 +221,25 @@ impl State {
     }
 }
 
+impl From<&Outcome> for Ending {
+    fn from(outcome: &Outcome) -> Self {
+        match outcome {
+            Outcome::Exited(_) => Self::Exited,
+            Outcome::Trap(_) => Self::Trap,
+            Outcome::OutOfMemory { .. } | Outcome::OutOfFuel => Self::Limit,
+            Outcome::Ended(_) => Self::Ended,
+        }
+    }
+}
+
 impl Stats {
-    fn count(&mut self, report: &Report) {
+    fn count(&mut self, ending: Ending) {
         self.calls += 1;
-        self.preemptions += report.preemptions;
-        match report.outcome {
-            Outcome::Exited(_) => {}
-            Outcome::Trap(_) => self.traps += 1,
-            Outcome::OutOfMemory { .. } | Outcome::OutOfFuel => self.limits += 1,
-            Outcome::Ended(_) => self.ended += 1,
+        match ending {
+            Ending::Exited => {}
+            Ending::Trap => self.traps += 1,
+            Ending::Limit => self.limits += 1,
+            Ending::Ended => self.ended += 1,
         }
     }
 }

@@ -1,8 +1,10 @@
 //! A worker thread: takes tasks and gives each a turn.
 
 use crate::ending::Cause;
+use crate::isolate::Outcome;
 use crate::preempt::{self, Allowance, Timer, Turn};
-use crate::sched::shared::{Next, Shared, Spent, Verdict};
+use crate::sched::shared::{Ending, Next, Shared, Spent, Verdict};
+use crate::sched::task::{Done, Report};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -31,12 +33,12 @@ pub(super) fn run(
         if next.waited {
             clock = Clock::start();
         }
-        let (verdict, end) = turn(&next, thread, &mut clock);
-        if let (Verdict::Done(report), Some(notify)) = (&verdict, end.notify) {
-            notify((**report).clone());
+        let TurnEnd { verdict, used_ns, notify } = turn(&next, thread, &mut clock);
+        if let Some((done, report)) = notify {
+            done(report);
         }
         let Next { task, slice_ns, .. } = next;
-        spent = Some(Spent { task, slice_ns, used_ns: end.used_ns, verdict });
+        spent = Some(Spent { task, slice_ns, used_ns, verdict });
     }
 }
 
@@ -74,12 +76,14 @@ impl Clock {
 }
 
 struct TurnEnd {
+    verdict: Verdict,
     used_ns: u64,
-    notify: Option<super::task::Done>,
+    /// Whom to tell what, if the call is over.
+    notify: Option<(Done, Report)>,
 }
 
 /// One turn, at most a slice long unless nothing waits.
-fn turn(next: &Next, thread: i32, clock: &mut Clock) -> (Verdict, TurnEnd) {
+fn turn(next: &Next, thread: i32, clock: &mut Clock) -> TurnEnd {
     let task = &next.task;
     let mut body = task.body();
     task.set_running();
@@ -95,18 +99,19 @@ fn turn(next: &Next, thread: i32, clock: &mut Clock) -> (Verdict, TurnEnd) {
     let left = preempt::left();
     let used_ns = clock.used_ns(next.now_ns);
     task.cpu_ns.fetch_add(used_ns, Ordering::Relaxed);
+    let goes_on = |verdict| TurnEnd { verdict, used_ns, notify: None };
     let (outcome, results) = match poll {
         Ok(Poll::Ready(done)) => done,
         Ok(Poll::Pending) if left => {
             task.preemptions.fetch_add(1, Ordering::Relaxed);
-            return (Verdict::Again, TurnEnd { used_ns, notify: None });
+            return goes_on(Verdict::Again);
         }
-        Ok(Poll::Pending) => return (Verdict::Parked, TurnEnd { used_ns, notify: None }),
-        Err(_) => (crate::isolate::Outcome::Trap("a host function failed".to_owned()), Vec::new()),
+        Ok(Poll::Pending) => return goes_on(Verdict::Parked),
+        Err(_) => (Outcome::Trap("a host function failed".to_owned()), Vec::new()),
     };
-    let notify = body.finish();
-    drop(body);
-    (Verdict::Done(Box::new(task.report(outcome, results))), TurnEnd { used_ns, notify })
+    let verdict = Verdict::Done(Ending::from(&outcome));
+    let notify = body.finish().map(|done| (done, task.report(outcome, results)));
+    TurnEnd { verdict, used_ns, notify }
 }
 
 /// When the turn is over; at once if its task is.

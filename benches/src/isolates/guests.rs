@@ -1,0 +1,66 @@
+//! The modules that are measured, as text.
+
+/// `sfib(n)`, the recursive Fibonacci function; no memory, no imports.
+pub const SFIB: &str = r#"(module (func $f (export "run") (param i32) (result i32)
+  (if (result i32) (i32.lt_s (local.get 0) (i32.const 2))
+    (then (local.get 0))
+    (else (i32.add
+      (call $f (i32.sub (local.get 0) (i32.const 1)))
+      (call $f (i32.sub (local.get 0) (i32.const 2))))))))"#;
+
+/// Does nothing; no memory.
+pub const EMPTY: &str = r#"(module (func (export "run") (param i32) (result i32) (local.get 0)))"#;
+
+/// Writes a word of its one page of memory.
+pub const TOUCH: &str = r#"(module (memory 1) (data (i32.const 64) "first content")
+  (func (export "run") (param i32) (result i32)
+    (i32.store (i32.const 128) (local.get 0)) (i32.load (i32.const 128))))"#;
+
+/// The dot product of two vectors of 4096 floats, 4096 times.
+pub const DOT: &str = r#"(module (memory 2)
+  (func (export "run") (param $times i32) (result i32) (local $i i32) (local $sum f64)
+    (loop $fill
+      (f64.store (local.get $i) (f64.convert_i32_u (local.get $i)))
+      (f64.store offset=32768 (local.get $i) (f64.const 0.5))
+      (br_if $fill (i32.lt_u (local.tee $i (i32.add (local.get $i) (i32.const 8))) (i32.const 32768))))
+    (loop $again
+      (local.set $i (i32.const 0))
+      (loop $more
+        (local.set $sum (f64.add (local.get $sum)
+          (f64.mul (f64.load (local.get $i)) (f64.load offset=32768 (local.get $i)))))
+        (br_if $more (i32.lt_u (local.tee $i (i32.add (local.get $i) (i32.const 8))) (i32.const 32768))))
+      (br_if $again (local.tee $times (i32.sub (local.get $times) (i32.const 1)))))
+    (i32.trunc_sat_f64_s (local.get $sum))))"#;
+
+/// The product of two matrices of n by n floats.
+pub const MATMUL: &str = r#"(module (memory 100)
+  (func (export "run") (param $n i32) (result i32)
+    (local $i i32) (local $j i32) (local $k i32) (local $sum f64) (local $row i32) (local $b i32) (local $c i32)
+    (local.set $row (i32.shl (local.get $n) (i32.const 3)))
+    (local.set $b (i32.mul (local.get $row) (local.get $n)))
+    (local.set $c (i32.shl (local.get $b) (i32.const 1)))
+    (loop $fill
+      (f64.store (local.get $i) (f64.convert_i32_u (i32.and (local.get $i) (i32.const 255))))
+      (br_if $fill (i32.lt_u (local.tee $i (i32.add (local.get $i) (i32.const 8))) (local.get $c))))
+    (local.set $i (i32.const 0))
+    (loop $rows
+      (local.set $j (i32.const 0))
+      (loop $columns
+        (local.set $k (i32.const 0))
+        (local.set $sum (f64.const 0))
+        (loop $cells
+          (local.set $sum (f64.add (local.get $sum) (f64.mul
+            (f64.load (i32.add (i32.mul (local.get $i) (local.get $row)) (i32.shl (local.get $k) (i32.const 3))))
+            (f64.load (i32.add (local.get $b)
+              (i32.add (i32.mul (local.get $k) (local.get $row)) (i32.shl (local.get $j) (i32.const 3))))))))
+          (br_if $cells (i32.lt_u (local.tee $k (i32.add (local.get $k) (i32.const 1))) (local.get $n))))
+        (f64.store (i32.add (local.get $c)
+            (i32.add (i32.mul (local.get $i) (local.get $row)) (i32.shl (local.get $j) (i32.const 3))))
+          (local.get $sum))
+        (br_if $columns (i32.lt_u (local.tee $j (i32.add (local.get $j) (i32.const 1))) (local.get $n))))
+      (br_if $rows (i32.lt_u (local.tee $i (i32.add (local.get $i) (i32.const 1))) (local.get $n))))
+    (i32.trunc_sat_f64_s (local.get $sum))))"#;
+
+/// Never ends.
+pub const SPIN: &str = r#"(module (memory 1) (func (export "run") (param i32) (result i32)
+  (i32.store (i32.const 128) (local.get 0)) (loop $l (br $l)) (i32.const 0)))"#;
