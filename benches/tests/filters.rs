@@ -98,10 +98,17 @@ const RARE: List = &[
         ],
         "time and waits, by the host's vDSO and load",
     ),
-    (&[GuestKernel], &["exit_group", "tgkill"], "a guest that powers off, a panic"),
+    (&[GuestKernel], &["exit_group"], "a guest that powers off, a panic"),
+    (&[GuestKernel], &["waitid"], "a stub that does not answer"),
+    (&[GuestKernel], &["signalfd4", "socketpair"], "the stock kernel"),
     (
         &[GuestKernel],
-        &["epoll_create1", "pipe2", "unlink", "pread64", "getppid"],
+        &["getcpu", "sched_getaffinity", "sched_setaffinity"],
+        "hosts with several CPUs, after the first ticks",
+    ),
+    (
+        &[GuestKernel],
+        &["epoll_create1", "unlink", "pread64", "getppid"],
         "start, by the libc it is built with",
     ),
     (&[GuestKernel], &["fallocate", "madvise"], "memory that goes back to the host"),
@@ -117,7 +124,6 @@ const REFUSED: List = &[
     ),
     (&[Isolate], &["ioctl"], "asks whether a file is a terminal"),
     (&[GuestKernel], &["getuid"], "asks who it is; the answer does not matter"),
-    (&[GuestKernel], &["ptrace"], "probes for the mode that seccomp replaces"),
     (&[GuestKernel], &["readlink"], "asks for its own path"),
 ];
 

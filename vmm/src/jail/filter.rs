@@ -126,15 +126,15 @@ mod numbers {
     }
     name! {
         accept4 = SYS_accept4, access = SYS_access, arch_prctl = SYS_arch_prctl, brk = SYS_brk,
-        clock_gettime = SYS_clock_gettime, clock_nanosleep = SYS_clock_nanosleep,
-        clone = SYS_clone, close = SYS_close, close_range = SYS_close_range,
-        connect = SYS_connect, dup2 = SYS_dup2, epoll_create1 = SYS_epoll_create1,
-        epoll_create = SYS_epoll_create, epoll_ctl = SYS_epoll_ctl, epoll_wait = SYS_epoll_wait,
-        eventfd2 = SYS_eventfd2, execve = SYS_execve, execveat = SYS_execveat, exit = SYS_exit,
-        exit_group = SYS_exit_group, fallocate = SYS_fallocate, fchmod = SYS_fchmod,
-        fchmodat = SYS_fchmodat, fchmodat2 = SYS_fchmodat2, fchown = SYS_fchown,
-        fchownat = SYS_fchownat, fcntl = SYS_fcntl, fdatasync = SYS_fdatasync, fstat = SYS_fstat,
-        fstatfs = SYS_fstatfs, fsync = SYS_fsync, ftruncate = SYS_ftruncate, futex = SYS_futex,
+        clock_gettime = SYS_clock_gettime, clock_nanosleep = SYS_clock_nanosleep, clone = SYS_clone,
+        close = SYS_close, close_range = SYS_close_range, connect = SYS_connect, dup2 = SYS_dup2,
+        dup3 = SYS_dup3, epoll_create = SYS_epoll_create, epoll_create1 = SYS_epoll_create1,
+        epoll_ctl = SYS_epoll_ctl, epoll_wait = SYS_epoll_wait, eventfd2 = SYS_eventfd2,
+        execve = SYS_execve, execveat = SYS_execveat, exit = SYS_exit, exit_group = SYS_exit_group,
+        fallocate = SYS_fallocate, fchmod = SYS_fchmod, fchmodat = SYS_fchmodat,
+        fchmodat2 = SYS_fchmodat2, fchown = SYS_fchown, fchownat = SYS_fchownat, fcntl = SYS_fcntl,
+        fdatasync = SYS_fdatasync, fstat = SYS_fstat, fstatfs = SYS_fstatfs, fsync = SYS_fsync,
+        ftruncate = SYS_ftruncate, futex = SYS_futex, getcpu = SYS_getcpu,
         getdents64 = SYS_getdents64, getpid = SYS_getpid, getppid = SYS_getppid,
         getrandom = SYS_getrandom, getsockopt = SYS_getsockopt, gettid = SYS_gettid,
         ioctl = SYS_ioctl, kill = SYS_kill, linkat = SYS_linkat, lseek = SYS_lseek,
@@ -149,17 +149,17 @@ mod numbers {
         recvmsg = SYS_recvmsg, rename = SYS_rename, renameat = SYS_renameat,
         renameat2 = SYS_renameat2, restart_syscall = SYS_restart_syscall, rseq = SYS_rseq,
         rt_sigaction = SYS_rt_sigaction, rt_sigprocmask = SYS_rt_sigprocmask,
-        rt_sigreturn = SYS_rt_sigreturn, rt_tgsigqueueinfo = SYS_rt_tgsigqueueinfo,
-        sched_getaffinity = SYS_sched_getaffinity, sched_yield = SYS_sched_yield,
+        rt_sigreturn = SYS_rt_sigreturn, rt_sigsuspend = SYS_rt_sigsuspend,
+        rt_tgsigqueueinfo = SYS_rt_tgsigqueueinfo, sched_getaffinity = SYS_sched_getaffinity,
+        sched_setaffinity = SYS_sched_setaffinity, sched_yield = SYS_sched_yield,
         seccomp = SYS_seccomp, sendmsg = SYS_sendmsg, sendto = SYS_sendto,
         set_robust_list = SYS_set_robust_list, set_tid_address = SYS_set_tid_address,
-        setsid = SYS_setsid, setsockopt = SYS_setsockopt, shutdown = SYS_shutdown, sigaltstack = SYS_sigaltstack,
-        signalfd4 = SYS_signalfd4, socket = SYS_socket, socketpair = SYS_socketpair,
-        statx = SYS_statx, symlinkat = SYS_symlinkat, tgkill = SYS_tgkill,
-        timer_create = SYS_timer_create, timer_settime = SYS_timer_settime,
-        uname = SYS_uname,
-        unlink = SYS_unlink, unlinkat = SYS_unlinkat, utimensat = SYS_utimensat,
-        wait4 = SYS_wait4, write = SYS_write, writev = SYS_writev,
+        setsid = SYS_setsid, setsockopt = SYS_setsockopt, shutdown = SYS_shutdown,
+        sigaltstack = SYS_sigaltstack, signalfd4 = SYS_signalfd4, socket = SYS_socket,
+        socketpair = SYS_socketpair, statx = SYS_statx, symlinkat = SYS_symlinkat,
+        tgkill = SYS_tgkill, timer_create = SYS_timer_create, timer_settime = SYS_timer_settime,
+        uname = SYS_uname, unlink = SYS_unlink, unlinkat = SYS_unlinkat, utimensat = SYS_utimensat,
+        wait4 = SYS_wait4, waitid = SYS_waitid, write = SYS_write, writev = SYS_writev,
     }
 }
 
@@ -172,13 +172,15 @@ const GUEST_KERNEL: &[Rule] = rules! {
     rt_sigaction Any, "signal handlers of vCPUs and stubs";
     sigaltstack Any, "alternate signal stacks";
     rt_tgsigqueueinfo Any, "interrupts to another vCPU thread";
-    futex Any, "hand-off between guest kernel and stub; vCPU idle";
+    rt_sigsuspend Any, "an idle vCPU waits for the next interrupt";
+    futex Any, "hand-off between guest kernel and stub";
     timer_create Any, "a vCPU's clock events";
     timer_settime Any, "a vCPU's clock events";
     clock_nanosleep Any, "idle vCPUs sleep; the boot check of seccomp itself";
     nanosleep Any, "short waits of the device probe";
     kill Any, "ends stubs; the pid namespace bounds what it can reach";
     wait4 Any, "reaps stubs";
+    waitid Any, "whether a stub that does not answer is dead";
     clone Without(0, NEW_NAMESPACES), "stubs and vCPU threads; never a namespace";
     execve Any, "starts the guest kernel; it runs itself again without address randomisation";
     execveat Any, "starts the stub executable from memory";
@@ -195,24 +197,26 @@ const GUEST_KERNEL: &[Rule] = rules! {
     read Any, "device messages, pipes between helper threads";
     write Any, "device messages, console";
     pread64 Any, "the initramfs";
+    pwrite64 Any, "a stub's mapper tells in guest memory how far it came";
     lseek Any, "writes the stub page into the memory file";
     openat Any, "the initramfs; the root holds nothing else";
     close Any, "descriptors handed to stubs and back";
     close_range Any, "a stub drops what it must not hold";
     fcntl Any, "asynchronous notification of device sockets";
     dup2 Any, "a stub's descriptors";
+    dup3 Any, "a stub's descriptors";
     fstat Any, "size of the memory file and initramfs";
     newfstatat Any, "size of the initramfs";
     access Any, "looks for a directory of its own and finds none";
     mkdir Any, "tries to make a directory of its own; the root is read-only";
     unlink Any, "clears that directory";
     ioctl OneOf(1, &[libc::TCGETS, libc::TIOCGWINSZ, libc::FIOASYNC]), "is the console a terminal?";
-    pipe2 Any, "wake-ups of the notification thread";
+    pipe2 Any, "wake-ups of the notification thread; what a stub starts with";
     socket OneOf(0, &[libc::AF_UNIX as u64]), "device sockets; the network namespace is empty";
     connect Any, "to device sockets; the root holds no others";
-    socketpair OneOf(0, &[libc::AF_UNIX as u64]), "one to each stub, for memory descriptors";
-    sendmsg Any, "device messages; memory descriptors to stubs";
-    recvmsg Any, "device messages; memory descriptors in stubs";
+    socketpair OneOf(0, &[libc::AF_UNIX as u64]), "stubs of the stock kernel, which is for comparison";
+    sendmsg Any, "device messages";
+    recvmsg Any, "device messages";
     epoll_create Any, "device notification";
     epoll_create1 Any, "device notification";
     epoll_ctl Any, "device notification";
@@ -220,7 +224,7 @@ const GUEST_KERNEL: &[Rule] = rules! {
     poll Any, "the notification thread";
     ppoll Any, "the notification thread";
     eventfd2 Any, "device doorbells";
-    signalfd4 Any, "interrupts between vCPUs";
+    signalfd4 Any, "idle vCPUs of the stock kernel, which is for comparison";
     seccomp Any, "stubs confine themselves further";
     prctl OneOf(0, &[
         libc::PR_SET_NAME as u64,
@@ -240,9 +244,12 @@ const GUEST_KERNEL: &[Rule] = rules! {
     getppid Any, "start-up checks";
     setsid Any, "a session of its own";
     uname Any, "libc start-up";
-    tgkill Any, "aborts itself";
+    tgkill Any, "stops a stub's thread; aborts itself";
     clock_gettime Any, "guest time where the vDSO does not answer";
     sched_yield Any, "spinning vCPUs";
+    sched_getaffinity Any, "CPUs to choose from";
+    sched_setaffinity Any, "a vCPU and the stub threads that it runs stay together";
+    getcpu Any, "where a vCPU is";
     restart_syscall Any, "resumes sleeps after a stop";
 };
 
@@ -283,7 +290,7 @@ const SUPERVISOR: &[Rule] = rules! {
     rseq Any, "thread start";
     gettid Any, "thread names, panics";
     getpid Any, "panics";
-    tgkill Any, "aborts itself";
+    tgkill Any, "stops a stub's thread; aborts itself";
     sched_getaffinity Any, "runtime start of threads";
     sched_yield Any, "spinning locks";
     restart_syscall Any, "resumes sleeps after a stop";
