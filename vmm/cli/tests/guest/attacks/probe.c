@@ -3,7 +3,7 @@
 
 /* The end of what the host gives a process, and how far below it is searched. */
 #define TOP 0x7ffffffff000UL
-#define SEARCHED (2048 * PAGE)
+#define SEARCHED (10240 * PAGE)
 #define SECONDS_MAX 3
 
 unsigned long pages[PAGES_MAX], sites[SITES_MAX];
