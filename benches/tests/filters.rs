@@ -100,7 +100,8 @@ const RARE: List = &[
     ),
     (&[GuestKernel], &["exit_group"], "a guest that powers off, a panic"),
     (&[GuestKernel], &["waitid"], "a stub that does not answer"),
-    (&[GuestKernel], &["signalfd4", "socketpair"], "the stock kernel"),
+    (&[GuestKernel], &["signalfd4", "socketpair", "recvmsg"], "the stock kernel"),
+    (&[GuestKernel], &["poll"], "the notification thread, which may sleep in it all the time"),
     (
         &[GuestKernel],
         &["getcpu", "sched_getaffinity", "sched_setaffinity"],

@@ -216,7 +216,7 @@ const GUEST_KERNEL: &[Rule] = rules! {
     connect Any, "to device sockets; the root holds no others";
     socketpair OneOf(0, &[libc::AF_UNIX as u64]), "stubs of the stock kernel, which is for comparison";
     sendmsg Any, "device messages";
-    recvmsg Any, "device messages";
+    recvmsg Any, "stubs of the stock kernel, which is for comparison";
     epoll_create Any, "device notification";
     epoll_create1 Any, "device notification";
     epoll_ctl Any, "device notification";
