@@ -38,7 +38,14 @@ const LAYERS: &[(&str, &[&str])] = &[
     // Fuzzing reaches each reader of hostile bytes where it is.
     (
         "exocell-fuzz",
-        &["exocell-agent", "exocell-folders", "exocell-images", "exocell-vmm", "exocell-xgate"],
+        &[
+            "exocell-agent",
+            "exocell-exovisor",
+            "exocell-folders",
+            "exocell-images",
+            "exocell-vmm",
+            "exocell-xgate",
+        ],
     ),
     // What sits on the cell reaches everything through it.
     ("exocell-benches", &["exocell-cell", "exocell-exovisor", "exocell-xgate"]),

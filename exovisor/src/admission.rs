@@ -3,16 +3,18 @@
 use crate::cache::Cache;
 use crate::call::Function;
 use crate::engine::Host;
-use crate::imports::{Import, MODULE};
+use crate::imports::{Import, WASI};
 use crate::isolate::State;
 use crate::policy::{Metering, Policy};
 use crate::preempt::CodeMap;
-use crate::scan::{self, ModuleLimits, Shape};
+use crate::rewrite::{self, ATOMICS};
+use crate::scan::{self, Asked, Imported, ModuleLimits, Shape};
 use crate::start;
+use crate::threads::{Template, Unbound};
 use exocell_xgate::CapabilitySet;
 use std::borrow::Cow;
 use std::sync::{Arc, OnceLock};
-use wasmtime::{Engine, InstancePre, Module, ModuleExport};
+use wasmtime::{Caller, Engine, InstancePre, Linker, Module, ModuleExport, Val};
 
 /// Why a module is refused. Nothing of it has run.
 #[derive(Debug, thiserror::Error)]
@@ -45,13 +47,15 @@ pub enum AdmissionError {
         /// What the compiler says.
         message: String,
     },
-    /// It imports a name that no host function has.
-    #[error("import `{module}.{name}` is not known; only {MODULE} functions can be imported")]
+    /// It imports something other than a function under a name that nothing has.
+    #[error("import `{module}.{name}` is not known: the host has no such {what}")]
     UnknownImport {
         /// Module part of the name.
         module: String,
         /// Field part of the name.
         name: String,
+        /// What it should be: a memory, a table, ...
+        what: &'static str,
     },
     /// It imports a name whose capability is not granted.
     #[error("import `{name}` needs the capability `{needs}`, which is not granted")]
@@ -137,9 +141,9 @@ impl Admission {
     ) -> Result<Vec<Requirement>, AdmissionError> {
         let binary = scan::binary(bytes, limits)?;
         let imports = scan::scan(&binary, limits)?.imports;
-        let resolve = |(module, name): (String, String)| {
-            let import = Import::find(&module, &name);
-            Requirement { module, name, import }
+        let resolve = |imported: Imported| {
+            let import = known(&imported);
+            Requirement { module: imported.module, name: imported.name, import }
         };
         Ok(imports.into_iter().map(resolve).collect())
     }
@@ -173,13 +177,17 @@ impl Admission {
         let binary = scan::binary(bytes, limits)?;
         let shape = scan::scan(&binary, limits)?;
         check(&shape, caps)?;
+        let (binary, reusable) = match rewrite::rewritten(&binary, &shape)? {
+            Some(rewritten) => (Cow::Owned(rewritten.binary), rewritten.reusable),
+            None => (binary, true),
+        };
         let binary = match shape.start {
             Some(_) => Cow::Owned(start::exported(&binary)?),
             None => binary,
         };
         let host = self.host(metering)?;
         let module = self.compile(&host.engine, &binary)?;
-        self.link(owner, host, &module, &shape)
+        link(owner, host, &module, &shape, reusable)
     }
 
     fn compile(&self, engine: &Engine, binary: &[u8]) -> Result<Module, AdmissionError> {
@@ -194,29 +202,6 @@ impl Admission {
         Ok(module)
     }
 
-    fn link(
-        &self,
-        owner: &str,
-        host: &Arc<Host>,
-        module: &Module,
-        shape: &Shape,
-    ) -> Result<Admitted, AdmissionError> {
-        let instance = host
-            .linker
-            .instantiate_pre(module)
-            .map_err(|error| AdmissionError::ImportType { message: format!("{error:#}") })?;
-        let export = |name| module.get_export_index(name);
-        Ok(Admitted(Arc::new(AdmittedModule {
-            instance,
-            host: Arc::clone(host),
-            code: Arc::new(CodeMap::new(module, &host.hook)),
-            owner: owner.to_owned(),
-            start: export(start::EXPORT),
-            command: if shape.has_start { export("_start") } else { None },
-            uses_host: !shape.imports.is_empty(),
-        })))
-    }
-
     fn host(&self, metering: Metering) -> Result<&Arc<Host>, AdmissionError> {
         let cell = &self.hosts[metering as usize];
         if let Some(host) = cell.get() {
@@ -227,12 +212,73 @@ impl Admission {
     }
 }
 
+fn link(
+    owner: &str,
+    host: &Arc<Host>,
+    module: &Module,
+    shape: &Shape,
+    reusable: bool,
+) -> Result<Admitted, AdmissionError> {
+    let wrong =
+        |error: wasmtime::Error| AdmissionError::ImportType { message: format!("{error:#}") };
+    let link = Link::new(&host.linker, module, shape).map_err(wrong)?;
+    let export = |name| module.get_export_index(name);
+    Ok(Admitted(Arc::new(AdmittedModule {
+        link,
+        module: module.clone(),
+        host: Arc::clone(host),
+        code: Arc::new(CodeMap::new(module, &host.hook)),
+        owner: owner.to_owned(),
+        start: export(start::EXPORT),
+        command: if shape.has_start { export("_start") } else { None },
+        uses_host: shape.imports.iter().any(|import| import.module == WASI),
+        reusable,
+    })))
+}
+
+/// How instances of a module come to be.
+pub(crate) enum Link {
+    /// Everything but the store is there.
+    Alone(InstancePre<State>),
+    /// Its memory is made for each isolate.
+    Team(Template),
+}
+
+impl Link {
+    /// Functions that nothing is known of become functions that trap.
+    fn new(linker: &Linker<State>, module: &Module, shape: &Shape) -> wasmtime::Result<Self> {
+        let mut linker = Cow::Borrowed(linker);
+        for import in module.imports() {
+            let (module, name) = (import.module(), import.name());
+            let is_known = module == ATOMICS || Import::find(module, name).is_some();
+            if let Some(ty) = import.ty().func().filter(|_| !is_known) {
+                let message = format!("import `{module}.{name}` is not known");
+                let stub = move |_: Caller<'_, State>, _: &[Val], _: &mut [Val]| {
+                    Err(wasmtime::format_err!("{message}"))
+                };
+                let linker = linker.to_mut();
+                linker.allow_shadowing(true).func_new(module, name, ty.clone(), stub)?;
+            }
+        }
+        if !shape.is_threaded() {
+            return Ok(Self::Alone(linker.instantiate_pre(module)?));
+        }
+        let template = Template::new(&linker, module)?;
+        match template.bind(u64::MAX) {
+            // The memory was made to see whether all fits, and goes again.
+            Ok(_) | Err(Unbound::TooLarge) => Ok(Self::Team(template)),
+            Err(Unbound::Failed(error)) => Err(error),
+        }
+    }
+}
+
 /// A module that passed admission, linked and not yet instantiated. Clones are the same module.
 #[derive(Clone)]
 pub struct Admitted(pub(crate) Arc<AdmittedModule>);
 
 pub(crate) struct AdmittedModule {
-    pub instance: InstancePre<State>,
+    pub link: Link,
+    pub module: Module,
     pub host: Arc<Host>,
     pub code: Arc<CodeMap>,
     pub owner: String,
@@ -240,8 +286,10 @@ pub(crate) struct AdmittedModule {
     pub start: Option<ModuleExport>,
     /// `_start`.
     pub command: Option<ModuleExport>,
-    /// Whether it imports any host function.
+    /// Whether it imports functions that act on streams, folders or clocks.
     pub uses_host: bool,
+    /// Whether an instance can serve one thread after the other.
+    pub reusable: bool,
 }
 
 impl AdmittedModule {
@@ -271,11 +319,27 @@ impl Admitted {
     }
 }
 
+/// The entry of the import table, if that is what the module asks for.
+fn known(imported: &Imported) -> Option<&'static Import> {
+    Import::find(&imported.module, &imported.name).filter(|import| import.is(imported.asked))
+}
+
 fn check(shape: &Shape, caps: &CapabilitySet) -> Result<(), AdmissionError> {
-    for (module, name) in &shape.imports {
-        let unknown =
-            || AdmissionError::UnknownImport { module: module.clone(), name: name.clone() };
-        let import = Import::find(module, name).ok_or_else(unknown)?;
+    for imported in &shape.imports {
+        let what = match imported.asked {
+            // It gets a function that traps.
+            Asked::Function if known(imported).is_none() => continue,
+            Asked::Function => "function",
+            Asked::SharedMemory | Asked::Memory(_) => "memory",
+            Asked::Table(_) => "table",
+            Asked::Global(_) => "global",
+            Asked::Other => "item",
+        };
+        let import = known(imported).ok_or_else(|| AdmissionError::UnknownImport {
+            module: imported.module.clone(),
+            name: imported.name.clone(),
+            what,
+        })?;
         if !import.is_granted(caps) {
             let needs = import.needs_text();
             return Err(AdmissionError::NotGranted { name: import.name, needs });

@@ -2,12 +2,13 @@
 
 use crate::admission::{Admitted, AdmittedModule};
 use crate::ending::Stopper;
-use crate::gate::Gate;
 use crate::isolate::{Attached, Outcome, State};
-use crate::limits::Limits;
+use crate::policy::Metering;
 use std::sync::Arc;
 use std::time::Instant;
-use wasmtime::{FuncType, Instance, ModuleExport, Store, Trap, UpdateDeadline, Val, ValType};
+use wasmtime::{
+    FuncType, Instance, InstancePre, ModuleExport, Store, Trap, UpdateDeadline, Val, ValType,
+};
 use wasmtime_wasi::I32Exit;
 
 /// A number that is passed to a function or returned by it.
@@ -48,7 +49,9 @@ pub struct CallLimits {
     pub deadline: Option<Instant>,
     /// CPU time it may use, in nanoseconds. Only a scheduler can tell.
     pub cpu_ns: Option<u64>,
-    /// Instructions; needed when the module is metered by fuel, ignored otherwise.
+    /// Threads alive at once beside the first, for modules that share their memory.
+    pub threads: u32,
+    /// Instructions of each thread; needed when the module is metered by fuel, ignored otherwise.
     pub fuel: u64,
 }
 
@@ -64,7 +67,7 @@ pub struct ArgumentError {
 
 impl Function {
     pub(crate) fn find(admitted: &Admitted, name: &str) -> Option<Self> {
-        let module = admitted.0.instance.module();
+        let module = &admitted.0.module;
         let ty = module.get_export(name)?.func()?.clone();
         let shape = Shape::of(&ty)?;
         let export = module.get_export_index(name)?;
@@ -179,12 +182,7 @@ impl Value {
 pub(crate) fn state(function: &Function, limits: &CallLimits, attached: Option<Attached>) -> State {
     let module = &function.module;
     let stopper = Stopper::new(Some(Arc::clone(&module.code)), module.epochs());
-    let (wasi, gate) = match attached {
-        Some(Attached { wasi, gate }) => (Some(wasi), gate),
-        None => (None, Gate::default()),
-    };
-    let (limits, deadline) = (Limits::new(limits.memory_bytes), limits.deadline);
-    State { wasi, gate, stopper, limits, deadline }
+    State::new(attached, stopper, limits.memory_bytes, limits.deadline)
 }
 
 /// A store with its limits set.
@@ -193,8 +191,6 @@ pub(crate) fn store(
     state: State,
     fuel: u64,
 ) -> wasmtime::Result<Store<State>> {
-    use crate::policy::Metering;
-    let stopper = state.stopper.clone();
     let mut store = Store::new(&module.host.engine, state);
     store.limiter(|state| &mut state.limits);
     match module.host.metering {
@@ -202,8 +198,8 @@ pub(crate) fn store(
         Metering::Fuel => store.set_fuel(fuel)?,
         // The epoch is the engine's: others' ends and turns advance it too.
         Metering::Epoch => {
-            store.epoch_deadline_callback(move |_| {
-                Ok(if stopper.is_over() {
+            store.epoch_deadline_callback(|store| {
+                Ok(if store.data().stopper.is_over() {
                     UpdateDeadline::Interrupt
                 } else {
                     UpdateDeadline::Yield(1)
@@ -218,22 +214,42 @@ pub(crate) fn store(
 /// Instantiates, runs the start function, calls.
 pub(crate) async fn run(
     function: &Function,
+    instance: &InstancePre<State>,
     store: &mut Store<State>,
     arguments: &[Value],
 ) -> wasmtime::Result<Vec<Value>> {
-    let module = &function.module;
-    let instance = module.instance.instantiate_async(&mut *store).await?;
-    if let Some(start) = &module.start {
-        let func = instance.get_module_export(&mut *store, start);
-        let func = func.and_then(wasmtime::Extern::into_func).ok_or_else(no_export)?;
-        enter(&func, store);
-        func.typed::<(), ()>(&*store)?.call_async(&mut *store, ()).await?;
-    }
+    let instance = instance.instantiate_async(&mut *store).await?;
+    begin(&function.module, &instance, store).await?;
     function.call(&instance, store, arguments).await
 }
 
+/// Runs the start function of a new instance, if its module has one.
+pub(crate) async fn begin(
+    module: &AdmittedModule,
+    instance: &Instance,
+    store: &mut Store<State>,
+) -> wasmtime::Result<()> {
+    let Some(start) = &module.start else { return Ok(()) };
+    let func = instance.get_module_export(&mut *store, start);
+    let func = func.and_then(wasmtime::Extern::into_func).ok_or_else(no_export)?;
+    enter(&func, store);
+    func.typed::<(), ()>(&*store)?.call_async(&mut *store, ()).await
+}
+
+/// Sets the instructions that a store may use, where they are counted.
+pub(crate) fn refuel(
+    module: &AdmittedModule,
+    store: &mut Store<State>,
+    fuel: u64,
+) -> wasmtime::Result<()> {
+    match module.host.metering {
+        Metering::Fuel => store.set_fuel(fuel),
+        Metering::Time | Metering::Epoch => Ok(()),
+    }
+}
+
 /// Makes the instance of `func` preemptible.
-fn enter(func: &wasmtime::Func, store: &mut Store<State>) {
+pub(crate) fn enter(func: &wasmtime::Func, store: &mut Store<State>) {
     let stopper = store.data().stopper.clone();
     if let Some(guest) = stopper.guest() {
         guest.enter(func, store);
@@ -242,7 +258,8 @@ fn enter(func: &wasmtime::Func, store: &mut Store<State>) {
 
 /// What an error of a call means.
 pub(crate) fn outcome(state: &State, error: &wasmtime::Error) -> Outcome {
-    let State { stopper, limits, .. } = state;
+    let State { stopper, limits, team, .. } = state;
+    let refused = limits.refused() || team.as_ref().is_some_and(|team| team.is_full());
     if let Some(exit) = error.downcast_ref::<I32Exit>() {
         return Outcome::Exited(exit.0);
     }
@@ -252,7 +269,7 @@ pub(crate) fn outcome(state: &State, error: &wasmtime::Error) -> Outcome {
     match error.downcast_ref::<Trap>() {
         Some(Trap::OutOfFuel) => Outcome::OutOfFuel,
         // A program that cannot grow aborts; libc does it with `unreachable`.
-        Some(Trap::UnreachableCodeReached) | None if limits.refused() => {
+        Some(Trap::UnreachableCodeReached) | None if refused => {
             Outcome::OutOfMemory { limit: limits.bytes_max() }
         }
         Some(trap) => Outcome::Trap(trap.to_string()),

@@ -10,6 +10,9 @@ use wasmtime::{
     Config, Enabled, Engine, InstanceAllocationStrategy, Linker, PoolingAllocationConfig,
 };
 
+/// A loop of the host that calls the program back takes another stack.
+const STACKS_PER_CALL: u32 = 2;
+
 /// One compiler configuration with its pool, and all host functions defined.
 pub(crate) struct Host {
     pub engine: Engine,
@@ -42,7 +45,8 @@ fn config(policy: &Policy, metering: Metering) -> Config {
         .memory_init_cow(policy.copy_on_write)
         // Walking the stack is not for frames that a signal has cut in two.
         .wasm_backtrace_max_frames(None)
-        .wasm_threads(false);
+        // Admission takes memories that are imported as shared only.
+        .shared_memory(true);
     if let Some(pool) = &policy.pool {
         slots(&mut config, pool);
         config.allocation_strategy(InstanceAllocationStrategy::Pooling(pooling(pool)));
@@ -65,7 +69,7 @@ fn pooling(pool: &Pool) -> PoolingAllocationConfig {
         .total_core_instances(pool.isolates)
         .total_memories(pool.isolates)
         .total_tables(pool.isolates)
-        .total_stacks(pool.stacks)
+        .total_stacks(pool.stacks.saturating_mul(STACKS_PER_CALL))
         .max_memory_size(pool.memory_bytes)
         .table_elements(pool.table_elements)
         .max_unused_warm_slots(pool.isolates)

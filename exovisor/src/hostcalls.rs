@@ -2,49 +2,86 @@
 //!
 //! Arguments are raw Wasm values here; wasmtime-wasi reads guest memory and checks it.
 
-use crate::ending::Ended;
+use crate::builtins::{self, memory, shared};
+use crate::ending::{Ended, Stopper};
 use crate::gate::NOTCAPABLE;
-use crate::imports::{Import, MODULE};
-use crate::isolate::State;
-use crate::sleep;
-use wasmtime::{AsContextMut, Caller, Extern, Linker, Result, bail, format_err};
+use crate::imports::{Import, WASI};
+use crate::isolate::{Attached, Reach, State};
+use crate::sleep::{self, Poll};
+use crate::threads;
+use std::time::Instant;
+use tokio::sync::MutexGuard;
+use wasmtime::{AsContextMut, Caller, Linker, Result, format_err};
 use wasmtime_wasi::I32Exit;
 use wasmtime_wasi::p1::wasi_snapshot_preview1::{self as p1, WasiSnapshotPreview1 as _};
-use wiggle::GuestMemory;
+
+/// `errno::success` of WASI preview 1.
+const SUCCESS: i32 = 0;
 
 /// Defines one host function for each line: gate, call, bookkeeping. `waits` marks those that
-/// wasmtime-wasi has as async functions, `own` those of [`crate::sleep`].
+/// wasmtime-wasi has as async functions.
 macro_rules! hostcalls {
     ($linker:ident: $($mode:ident $name:ident($($arg:ident $type:ty),*);)*) => {$({
         let import = find(stringify!($name))?;
-        $linker.func_wrap_async(MODULE, stringify!($name), move |mut caller: Caller<'_, State>, ($($arg,)*): ($($type,)*)| {
+        $linker.func_wrap_async(WASI, stringify!($name), move |mut caller: Caller<'_, State>, ($($arg,)*): ($($type,)*)| {
             Box::new(async move {
                 let arguments: &[i64] = &[$(i64::from($arg)),*];
-                if !caller.data().gate.permits(import, arguments) {
+                let Host { attached, stopper, deadline } = Host::of(&caller)?;
+                let mut reach = reach(&attached, &stopper, deadline).await?;
+                let Reach { wasi, gate } = &mut *reach;
+                if !gate.permits(import, arguments) {
                     return Ok(NOTCAPABLE);
                 }
-                let (mut memory, state) = enter(&mut caller)?;
-                let State { wasi, stopper, deadline, .. } = &mut *state;
-                let wasi = wasi.as_deref_mut().ok_or_else(no_context)?;
+                wasi.set_hostcall_fuel(caller.as_context_mut().hostcall_fuel());
+                let shared = shared(&caller);
+                let mut memory = memory(&mut caller, shared.as_ref())?;
                 let work = async { hostcalls!(@$mode $name(wasi, &mut memory, $($arg),*)) };
-                let errno = stopper.unless_ended(*deadline, work).await.map_err(ended)??;
-                state.gate.settle(import, arguments, errno, &memory);
+                let errno = stopper.unless_ended(deadline, work).await.map_err(ended)??;
+                gate.settle(import, arguments, errno, &memory);
                 Ok::<i32, wasmtime::Error>(errno)
             })
         })?;
     })*};
     (@quick $name:ident $arguments:tt) => { p1::$name $arguments };
     (@waits $name:ident $arguments:tt) => { p1::$name $arguments.await };
-    (@own $name:ident $arguments:tt) => { sleep::$name $arguments.await };
+}
+
+/// What a hostcall takes from the isolate's state.
+struct Host {
+    attached: Attached,
+    stopper: Stopper,
+    deadline: Option<Instant>,
+}
+
+impl Host {
+    fn of(caller: &Caller<'_, State>) -> Result<Self> {
+        let State { attached, stopper, deadline, .. } = caller.data();
+        let attached = attached.clone().ok_or_else(no_context)?;
+        Ok(Self { attached, stopper: stopper.clone(), deadline: *deadline })
+    }
+}
+
+/// The host's side, once no other thread of the isolate is in a hostcall.
+async fn reach<'a>(
+    attached: &'a Attached,
+    stopper: &Stopper,
+    deadline: Option<Instant>,
+) -> Result<MutexGuard<'a, Reach>> {
+    match attached.0.try_lock() {
+        Ok(reach) => Ok(reach),
+        Err(_) => stopper.unless_ended(deadline, attached.0.lock()).await.map_err(ended),
+    }
 }
 
 /// Defines every name of the import table.
 pub(crate) fn link(linker: &mut Linker<State>) -> Result<()> {
+    builtins::link(linker)?;
+    threads::link(linker)?;
     link_own(linker)?;
+    link_waits(linker)?;
     link_descriptors(linker)?;
     link_paths(linker)?;
-    linker
-        .func_wrap(MODULE, "proc_exit", |code: i32| -> Result<()> { Err(I32Exit(code).into()) })?;
+    linker.func_wrap(WASI, "proc_exit", |code: i32| -> Result<()> { Err(I32Exit(code).into()) })?;
     Ok(())
 }
 
@@ -56,9 +93,7 @@ fn link_own(linker: &mut Linker<State>) -> Result<()> {
         quick environ_sizes_get(count i32, bytes i32);
         quick clock_res_get(clock i32, out i32);
         quick clock_time_get(clock i32, precision i64, out i32);
-        own poll_oneoff(wanted i32, events i32, count i32, out i32);
         quick proc_raise(signal i32);
-        quick sched_yield();
         quick random_get(buffer i32, length i32);
         quick sock_accept(fd i32, flags i32, out i32);
         quick sock_recv(fd i32, data i32, count i32, flags i32, size i32, out i32);
@@ -66,6 +101,48 @@ fn link_own(linker: &mut Linker<State>) -> Result<()> {
         quick sock_shutdown(fd i32, how i32);
     }
     Ok(())
+}
+
+/// Those in which a thread only waits: others of its isolate go on.
+fn link_waits(linker: &mut Linker<State>) -> Result<()> {
+    linker.func_wrap_async(WASI, "sched_yield", |_: Caller<'_, State>, (): ()| {
+        Box::new(async {
+            sleep::give_way().await;
+            Ok(SUCCESS)
+        })
+    })?;
+    let import = find("poll_oneoff")?;
+    linker.func_wrap_async(
+        WASI,
+        "poll_oneoff",
+        move |caller: Caller<'_, State>, (wanted, events, count, out): (i32, i32, i32, i32)| {
+            Box::new(poll(import, caller, Poll { wanted, events, count, out }))
+        },
+    )?;
+    Ok(())
+}
+
+async fn poll(import: &'static Import, mut caller: Caller<'_, State>, asked: Poll) -> Result<i32> {
+    let Host { attached, stopper, deadline } = Host::of(&caller)?;
+    let mut reach = reach(&attached, &stopper, deadline).await?;
+    if !reach.gate.permits(import, &[]) {
+        return Ok(NOTCAPABLE);
+    }
+    let shared = shared(&caller);
+    let mut memory = memory(&mut caller, shared.as_ref())?;
+    let work = async {
+        match asked.timeout(&memory) {
+            Some(timeout) => {
+                drop(reach);
+                timeout.wait(asked, &mut memory).await
+            }
+            None => {
+                let Poll { wanted, events, count, out } = asked;
+                p1::poll_oneoff(&mut reach.wasi, &mut memory, wanted, events, count, out).await
+            }
+        }
+    };
+    stopper.unless_ended(deadline, work).await.map_err(ended)?
 }
 
 fn link_descriptors(linker: &mut Linker<State>) -> Result<()> {
@@ -112,7 +189,7 @@ fn link_paths(linker: &mut Linker<State>) -> Result<()> {
 }
 
 fn find(name: &str) -> Result<&'static Import> {
-    Import::find(MODULE, name).ok_or_else(|| format_err!("{name} is not in the import table"))
+    Import::find(WASI, name).ok_or_else(|| format_err!("{name} is not in the import table"))
 }
 
 fn ended(ended: Ended) -> wasmtime::Error {
@@ -121,18 +198,4 @@ fn ended(ended: Ended) -> wasmtime::Error {
 
 fn no_context() -> wasmtime::Error {
     format_err!("the isolate was made without host functions")
-}
-
-/// Borrows the guest's memory and the host's state side by side.
-fn enter<'a>(caller: &'a mut Caller<'_, State>) -> Result<(GuestMemory<'a>, &'a mut State)> {
-    let Some(Extern::Memory(memory)) = caller.get_export("memory") else {
-        bail!("the module exports no memory named `memory`");
-    };
-    // Bounds what one call may make the host allocate (wasmtime, Store::set_hostcall_fuel).
-    let fuel = caller.as_context_mut().hostcall_fuel();
-    let (memory, state) = memory.data_and_store_mut(caller);
-    if let Some(wasi) = &mut state.wasi {
-        wasi.set_hostcall_fuel(fuel);
-    }
-    Ok((GuestMemory::Unshared(memory), state))
 }

@@ -1,19 +1,33 @@
 //! The one table of what a module may import, and what each name needs.
 //!
-//! Names and signatures are those of WASI preview 1 (`wasi_snapshot_preview1.witx`).
+//! The tiers are those of Khronos (table I). Names and signatures of tier 1' and 3 are those of
+//! WASI preview 1 (`wasi_snapshot_preview1.witx`) and wasi-threads, the builtins those of the C
+//! standard library, the language runtime those of the Itanium C++ ABI.
 
+use crate::scan::Asked;
 use exocell_xgate::{CapabilitySet, Kind};
+use wasmparser::{RefType, ValType};
 
-/// The only module name that imports may have.
-pub(crate) const MODULE: &str = "wasi_snapshot_preview1";
+/// Module part of WASI preview 1.
+pub(crate) const WASI: &str = "wasi_snapshot_preview1";
+/// Module part of what C and C++ programs leave for their host.
+pub(crate) const ENV: &str = "env";
+/// Module part of wasi-threads.
+pub(crate) const THREADS: &str = "wasi";
 
-/// How far a call reaches.
+/// Which layer of the interface a name belongs to (Khronos, table I).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tier {
-    /// It acts on the isolate itself; no capability is needed.
-    Own,
-    /// It acts on something that a capability stands for.
-    Granted,
+    /// What a compiled language needs to start: memory, stack, table, C++ runtime.
+    Language,
+    /// WASI preview 1 without the names that reach files or peers.
+    Wasi,
+    /// Functions of the C library that reach nothing but the isolate's memory.
+    Builtin,
+    /// Data parallelism: threads and the loops over them.
+    Intrinsic,
+    /// Files and sockets.
+    Gated,
 }
 
 /// What a call does to the world outside the isolate.
@@ -29,19 +43,63 @@ pub enum Effect {
     Crossing,
 }
 
+/// What is imported under a name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Item {
+    /// A function.
+    Function,
+    /// A memory, the isolate's own or shared by its threads.
+    Memory,
+    /// A table of functions.
+    Table,
+    /// A mutable 32-bit integer.
+    Global,
+}
+
 /// One importable name.
 #[derive(Debug)]
 pub struct Import {
-    /// The function's name.
+    /// Module part of the name.
+    pub module: &'static str,
+    /// Field part of the name.
     pub name: &'static str,
-    /// How far it reaches.
+    /// What it is.
+    pub item: Item,
+    /// Which layer it belongs to.
     pub tier: Tier,
-    /// What it does outside.
+    /// What a call does outside.
     pub effect: Effect,
     /// The kinds of which at least one must be granted; none are needed if this is empty.
     pub needs: &'static [Kind],
     /// Which arguments are descriptors.
     pub(crate) descriptors: &'static [usize],
+}
+
+impl Tier {
+    /// Its name in the paper.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Language => "1",
+            Self::Wasi => "1'",
+            Self::Builtin => "2",
+            Self::Intrinsic => "intrinsic",
+            Self::Gated => "3",
+        }
+    }
+}
+
+impl Effect {
+    /// The word for it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Pure => "pure",
+            Self::Read => "read",
+            Self::Write => "write",
+            Self::Crossing => "crossing",
+        }
+    }
 }
 
 impl Import {
@@ -54,7 +112,7 @@ impl Import {
     /// Finds a name.
     #[must_use]
     pub fn find(module: &str, name: &str) -> Option<&'static Import> {
-        IMPORTS.iter().find(|import| module == MODULE && import.name == name)
+        IMPORTS.iter().find(|import| import.module == module && import.name == name)
     }
 
     /// Whether `caps` grants what it needs.
@@ -69,6 +127,29 @@ impl Import {
         let names: Vec<&str> = self.needs.iter().map(|kind| kind.name()).collect();
         names.join(" or ")
     }
+
+    /// Whether a module that asks for this item can be given it.
+    pub(crate) fn is(&self, asked: Asked) -> bool {
+        match asked {
+            Asked::Function => self.item == Item::Function,
+            Asked::SharedMemory | Asked::Memory(_) => self.item == Item::Memory,
+            Asked::Table(table) => {
+                self.item == Item::Table && table.element_type == RefType::FUNCREF
+            }
+            Asked::Global(global) => {
+                self.item == Item::Global && global.mutable && global.content_type == ValType::I32
+            }
+            Asked::Other => false,
+        }
+    }
+
+    const fn in_tier(self, tier: Tier) -> Self {
+        Self { tier, ..self }
+    }
+
+    const fn of(self, module: &'static str, item: Item) -> Self {
+        Self { module, item, ..self }
+    }
 }
 
 const FILES: &[Kind] = &[Kind::Folder];
@@ -76,70 +157,139 @@ const STREAMS: &[Kind] = &[Kind::Stdio, Kind::Folder];
 const CLOCK: &[Kind] = &[Kind::Clock];
 const RANDOM: &[Kind] = &[Kind::Random];
 const SOCKETS: &[Kind] = &[Kind::Network];
+const PROCESSES: &[Kind] = &[Kind::Processes];
 
-const fn own(name: &'static str, descriptors: &'static [usize]) -> Import {
-    Import { name, tier: Tier::Own, effect: Effect::Pure, needs: &[], descriptors }
-}
-
-const fn granted(
+const fn wasi(
     name: &'static str,
     effect: Effect,
     needs: &'static [Kind],
     descriptors: &'static [usize],
 ) -> Import {
-    Import { name, tier: Tier::Granted, effect, needs, descriptors }
+    let (module, item, tier) = (WASI, Item::Function, Tier::Wasi);
+    Import { module, name, item, tier, effect, needs, descriptors }
+}
+
+/// A name of WASI that acts on the isolate itself.
+const fn own(name: &'static str) -> Import {
+    wasi(name, Pure, &[], &[])
+}
+
+/// A name of WASI that reaches files or peers.
+const fn gated(
+    name: &'static str,
+    effect: Effect,
+    needs: &'static [Kind],
+    descriptors: &'static [usize],
+) -> Import {
+    wasi(name, effect, needs, descriptors).in_tier(Tier::Gated)
+}
+
+const fn env(name: &'static str, tier: Tier) -> Import {
+    own(name).of(ENV, Item::Function).in_tier(tier)
+}
+
+const fn builtin(name: &'static str) -> Import {
+    env(name, Tier::Builtin)
+}
+
+const fn intrinsic(name: &'static str) -> Import {
+    Import { needs: PROCESSES, ..env(name, Tier::Intrinsic) }
 }
 
 use Effect::{Crossing, Pure, Read, Write};
 
 static IMPORTS: &[Import] = &[
-    own("args_get", &[]),
-    own("args_sizes_get", &[]),
-    own("environ_get", &[]),
-    own("environ_sizes_get", &[]),
-    own("proc_exit", &[]),
-    own("proc_raise", &[]),
-    own("sched_yield", &[]),
+    env("memory", Tier::Language).of(ENV, Item::Memory),
+    env("__linear_memory", Tier::Language).of(ENV, Item::Memory),
+    env("__stack_pointer", Tier::Language).of(ENV, Item::Global),
+    env("__indirect_function_table", Tier::Language).of(ENV, Item::Table),
+    env("_Znwm", Tier::Language),
+    env("_Znam", Tier::Language),
+    env("_ZdlPv", Tier::Language),
+    env("_ZdaPv", Tier::Language),
+    env("_ZdlPvm", Tier::Language),
+    env("_ZdaPvm", Tier::Language),
+    env("__cxa_allocate_exception", Tier::Language),
+    env("__cxa_throw", Tier::Language),
+    env("__cxa_pure_virtual", Tier::Language),
+    env("_ZSt9terminatev", Tier::Language),
+    own("args_get"),
+    own("args_sizes_get"),
+    own("environ_get"),
+    own("environ_sizes_get"),
+    own("proc_exit"),
+    own("proc_raise"),
+    own("sched_yield"),
     // Closing and describing what is held gives nothing that was not there.
-    own("fd_close", &[]),
-    own("fd_fdstat_get", &[]),
-    own("fd_fdstat_set_flags", &[]),
-    own("fd_fdstat_set_rights", &[]),
-    own("fd_prestat_get", &[]),
-    own("fd_prestat_dir_name", &[]),
-    own("fd_renumber", &[]),
-    own("fd_tell", &[]),
-    granted("clock_res_get", Read, CLOCK, &[]),
-    granted("clock_time_get", Read, CLOCK, &[]),
-    granted("poll_oneoff", Read, CLOCK, &[]),
-    granted("random_get", Read, RANDOM, &[]),
-    granted("fd_read", Read, STREAMS, &[0]),
-    granted("fd_write", Write, STREAMS, &[0]),
-    granted("fd_seek", Pure, STREAMS, &[0]),
-    granted("fd_filestat_get", Read, STREAMS, &[0]),
-    granted("fd_advise", Pure, FILES, &[0]),
-    granted("fd_allocate", Write, FILES, &[0]),
-    granted("fd_datasync", Write, FILES, &[0]),
-    granted("fd_filestat_set_size", Write, FILES, &[0]),
-    granted("fd_filestat_set_times", Write, FILES, &[0]),
-    granted("fd_pread", Read, FILES, &[0]),
-    granted("fd_pwrite", Write, FILES, &[0]),
-    granted("fd_readdir", Read, FILES, &[0]),
-    granted("fd_sync", Write, FILES, &[0]),
-    granted("path_create_directory", Write, FILES, &[0]),
-    granted("path_filestat_get", Read, FILES, &[0]),
-    granted("path_filestat_set_times", Write, FILES, &[0]),
-    granted("path_link", Write, FILES, &[0, 4]),
-    granted("path_open", Write, FILES, &[0]),
-    granted("path_readlink", Read, FILES, &[0]),
-    granted("path_remove_directory", Write, FILES, &[0]),
-    granted("path_rename", Write, FILES, &[0, 3]),
-    granted("path_symlink", Write, FILES, &[2]),
-    granted("path_unlink_file", Write, FILES, &[0]),
-    granted("sock_accept", Crossing, SOCKETS, &[0]),
-    granted("sock_recv", Crossing, SOCKETS, &[0]),
-    granted("sock_send", Crossing, SOCKETS, &[0]),
-    granted("sock_shutdown", Crossing, SOCKETS, &[0]),
+    own("fd_close"),
+    own("fd_fdstat_get"),
+    own("fd_fdstat_set_flags"),
+    own("fd_fdstat_set_rights"),
+    own("fd_prestat_get"),
+    own("fd_prestat_dir_name"),
+    own("fd_renumber"),
+    own("fd_tell"),
+    wasi("clock_res_get", Read, CLOCK, &[]),
+    wasi("clock_time_get", Read, CLOCK, &[]),
+    wasi("poll_oneoff", Read, CLOCK, &[]),
+    wasi("random_get", Read, RANDOM, &[]),
+    wasi("fd_read", Read, STREAMS, &[0]),
+    wasi("fd_write", Write, STREAMS, &[0]),
+    wasi("fd_seek", Pure, STREAMS, &[0]),
+    wasi("fd_filestat_get", Read, STREAMS, &[0]),
+    builtin("memcpy"),
+    builtin("memmove"),
+    builtin("memset"),
+    builtin("memcmp"),
+    builtin("strlen"),
+    builtin("malloc"),
+    builtin("calloc"),
+    builtin("realloc"),
+    builtin("free"),
+    builtin("abort"),
+    builtin("sin"),
+    builtin("cos"),
+    builtin("tan"),
+    builtin("asin"),
+    builtin("acos"),
+    builtin("atan"),
+    builtin("atan2"),
+    builtin("exp"),
+    builtin("exp2"),
+    builtin("log"),
+    builtin("log2"),
+    builtin("log10"),
+    builtin("pow"),
+    builtin("fmod"),
+    intrinsic("MAP"),
+    intrinsic("REDUCTION"),
+    intrinsic("CILK_REDUCE_T_TO_R"),
+    intrinsic("CILK_REDUCE_R_TO_R"),
+    intrinsic("THREADS"),
+    intrinsic("thread-spawn").of(THREADS, Item::Function),
+    gated("fd_advise", Pure, FILES, &[0]),
+    gated("fd_allocate", Write, FILES, &[0]),
+    gated("fd_datasync", Write, FILES, &[0]),
+    gated("fd_filestat_set_size", Write, FILES, &[0]),
+    gated("fd_filestat_set_times", Write, FILES, &[0]),
+    gated("fd_pread", Read, FILES, &[0]),
+    gated("fd_pwrite", Write, FILES, &[0]),
+    gated("fd_readdir", Read, FILES, &[0]),
+    gated("fd_sync", Write, FILES, &[0]),
+    gated("path_create_directory", Write, FILES, &[0]),
+    gated("path_filestat_get", Read, FILES, &[0]),
+    gated("path_filestat_set_times", Write, FILES, &[0]),
+    gated("path_link", Write, FILES, &[0, 4]),
+    gated("path_open", Write, FILES, &[0]),
+    gated("path_readlink", Read, FILES, &[0]),
+    gated("path_remove_directory", Write, FILES, &[0]),
+    gated("path_rename", Write, FILES, &[0, 3]),
+    gated("path_symlink", Write, FILES, &[2]),
+    gated("path_unlink_file", Write, FILES, &[0]),
+    gated("sock_accept", Crossing, SOCKETS, &[0]),
+    gated("sock_recv", Crossing, SOCKETS, &[0]),
+    gated("sock_send", Crossing, SOCKETS, &[0]),
+    gated("sock_shutdown", Crossing, SOCKETS, &[0]),
 ];
 
 #[cfg(test)]
@@ -148,26 +298,30 @@ mod tests {
     use std::collections::BTreeSet;
 
     #[test]
-    fn names_are_unique_and_tiers_agree_with_needs() {
-        let names: BTreeSet<_> = IMPORTS.iter().map(|import| import.name).collect();
-        assert_eq!(names.len(), 46);
+    fn names_are_unique_and_gated_ones_need_something() {
+        let names: BTreeSet<_> =
+            IMPORTS.iter().map(|import| (import.module, import.name)).collect();
+        assert_eq!(names.len(), IMPORTS.len());
+        let is_free = |tier| matches!(tier, Tier::Language | Tier::Builtin);
         for import in IMPORTS {
-            assert_eq!(import.tier == Tier::Own, import.needs.is_empty(), "{}", import.name);
+            let needs = !import.needs.is_empty();
+            assert!(!(is_free(import.tier) && needs), "{}", import.name);
+            assert!(needs || !matches!(import.tier, Tier::Gated | Tier::Intrinsic));
         }
     }
 
     #[test]
-    fn nothing_granted_leaves_only_the_isolates_own() {
+    fn nothing_granted_leaves_only_what_acts_on_the_isolate() {
         for import in IMPORTS {
-            let own = import.tier == Tier::Own;
-            assert_eq!(import.is_granted(&CapabilitySet::nothing()), own, "{}", import.name);
+            let pure = import.effect == Effect::Pure && import.needs.is_empty();
+            assert_eq!(import.is_granted(&CapabilitySet::nothing()), pure, "{}", import.name);
         }
     }
 
     #[test]
     fn other_modules_have_no_names() {
-        assert!(Import::find(MODULE, "fd_write").is_some());
-        assert!(Import::find("env", "fd_write").is_none());
-        assert!(Import::find(MODULE, "fd_writ").is_none());
+        assert!(Import::find(WASI, "fd_write").is_some());
+        assert!(Import::find(ENV, "fd_write").is_none());
+        assert!(Import::find(WASI, "fd_writ").is_none());
     }
 }

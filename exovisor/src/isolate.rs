@@ -1,39 +1,55 @@
 //! One run of an admitted module.
 
-use crate::admission::Admitted;
-use crate::call::{self, Function};
+use crate::admission::{Admitted, Link};
+use crate::builtins::Heap;
+use crate::call::{self, CallLimits, Function};
 use crate::ending::{Cause, Stopper};
 use crate::gate::Gate;
 use crate::limits::Limits;
 use crate::preempt::{self, Allowance, Turn};
+use crate::sched::{Priority, Report, Scheduler, SchedulerConfig};
 use crate::stdio::Stream;
+use crate::threads::Team;
 use exocell_xgate::{Capability, Handle, Kind, Live, Rights, Scope, Table, format_bytes};
 use std::future::poll_fn;
 use std::os::fd::OwnedFd;
-use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::runtime::Runtime;
-use wasmtime::{Engine, Store};
+use wasmtime::{Engine, InstancePre, Store};
 use wasmtime_wasi::p1::WasiP1Ctx;
 use wasmtime_wasi::{FsPerms, WasiCtxBuilder};
 
 /// What the host keeps for one isolate.
 pub(crate) struct State {
-    /// `None` if the module imports nothing.
-    pub wasi: Option<Box<WasiP1Ctx>>,
-    pub gate: Gate,
+    /// `None` if the module imports nothing that needs it.
+    pub attached: Option<Attached>,
+    /// Once the program wanted memory from the host.
+    pub heap: Option<Box<Heap>>,
     pub stopper: Stopper,
     pub limits: Limits,
     /// When a hostcall that waits is ended, unless a watch sees to it.
     pub deadline: Option<Instant>,
+    /// The threads of an isolate that may have some.
+    pub team: Option<Arc<Team>>,
+    /// Whether a loop of the host calls the program back.
+    pub inside: bool,
 }
 
 impl State {
+    pub fn new(
+        attached: Option<Attached>,
+        stopper: Stopper,
+        bytes_max: u64,
+        deadline: Option<Instant>,
+    ) -> Self {
+        let limits = Limits::new(bytes_max);
+        Self { attached, heap: None, stopper, limits, deadline, team: None, inside: false }
+    }
+
     /// For an instance that no tenant sees.
     pub fn detached(engine: &Engine) -> Self {
-        let stopper = Stopper::new(None, Some(engine.clone()));
-        Self { wasi: None, gate: Gate::default(), stopper, limits: Limits::new(0), deadline: None }
+        Self::new(None, Stopper::new(None, Some(engine.clone())), 0, None)
     }
 }
 
@@ -158,20 +174,33 @@ impl Isolate {
         let memory = quota(Kind::Memory).ok_or_else(missing)?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let inside = runtime.enter();
-        let Attached { wasi, gate } = Attached::open(table, holder, spec, Waits::Here)?;
+        let attached = Attached::open(table, holder, spec, Waits::Here)?;
         drop(inside);
         let module = &admitted.0;
         let command = Function::find(admitted, "_start").ok_or(PrepareError::NoStart)?;
         let stopper = Stopper::new(Some(Arc::clone(&module.code)), module.epochs());
-        let wasi = Some(wasi);
-        let limits = Limits::new(memory);
-        let state = State { wasi, gate, stopper, limits, deadline: None };
+        let state = State::new(Some(attached), stopper.clone(), memory, None);
         let refused = |error| PrepareError::Engine { message: format!("{error:#}") };
         let fuel = quota(Kind::Fuel).unwrap_or(0);
-        let store = call::store(module, state, fuel).map_err(refused)?;
+        let start = match &module.link {
+            Link::Alone(_) => Start::Alone(call::store(module, state, fuel).map_err(refused)?),
+            Link::Team(_) => {
+                let threads = quota(Kind::Processes).unwrap_or(1).saturating_sub(1);
+                let threads = u32::try_from(threads).unwrap_or(u32::MAX);
+                let limits = CallLimits {
+                    memory_bytes: memory,
+                    deadline: None,
+                    cpu_ns: None,
+                    threads,
+                    fuel,
+                };
+                let workers = quota(Kind::Cpu).map_or(1, |count| count as usize);
+                Start::Team(Box::new(state), limits, workers)
+            }
+        };
         let deadline = quota(Kind::Time).map(Duration::from_nanos);
         preempt::install()?;
-        Ok(Ready { command, store, runtime, deadline })
+        Ok(Ready { command, stopper, start, runtime, deadline })
     }
 }
 
@@ -184,10 +213,14 @@ pub(crate) enum Waits {
     Elsewhere,
 }
 
-/// The host's side of an isolate: its streams and folders, opened.
-pub struct Attached {
-    pub(crate) wasi: Box<WasiP1Ctx>,
-    pub(crate) gate: Gate,
+/// The host's side of an isolate: its streams and folders, opened. Its threads share it.
+#[derive(Clone)]
+pub struct Attached(pub(crate) Arc<tokio::sync::Mutex<Reach>>);
+
+/// What hostcalls act on, and what they may.
+pub(crate) struct Reach {
+    pub wasi: WasiP1Ctx,
+    pub gate: Gate,
 }
 
 impl Attached {
@@ -207,7 +240,8 @@ impl Attached {
         }
         let handles: Vec<Handle> = held.iter().map(|(handle, _)| *handle).collect();
         let gate = Gate::new(table, &handles, &folders);
-        Ok(Self { wasi: Box::new(wasi.build_p1()), gate })
+        let reach = Reach { wasi: wasi.build_p1(), gate };
+        Ok(Self(Arc::new(tokio::sync::Mutex::new(reach))))
     }
 }
 
@@ -258,54 +292,100 @@ fn open_folders(
 /// An isolate with everything open. The caller enters its jail, then calls [`Ready::run`].
 pub struct Ready {
     command: Function,
-    store: Store<State>,
+    stopper: Stopper,
+    start: Start,
     runtime: Runtime,
     deadline: Option<Duration>,
+}
+
+/// What a run starts from.
+enum Start {
+    /// The one thread's store.
+    Alone(Store<State>),
+    /// What the first of several threads gets, and how many may run at once.
+    Team(Box<State>, CallLimits, usize),
 }
 
 impl Ready {
     /// What ends this isolate from another thread.
     #[must_use]
     pub fn stopper(&self) -> Stopper {
-        self.store.data().stopper.clone()
+        self.stopper.clone()
     }
 
     /// Instantiates the module and calls `_start` on this thread, until it ends or is ended.
+    /// Modules with threads run on workers instead, one for each processor that is granted.
     #[must_use]
-    pub fn run(mut self) -> Outcome {
-        let stopper = self.stopper();
-        let watch = match preempt::unblock().and_then(|()| stopper.watch(self.deadline)) {
-            Ok(watch) => watch,
-            Err(error) => return Outcome::Trap(format!("cannot watch the deadline: {error}")),
-        };
-        let result = match stopper.cause() {
-            Some(cause) => return Outcome::Ended(cause),
-            None => self.call(&stopper),
-        };
-        drop(watch);
-        match result {
-            Ok(()) => Outcome::Exited(0),
-            Err(error) => call::outcome(self.store.data(), &error),
+    pub fn run(self) -> Outcome {
+        if let Some(cause) = self.stopper.cause() {
+            return Outcome::Ended(cause);
+        }
+        let Self { command, stopper, start, runtime, deadline } = self;
+        let module = Arc::clone(&command.module);
+        match (start, &module.link) {
+            (Start::Alone(store), Link::Alone(instance)) => {
+                run_alone(&command, instance, store, &runtime, deadline, &stopper)
+            }
+            (Start::Alone(_), Link::Team(_)) => Outcome::Trap("there is no memory".to_owned()),
+            (Start::Team(state, limits, workers), _) => {
+                run_team(command, *state, limits, workers, &runtime, deadline)
+                    .unwrap_or_else(|error| Outcome::Trap(format!("cannot run threads: {error}")))
+            }
         }
     }
+}
 
-    fn call(&mut self, stopper: &Stopper) -> wasmtime::Result<()> {
-        stopper.runs_on(preempt::this_thread());
-        let call = call::run(&self.command, &mut self.store, &[]);
-        let mut call = pin!(call);
-        let result = self.runtime.block_on(poll_fn(|cx| {
-            loop {
-                let turn = stopper.guest().map(|guest| Turn::begin(guest, 0, Allowance::ENDLESS));
-                let poll = call.as_mut().poll(cx);
-                drop(turn);
-                // A signal came: either it was ended, which the next poll tells it, or not.
-                if poll.is_pending() && preempt::left() {
-                    continue;
-                }
-                return poll;
+fn run_alone(
+    command: &Function,
+    instance: &InstancePre<State>,
+    mut store: Store<State>,
+    runtime: &Runtime,
+    deadline: Option<Duration>,
+    stopper: &Stopper,
+) -> Outcome {
+    let watch = match preempt::unblock().and_then(|()| stopper.watch(deadline)) {
+        Ok(watch) => watch,
+        Err(error) => return Outcome::Trap(format!("cannot watch the deadline: {error}")),
+    };
+    stopper.runs_on(preempt::this_thread());
+    let mut call = Box::pin(call::run(command, instance, &mut store, &[]));
+    let result = runtime.block_on(poll_fn(|cx| {
+        loop {
+            let turn = stopper.guest().map(|guest| Turn::begin(guest, 0, Allowance::ENDLESS));
+            let poll = call.as_mut().poll(cx);
+            drop(turn);
+            // A signal came: either it was ended, which the next poll tells it, or not.
+            if poll.is_pending() && preempt::left() {
+                continue;
             }
-        }));
-        stopper.runs_on(0);
-        result.map(drop)
+            return poll;
+        }
+    }));
+    stopper.runs_on(0);
+    drop((watch, call));
+    match result {
+        Ok(_) => Outcome::Exited(0),
+        Err(error) => call::outcome(store.data(), &error),
     }
+}
+
+fn run_team(
+    command: Function,
+    mut state: State,
+    mut limits: CallLimits,
+    workers: usize,
+    runtime: &Runtime,
+    deadline: Option<Duration>,
+) -> Result<Outcome, Box<dyn std::error::Error>> {
+    let config = SchedulerConfig::default();
+    let workers = config.workers.min(workers);
+    let scheduler = Scheduler::new(&SchedulerConfig { workers, ..config })?;
+    let tenant = scheduler.tenant(command.owner(), 1, Priority::Normal);
+    let end = deadline.and_then(|deadline| Instant::now().checked_add(deadline));
+    (state.deadline, limits.deadline) = (end, end);
+    let (send, ended) = tokio::sync::oneshot::channel();
+    let done = move |report: Report| drop(send.send(report.outcome));
+    scheduler.submitter().start(&tenant, command, Vec::new(), state, limits, done)?;
+    // Meanwhile this thread waits for the streams, which were opened on it.
+    Ok(runtime.block_on(ended).unwrap_or(Outcome::Ended(Cause::Stopped)))
 }

@@ -24,6 +24,7 @@
 #![deny(unsafe_code)]
 
 mod admission;
+mod builtins;
 mod cache;
 mod call;
 mod ending;
@@ -35,17 +36,19 @@ mod isolate;
 mod limits;
 mod policy;
 mod preempt;
+mod rewrite;
 mod scan;
 mod sched;
 mod sleep;
 mod start;
 mod stdio;
+mod threads;
 
 pub use admission::{Admission, AdmissionError, Admitted, Requirement};
 pub use cache::{Cache, CacheError};
 pub use call::{ArgumentError, CallLimits, Function, Value};
 pub use ending::{Cause, Stopper};
-pub use imports::{Effect, Import, Tier};
+pub use imports::{Effect, Import, Item, Tier};
 pub use isolate::{Attached, Isolate, Outcome, PrepareError, Ready, Spec};
 pub use policy::{Metering, Policy, Pool, Slots};
 pub use scan::ModuleLimits;

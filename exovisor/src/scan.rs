@@ -1,9 +1,12 @@
 //! A module's structure, looked at before any of it is compiled.
 
 use crate::admission::AdmissionError;
-use crate::start;
+use crate::rewrite::RESERVED;
 use std::borrow::Cow;
-use wasmparser::{Encoding, Parser, Payload, SectionLimited};
+use wasmparser::{
+    Data, DataKind, Encoding, GlobalType, MemoryType, Operator, Parser, Payload, SectionLimited,
+    TableType, TypeRef,
+};
 
 /// How large and how complex a module may be.
 #[derive(Clone, Debug)]
@@ -26,12 +29,75 @@ impl Default for ModuleLimits {
 /// What the structure shows.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Shape {
-    /// Module and name of each import, in order.
-    pub imports: Vec<(String, String)>,
+    /// The imports, in order.
+    pub imports: Vec<Imported>,
+    /// How many of them are functions.
+    pub imported_functions: u32,
+    /// How many of them are globals.
+    imported_globals: u32,
     /// Whether `_start` is exported.
     pub has_start: bool,
+    /// Whether something is exported as `memory`.
+    pub exports_memory: bool,
     /// The function that the start section names.
     pub start: Option<u32>,
+    /// Indices of the mutable globals that are defined here.
+    pub mutable_globals: Vec<u32>,
+    /// Memories that are defined here.
+    pub own_memories: u32,
+    /// Where the data of memory 0 ends, as far as its place is a constant.
+    pub data_end: u64,
+}
+
+/// One import.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Imported {
+    pub module: String,
+    pub name: String,
+    pub asked: Asked,
+}
+
+/// What an import is to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Asked {
+    Function,
+    SharedMemory,
+    Memory(MemoryType),
+    Table(TableType),
+    Global(GlobalType),
+    Other,
+}
+
+impl Imported {
+    /// Whether the host makes it for each instance.
+    pub fn is_hosted(&self) -> bool {
+        matches!(self.asked, Asked::Memory(_) | Asked::Table(_) | Asked::Global(_))
+    }
+}
+
+impl Shape {
+    /// Whether its memory is shared by threads.
+    pub fn is_threaded(&self) -> bool {
+        self.imports.iter().any(|import| import.asked == Asked::SharedMemory)
+    }
+
+    /// The imports that the host makes for each instance.
+    pub fn hosted(&self) -> impl Iterator<Item = &Imported> {
+        self.imports.iter().filter(|import| import.is_hosted())
+    }
+}
+
+impl Asked {
+    fn of(ty: TypeRef) -> Self {
+        match ty {
+            TypeRef::Func(_) => Self::Function,
+            TypeRef::Memory(memory) if memory.shared => Self::SharedMemory,
+            TypeRef::Memory(memory) => Self::Memory(memory),
+            TypeRef::Table(table) => Self::Table(table),
+            TypeRef::Global(global) => Self::Global(global),
+            _ => Self::Other,
+        }
+    }
 }
 
 /// Turns text into a binary; a binary is taken as it is.
@@ -71,15 +137,31 @@ fn look(
         Payload::TypeSection(section) => entries("types", &section, limits),
         Payload::FunctionSection(section) => entries("functions", &section, limits),
         Payload::TableSection(section) => entries("tables", &section, limits),
-        Payload::MemorySection(section) => entries("memories", &section, limits),
-        Payload::GlobalSection(section) => entries("globals", &section, limits),
+        Payload::MemorySection(section) => {
+            entries("memories", &section, limits)?;
+            section.into_iter().try_for_each(|memory| shape.memory(memory?))
+        }
+        Payload::GlobalSection(section) => {
+            entries("globals", &section, limits)?;
+            for (index, global) in (shape.imported_globals..).zip(section) {
+                if global?.ty.mutable {
+                    shape.mutable_globals.push(index);
+                }
+            }
+            Ok(())
+        }
         Payload::ElementSection(section) => entries("element segments", &section, limits),
-        Payload::DataSection(section) => entries("data segments", &section, limits),
+        Payload::DataSection(section) => {
+            entries("data segments", &section, limits)?;
+            for data in section {
+                shape.data_end = shape.data_end.max(data_end(&data?)?);
+            }
+            Ok(())
+        }
         Payload::ImportSection(section) => {
             entries("imports", &section, limits)?;
             for import in section.into_imports() {
-                let import = import?;
-                shape.imports.push((import.module.to_owned(), import.name.to_owned()));
+                shape.import(import?)?;
             }
             Ok(())
         }
@@ -87,12 +169,11 @@ fn look(
             entries("exports", &section, limits)?;
             for export in section {
                 let name = export?.name;
-                if name == start::EXPORT {
-                    return Err(AdmissionError::Malformed {
-                        message: format!("the export name {name:?} is reserved"),
-                    });
+                if name.starts_with(RESERVED) {
+                    return Err(malformed(&format!("the export name {name:?} is reserved")));
                 }
                 shape.has_start |= name == "_start";
+                shape.exports_memory |= name == "memory";
             }
             Ok(())
         }
@@ -105,6 +186,58 @@ fn look(
         }
         _ => Ok(()),
     }
+}
+
+impl Shape {
+    fn import(&mut self, import: wasmparser::Import<'_>) -> Result<(), AdmissionError> {
+        let asked = Asked::of(import.ty);
+        match import.ty {
+            TypeRef::Func(_) => self.imported_functions += 1,
+            TypeRef::Global(global) => {
+                if global.mutable {
+                    self.mutable_globals.push(self.imported_globals);
+                }
+                self.imported_globals += 1;
+            }
+            TypeRef::Memory(memory) if memory.shared => self.share(memory)?,
+            _ => {}
+        }
+        let (module, name) = (import.module.to_owned(), import.name.to_owned());
+        self.imports.push(Imported { module, name, asked });
+        Ok(())
+    }
+
+    /// The shared memory has to be memory 0 and the only one of its kind, with short addresses.
+    fn share(&self, memory: MemoryType) -> Result<(), AdmissionError> {
+        let is_memory =
+            |import: &Imported| matches!(import.asked, Asked::SharedMemory | Asked::Memory(_));
+        if memory.memory64 || self.imports.iter().any(is_memory) {
+            return Err(malformed("a shared memory has to be the first and 32-bit"));
+        }
+        Ok(())
+    }
+
+    fn memory(&mut self, memory: MemoryType) -> Result<(), AdmissionError> {
+        self.own_memories += 1;
+        if memory.shared {
+            return Err(malformed("a shared memory has to be imported, or no thread can share it"));
+        }
+        Ok(())
+    }
+}
+
+fn malformed(message: &str) -> AdmissionError {
+    AdmissionError::Malformed { message: message.to_owned() }
+}
+
+/// Where a segment ends if it lies at a constant place of memory 0, else 0.
+fn data_end(data: &Data<'_>) -> Result<u64, AdmissionError> {
+    let DataKind::Active { memory_index: 0, offset_expr } = &data.kind else { return Ok(0) };
+    let offset = match offset_expr.get_operators_reader().read()? {
+        Operator::I32Const { value } => u64::from(value as u32),
+        _ => 0,
+    };
+    Ok(offset.saturating_add(data.data.len() as u64))
 }
 
 fn entries<T>(
@@ -132,7 +265,9 @@ mod tests {
     fn imports_and_start_are_seen() {
         let text = r#"(module (import "a" "b" (func)) (func (export "_start")))"#;
         let shape = shape(text, &ModuleLimits::default()).unwrap();
-        assert_eq!(shape.imports, [("a".to_owned(), "b".to_owned())]);
+        let import = &shape.imports[0];
+        assert_eq!((import.module.as_str(), import.name.as_str()), ("a", "b"));
+        assert_eq!((import.asked, shape.imported_functions), (Asked::Function, 1));
         assert!(shape.has_start);
     }
 

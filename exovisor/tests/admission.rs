@@ -2,8 +2,8 @@
 
 mod common;
 
-use common::{admit, caps, caps_with};
-use exocell_exovisor::{Admission, ModuleLimits, Policy};
+use common::{admit, caps, caps_with, run};
+use exocell_exovisor::{Admission, ModuleLimits, Outcome, Policy};
 use exocell_xgate::CapabilitySet;
 
 const START: &str = r#"(func (export "_start"))"#;
@@ -37,13 +37,82 @@ fn either_of_two_capabilities_is_enough() {
 }
 
 #[test]
-fn unknown_imports_are_named() {
-    let message =
-        refusal(&format!(r#"(module (import "env" "system" (func)) {START})"#), &caps_with(""));
-    assert!(message.starts_with("import `env.system` is not known"), "{message}");
-    let memory = format!(r#"(module (import "env" "memory" (memory 1)) {START})"#);
-    assert!(refusal(&memory, &caps_with("")).contains("`env.memory`"));
-    assert!(refusal(&importing("fd_frobnicate", ""), &caps_with("")).contains("fd_frobnicate"));
+fn unknown_functions_trap_when_they_are_called() {
+    let text = r#"(module (import "env" "system" (func $system (param i64) (result f32)))
+      (func (export "_start") (drop (call $system (i64.const 1)))))"#;
+    let outcome = run(text, &caps_with(""));
+    let Outcome::Trap(why) = outcome else { panic!("{outcome:?}") };
+    assert_eq!(why, "import `env.system` is not known");
+    let unused = format!(r#"(module (import "env" "system" (func)) {START})"#);
+    assert_eq!(run(&unused, &caps_with("")), Outcome::Exited(0));
+}
+
+#[test]
+fn unknown_things_other_than_functions_are_refused() {
+    for (name, what) in [
+        (r#""env" "heap" (memory 1)"#, "memory"),
+        (r#""env" "table" (table 1 funcref)"#, "table"),
+        (r#""env" "__stack_pointer" (global i32)"#, "global"),
+        (r#""env" "__stack_pointer" (global (mut i64))"#, "global"),
+        (r#""env" "memory" (global (mut i32))"#, "global"),
+    ] {
+        let message = refusal(&format!("(module (import {name}) {START})"), &caps_with(""));
+        assert!(message.ends_with(&format!("the host has no such {what}")), "{message}");
+    }
+}
+
+#[test]
+fn what_compiled_programs_want_from_their_host_is_there() {
+    let text = r#"(module
+      (import "env" "__linear_memory" (memory 1))
+      (import "env" "__stack_pointer" (global $sp (mut i32)))
+      (import "env" "__indirect_function_table" (table 2 funcref))
+      (import "env" "malloc" (func $malloc (param i32) (result i32)))
+      (import "env" "free" (func $free (param i32)))
+      (import "env" "memset" (func $memset (param i32 i32 i32) (result i32)))
+      (import "env" "strlen" (func $strlen (param i32) (result i32)))
+      (import "env" "pow" (func $pow (param f64 f64) (result f64)))
+      (import "env" "MAP" (func $map (param i32 i32 i32 i32)))
+      (import "env" "REDUCTION" (func $reduce (param i32 i32 i32 i32 i32)))
+      (global $own i32 (i32.const 5))
+      (data (i32.const 70000) "abc")
+      (elem (i32.const 0) $double $add)
+      (export "__indirect_function_table" (table 0))
+      (func $double (param i32) (i32.store (local.get 0) (i32.mul (i32.load (local.get 0)) (i32.const 2))))
+      (func $add (param i32 i32)
+        (i32.store (local.get 0) (i32.add (i32.load (local.get 0)) (i32.load (local.get 1)))))
+      (func $check (param i32) (if (i32.eqz (local.get 0)) (then unreachable)))
+      (func (export "_start") (local $block i32)
+        ;; The stack lies above the data, and in memory.
+        (call $check (i32.gt_u (global.get $sp) (i32.const 70003)))
+        (i32.store (i32.sub (global.get $sp) (i32.const 4)) (global.get $own))
+        (call $check (i32.eq (call $strlen (i32.const 70000)) (i32.const 3)))
+        (call $check (f64.eq (call $pow (f64.const 2) (f64.const 10)) (f64.const 1024)))
+        (local.set $block (call $malloc (i32.const 400)))
+        (call $check (i32.ge_u (local.get $block) (global.get $sp)))
+        (drop (call $memset (local.get $block) (i32.const 1) (i32.const 400)))
+        (call $map (i32.const 0) (local.get $block) (i32.const 100) (i32.const 4))
+        (i32.store (i32.const 16) (i32.const 0))
+        (call $reduce (i32.const 1) (local.get $block) (i32.const 100) (i32.const 4) (i32.const 16))
+        (call $check (i32.eq (i32.load (i32.const 16)) (i32.mul (i32.const 100) (i32.const 0x02020202))))
+        (call $free (local.get $block))))"#;
+    let caps = caps("[memory]\nlimit = \"4M\"\n[processes]\nmax = 1");
+    assert_eq!(run(text, &caps), Outcome::Exited(0));
+}
+
+#[test]
+fn a_loop_of_the_host_is_not_called_from_within_one() {
+    let text = r#"(module
+      (import "env" "MAP" (func $map (param i32 i32 i32 i32)))
+      (table (export "__indirect_function_table") 1 funcref) (elem (i32.const 0) $again)
+      (func $again (param i32) (call $map (i32.const 0) (i32.const 0) (i32.const 1) (i32.const 1)))
+      (func (export "_start") (call $again (i32.const 0))))"#;
+    let caps = caps("[memory]\nlimit = \"4M\"\n[processes]\nmax = 1");
+    let outcome = run(text, &caps);
+    assert!(
+        matches!(&outcome, Outcome::Trap(why) if why.contains("from within one")),
+        "{outcome:?}"
+    );
 }
 
 #[test]
@@ -78,12 +147,6 @@ fn a_binary_cut_anywhere_is_refused() {
     for length in 0..binary.len() {
         assert!(admission.admit(&binary[..length], &caps).is_err(), "{length}");
     }
-}
-
-#[test]
-fn threads_and_shared_memories_are_refused() {
-    let text = format!("(module (memory 1 1 shared) {START})");
-    assert!(refusal(&text, &caps_with("")).contains("does not compile"));
 }
 
 #[test]

@@ -71,7 +71,8 @@ struct World {
 impl World {
     fn new(workers: usize, slice: Duration) -> Self {
         let pool = Pool { isolates: 3_000, stacks: 3_000, ..Pool::default() };
-        let config = SchedulerConfig { workers, slice, ..SchedulerConfig::default() };
+        let begun_max = 3_000;
+        let config = SchedulerConfig { workers, slice, begun_max, ..SchedulerConfig::default() };
         let scheduler = Scheduler::new(&config).expect("a scheduler");
         Self { admission: Admission::new(Policy::pooled(pool)), scheduler }
     }
@@ -109,7 +110,7 @@ impl World {
 }
 
 fn limits() -> CallLimits {
-    CallLimits { memory_bytes: 1 << 20, deadline: None, cpu_ns: None, fuel: 0 }
+    CallLimits { memory_bytes: 1 << 20, deadline: None, cpu_ns: None, threads: 0, fuel: 0 }
 }
 
 fn call(function: &Function, arguments: &[Value]) -> Call {
@@ -121,6 +122,24 @@ fn soon() -> CallLimits {
 }
 
 const SHORT: Duration = Duration::from_micros(50);
+
+#[test]
+fn a_tenants_calls_do_not_take_the_pool_from_others() {
+    let pool = Pool { isolates: 40, stacks: 40, ..Pool::default() };
+    let begun_max = 20;
+    let config =
+        SchedulerConfig { workers: 2, slice: SHORT, begun_max, ..SchedulerConfig::default() };
+    let scheduler = Scheduler::new(&config).expect("a scheduler");
+    let world = World { admission: Admission::new(Policy::pooled(pool)), scheduler };
+    // Each is preempted and keeps its instance, while the next begins.
+    world.rivals(500);
+    let tenant = world.tenant("a");
+    let fib = world.function(&tenant, "fib");
+    for _ in 0..20 {
+        let report = world.run(&tenant, &fib, &[Value::I32(FIB.0)]);
+        assert_eq!((report.outcome, report.results), (Outcome::Exited(0), vec![Value::I32(FIB.1)]));
+    }
+}
 
 #[test]
 fn preempted_code_computes_what_it_computes_undisturbed() {

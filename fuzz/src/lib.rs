@@ -12,6 +12,7 @@ mod devices;
 mod folders;
 mod frontend;
 mod images;
+mod isolates;
 pub mod mutate;
 
 /// One reader of hostile bytes.
@@ -35,6 +36,8 @@ pub const TARGETS: &[Target] = &[
     Target { name: "image_layer", run: images::layer, seeds: images::layer_seeds },
     Target { name: "image_archive", run: images::archive, seeds: images::archive_seeds },
     Target { name: "image_config", run: images::config, seeds: images::config_seeds },
+    Target { name: "module", run: isolates::admission, seeds: isolates::admission_seeds },
+    Target { name: "isolate_threads", run: isolates::threads, seeds: isolates::thread_seeds },
     Target { name: "caps_table", run: caps::table, seeds: caps::table_seeds },
     Target { name: "caps_flags", run: caps::flags, seeds: caps::flag_seeds },
 ];

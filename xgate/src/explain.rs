@@ -134,14 +134,14 @@ fn with(kind: Kind) -> (&'static str, &'static str) {
         }
         Kind::Cpu => (
             "so many processors; the weight ranks it against other cells",
-            "one thread; the weight ranks it against other cells",
+            "so many of its threads at once; the weight ranks it against other cells",
         ),
         Kind::Disk => (
             "a private writable layer over the image, up to this size",
             "nothing: an isolate has no disk of its own",
         ),
         Kind::Processes => {
-            ("so many processes and threads in the guest", "nothing: an isolate is one thread")
+            ("so many processes and threads in the guest", "so many threads, if the module has any")
         }
         Kind::Time => (
             "ended when the time is over",
@@ -176,11 +176,11 @@ fn without(kind: Kind) -> (&'static str, &'static str) {
         }
         Kind::Network => ("has no network device", "socket imports are refused"),
         Kind::Memory => ("does not start", "does not start"),
-        Kind::Cpu => ("does not start", "nothing changes: an isolate is one thread"),
+        Kind::Cpu => ("does not start", "nothing changes"),
         Kind::Disk => {
             ("its file system is read-only", "nothing changes: an isolate has no disk of its own")
         }
-        Kind::Processes => ("does not start", "nothing changes: an isolate is one thread"),
+        Kind::Processes => ("does not start", "thread imports are refused"),
         Kind::Time => ("runs until it ends", "runs until it ends"),
         Kind::Clock => (
             "still reads the processor's time stamp counter; that cannot be taken away",

@@ -140,6 +140,7 @@ fn call(function: &Function, argument: i32, deadline: Duration) -> Call {
         deadline: Some(Instant::now() + deadline),
         cpu_ns: None,
         fuel: u64::MAX,
+        threads: 0,
     };
     Call::new(function, &[Value::I32(argument)], limits)
 }

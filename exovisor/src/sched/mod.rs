@@ -14,10 +14,12 @@ mod worker;
 
 pub use queue::Priority;
 pub use task::Report;
+pub(crate) use task::{Home, ThreadTask};
 
+use crate::admission::Link;
 use crate::call::{self, ArgumentError, CallLimits, Function, Value};
 use crate::ending::Stopper;
-use crate::isolate::{Attached, PrepareError, Spec, Waits};
+use crate::isolate::{Attached, PrepareError, Spec, State, Waits};
 use crate::preempt;
 use exocell_xgate::Table;
 use queue::Seat;
@@ -25,7 +27,7 @@ use shared::Shared;
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::Duration;
-use task::{Plan, Task};
+use task::{Plan, Task, TeamPlan};
 
 /// How the scheduler is set up.
 #[derive(Clone, Debug)]
@@ -36,12 +38,15 @@ pub struct SchedulerConfig {
     pub slice: Duration,
     /// Calls of one tenant that may wait at once.
     pub waiting_max: usize,
+    /// Calls and threads of one tenant that may be begun and not over at once. Each holds an
+    /// instance and a stack of the pool.
+    pub begun_max: usize,
 }
 
 impl Default for SchedulerConfig {
     fn default() -> Self {
         let workers = std::thread::available_parallelism().map_or(1, Into::into);
-        Self { workers, slice: Duration::from_millis(1), waiting_max: 10_000 }
+        Self { workers, slice: Duration::from_millis(1), waiting_max: 10_000, begun_max: 250 }
     }
 }
 
@@ -157,7 +162,7 @@ impl Scheduler {
             .thread_name("reactor")
             .enable_all()
             .build()?;
-        let shared = Arc::new(Shared::new(nanoseconds(config.slice)));
+        let shared = Arc::new(Shared::new(nanoseconds(config.slice), config.begun_max));
         let mut scheduler = Self {
             shared,
             workers: Vec::new(),
@@ -181,6 +186,7 @@ impl Scheduler {
         };
         let worker = std::thread::Builder::new().name(format!("worker-{index}")).spawn(body)?;
         self.workers.push(worker);
+        self.shared.lock().workers = self.workers.len();
         let dead = |_| std::io::Error::other("a worker died at its start");
         Ok(ready.recv().map_err(dead)??)
     }
@@ -298,10 +304,35 @@ impl Submitter {
             return Err(SubmitError::NeedsCapabilities);
         }
         let state = call::state(&function, &limits, attached);
+        self.start(tenant, function, arguments, state, limits, done)
+    }
+
+    /// Queues a call whose function and arguments fit.
+    ///
+    /// # Errors
+    /// [`SubmitError`]; then nothing was queued.
+    pub(crate) fn start(
+        &self,
+        tenant: &Tenant,
+        function: Function,
+        arguments: Vec<Value>,
+        state: State,
+        limits: CallLimits,
+        done: impl FnOnce(Report) + Send + 'static,
+    ) -> Result<Stopper, SubmitError> {
         let stopper = state.stopper.clone();
-        let shared = Arc::downgrade(&self.shared);
-        let plan = Plan { function, arguments, state, fuel: limits.fuel };
-        let task = Task::new(tenant.seat, stopper.clone(), &limits, plan, Box::new(done), shared);
+        let threaded = matches!(function.module.link, Link::Team(_));
+        let home = Home {
+            shared: Arc::downgrade(&self.shared),
+            seat: tenant.seat,
+            deadline_ns: limits.deadline.map_or(u64::MAX, shared::monotonic_ns),
+            cpu_limit_ns: limits.cpu_ns.unwrap_or(u64::MAX),
+            cpu_ns: threaded.then(Arc::default),
+        };
+        let fuel = limits.fuel;
+        let team = threaded.then(|| Box::new(TeamPlan { limits, home: home.clone() }));
+        let plan = Plan { function, arguments, state, fuel, team };
+        let task = Arc::new(Task::call(home, plan, Box::new(done)));
         let state = self.shared.lock();
         if state.closing {
             return Err(SubmitError::Closing);
@@ -310,7 +341,7 @@ impl Submitter {
         if waiting >= self.waiting_max {
             return Err(SubmitError::Full { tenant: tenant.name.to_string(), waiting });
         }
-        self.shared.push(state, Arc::new(task));
+        self.shared.push(state, task);
         Ok(stopper)
     }
 }

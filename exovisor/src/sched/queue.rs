@@ -7,6 +7,8 @@
 //! workers do not all pick the same tenant; what was not used is given back.
 //!
 //! Within a tenant it is first come, first served, and whoever is preempted goes to the end.
+//! Only so many of a tenant's items are begun at a time, since each that is holds a stack and an
+//! instance: a tenant whose calls do not end leaves those of others alone.
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -35,13 +37,28 @@ struct Tenant<T> {
     priority: Priority,
     /// In virtual nanoseconds.
     used: u64,
-    waiting: VecDeque<T>,
+    /// Those begun, and those not, each with when it came.
+    waiting: VecDeque<(u64, T)>,
+    fresh: VecDeque<(u64, T)>,
+    /// How many are begun and not over.
+    begun: usize,
 }
 
 impl<T> Tenant<T> {
     fn cost(&self, ns: u64) -> u64 {
         let cost = u128::from(ns) * SCALE / u128::from(self.weight);
         u64::try_from(cost).unwrap_or(u64::MAX)
+    }
+
+    /// Whether the next is a fresh one; `None` if nothing can run.
+    fn next_is_fresh(&self, begun_max: usize) -> Option<bool> {
+        let fresh = self.fresh.front().filter(|_| self.begun < begun_max);
+        match (self.waiting.front(), fresh) {
+            (None, None) => None,
+            (Some(_), None) => Some(false),
+            (None, Some(_)) => Some(true),
+            (Some((waiting, _)), Some((fresh, _))) => Some(fresh < waiting),
+        }
     }
 }
 
@@ -53,19 +70,24 @@ pub(crate) struct Queue<T> {
     ready: BTreeSet<(Priority, u64, Seat)>,
     /// Virtual time of the last one that was picked.
     now: u64,
-}
-
-impl<T> Default for Queue<T> {
-    fn default() -> Self {
-        Self { tenants: Vec::new(), ready: BTreeSet::new(), now: 0 }
-    }
+    /// How many items came.
+    came: u64,
+    /// How many of one tenant may be begun and not over.
+    begun_max: usize,
 }
 
 impl<T> Queue<T> {
+    /// At most `begun_max` items of one tenant are begun at a time.
+    pub fn new(begun_max: usize) -> Self {
+        let (tenants, ready) = (Vec::new(), BTreeSet::new());
+        Self { tenants, ready, now: 0, came: 0, begun_max: begun_max.max(1) }
+    }
+
     /// A new tenant. A weight of 0 counts as 1.
     pub fn add(&mut self, weight: u32, priority: Priority) -> Seat {
         let weight = u64::from(weight.max(1));
-        self.tenants.push(Tenant { weight, priority, used: self.now, waiting: VecDeque::new() });
+        let (waiting, fresh) = (VecDeque::new(), VecDeque::new());
+        self.tenants.push(Tenant { weight, priority, used: self.now, waiting, fresh, begun: 0 });
         Seat(self.tenants.len() - 1)
     }
 
@@ -76,39 +98,79 @@ impl<T> Queue<T> {
 
     /// How many of this tenant wait.
     pub fn waiting(&self, seat: Seat) -> usize {
-        self.tenants.get(seat.0).map_or(0, |tenant| tenant.waiting.len())
+        self.tenants.get(seat.0).map_or(0, |tenant| tenant.waiting.len() + tenant.fresh.len())
     }
 
-    /// Puts `item` behind what its tenant already has.
+    /// Puts `item`, which is not begun, behind what its tenant already has.
     pub fn push(&mut self, seat: Seat, item: T) {
+        self.came += 1;
+        let (came, now) = (self.came, self.now);
+        let Some(tenant) = self.tenants.get_mut(seat.0) else { return };
+        if tenant.waiting.is_empty() && tenant.fresh.is_empty() {
+            tenant.used = tenant.used.max(now);
+        }
+        tenant.fresh.push_back((came, item));
+        self.make_ready(seat);
+    }
+
+    /// Puts back what waited; its tenant may have been idle meanwhile.
+    pub fn push_woken(&mut self, seat: Seat, item: T) {
         let now = self.now;
         let Some(tenant) = self.tenants.get_mut(seat.0) else { return };
-        if tenant.waiting.is_empty() {
+        if tenant.waiting.is_empty() && tenant.fresh.is_empty() {
             tenant.used = tenant.used.max(now);
-            self.ready.insert((tenant.priority, tenant.used, seat));
         }
-        tenant.waiting.push_back(item);
+        self.push_again(seat, item);
     }
 
     /// Puts back what was preempted; its tenant was not idle meanwhile.
     pub fn push_again(&mut self, seat: Seat, item: T) {
+        self.came += 1;
+        let came = self.came;
         let Some(tenant) = self.tenants.get_mut(seat.0) else { return };
-        if tenant.waiting.is_empty() {
+        tenant.waiting.push_back((came, item));
+        self.make_ready(seat);
+    }
+
+    /// Puts `item` where it counts as begun already; false if too many are.
+    pub fn push_begun(&mut self, seat: Seat, item: T) -> bool {
+        match self.tenants.get_mut(seat.0) {
+            Some(tenant) if tenant.begun < self.begun_max => tenant.begun += 1,
+            _ => return false,
+        }
+        self.push_woken(seat, item);
+        true
+    }
+
+    /// One that was begun is over.
+    pub fn ended(&mut self, seat: Seat) {
+        if let Some(tenant) = self.tenants.get_mut(seat.0) {
+            tenant.begun = tenant.begun.saturating_sub(1);
+            self.make_ready(seat);
+        }
+    }
+
+    fn make_ready(&mut self, seat: Seat) {
+        let Some(tenant) = self.tenants.get(seat.0) else { return };
+        if tenant.next_is_fresh(self.begun_max).is_some() {
             self.ready.insert((tenant.priority, tenant.used, seat));
         }
-        tenant.waiting.push_back(item);
     }
 
     /// What runs next, with `slice_ns` of its tenant's account charged.
     pub fn pop(&mut self, slice_ns: u64) -> Option<(Seat, T)> {
         let (_, used, seat) = self.ready.pop_first()?;
         let tenant = self.tenants.get_mut(seat.0)?;
-        let item = tenant.waiting.pop_front()?;
+        let (_, item) = match tenant.next_is_fresh(self.begun_max)? {
+            true => {
+                tenant.begun += 1;
+                tenant.fresh.pop_front()?
+            }
+            false => tenant.waiting.pop_front()?,
+        };
         self.now = self.now.max(used);
         tenant.used = tenant.used.saturating_add(tenant.cost(slice_ns));
-        if !tenant.waiting.is_empty() {
-            self.ready.insert((tenant.priority, tenant.used, seat));
-        }
+        self.make_ready(seat);
         Some((seat, item))
     }
 
@@ -126,7 +188,12 @@ impl<T> Queue<T> {
     /// Takes everything out.
     pub fn drain(&mut self) -> Vec<T> {
         self.ready.clear();
-        self.tenants.iter_mut().flat_map(|tenant| tenant.waiting.drain(..)).collect()
+        let all = |tenant: &mut Tenant<T>| {
+            let items: Vec<(u64, T)> =
+                tenant.waiting.drain(..).chain(tenant.fresh.drain(..)).collect();
+            items.into_iter().map(|(_, item)| item)
+        };
+        self.tenants.iter_mut().flat_map(all).collect()
     }
 }
 
@@ -143,7 +210,7 @@ mod tests {
         turns: usize,
         used: impl Fn(usize) -> u64,
     ) -> Vec<u64> {
-        let mut queue = Queue::default();
+        let mut queue = Queue::new(100);
         let seats: Vec<Seat> =
             weights.iter().map(|weight| queue.add(*weight, Priority::Normal)).collect();
         for seat in &seats {
@@ -181,7 +248,7 @@ mod tests {
 
     #[test]
     fn an_idle_tenant_earns_nothing() {
-        let mut queue = Queue::default();
+        let mut queue = Queue::new(100);
         let (busy, idle) = (queue.add(1, Priority::Normal), queue.add(1, Priority::Normal));
         queue.push(busy, ());
         for _ in 0..1_000 {
@@ -204,7 +271,7 @@ mod tests {
 
     #[test]
     fn a_higher_priority_goes_first() {
-        let mut queue = Queue::default();
+        let mut queue = Queue::new(100);
         let low = queue.add(1_000, Priority::Low);
         let high = queue.add(1, Priority::High);
         queue.push(low, "low");
@@ -215,8 +282,25 @@ mod tests {
     }
 
     #[test]
+    fn only_so_many_are_begun_at_a_time() {
+        let mut queue = Queue::new(2);
+        let (many, few) = (queue.add(1, Priority::Normal), queue.add(1, Priority::Normal));
+        (0..4).for_each(|item| queue.push(many, item));
+        assert_eq!((queue.pop(1), queue.pop(1)), (Some((many, 0)), Some((many, 1))));
+        assert!(queue.is_empty() && queue.pop(1).is_none());
+        assert!(!queue.push_begun(many, 9) && queue.push_begun(few, 9));
+        assert_eq!(queue.pop(1), Some((few, 9)));
+        // Those that are begun go on, and the end of one lets the next begin.
+        queue.push_again(many, 0);
+        assert_eq!(queue.pop(1), Some((many, 0)));
+        queue.ended(many);
+        assert_eq!((queue.pop(1), queue.waiting(many)), (Some((many, 2)), 1));
+        assert_eq!((queue.pop(1), queue.drain()), (None, vec![3]));
+    }
+
+    #[test]
     fn within_a_tenant_the_first_goes_first() {
-        let mut queue = Queue::default();
+        let mut queue = Queue::new(100);
         let seat = queue.add(0, Priority::Normal);
         for item in 0..3 {
             queue.push(seat, item);

@@ -21,13 +21,13 @@ pub(super) fn monotonic_ns(at: Instant) -> u64 {
     }
 }
 
-#[derive(Default)]
 pub(super) struct State {
     pub queue: Queue<Arc<Task>>,
     /// Tasks that wait in a hostcall, by address.
     parked: HashMap<usize, Arc<Task>>,
     pub stats: Vec<(String, Stats)>,
     idle_workers: usize,
+    pub workers: usize,
     /// What each worker runs, and since when, if nothing waited when it was taken: its turn has
     /// no end until something does.
     alone: Vec<Option<(Arc<Task>, u64)>>,
@@ -79,9 +79,19 @@ pub(super) struct Spent {
 }
 
 impl Shared {
-    pub fn new(slice_ns: u64) -> Self {
+    /// At most `begun_max` calls and threads of a tenant are begun at a time.
+    pub fn new(slice_ns: u64, begun_max: usize) -> Self {
+        let state = State {
+            queue: Queue::new(begun_max),
+            parked: HashMap::new(),
+            stats: Vec::new(),
+            idle_workers: 0,
+            workers: 0,
+            alone: Vec::new(),
+            closing: false,
+        };
         let slice_ns = AtomicU64::new(slice_ns);
-        Self { state: Mutex::default(), work: Condvar::new(), slice_ns }
+        Self { state: Mutex::new(state), work: Condvar::new(), slice_ns }
     }
 
     pub fn lock(&self) -> MutexGuard<'_, State> {
@@ -96,10 +106,25 @@ impl Shared {
         self.slice_ns.store(slice_ns, Ordering::Relaxed);
     }
 
-    /// Queues a new task. A sleeping worker is woken for it; if none sleeps, a turn without end
-    /// gets one.
+    /// Queues a new task.
     pub fn push(&self, mut state: MutexGuard<'_, State>, task: Arc<Task>) {
         state.queue.push(task.seat, task);
+        self.tell(state);
+    }
+
+    /// Queues a new thread of a call that runs; false if its tenant may have no more.
+    pub fn push_thread(&self, task: Arc<Task>) -> bool {
+        let mut state = self.lock();
+        let queued = !state.closing && state.queue.push_begun(task.seat, task);
+        if queued {
+            self.tell(state);
+        }
+        queued
+    }
+
+    /// A sleeping worker is woken for what was queued; if none sleeps, a turn without end gets
+    /// one.
+    fn tell(&self, mut state: MutexGuard<'_, State>) {
         let idle = state.idle_workers > 0;
         let alone = if idle { None } else { state.longest_alone() };
         drop(state);
@@ -118,7 +143,8 @@ impl Shared {
             return;
         }
         state.parked.remove(&address(&task));
-        self.push(state, task);
+        state.queue.push_woken(task.seat, task);
+        self.tell(state);
     }
 
     /// Accounts for `worker`'s last turn and waits for its next; `None` when it is time to go.
@@ -177,6 +203,11 @@ fn address(task: &Arc<Task>) -> usize {
 }
 
 impl State {
+    /// How many workers wait for work, and how many there are.
+    pub fn workers(&self) -> (usize, usize) {
+        (self.idle_workers, self.workers)
+    }
+
     /// The worker is still `RUNNING` the task as far as wakers see, until its state is set here.
     fn settle(&mut self, worker: usize, spent: Spent) {
         if let Some(alone) = self.alone.get_mut(worker) {
@@ -188,11 +219,13 @@ impl State {
             stats.cpu_ns += used_ns;
             if let Verdict::Done(ending) = verdict {
                 stats.preemptions += task.preemptions.load(Ordering::Relaxed);
-                stats.count(ending);
+                if !task.is_thread {
+                    stats.count(ending);
+                }
             }
         }
         match verdict {
-            Verdict::Done(_) => {}
+            Verdict::Done(_) => self.queue.ended(task.seat),
             Verdict::Again => self.again(task),
             // It is parked under the lock, so that a wake-up finds it among the parked.
             Verdict::Parked if task.park() => drop(self.parked.insert(address(&task), task)),

@@ -10,16 +10,19 @@
 //! ```
 //! A wake-up that comes while it runs is kept (NOTIFIED) and puts it back into the queue.
 
-use crate::call::{self, Function, Value};
+use crate::admission::Link;
+use crate::call::{self, CallLimits, Function, Value};
 use crate::ending::Stopper;
 use crate::isolate::{Outcome, State};
 use crate::sched::queue::Seat;
 use crate::sched::shared::Shared;
+use crate::threads::{Team, Terms, Unbound};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Context, Poll, Wake};
 use std::time::Duration;
+use wasmtime::InstancePre;
 
 const QUEUED: u8 = 0;
 const RUNNING: u8 = 1;
@@ -40,7 +43,7 @@ pub struct Report {
 }
 
 /// The call itself, once it runs.
-type Work = Pin<Box<dyn Future<Output = (Outcome, Vec<Value>)> + Send>>;
+pub(crate) type Work = Pin<Box<dyn Future<Output = (Outcome, Vec<Value>)> + Send>>;
 /// Who wants to know.
 pub(super) type Done = Box<dyn FnOnce(Report) + Send>;
 
@@ -51,6 +54,44 @@ pub(super) struct Plan {
     pub arguments: Vec<Value>,
     pub state: State,
     pub fuel: u64,
+    /// For a module whose threads share its memory.
+    pub team: Option<Box<TeamPlan>>,
+}
+
+/// What the threads of a call are made with.
+pub(super) struct TeamPlan {
+    pub limits: CallLimits,
+    pub home: Home,
+}
+
+/// Where the threads of a call belong: to its tenant and its limits.
+#[derive(Clone)]
+pub(crate) struct Home {
+    pub(super) shared: Weak<Shared>,
+    pub(super) seat: Seat,
+    pub(super) deadline_ns: u64,
+    pub(super) cpu_limit_ns: u64,
+    /// CPU time of a call with threads and all of these, in nanoseconds.
+    pub(super) cpu_ns: Option<Arc<AtomicU64>>,
+}
+
+/// A thread of a call.
+pub(crate) struct ThreadTask {
+    pub stopper: Stopper,
+    pub work: Work,
+}
+
+impl Home {
+    /// Queues a thread; false if the tenant may have no more, or the scheduler is closing.
+    pub fn start(&self, thread: ThreadTask) -> bool {
+        let Some(shared) = self.shared.upgrade() else { return false };
+        shared.push_thread(Arc::new(Task::thread(self.clone(), thread)))
+    }
+
+    /// Workers that have nothing to do at this moment, and how many there are.
+    pub fn workers(&self) -> (usize, usize) {
+        self.shared.upgrade().map_or((0, 1), |shared| shared.lock().workers())
+    }
 }
 
 /// How far a call has come.
@@ -88,19 +129,79 @@ impl Body {
 
 impl Plan {
     async fn run(self) -> (Outcome, Vec<Value>) {
-        let Self { function, arguments, state, fuel } = self;
-        if let Some(cause) = state.stopper.cause() {
+        if let Some(cause) = self.state.stopper.cause() {
             return (Outcome::Ended(cause), Vec::new());
         }
-        let mut store = match call::store(&function.module, state, fuel) {
-            Ok(store) => store,
-            Err(error) => return (Outcome::Trap(format!("{error:#}")), Vec::new()),
-        };
-        match call::run(&function, &mut store, &arguments).await {
-            Ok(results) => (Outcome::Exited(0), results),
-            Err(error) => (call::outcome(store.data(), &error), Vec::new()),
+        match &self.function.module.link {
+            Link::Alone(_) => self.run_alone().await,
+            Link::Team(_) => self.run_team().await,
         }
     }
+
+    async fn run_alone(self) -> (Outcome, Vec<Value>) {
+        let Self { function, arguments, state, fuel, .. } = self;
+        let Link::Alone(instance) = &function.module.link else { return unlinked() };
+        call_in_store(&function, instance, state, fuel, &arguments).await
+    }
+
+    /// As the first thread of a team; the others end with it.
+    async fn run_team(self) -> (Outcome, Vec<Value>) {
+        let Self { function, arguments, mut state, fuel, team } = self;
+        let (Link::Team(template), Some(plan)) = (&function.module.link, team) else {
+            return unlinked();
+        };
+        let TeamPlan { limits, home } = *plan;
+        let bound = match template.bind(limits.memory_bytes) {
+            Ok(bound) => bound,
+            Err(Unbound::TooLarge) => {
+                return (Outcome::OutOfMemory { limit: limits.memory_bytes }, Vec::new());
+            }
+            Err(Unbound::Failed(error)) => return (trap(&error), Vec::new()),
+        };
+        let terms = Terms {
+            attached: state.attached.clone(),
+            memory_bytes: limits.memory_bytes,
+            deadline: limits.deadline,
+            fuel,
+            threads_max: limits.threads,
+        };
+        let team = Team::new(&function.module, bound, terms, home, state.stopper.clone());
+        let closing = team.closing();
+        state.team = Some(Arc::clone(&team));
+        let (outcome, results) =
+            call_in_store(&function, team.instance(), state, fuel, &arguments).await;
+        drop(closing);
+        match team.close().await {
+            Some(failure) => (failure, Vec::new()),
+            None => (outcome, results),
+        }
+    }
+}
+
+/// The call itself; its memory is gone with its store after this.
+async fn call_in_store(
+    function: &Function,
+    instance: &InstancePre<State>,
+    state: State,
+    fuel: u64,
+    arguments: &[Value],
+) -> (Outcome, Vec<Value>) {
+    let mut store = match call::store(&function.module, state, fuel) {
+        Ok(store) => store,
+        Err(error) => return (trap(&error), Vec::new()),
+    };
+    match call::run(function, instance, &mut store, arguments).await {
+        Ok(results) => (Outcome::Exited(0), results),
+        Err(error) => (call::outcome(store.data(), &error), Vec::new()),
+    }
+}
+
+fn trap(error: &wasmtime::Error) -> Outcome {
+    Outcome::Trap(format!("{error:#}"))
+}
+
+fn unlinked() -> (Outcome, Vec<Value>) {
+    (Outcome::Trap("the module is linked in another way".to_owned()), Vec::new())
 }
 
 pub(super) struct Task {
@@ -108,33 +209,50 @@ pub(super) struct Task {
     pub stopper: Stopper,
     pub deadline_ns: u64,
     pub cpu_limit_ns: u64,
-    pub cpu_ns: AtomicU64,
+    cpu_ns: AtomicU64,
+    /// Counts instead, if there are threads.
+    team_cpu_ns: Option<Arc<AtomicU64>>,
     pub preemptions: AtomicU64,
+    /// Whether it is a thread of a call and not a call of its own.
+    pub is_thread: bool,
     state: AtomicU8,
     body: Mutex<Body>,
     shared: Weak<Shared>,
 }
 
 impl Task {
-    pub fn new(
-        seat: Seat,
-        stopper: Stopper,
-        limits: &crate::call::CallLimits,
-        plan: Plan,
-        done: Done,
-        shared: Weak<Shared>,
-    ) -> Self {
+    /// A call; `done` is told how it ended.
+    pub fn call(home: Home, plan: Plan, done: Done) -> Self {
+        let stopper = plan.state.stopper.clone();
+        Self::new(home, stopper, Stage::Planned(plan), Some(done))
+    }
+
+    /// A thread of a call, which hears of its end itself.
+    pub fn thread(home: Home, thread: ThreadTask) -> Self {
+        let ThreadTask { stopper, work } = thread;
+        Self::new(home, stopper, Stage::Started(work), None)
+    }
+
+    fn new(home: Home, stopper: Stopper, stage: Stage, done: Option<Done>) -> Self {
+        let Home { shared, seat, deadline_ns, cpu_limit_ns, cpu_ns } = home;
         Self {
             seat,
             stopper,
-            deadline_ns: limits.deadline.map_or(u64::MAX, super::shared::monotonic_ns),
-            cpu_limit_ns: limits.cpu_ns.unwrap_or(u64::MAX),
+            deadline_ns,
+            cpu_limit_ns,
             cpu_ns: AtomicU64::new(0),
+            team_cpu_ns: cpu_ns,
             preemptions: AtomicU64::new(0),
+            is_thread: done.is_none(),
             state: AtomicU8::new(QUEUED),
-            body: Mutex::new(Body { stage: Stage::Planned(plan), done: Some(done) }),
+            body: Mutex::new(Body { stage, done }),
             shared,
         }
+    }
+
+    /// CPU time so far, in nanoseconds.
+    pub fn cpu_ns(&self) -> &AtomicU64 {
+        self.team_cpu_ns.as_deref().unwrap_or(&self.cpu_ns)
     }
 
     pub fn body(&self) -> MutexGuard<'_, Body> {
@@ -162,7 +280,7 @@ impl Task {
     }
 
     pub fn report(&self, outcome: Outcome, results: Vec<Value>) -> Report {
-        let cpu = Duration::from_nanos(self.cpu_ns.load(Ordering::Relaxed));
+        let cpu = Duration::from_nanos(self.cpu_ns().load(Ordering::Relaxed));
         Report { outcome, results, cpu, preemptions: self.preemptions.load(Ordering::Relaxed) }
     }
 }

@@ -98,7 +98,7 @@ fn turn(next: &Next, thread: i32, clock: &mut Clock) -> TurnEnd {
     task.stopper.runs_on(0);
     let left = preempt::left();
     let used_ns = clock.used_ns(next.now_ns);
-    task.cpu_ns.fetch_add(used_ns, Ordering::Relaxed);
+    task.cpu_ns().fetch_add(used_ns, Ordering::Relaxed);
     let goes_on = |verdict| TurnEnd { verdict, used_ns, notify: None };
     let (outcome, results) = match poll {
         Ok(Poll::Ready(done)) => done,
@@ -117,7 +117,7 @@ fn turn(next: &Next, thread: i32, clock: &mut Clock) -> TurnEnd {
 /// When the turn is over; at once if its task is.
 fn allowance(next: &Next) -> Allowance {
     let Next { task, slice_ns, now_ns, alone, .. } = next;
-    let left_ns = task.cpu_limit_ns.saturating_sub(task.cpu_ns.load(Ordering::Relaxed));
+    let left_ns = task.cpu_limit_ns.saturating_sub(task.cpu_ns().load(Ordering::Relaxed));
     if left_ns == 0 {
         task.stopper.stop(Cause::CpuTime);
     }

@@ -51,10 +51,14 @@ impl ThreadClass {
             Self::Control | Self::Isolate => CONTROL,
         };
         let common: &[Rule] = if self == Self::GuestKernel { &[] } else { SUPERVISOR };
-        let folders: &[Rule] = if self == Self::Isolate { FOLDER } else { &[] };
+        let isolate: &[&[Rule]] = if self == Self::Isolate { &[FOLDER, TURNS] } else { &[] };
         let mut rules: Vec<&Rule> = common.iter().chain(own).collect();
         rules.extend(
-            folders.iter().filter(|rule| own.iter().all(|known| known.number != rule.number)),
+            isolate
+                .iter()
+                .copied()
+                .flatten()
+                .filter(|rule| own.iter().all(|known| known.number != rule.number)),
         );
         rules
     }
@@ -157,8 +161,8 @@ mod numbers {
         setsid = SYS_setsid, setsockopt = SYS_setsockopt, shutdown = SYS_shutdown,
         sigaltstack = SYS_sigaltstack, signalfd4 = SYS_signalfd4, socket = SYS_socket,
         socketpair = SYS_socketpair, statx = SYS_statx, symlinkat = SYS_symlinkat,
-        tgkill = SYS_tgkill, timer_create = SYS_timer_create, timer_settime = SYS_timer_settime,
-        uname = SYS_uname, unlink = SYS_unlink, unlinkat = SYS_unlinkat, utimensat = SYS_utimensat,
+        tgkill = SYS_tgkill, timer_create = SYS_timer_create, timer_delete = SYS_timer_delete,
+        timer_settime = SYS_timer_settime, uname = SYS_uname, unlink = SYS_unlink, unlinkat = SYS_unlinkat, utimensat = SYS_utimensat,
         wait4 = SYS_wait4, waitid = SYS_waitid, write = SYS_write, writev = SYS_writev,
     }
 }
@@ -339,6 +343,13 @@ const FOLDER: &[Rule] = rules! {
     linkat Any, "hard links";
     symlinkat Any, "symbolic links";
     readlinkat Any, "symbolic links";
+};
+
+/// An isolate with threads of its own.
+const TURNS: &[Rule] = rules! {
+    timer_create Any, "ends the turns of an isolate's threads";
+    timer_settime Any, "ends the turns of an isolate's threads";
+    timer_delete Any, "ends the turns of an isolate's threads";
 };
 
 const CONTROL: &[Rule] = rules! {

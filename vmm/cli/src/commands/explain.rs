@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use exocell_cell::exovisor::{Admission, Effect, Import, ModuleLimits, Requirement, Tier};
+use exocell_cell::exovisor::{Admission, Import, ModuleLimits, Requirement};
 use exocell_cell::xgate::CapabilitySet;
 use exocell_cell::{CellError, isolate};
 use serde::Serialize;
@@ -12,8 +12,8 @@ use serde::Serialize;
 struct Row {
     module: String,
     name: String,
-    /// "own": acts on the isolate itself; "granted": needs a capability;
-    /// "unknown": no such import exists, and the module is refused.
+    /// The tier in Khronos' table, from "1" (what a language needs to start) to "3" (files and
+    /// sockets); "unknown": no such import exists, and a call of it traps.
     tier: &'static str,
     /// What a call does outside the isolate; empty if unknown.
     effect: &'static str,
@@ -46,17 +46,7 @@ fn row(found: Requirement, caps: &CapabilitySet) -> Row {
 }
 
 fn words(import: &Import) -> (&'static str, &'static str) {
-    let tier = match import.tier {
-        Tier::Own => "own",
-        Tier::Granted => "granted",
-    };
-    let effect = match import.effect {
-        Effect::Pure => "pure",
-        Effect::Read => "read",
-        Effect::Write => "write",
-        Effect::Crossing => "crossing",
-    };
-    (tier, effect)
+    (import.tier.name(), import.effect.name())
 }
 
 fn table(rows: &[Row]) -> String {
@@ -64,15 +54,15 @@ fn table(rows: &[Row]) -> String {
         return "it imports nothing".to_owned();
     }
     let width = rows.iter().map(|row| row.name.len()).max().unwrap_or(0).max(6);
-    let mut lines = vec![format!("{:width$}  TIER     EFFECT    GRANTED  NEEDS", "IMPORT")];
+    let mut lines = vec![format!("{:width$}  TIER       EFFECT    GRANTED  NEEDS", "IMPORT")];
     lines.extend(rows.iter().map(|row| {
         let needs = match row.tier {
-            "unknown" => format!("there is no import {}.{}", row.module, row.name),
+            "unknown" => format!("nobody has {}.{}: a call of it traps", row.module, row.name),
             _ if row.needs.is_empty() => "nothing".to_owned(),
             _ => row.needs.join(" or "),
         };
         let granted = if row.granted { "yes" } else { "no" };
-        format!("{:width$}  {:7}  {:8}  {granted:7}  {needs}", row.name, row.tier, row.effect)
+        format!("{:width$}  {:9}  {:8}  {granted:7}  {needs}", row.name, row.tier, row.effect)
     }));
     lines.join("\n")
 }

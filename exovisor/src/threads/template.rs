@@ -1,0 +1,71 @@
+//! A module with a shared memory, which cannot be linked before the memory is there.
+
+use crate::isolate::State;
+use wasmtime::{InstancePre, Linker, MemoryType, Module, Result, SharedMemory, Store, format_err};
+
+const PAGE_BYTES: u64 = 64 << 10;
+
+/// The module, its host functions, and what memory it wants.
+pub(crate) struct Template {
+    linker: Linker<State>,
+    module: Module,
+    memory: MemoryType,
+    /// Both parts of the memory's name.
+    name: (String, String),
+}
+
+/// An isolate's memory, and its module linked to it.
+pub(crate) struct Bound {
+    pub memory: SharedMemory,
+    pub instance: InstancePre<State>,
+}
+
+/// Why there is no memory for an isolate.
+pub(crate) enum Unbound {
+    /// It begins with more than is granted.
+    TooLarge,
+    /// The host has none, or the module's imports do not fit.
+    Failed(wasmtime::Error),
+}
+
+impl From<wasmtime::Error> for Unbound {
+    fn from(error: wasmtime::Error) -> Self {
+        Self::Failed(error)
+    }
+}
+
+impl Template {
+    /// Takes a module that imports a shared memory.
+    ///
+    /// # Errors
+    /// When it does not.
+    pub fn new(linker: &Linker<State>, module: &Module) -> Result<Self> {
+        let memory = module.imports().find_map(|import| {
+            let memory = import.ty().memory().filter(|memory| memory.is_shared()).cloned()?;
+            Some((memory, (import.module().to_owned(), import.name().to_owned())))
+        });
+        let (memory, name) =
+            memory.ok_or_else(|| format_err!("the module has no shared memory"))?;
+        Ok(Self { linker: linker.clone(), module: module.clone(), memory, name })
+    }
+
+    /// Makes a memory of at most `bytes_max` bytes and links the module to it.
+    ///
+    /// # Errors
+    /// [`Unbound`].
+    pub fn bind(&self, bytes_max: u64) -> Result<Bound, Unbound> {
+        let pages_max = u32::try_from(bytes_max / PAGE_BYTES).unwrap_or(u32::MAX);
+        let pages = |count: u64| u32::try_from(count).unwrap_or(u32::MAX);
+        let minimum = pages(self.memory.minimum());
+        if minimum > pages_max {
+            return Err(Unbound::TooLarge);
+        }
+        let maximum = pages(self.memory.maximum().unwrap_or(0)).min(pages_max);
+        let engine = self.module.engine();
+        let memory = SharedMemory::new(engine, MemoryType::shared(minimum, maximum))?;
+        let mut linker = self.linker.clone();
+        let store = Store::new(engine, State::detached(engine));
+        linker.define(&store, &self.name.0, &self.name.1, memory.clone())?;
+        Ok(Bound { memory, instance: linker.instantiate_pre(&self.module)? })
+    }
+}

@@ -1,0 +1,154 @@
+//! Waiting on and notifying of addresses: `memory.atomic.wait` for fibers.
+//!
+//! A thread that waits leaves its worker to others, so a barrier works with more threads than
+//! workers, and an end from outside wakes it like any hostcall.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::future::poll_fn;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Poll, Waker};
+
+/// Who waits where, in one shared memory.
+#[derive(Default)]
+pub(crate) struct Waits(Mutex<Spots>);
+
+type Spots = BTreeMap<u64, VecDeque<Arc<Waiter>>>;
+
+#[derive(Default)]
+struct Waiter {
+    woken: AtomicBool,
+    waker: Mutex<Option<Waker>>,
+}
+
+/// A place in the queue of an address. Dropping it leaves the queue.
+pub(crate) struct Waiting<'a> {
+    waits: &'a Waits,
+    address: u64,
+    waiter: Arc<Waiter>,
+}
+
+impl Waits {
+    /// Queues up at `address` if `still` holds. Nobody notifies between the look and the place.
+    pub fn enter<E>(
+        &self,
+        address: u64,
+        still: impl FnOnce() -> Result<bool, E>,
+    ) -> Result<Option<Waiting<'_>>, E> {
+        let mut spots = self.spots();
+        if !still()? {
+            return Ok(None);
+        }
+        let waiter = Arc::new(Waiter::default());
+        spots.entry(address).or_default().push_back(Arc::clone(&waiter));
+        Ok(Some(Waiting { waits: self, address, waiter }))
+    }
+
+    /// Wakes up to `count` of those who wait at `address`, the first first; answers how many.
+    pub fn notify(&self, address: u64, count: u32) -> u32 {
+        let mut spots = self.spots();
+        let Some(queue) = spots.get_mut(&address) else { return 0 };
+        let count = queue.len().min(count as usize);
+        let woken: Vec<Arc<Waiter>> = queue.drain(..count).collect();
+        if queue.is_empty() {
+            spots.remove(&address);
+        }
+        woken.iter().for_each(|waiter| waiter.woken.store(true, Ordering::Release));
+        drop(spots);
+        woken.iter().for_each(|waiter| waiter.wake());
+        count as u32
+    }
+
+    fn spots(&self) -> MutexGuard<'_, Spots> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Waiter {
+    fn wake(&self) {
+        let waker = self.waker.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+
+    fn poll(&self, waker: &Waker) -> Poll<()> {
+        let mut kept = self.waker.lock().unwrap_or_else(PoisonError::into_inner);
+        // The look comes after the lock, so that a wake-up is either seen or finds the waker.
+        if self.woken.load(Ordering::Acquire) {
+            return Poll::Ready(());
+        }
+        *kept = Some(waker.clone());
+        Poll::Pending
+    }
+}
+
+impl Waiting<'_> {
+    /// Until somebody notifies.
+    pub async fn woken(&self) {
+        poll_fn(|context| self.waiter.poll(context.waker())).await;
+    }
+
+    /// Whether somebody has.
+    pub fn is_woken(&self) -> bool {
+        // Under the lock, so that it is not woken once the answer was no.
+        let _spots = self.waits.spots();
+        self.waiter.woken.load(Ordering::Acquire)
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        let mut spots = self.waits.spots();
+        if let Some(queue) = spots.get_mut(&self.address) {
+            queue.retain(|waiter| !Arc::ptr_eq(waiter, &self.waiter));
+            if queue.is_empty() {
+                spots.remove(&self.address);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::convert::Infallible;
+    use std::pin::pin;
+    use std::task::Context;
+
+    fn enter(waits: &Waits, address: u64) -> Waiting<'_> {
+        waits.enter(address, || Ok::<_, Infallible>(true)).unwrap().unwrap()
+    }
+
+    fn is_done(waiting: &Waiting<'_>) -> bool {
+        let mut context = Context::from_waker(Waker::noop());
+        pin!(waiting.woken()).as_mut().poll(&mut context).is_ready()
+    }
+
+    #[test]
+    fn the_first_are_woken_first_and_only_at_their_address() {
+        let waits = Waits::default();
+        let waiting = [enter(&waits, 8), enter(&waits, 8), enter(&waits, 16)];
+        assert_eq!(waits.notify(4, 9), 0);
+        assert_eq!(waits.notify(8, 1), 1);
+        assert_eq!(waiting.each_ref().map(is_done), [true, false, false]);
+        assert_eq!(waits.notify(8, u32::MAX), 1);
+        assert_eq!(waiting.each_ref().map(is_done), [true, true, false]);
+    }
+
+    #[test]
+    fn who_leaves_is_not_counted() {
+        let waits = Waits::default();
+        drop(enter(&waits, 8));
+        assert_eq!(waits.notify(8, 1), 0);
+        assert!(waits.spots().is_empty());
+    }
+
+    #[test]
+    fn another_value_is_not_waited_for() {
+        let waits = Waits::default();
+        assert!(waits.enter(8, || Ok::<_, Infallible>(false)).unwrap().is_none());
+        assert!(waits.enter(8, || Err(())).is_err());
+        assert!(waits.spots().is_empty());
+    }
+}

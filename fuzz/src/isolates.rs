@@ -1,0 +1,109 @@
+//! Modules that a tenant brings, and what their code says to the host.
+
+use crate::Input;
+use exocell_exovisor::{
+    Admission, Admitted, Call, CallLimits, Metering, ModuleLimits, Policy, Pool, Priority,
+    Scheduler, SchedulerConfig, Tenant, Value,
+};
+use exocell_xgate::CapabilitySet;
+use std::path::Path;
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+const TENANT: &str = "fuzz";
+
+fn everything() -> CapabilitySet {
+    let text = "version = 1\n[memory]\nlimit = \"1M\"\n[processes]\nmax = 8\n[stdio]\n[clock]";
+    CapabilitySet::parse(text, Path::new("/")).expect("the grant is well-formed")
+}
+
+fn admit(bytes: &[u8]) -> Option<Admitted> {
+    static ADMISSION: OnceLock<Admission> = OnceLock::new();
+    let admission = ADMISSION.get_or_init(|| {
+        let modules = ModuleLimits { bytes: 64 << 10, entries: 1_000, body_bytes: 4 << 10 };
+        let pool = Pool { isolates: 32, stacks: 32, ..Pool::default() };
+        Admission::new(Policy { modules, ..Policy::pooled(pool) })
+    });
+    admission.admit_for(TENANT, bytes, &everything(), Metering::Time).ok()
+}
+
+/// Bytes that are to be a module: scanned, rewritten, compiled, linked.
+pub fn admission(bytes: &[u8]) {
+    // What comes of it does not matter.
+    let _ = admit(bytes);
+}
+
+/// Modules with all that admission rewrites.
+pub fn admission_seeds() -> Vec<Vec<u8>> {
+    let start = r#"(module (memory 1) (data (i32.const 8) "x") (func $f) (start $f)
+      (export "_start" (func $f)))"#;
+    let hosted = r#"(module (import "env" "__linear_memory" (memory 1))
+      (import "env" "__stack_pointer" (global (mut i32)))
+      (import "env" "__indirect_function_table" (table 2 funcref))
+      (import "env" "unknown" (func (param i64) (result f32)))
+      (elem (i32.const 0) $f) (func $f (global.set 0 (global.get 0)))
+      (func (export "run") (call_indirect (i32.const 0))))"#;
+    let texts = [start, hosted, THREADS];
+    let binaries = texts.iter().filter_map(|text| wat::parse_str(text).ok());
+    binaries.chain(texts.iter().map(|text| text.as_bytes().to_vec())).collect()
+}
+
+/// Does what it is told: `op` with two words.
+const THREADS: &str = r#"(module
+  (import "env" "memory" (memory 1 4 shared))
+  (import "wasi" "thread-spawn" (func $spawn (param i32) (result i32)))
+  (import "env" "malloc" (func $malloc (param i32) (result i32)))
+  (import "env" "free" (func $free (param i32)))
+  (import "env" "realloc" (func $realloc (param i32 i32) (result i32)))
+  (import "env" "memmove" (func $memmove (param i32 i32 i32) (result i32)))
+  (func $do (export "do") (param $op i32) (param $a i32) (param $b i32) (result i32)
+    (block $7 (block $6 (block $5 (block $4 (block $3 (block $2 (block $1 (block $0
+      (br_table $0 $1 $2 $3 $4 $5 $6 $7 (local.get $op)))
+      (return (call $spawn (local.get $a))))
+      (return (memory.atomic.wait32 (local.get $a) (local.get $b) (i64.const 1000))))
+      (return (memory.atomic.wait64 offset=8 (local.get $a) (i64.const 0) (i64.const 1000))))
+      (return (memory.atomic.notify (local.get $a) (local.get $b))))
+      (return (call $malloc (local.get $a))))
+      (call $free (local.get $a)) (return (i32.const 0)))
+      (return (call $realloc (local.get $a) (local.get $b))))
+    (call $memmove (local.get $a) (local.get $b) (local.get $op)))
+  (func (export "wasi_thread_start") (param i32 i32)
+    (drop (call $do (i32.and (local.get 1) (i32.const 7)) (local.get 1) (local.get 0)))))"#;
+
+/// Threads are started, addresses waited for and memory freed with words of anyone's choice.
+pub fn threads(bytes: &[u8]) {
+    static WORLD: OnceLock<(Scheduler, Tenant, Admitted)> = OnceLock::new();
+    let (scheduler, tenant, admitted) = WORLD.get_or_init(|| {
+        let config = SchedulerConfig { workers: 2, ..SchedulerConfig::default() };
+        let scheduler = Scheduler::new(&config).expect("a scheduler");
+        let tenant = scheduler.tenant(TENANT, 1, Priority::Normal);
+        (scheduler, tenant, admit(THREADS.as_bytes()).expect("the module is admitted"))
+    });
+    let function = admitted.function(TENANT, "do").expect("it is exported");
+    let mut input = Input::new(bytes);
+    for _ in 0..4 {
+        if input.is_empty() {
+            break;
+        }
+        let words = [u32::from(input.u8() & 15), input.u32(), input.u32()];
+        let arguments = words.map(|word| Value::I32(word as i32));
+        let limits = CallLimits {
+            memory_bytes: 1 << 20,
+            deadline: Some(Instant::now() + Duration::from_secs(1)),
+            cpu_ns: None,
+            threads: 4,
+            fuel: 0,
+        };
+        let report = scheduler.run(tenant, Call::new(&function, &arguments, limits));
+        assert!(report.is_ok(), "the call was not taken");
+    }
+}
+
+/// Each operation, with words that fit and words that do not.
+pub fn thread_seeds() -> Vec<Vec<u8>> {
+    let call = |op: u8, a: u32, b: u32| [&[op][..], &a.to_le_bytes(), &b.to_le_bytes()].concat();
+    let fits = |ops: std::ops::Range<u8>| ops.flat_map(|op| call(op, 64, 1)).collect();
+    let outside =
+        |ops: std::ops::Range<u8>| ops.flat_map(|op| call(op, u32::MAX - 3, u32::MAX)).collect();
+    vec![fits(0..4), fits(4..8), outside(0..4), outside(4..8)]
+}
