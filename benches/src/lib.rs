@@ -43,6 +43,7 @@ pub fn run(root: &Path, command: &BenchCommand) -> Result<(), BenchError> {
         BenchCommand::Density(args) => density::measure(args.cells, &exocell)?,
         BenchCommand::Isolates(args) => isolates::measure(args)?,
         BenchCommand::Preempt(args) => isolates::measure_preemption(args)?,
+        BenchCommand::Parallel(args) => isolates::measure_parallel(args)?,
     };
     report(options, &rows)
 }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 
-use crate::isolates::{IsolatesArgs, PreemptArgs};
+use crate::isolates::{IsolatesArgs, ParallelArgs, PreemptArgs};
 use crate::subject::{GuestKernel, Peer};
 
 /// One benchmark.
@@ -26,6 +26,8 @@ pub enum BenchCommand {
     Isolates(IsolatesArgs),
     /// Long Wasm calls that are preempted, and how fair shares are.
     Preempt(PreemptArgs),
+    /// Loops of C modules over threads, and how they compare with native code.
+    Parallel(ParallelArgs),
 }
 
 /// What every benchmark can be told.
@@ -100,6 +102,7 @@ impl BenchCommand {
             Self::Density(args) => &args.options,
             Self::Isolates(args) => &args.options,
             Self::Preempt(args) => &args.options,
+            Self::Parallel(args) => &args.options,
         }
     }
 }

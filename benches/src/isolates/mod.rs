@@ -2,11 +2,12 @@
 //!
 //! Rows: `sfib_fresh` (a fresh isolate each call, N tenants), `call_empty`, `call_touch` (what a
 //! call costs beside its work), `preempt_*` (long calls while another wants the CPU),
-//! `shares_error`. All count CPU time, because the machine is shared.
+//! `shares_error`; `parallel_*` (loops over threads), `thread_spawn`. All but these count CPU time, because the machine is shared.
 
 mod clock;
 mod guests;
 mod ours;
+mod parallel;
 mod plain;
 
 use std::time::Duration;
@@ -18,6 +19,7 @@ use crate::options::Options;
 use crate::row::{Row, Unit};
 use crate::{BenchError, Peer};
 use ours::Ours;
+pub use parallel::measure as measure_parallel;
 use plain::{Allocator, Plain};
 
 /// `exocell bench isolates`.
@@ -42,6 +44,13 @@ pub struct PreemptArgs {
     /// Microseconds of a slice.
     #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u64).range(10..))]
     pub slice_us: u64,
+    #[command(flatten)]
+    pub options: Options,
+}
+
+/// `exocell bench parallel`.
+#[derive(Debug, Args)]
+pub struct ParallelArgs {
     #[command(flatten)]
     pub options: Options,
 }

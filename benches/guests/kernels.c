@@ -1,0 +1,171 @@
+/* The kernels of `exocell bench parallel`. One source: sequential and parallel modules, and a
+ * native program (-DNATIVE) that prints the least nanoseconds of a call. */
+#include "exocell.h"
+
+#ifdef NATIVE
+#define KERNEL(name)
+#else
+#define KERNEL(name) __attribute__((export_name(name)))
+#endif
+#define NOINLINE __attribute__((noinline))
+
+enum { MATRIX = 512, POINTS = 10000, DIMENSIONS = 8, CLUSTERS = 16 };
+
+/* Large arrays lie in memory that is zero already: what is static, a parallel module must clear
+ * page by page when it starts, because it does not know who made its memory. */
+#ifdef NATIVE
+static double heap[3 * MATRIX * MATRIX];
+#else
+extern char __heap_base;
+#define heap ((double *)(((unsigned long)&__heap_base + 15) & ~15ul))
+#endif
+#define a heap
+#define b (heap + MATRIX * MATRIX)
+#define c (heap + 2 * MATRIX * MATRIX)
+#define points heap
+
+static double centres[CLUSTERS * DIMENSIONS];
+static double sums[EXO_PARTS_MAX][CLUSTERS * DIMENSIONS];
+static unsigned members[EXO_PARTS_MAX][CLUSTERS];
+
+/* Numbers in [0, 1) that are the same everywhere. */
+static double number(unsigned *seed) {
+  *seed = *seed * 1664525u + 1013904223u;
+  return (double)(*seed >> 8) / 16777216.0;
+}
+
+static void fill(double *to, unsigned count, unsigned seed) {
+  for (unsigned i = 0; i < count; i++) to[i] = number(&seed);
+}
+
+static NOINLINE void rows_of_product(void *context, unsigned begin, unsigned end, unsigned part) {
+  unsigned n = *(unsigned *)context;
+  (void)part;
+  for (unsigned i = begin; i < end; i++) {
+    for (unsigned j = 0; j < n; j++) c[i * n + j] = 0;
+    for (unsigned k = 0; k < n; k++)
+      for (unsigned j = 0; j < n; j++) c[i * n + j] += a[i * n + k] * b[k * n + j];
+  }
+}
+
+KERNEL("matmul") int matmul(int size) {
+  unsigned n = (unsigned)size;
+  fill(a, n * n, 1);
+  fill(b, n * n, 2);
+  for (int again = 0; again < 4; again++) exo_for(rows_of_product, &n, n, 8);
+  return (int)(c[n * n / 2] * 1000);
+}
+
+static NOINLINE void nearest(void *context, unsigned begin, unsigned end, unsigned part) {
+  (void)context;
+  for (unsigned i = 0; i < CLUSTERS * DIMENSIONS; i++) sums[part][i] = 0;
+  for (unsigned i = 0; i < CLUSTERS; i++) members[part][i] = 0;
+  for (unsigned p = begin; p < end; p++) {
+    double least = 1e300;
+    unsigned best = 0;
+    for (unsigned k = 0; k < CLUSTERS; k++) {
+      double far = 0;
+      for (unsigned d = 0; d < DIMENSIONS; d++) {
+        double way = points[p * DIMENSIONS + d] - centres[k * DIMENSIONS + d];
+        far += way * way;
+      }
+      if (far < least) { least = far; best = k; }
+    }
+    members[part][best]++;
+    for (unsigned d = 0; d < DIMENSIONS; d++)
+      sums[part][best * DIMENSIONS + d] += points[p * DIMENSIONS + d];
+  }
+}
+
+KERNEL("kmeans") int kmeans(int count) {
+  fill(points, (unsigned)count * DIMENSIONS, 3);
+  fill(centres, CLUSTERS * DIMENSIONS, 4);
+  for (int round = 0; round < 10; round++) {
+    unsigned parts = exo_for(nearest, 0, (unsigned)count, 512);
+    for (unsigned k = 0; k < CLUSTERS; k++) {
+      unsigned all = 0;
+      for (unsigned p = 0; p < parts; p++) all += members[p][k];
+      for (unsigned d = 0; d < DIMENSIONS && all; d++) {
+        double sum = 0;
+        for (unsigned p = 0; p < parts; p++) sum += sums[p][k * DIMENSIONS + d];
+        centres[k * DIMENSIONS + d] = sum / all;
+      }
+    }
+  }
+  return (int)(centres[0] * 1000000);
+}
+
+struct product { unsigned n; const double *from; double *to; };
+
+static NOINLINE void times(void *context, unsigned begin, unsigned end, unsigned part) {
+  struct product *product = context;
+  unsigned n = product->n;
+  (void)part;
+  for (unsigned i = begin; i < end; i++) {
+    double sum = 0;
+    for (unsigned j = 0; j < n; j++) sum += a[i * n + j] * product->from[j];
+    product->to[i] = sum;
+  }
+}
+
+/* The largest singular value of a symmetric matrix, by power iteration. */
+KERNEL("svd") int svd(int size) {
+  unsigned n = (unsigned)size;
+  fill(a, n * n, 5);
+  for (unsigned i = 0; i < n; i++)
+    for (unsigned j = 0; j < i; j++) a[i * n + j] = a[j * n + i];
+  double *v = b, *w = c, norm = 0;
+  for (unsigned i = 0; i < n; i++) v[i] = 1;
+  for (int round = 0; round < 50; round++) {
+    struct product product = {n, v, w};
+    /* A range is worth a thread from some 100,000 products on. */
+    exo_for(times, &product, n, 100000 / n + 1);
+    norm = 0;
+    for (unsigned i = 0; i < n; i++) norm += w[i] * w[i];
+    norm = __builtin_sqrt(norm);
+    for (unsigned i = 0; i < n; i++) v[i] = w[i] / norm;
+  }
+  return (int)(norm * 1000);
+}
+
+#ifdef __wasm_atomics__
+static NOINLINE void nothing(void *context, unsigned begin, unsigned end, unsigned part) {
+  (void)context, (void)begin, (void)end, (void)part;
+}
+
+/* Threads, one after the other. */
+KERNEL("spawn") int spawn(int count) {
+  struct exo_start *start = &exo_starts[1];
+  start->body = nothing;
+  start->part = 1;
+  for (int i = 0; i < count; i++) {
+    exo_fork(start);
+    exo_join(start);
+  }
+  return count;
+}
+#endif
+
+#ifdef NATIVE
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+int main(int count, char **words) {
+  if (count != 4) return 2;
+  int (*kernel)(int) = !strcmp(words[1], "matmul") ? matmul : !strcmp(words[1], "kmeans") ? kmeans : svd;
+  int size = atoi(words[2]), result = 0;
+  long least = 0;
+  for (int i = atoi(words[3]); i > 0; i--) {
+    struct timespec from, to;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &from);
+    result = kernel(size);
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &to);
+    long took = (to.tv_sec - from.tv_sec) * 1000000000L + to.tv_nsec - from.tv_nsec;
+    if (!least || took < least) least = took;
+  }
+  printf("%d %ld\n", result, least);
+  return 0;
+}
+#endif

@@ -1,0 +1,198 @@
+//! One C source as a sequential and as a parallel module, and as a native program.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use exocell_exovisor::{
+    Admission, Call, CallLimits, Function, Metering, Outcome, Policy, Pool, Priority, Scheduler,
+    SchedulerConfig, Tenant, Value,
+};
+use exocell_xgate::CapabilitySet;
+
+use super::ParallelArgs;
+use crate::BenchError;
+use crate::row::{Row, Unit};
+
+const SOURCE: &str = include_str!("../../guests/kernels.c");
+const HEADER: &str = include_str!("../../../exovisor/guest/exocell.h");
+
+const MODULE: [&str; 6] = [
+    "--target=wasm32",
+    "-O2",
+    "-mbulk-memory",
+    "-msimd128",
+    "-nostdlib",
+    "-Wl,--no-entry,--initial-memory=16777216",
+];
+const PARALLEL: [&str; 2] =
+    ["-matomics", "-Wl,--shared-memory,--import-memory,--max-memory=67108864"];
+const NATIVE: [&str; 3] = ["-O2", "-fno-math-errno", "-DNATIVE"];
+
+/// Kernels and their sizes.
+const KERNELS: [(&str, i32); 6] =
+    [("matmul", 128), ("kmeans", 10_000), ("svd", 64), ("svd", 128), ("svd", 256), ("svd", 512)];
+/// Threads that `thread_spawn` starts, one after the other.
+const SPAWNS: i32 = 2_000;
+
+const TENANT: &str = "bench";
+
+fn failed(why: impl ToString) -> BenchError {
+    BenchError::Subject { subject: "exocell".to_owned(), why: why.to_string() }
+}
+
+/// Sequential against parallel, by the wall clock; sequential against native, by CPU time.
+pub fn measure(args: &ParallelArgs) -> Result<Vec<Row>, BenchError> {
+    let programs = Programs::compile()?;
+    let subject = Subject::new(&programs)?;
+    let mut rows = Vec::new();
+    for (kernel, size) in KERNELS {
+        rows.extend(subject.kernel(kernel, size, &programs, args)?);
+    }
+    let spawn = subject.function(&subject.parallel, "spawn")?;
+    let mut samples = Vec::new();
+    for _ in 0..args.options.rounds {
+        samples.push(subject.call(&spawn, SPAWNS)?.wall_ns / f64::from(SPAWNS));
+    }
+    rows.extend(Row::of("thread_spawn", "exocell", Unit::Ns, &samples, &[]));
+    Ok(rows)
+}
+
+/// What the compiler made of the source.
+struct Programs {
+    _directory: tempfile::TempDir,
+    sequential: PathBuf,
+    parallel: PathBuf,
+    native: PathBuf,
+}
+
+impl Programs {
+    fn compile() -> Result<Self, BenchError> {
+        let directory = tempfile::tempdir().map_err(failed)?;
+        let path = |name: &str| directory.path().join(name);
+        std::fs::write(path("kernels.c"), SOURCE).map_err(failed)?;
+        std::fs::write(path("exocell.h"), HEADER).map_err(failed)?;
+        let compile = |flags: &[&str], name: &str| {
+            compile(&path("kernels.c"), flags, &path(name)).map(|()| path(name))
+        };
+        let sequential = compile(&MODULE, "sequential.wasm")?;
+        let parallel = compile(&[&MODULE[..], &PARALLEL[..]].concat(), "parallel.wasm")?;
+        let native = compile(&NATIVE, "native")?;
+        Ok(Self { _directory: directory, sequential, parallel, native })
+    }
+}
+
+fn compile(source: &Path, flags: &[&str], into: &Path) -> Result<(), BenchError> {
+    let compiler = Command::new("clang").args(flags).arg(source).arg("-o").arg(into).output();
+    let output = compiler.map_err(|error| failed(format!("clang cannot be run: {error}")))?;
+    if output.status.success() {
+        return Ok(());
+    }
+    Err(failed(format!("clang: {}", String::from_utf8_lossy(&output.stderr))))
+}
+
+/// A scheduler with a worker for each core, and both modules.
+struct Subject {
+    scheduler: Scheduler,
+    tenant: Tenant,
+    admission: Admission,
+    sequential: Vec<u8>,
+    parallel: Vec<u8>,
+}
+
+/// What a call took.
+struct Took {
+    result: i32,
+    wall_ns: f64,
+    cpu_ns: f64,
+}
+
+impl Subject {
+    fn new(programs: &Programs) -> Result<Self, BenchError> {
+        let scheduler = Scheduler::new(&SchedulerConfig::default()).map_err(failed)?;
+        let tenant = scheduler.tenant(TENANT, 1, Priority::Normal);
+        let admission = Admission::new(Policy::pooled(Pool::default()));
+        let sequential = std::fs::read(&programs.sequential).map_err(failed)?;
+        let parallel = std::fs::read(&programs.parallel).map_err(failed)?;
+        Ok(Self { scheduler, tenant, admission, sequential, parallel })
+    }
+
+    fn function(&self, module: &[u8], name: &str) -> Result<Function, BenchError> {
+        self.admission
+            .admit_for(TENANT, module, &CapabilitySet::default(), Metering::Time)
+            .and_then(|admitted| admitted.function(TENANT, name))
+            .map_err(failed)
+    }
+
+    fn call(&self, function: &Function, argument: i32) -> Result<Took, BenchError> {
+        let limits = CallLimits {
+            memory_bytes: 64 << 20,
+            deadline: Some(Instant::now() + Duration::from_secs(600)),
+            cpu_ns: None,
+            threads: 16,
+            fuel: 0,
+        };
+        let (send, ended) = mpsc::channel();
+        let done = move |report| drop(send.send((report, Instant::now())));
+        let call = Call::new(function, &[Value::I32(argument)], limits);
+        let begun = Instant::now();
+        self.scheduler.submit(&self.tenant, call, done).map_err(failed)?;
+        let (report, end) = ended.recv().map_err(failed)?;
+        match (&report.outcome, &report.results[..]) {
+            (Outcome::Exited(0), [Value::I32(result)]) => Ok(Took {
+                result: *result,
+                wall_ns: end.duration_since(begun).as_nanos() as f64,
+                cpu_ns: report.cpu.as_nanos() as f64,
+            }),
+            (other, _) => Err(failed(format!("{other:?}"))),
+        }
+    }
+
+    fn kernel(
+        &self,
+        kernel: &str,
+        size: i32,
+        programs: &Programs,
+        args: &ParallelArgs,
+    ) -> Result<Vec<Row>, BenchError> {
+        let sequential = self.function(&self.sequential, kernel)?;
+        let parallel = self.function(&self.parallel, kernel)?;
+        let mut samples: [Vec<f64>; 4] = Default::default();
+        for _ in 0..args.options.rounds {
+            let alone = self.call(&sequential, size)?;
+            let together = self.call(&parallel, size)?;
+            let (result, native_ns) = native(&programs.native, kernel, size)?;
+            // k-means adds in another order with threads; all else is the same to the last bit.
+            if alone.result != result || (kernel != "kmeans" && together.result != result) {
+                return Err(failed(format!("{kernel} of {size} comes out differently")));
+            }
+            let took = [alone.wall_ns, together.wall_ns, alone.cpu_ns, native_ns];
+            samples.iter_mut().zip(took).for_each(|(samples, took)| samples.push(took));
+        }
+        let [alone, together, alone_cpu, native] = samples;
+        let (wall, cpu) = (format!("parallel_{kernel}"), format!("native_{kernel}"));
+        let params = [("n", size.to_string())];
+        let rows = [
+            (&wall, "exocell-sequential", alone),
+            (&wall, "exocell-parallel", together),
+            (&cpu, "exocell-sequential", alone_cpu),
+            (&cpu, "native", native),
+        ];
+        let row = |(bench, subject, samples): (&String, &str, Vec<f64>)| {
+            Row::of(bench, subject, Unit::Ns, &samples, &params)
+        };
+        Ok(rows.into_iter().filter_map(row).collect())
+    }
+}
+
+/// What the native program says of three calls: the result, and the least CPU time of a call.
+fn native(program: &Path, kernel: &str, size: i32) -> Result<(i32, f64), BenchError> {
+    let output = Command::new(program).args([kernel, &size.to_string(), "3"]).output();
+    let output = String::from_utf8(output.map_err(failed)?.stdout).map_err(failed)?;
+    let mut words = output.split_whitespace();
+    let (result, took) = (words.next(), words.next());
+    let numbers =
+        result.and_then(|word| word.parse().ok()).zip(took.and_then(|word| word.parse().ok()));
+    numbers.ok_or_else(|| failed("the native program said nothing"))
+}
