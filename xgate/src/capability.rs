@@ -1,6 +1,6 @@
 //! One capability: what it is to, and what it covers.
 
-use crate::{Endpoint, Handle, Kind, Live, NamePattern, PortRange, Rights};
+use crate::{Endpoint, Handle, Kind, Live, NamePattern, PortRange, Protocol, Rights};
 use std::collections::BTreeSet;
 use std::fmt;
 use std::path::{Component, Path, PathBuf};
@@ -90,14 +90,25 @@ pub struct NetworkScope {
     pub connect: Vec<Endpoint>,
     /// Ports that may be listened on.
     pub listen: Vec<PortRange>,
-    /// Names that may be resolved.
+    /// Names that may be resolved to their addresses. A name to connect to needs no entry here.
     pub resolve: Vec<NamePattern>,
+    /// Connections at once, of all protocols; `None` leaves it to the cell.
+    pub connections_max: Option<u32>,
+    /// Bytes a second, each way; `None` is no limit.
+    pub rate_bytes: Option<u64>,
 }
 
 impl NetworkScope {
-    /// Whether each rule of `other` lies within one rule of this scope.
+    /// Whether each rule of `other` lies within one rule of this scope, and its limits too.
     #[must_use]
     pub fn contains(&self, other: &Self) -> bool {
+        self.lists_contain(other)
+            && within(self.connections_max, other.connections_max)
+            && within(self.rate_bytes, other.rate_bytes)
+    }
+
+    /// The same without the limits.
+    pub(crate) fn lists_contain(&self, other: &Self) -> bool {
         let dial = |rule: &Endpoint| self.connect.iter().any(|own| own.contains(rule));
         let port = |rule: &PortRange| self.listen.iter().any(|own| own.contains(rule));
         let name = |rule: &NamePattern| self.resolve.iter().any(|own| own.contains(rule));
@@ -127,8 +138,20 @@ impl fmt::Display for NetworkScope {
         let lists = lists.iter().filter(|(_, list)| !list.is_empty());
         let text: Vec<String> = lists.map(|(verb, list)| format!("{verb} {list}")).collect();
         f.write_str(if text.is_empty() { "nothing" } else { "" })?;
-        f.write_str(&text.join("; "))
+        f.write_str(&text.join("; "))?;
+        if let Some(max) = self.connections_max {
+            write!(f, "; at most {max} connections")?;
+        }
+        if let Some(bytes) = self.rate_bytes {
+            write!(f, "; at most {} a second", crate::format_bytes(bytes))?;
+        }
+        Ok(())
     }
+}
+
+/// Whether a limit is no looser than its parent's.
+fn within<T: PartialOrd>(own: Option<T>, other: Option<T>) -> bool {
+    own.is_none_or(|own| other.is_some_and(|other| other <= own))
 }
 
 fn join<T: fmt::Display>(items: impl IntoIterator<Item = T>) -> String {
@@ -145,8 +168,8 @@ pub enum Request<'a> {
     Amount(u64),
     /// A path on the host, absolute and without `..`; symbolic links are the enforcer's duty.
     Path(&'a Path),
-    /// A peer to connect to: a name or an address, and a port.
-    Peer(&'a str, u16),
+    /// A peer to talk to: a protocol, a name or an address, and a port (any for ICMP).
+    Peer(Protocol, &'a str, u16),
     /// A port to listen on.
     Port(u16),
     /// A named thing: a host name to resolve, a device.
@@ -245,11 +268,14 @@ impl Capability {
             (Request::Path(path), Scope::Folder(folder)) => {
                 is_plain(path) && path.starts_with(&folder.host)
             }
-            (Request::Peer(host, port), Scope::Network(network)) if rights == Rights::CONNECT => {
-                network
-                    .connect
-                    .iter()
-                    .any(|rule| rule.host.permits(host) && rule.ports.permits(*port))
+            (Request::Peer(protocol, host, port), Scope::Network(network))
+                if rights == Rights::CONNECT =>
+            {
+                network.connect.iter().any(|rule| {
+                    rule.protocol == *protocol
+                        && rule.host.permits(host)
+                        && rule.ports.permits(*port)
+                })
             }
             (Request::Port(port), Scope::Network(network)) if rights == Rights::LISTEN => {
                 network.listen.iter().any(|rule| rule.permits(*port))
@@ -269,8 +295,8 @@ impl Capability {
                 format!("its limit is {}, {amount} was asked for", self.quota.0)
             }
             Request::Path(path) => format!("{} is outside {}", path.display(), self.scope),
-            Request::Peer(host, port) => {
-                format!("{host}:{port} is not in its list ({})", self.scope)
+            Request::Peer(protocol, host, port) => {
+                format!("{protocol} {host}:{port} is not in its list ({})", self.scope)
             }
             Request::Port(port) => format!("port {port} is not in its list ({})", self.scope),
             Request::Name(name) => format!("{name} is not in its list ({})", self.scope),

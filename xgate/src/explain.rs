@@ -151,7 +151,7 @@ fn with(kind: Kind) -> (&'static str, &'static str) {
         Kind::Random => ("an entropy device", "may draw random bytes"),
         Kind::Stdio => ("its streams are attached", "its streams are attached"),
         Kind::Network => {
-            ("rules are kept; no network device yet", "rules are kept; no sockets yet")
+            ("dials these peers, is reached at these ports", "rules are kept; no sockets yet")
         }
         Kind::Device => {
             ("names are kept; no such device yet", "names are kept; no such device yet")

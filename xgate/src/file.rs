@@ -191,6 +191,11 @@ struct NetworkWire {
     listen: Vec<Text<PortRange>>,
     #[serde(default)]
     resolve: Vec<Text<NamePattern>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    connections: Option<u32>,
+    /// Bytes a second.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    rate: Option<Text<Bytes>>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -271,6 +276,8 @@ impl NetworkWire {
             connect: bare(self.connect),
             listen: bare(self.listen),
             resolve: bare(self.resolve),
+            connections_max: self.connections,
+            rate_bytes: self.rate.map(|rate| rate.0.0),
         }
     }
 }
@@ -314,6 +321,8 @@ impl From<&NetworkScope> for NetworkWire {
             connect: texts(&scope.connect),
             listen: texts(&scope.listen),
             resolve: texts(&scope.resolve),
+            connections: scope.connections_max,
+            rate: scope.rate_bytes.map(|bytes| Text(Bytes(bytes))),
         }
     }
 }

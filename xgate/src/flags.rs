@@ -335,7 +335,7 @@ fn absent(capability: &'static str, granted: bool) -> Option<(&'static str, Stri
 }
 
 fn outside(own: &NetworkScope, asked: NetworkScope) -> Option<(&'static str, String, String)> {
-    (!own.contains(&asked)).then(|| ("network", asked.to_string(), own.to_string()))
+    (!own.lists_contain(&asked)).then(|| ("network", asked.to_string(), own.to_string()))
 }
 
 #[cfg(test)]

@@ -29,6 +29,6 @@ pub use exocell_xgate_abi::{Handle, Kind, Rights, Status};
 pub use explain::{Explained, explain_json, explain_table};
 pub use flags::Flags;
 pub use live::Live;
-pub use network::{Endpoint, NamePattern, PortRange};
+pub use network::{Endpoint, NamePattern, PortRange, Protocol};
 pub use set::{CapabilitySet, Cpu, Folder, Network};
 pub use table::{Derivation, Revoked, Table};

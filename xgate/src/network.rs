@@ -1,4 +1,4 @@
-//! Who may be talked to: name patterns, address ranges, port ranges.
+//! Who may be talked to: name patterns, address ranges, protocols, port ranges.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -14,6 +14,9 @@ pub struct PortRange {
 }
 
 impl PortRange {
+    /// Every port.
+    pub const ALL: Self = Self { first: 1, last: u16::MAX };
+
     /// Whether every port of `other` is in this range.
     #[must_use]
     pub fn contains(&self, other: &Self) -> bool {
@@ -194,47 +197,90 @@ fn mask(prefix: u8, width: u8) -> u128 {
     all & !all.checked_shr(u32::from(prefix)).unwrap_or(0)
 }
 
-/// A host and the ports of it, `HOST:PORTS`.
+/// How a peer is talked to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Protocol {
+    /// Streams; what is meant where nothing is said.
+    #[default]
+    Tcp,
+    /// Datagrams, QUIC among them.
+    Udp,
+    /// Echo requests and their answers; it has no ports.
+    Icmp,
+}
+
+impl fmt::Display for Protocol {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Tcp => "tcp",
+            Self::Udp => "udp",
+            Self::Icmp => "icmp",
+        })
+    }
+}
+
+/// A host, a protocol and the ports: `HOST:PORTS`, `HOST:PORTS/udp` or `HOST/icmp`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Endpoint {
     /// Which hosts.
     pub host: NamePattern,
-    /// Which ports of them.
+    /// Which ports of them; all for [`Protocol::Icmp`], which has none.
     pub ports: PortRange,
+    /// By which protocol.
+    pub protocol: Protocol,
 }
 
 impl Endpoint {
     /// Whether everything `other` covers is covered by this endpoint.
     #[must_use]
     pub fn contains(&self, other: &Self) -> bool {
-        self.host.contains(&other.host) && self.ports.contains(&other.ports)
+        self.protocol == other.protocol
+            && self.host.contains(&other.host)
+            && self.ports.contains(&other.ports)
     }
 }
 
 impl FromStr for Endpoint {
     type Err = String;
 
-    /// Reads `example.org:443`, `10.0.0.0/8:80-90` or `[::1]:80`.
+    /// Reads `example.org:443`, `10.0.0.0/8:80-90`, `[::1]:80`, `example.org:53/udp` or
+    /// `example.org/icmp`.
     fn from_str(text: &str) -> Result<Self, String> {
+        if let Some(host) = text.strip_suffix("/icmp") {
+            let host =
+                host.strip_prefix('[').map_or(host.to_owned(), |rest| rest.replacen(']', "", 1));
+            return Ok(Self {
+                host: host.parse()?,
+                ports: PortRange::ALL,
+                protocol: Protocol::Icmp,
+            });
+        }
+        let (peer, protocol) = match text.strip_suffix("/udp") {
+            Some(peer) => (peer, Protocol::Udp),
+            None => (text.strip_suffix("/tcp").unwrap_or(text), Protocol::Tcp),
+        };
         let wrong =
             || format!("`{text}` names no ports; write HOST:PORTS, like \"example.org:443\"");
-        let (host, ports) = text.rsplit_once(':').ok_or_else(wrong)?;
+        let (host, ports) = peer.rsplit_once(':').ok_or_else(wrong)?;
         let host = match host.strip_prefix('[') {
             Some(inner) => inner.replacen(']', "", 1),
             None if host.contains(':') => return Err(wrong()),
             None => host.to_owned(),
         };
-        Ok(Self { host: host.parse()?, ports: ports.parse()? })
+        Ok(Self { host: host.parse()?, ports: ports.parse()?, protocol })
     }
 }
 
 impl fmt::Display for Endpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.host {
-            NamePattern::Net { base, .. } if base.is_ipv6() => {
-                write!(f, "[{}]:{}", self.host, self.ports)
-            }
-            host => write!(f, "{host}:{}", self.ports),
+            NamePattern::Net { base, .. } if base.is_ipv6() => write!(f, "[{}]", self.host)?,
+            host => write!(f, "{host}")?,
+        }
+        match self.protocol {
+            Protocol::Tcp => write!(f, ":{}", self.ports),
+            Protocol::Udp => write!(f, ":{}/udp", self.ports),
+            Protocol::Icmp => f.write_str("/icmp"),
         }
     }
 }
@@ -307,11 +353,28 @@ mod tests {
             "*:443",
             "*.a.org:1-65535",
             "[2001:db8::/32]:1",
+            "example.org:53/udp",
+            "10.0.0.0/8:80-90/udp",
+            "example.org/icmp",
+            "10.0.0.0/8/icmp",
+            "[::1]/icmp",
         ] {
             assert_eq!(text.parse::<Endpoint>().expect(text).to_string(), text);
         }
         for text in ["example.org", "example.org:", "a:0", "a:9-8", "::1:80", "a:65536", "a:+1"] {
             assert!(text.parse::<Endpoint>().is_err(), "{text}");
+        }
+        for text in ["a:1/icmp", "a/udp", "a:1/sctp", "/icmp"] {
+            assert!(text.parse::<Endpoint>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_protocol_covers_no_other() {
+        let endpoint = |text: &str| text.parse::<Endpoint>().expect(text);
+        assert_eq!(endpoint("a:1/tcp"), endpoint("a:1"));
+        for (own, other) in [("a:1", "a:1/udp"), ("a:1/udp", "a:1"), ("a/icmp", "a:1")] {
+            assert!(!endpoint(own).contains(&endpoint(other)), "{own} {other}");
         }
     }
 

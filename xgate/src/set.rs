@@ -388,6 +388,11 @@ impl CapabilitySet {
             network.map_or(0, |network| network.resolve.len()),
             Self::RULES_MAX,
         )?;
+        positive(
+            "network.connections",
+            network.and_then(|own| own.connections_max.map(u64::from)),
+        )?;
+        positive("network.rate", network.and_then(|own| own.rate_bytes))?;
         at_most("device.names", self.devices().count(), Self::DEVICES_MAX)?;
         at_most("folder", self.folders.len(), Self::FOLDERS_MAX)?;
         self.check_guest_paths()?;

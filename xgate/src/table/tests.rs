@@ -1,5 +1,5 @@
 use super::*;
-use crate::{FolderScope, NetworkScope};
+use crate::{FolderScope, NetworkScope, Protocol};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -102,7 +102,7 @@ fn network_requests_need_the_right_and_the_rule() {
     let scope = NetworkScope {
         connect: vec!["*.example.org:443".parse().unwrap()],
         listen: vec!["8080".parse().unwrap()],
-        resolve: vec![],
+        ..NetworkScope::default()
     };
     let rights = scope.rights();
     let network = Capability::new(
@@ -116,11 +116,11 @@ fn network_requests_need_the_right_and_the_rule() {
     let mut table = Table::new(1);
     let handle = table.insert(network).unwrap();
     let ask = |rights, request| table.check(handle, Kind::Network, rights, request).is_ok();
-    assert!(ask(Rights::CONNECT, Request::Peer("a.example.org", 443)));
-    assert!(!ask(Rights::CONNECT, Request::Peer("a.example.org", 80)));
-    assert!(!ask(Rights::CONNECT, Request::Peer("example.com", 443)));
+    assert!(ask(Rights::CONNECT, Request::Peer(Protocol::Tcp, "a.example.org", 443)));
+    assert!(!ask(Rights::CONNECT, Request::Peer(Protocol::Tcp, "a.example.org", 80)));
+    assert!(!ask(Rights::CONNECT, Request::Peer(Protocol::Tcp, "example.com", 443)));
     assert!(ask(Rights::LISTEN, Request::Port(8080)));
-    assert!(!ask(Rights::LISTEN, Request::Peer("a.example.org", 443)));
+    assert!(!ask(Rights::LISTEN, Request::Peer(Protocol::Tcp, "a.example.org", 443)));
     assert!(!ask(Rights::RESOLVE, Request::Name("a.example.org")));
 }
 
