@@ -21,6 +21,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     // The two strengths never know each other.
     ("exocell-vmm", &["exocell-xgate", "exocell-xgate-abi", "exocell-pager", "exocell-folders"]),
     ("exocell-exovisor", &["exocell-xgate", "exocell-xgate-abi", "exocell-pager"]),
+    ("exocell-network", &["exocell-vmm", "exocell-xgate"]),
     // The cell joins them.
     (
         "exocell-cell",
@@ -30,6 +31,7 @@ const LAYERS: &[(&str, &[&str])] = &[
             "exocell-folders",
             "exocell-images",
             "exocell-kernel",
+            "exocell-network",
             "exocell-pager",
             "exocell-vmm",
             "exocell-xgate",
@@ -43,6 +45,7 @@ const LAYERS: &[(&str, &[&str])] = &[
             "exocell-exovisor",
             "exocell-folders",
             "exocell-images",
+            "exocell-network",
             "exocell-vmm",
             "exocell-xgate",
         ],

@@ -14,6 +14,7 @@ mod frontend;
 mod images;
 mod isolates;
 pub mod mutate;
+mod network;
 
 /// One reader of hostile bytes.
 #[derive(Debug)]
@@ -30,6 +31,8 @@ pub const TARGETS: &[Target] = &[
     Target { name: "vhost_user", run: devices::messages, seeds: devices::message_seeds },
     Target { name: "virtqueues", run: devices::rings, seeds: devices::ring_seeds },
     Target { name: "vsock", run: devices::vsock, seeds: devices::vsock_seeds },
+    Target { name: "packets", run: network::packets, seeds: network::packet_seeds },
+    Target { name: "names", run: network::names, seeds: network::name_seeds },
     Target { name: "folder", run: folders::messages, seeds: folders::seeds },
     Target { name: "agent_frames", run: agent::frames, seeds: agent::seeds },
     Target { name: "agent_client", run: agent::client, seeds: agent::seeds },

@@ -45,7 +45,8 @@ fn feature(name: &'static str, required: bool, found: Result<String, String>) ->
 
 fn user_namespaces() -> Result<String, String> {
     let map = IdentityMap::for_caller();
-    let spawned = jail::spawn(map, |_| 0).map_err(|error| error.to_string())?;
+    let spawned =
+        jail::spawn(map, jail::HostNetwork::Never, |_| 0).map_err(|error| error.to_string())?;
     let pid = nix::unistd::Pid::from_raw(spawned.pid);
     nix::sys::wait::waitpid(pid, None).map_err(|errno| errno.to_string())?;
     Ok(match map {

@@ -19,6 +19,7 @@ pub const INITRAMFS_FILE: &str = "initramfs";
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub enum VirtioId {
+    Net = 1,
     Block = 2,
     Console = 3,
     Entropy = 4,

@@ -16,6 +16,7 @@ pub mod block;
 pub mod console;
 mod error;
 pub mod metrics;
+pub mod net;
 pub mod rng;
 mod sys;
 #[cfg(test)]
@@ -33,6 +34,7 @@ use event_manager::{EventManager, MutEventSubscriber, RemoteEndpoint, Subscriber
 pub use block::{BlockConfig, BlockMetrics};
 pub use console::{ConsoleConfig, ConsoleMetrics};
 pub use error::DeviceError;
+pub use net::{Link, NetConfig, NetMetrics};
 pub use rng::RngMetrics;
 pub use vsock::{VsockConfig, VsockHandle, VsockListener, VsockMetrics};
 
@@ -42,6 +44,8 @@ type Subscriber = Box<dyn MutEventSubscriber + Send>;
 
 /// Virtio device ids, for `virtio_uml.device=<socket>:<id>`.
 pub mod id {
+    /// A network interface.
+    pub const NET: u32 = 1;
     /// A disk.
     pub const BLOCK: u32 = 2;
     /// The console.
@@ -112,6 +116,17 @@ impl DeviceLoop {
     pub fn add_rng(&mut self, listener: UnixListener) -> Result<Arc<RngMetrics>, DeviceError> {
         let metrics = Arc::<RngMetrics>::default();
         self.add(listener, rng::Rng::new(metrics.clone()))?;
+        Ok(metrics)
+    }
+
+    /// Adds a network interface behind `listener`.
+    pub fn add_net(
+        &mut self,
+        listener: UnixListener,
+        config: NetConfig,
+    ) -> Result<Arc<NetMetrics>, DeviceError> {
+        let metrics = Arc::<NetMetrics>::default();
+        self.add(listener, net::Net::new(config, metrics.clone()))?;
         Ok(metrics)
     }
 

@@ -20,6 +20,10 @@ pub enum ThreadClass {
     GuestKernel,
     /// The supervisor's loop that serves the virtio devices.
     Device,
+    /// The supervisor's thread with the network device and its stack.
+    Network,
+    /// The process that dials, in the host's network.
+    Dialer,
     /// A supervisor thread that serves one host folder.
     Folder,
     /// The supervisor's control loop and its sessions.
@@ -29,13 +33,22 @@ pub enum ThreadClass {
 }
 
 impl ThreadClass {
-    pub const ALL: [Self; 5] =
-        [Self::GuestKernel, Self::Device, Self::Folder, Self::Control, Self::Isolate];
+    pub const ALL: [Self; 7] = [
+        Self::GuestKernel,
+        Self::Device,
+        Self::Network,
+        Self::Dialer,
+        Self::Folder,
+        Self::Control,
+        Self::Isolate,
+    ];
 
     pub fn name(self) -> &'static str {
         match self {
             Self::GuestKernel => "guest-kernel",
             Self::Device => "device",
+            Self::Network => "network",
+            Self::Dialer => "dialer",
             Self::Folder => "folder",
             Self::Control => "control",
             Self::Isolate => "isolate",
@@ -47,10 +60,14 @@ impl ThreadClass {
         let own: &[Rule] = match self {
             Self::GuestKernel => GUEST_KERNEL,
             Self::Device => DEVICE,
+            Self::Network => NETWORK,
+            Self::Dialer => DIALER,
             Self::Folder => FOLDER,
             Self::Control | Self::Isolate => CONTROL,
         };
-        let common: &[Rule] = if self == Self::GuestKernel { &[] } else { SUPERVISOR };
+        // Those two are processes of their own.
+        let alone = matches!(self, Self::GuestKernel | Self::Dialer);
+        let common: &[Rule] = if alone { &[] } else { SUPERVISOR };
         let isolate: &[&[Rule]] = if self == Self::Isolate { &[FOLDER, TURNS] } else { &[] };
         let mut rules: Vec<&Rule> = common.iter().chain(own).collect();
         rules.extend(
@@ -129,7 +146,8 @@ mod numbers {
         };
     }
     name! {
-        accept4 = SYS_accept4, access = SYS_access, arch_prctl = SYS_arch_prctl, brk = SYS_brk,
+        accept4 = SYS_accept4, access = SYS_access, arch_prctl = SYS_arch_prctl, bind = SYS_bind,
+        brk = SYS_brk,
         clock_gettime = SYS_clock_gettime, clock_nanosleep = SYS_clock_nanosleep, clone = SYS_clone,
         close = SYS_close, close_range = SYS_close_range, connect = SYS_connect, dup2 = SYS_dup2,
         dup3 = SYS_dup3, epoll_create = SYS_epoll_create, epoll_create1 = SYS_epoll_create1,
@@ -162,7 +180,8 @@ mod numbers {
         sigaltstack = SYS_sigaltstack, signalfd4 = SYS_signalfd4, socket = SYS_socket,
         socketpair = SYS_socketpair, statx = SYS_statx, symlinkat = SYS_symlinkat,
         tgkill = SYS_tgkill, timer_create = SYS_timer_create, timer_delete = SYS_timer_delete,
-        timer_settime = SYS_timer_settime, uname = SYS_uname, unlink = SYS_unlink, unlinkat = SYS_unlinkat, utimensat = SYS_utimensat,
+        timer_settime = SYS_timer_settime, timerfd_settime = SYS_timerfd_settime,
+        uname = SYS_uname, unlink = SYS_unlink, unlinkat = SYS_unlinkat, utimensat = SYS_utimensat,
         wait4 = SYS_wait4, waitid = SYS_waitid, write = SYS_write, writev = SYS_writev,
     }
 }
@@ -276,9 +295,9 @@ const SUPERVISOR: &[Rule] = rules! {
     statx Any, "kinds and sizes of descriptors";
     newfstatat Any, "kinds and sizes of descriptors";
     recvmsg Any, "messages with descriptors";
-    sendmsg Any, "messages with descriptors";
+    sendmsg Without(2, libc::MSG_FASTOPEN as u64), "messages with descriptors; connects nothing";
     recvfrom Any, "stream sockets";
-    sendto Any, "stream sockets";
+    sendto Without(3, libc::MSG_FASTOPEN as u64), "stream sockets; connects nothing";
     shutdown Any, "half-closes streams";
     getsockopt Any, "the kind of a socket handed over";
     poll Any, "waits";
@@ -315,6 +334,43 @@ const DEVICE: &[Rule] = rules! {
     pwritev Any, "block writes from guest memory";
     fallocate Any, "block discard and write zeroes";
     fdatasync Any, "block flush";
+};
+
+/// Holds connected sockets of the host's network, which it can neither connect
+/// to anyone else nor bind.
+const NETWORK: &[Rule] = rules! {
+    epoll_ctl Any, "the event loop";
+    epoll_wait Any, "the event loop";
+    accept4 Any, "the guest kernel connects to its device; callers of published ports";
+    ioctl OneOf(1, &[libc::FIONBIO]), "non-blocking streams";
+    lseek Any, "the size of guest memory";
+    timerfd_settime Any, "timers of streams";
+};
+
+/// The only list with `connect` to the host's network. It opens no file and
+/// starts nothing.
+const DIALER: &[Rule] = rules! {
+    socket OneOf(0, &[libc::AF_INET as u64, libc::AF_INET6 as u64]), "streams, datagrams, echoes";
+    connect Any, "what the policy permits, and the host's name servers";
+    bind Any, "finds out whether an address is the host's own";
+    setsockopt OneOf(2, &[libc::TCP_NODELAY as u64]), "the guest decides when to send";
+    getsockopt Any, "how a connection that was begun ended";
+    poll Any, "the loop";
+    recvfrom Any, "requests of the stack, datagrams, answers of name servers";
+    sendto Without(3, libc::MSG_FASTOPEN as u64), "answers to the stack, datagrams, questions";
+    sendmsg Without(2, libc::MSG_FASTOPEN as u64), "sockets of streams for the stack";
+    close Any, "descriptors";
+    getrandom Any, "numbers of questions; hash seeds";
+    mmap Without(2, libc::PROT_EXEC as u64), "heap; never executable";
+    munmap Any, "heap";
+    mremap Any, "heap growth";
+    madvise Any, "heap given back";
+    brk Any, "heap";
+    clock_gettime Any, "time where the vDSO does not answer";
+    futex Any, "locks of the runtime";
+    rt_sigreturn Any, "returns from handlers";
+    restart_syscall Any, "resumes waits after a stop";
+    exit_group Any, "its end";
 };
 
 const FOLDER: &[Rule] = rules! {

@@ -14,8 +14,8 @@ mod paths;
 pub mod root;
 
 pub use filter::{ThreadClass, restrict_calls};
-pub use namespaces::{IdentityMap, Spawned, spawn};
-pub use paths::{PathAccess, PathGrant, landlock_abi, restrict_paths};
+pub use namespaces::{HostNetwork, IdentityMap, Spawned, leave_network, spawn};
+pub use paths::{PathAccess, PathGrant, landlock_abi, restrict_paths, restrict_to_sockets};
 pub use root::JailRoot;
 
 use std::io;
@@ -29,6 +29,8 @@ pub enum JailError {
          (sysctl user.max_user_namespaces, kernel.unprivileged_userns_clone) or run as root"
     )]
     Namespaces(io::Error),
+    #[error("cannot leave the host's network: {0}")]
+    Network(io::Error),
     #[error("cannot write the cell's {file}: {source}; map at least the caller's own id")]
     IdentityMap { file: &'static str, source: io::Error },
     #[error("cannot build the cell's root file system ({step}): {source}")]

@@ -44,6 +44,24 @@ impl IdentityMap {
     }
 }
 
+/// Whether a new supervisor starts in the host's network.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum HostNetwork {
+    /// It is in an empty network from its first instruction on.
+    Never,
+    /// It starts there, leaves a dialer behind and leaves ([`leave_network`]).
+    AtFirst,
+}
+
+/// Moves the caller, and what it starts later, into an empty network.
+///
+/// # Errors
+/// [`JailError::Network`] where the host does not allow it (unshare(2)).
+pub fn leave_network() -> Result<(), JailError> {
+    nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET)
+        .map_err(|errno| JailError::Network(errno.into()))
+}
+
 /// The process made by [`spawn`], as its parent sees it.
 #[derive(Debug)]
 pub struct Spawned {
@@ -61,6 +79,7 @@ pub struct Spawned {
 /// [`JailError::Namespaces`] where the host allows none (clone3(2)).
 pub fn spawn(
     map: IdentityMap,
+    network: HostNetwork,
     body: impl FnOnce(libc::pid_t) -> i32,
 ) -> Result<Spawned, JailError> {
     let (mut ours, mut theirs) = UnixStream::pair().map_err(JailError::Namespaces)?;
@@ -70,10 +89,12 @@ pub fn spawn(
     args.flags = (libc::CLONE_NEWUSER
         | libc::CLONE_NEWPID
         | libc::CLONE_NEWNS
-        | libc::CLONE_NEWNET
         | libc::CLONE_NEWIPC
         | libc::CLONE_NEWUTS
         | libc::CLONE_PIDFD) as u64;
+    if network == HostNetwork::Never {
+        args.flags |= libc::CLONE_NEWNET as u64;
+    }
     args.pidfd = &raw mut pidfd as u64;
     args.exit_signal = libc::SIGCHLD as u64;
     // SAFETY: `args` outlives the call and has its true size; without CLONE_VM

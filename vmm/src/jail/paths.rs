@@ -59,6 +59,18 @@ pub fn restrict_paths(grants: &[PathGrant<'_>]) -> Result<(), JailError> {
     Ok(())
 }
 
+/// Denies the calling thread every path, and signals and abstract sockets
+/// outside its domain; networks stay as they are.
+pub fn restrict_to_sockets() -> Result<(), JailError> {
+    Ruleset::default()
+        .set_compatibility(CompatLevel::BestEffort)
+        .handle_access(AccessFs::from_all(ABI_KNOWN))?
+        .scope(Scope::from_all(ABI_KNOWN))?
+        .create()?
+        .restrict_self()?;
+    Ok(())
+}
+
 /// The host's Landlock interface version (landlock_create_ruleset(2)), `None`
 /// where there is none.
 pub fn landlock_abi() -> Option<u32> {

@@ -7,12 +7,14 @@
 use std::fs::File;
 use std::io;
 use std::mem;
+use std::num::Wrapping;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use nix::sys::socket::{MsgFlags, SockType, getsockopt, send, sockopt};
 use virtio_queue::{Queue, QueueOwnedT, QueueT};
-use vm_memory::{GuestAddress, GuestMemoryMmap};
+use vm_memory::{Address, Bytes, GuestAddress, GuestMemoryMmap};
 
 use super::buffers::Chain;
 use crate::devices::metrics::TransportMetrics;
@@ -21,6 +23,10 @@ use crate::devices::metrics::TransportMetrics;
 pub(crate) const QUEUE_SIZE_MAX: u16 = 256;
 /// Requests served in one go before the other devices get their turn.
 const TURN_MAX: usize = 256;
+
+/// Bytes before the entries of the two rings (virtio 1.2, 2.7.6 and 2.7.8).
+const AVAILABLE_HEADER: u64 = 4;
+const USED_HEADER: u64 = 4;
 
 /// One virtqueue of a device.
 #[derive(Debug)]
@@ -33,6 +39,8 @@ pub(crate) struct Ring {
     enabled: bool,
     failed: bool,
     unsignalled: bool,
+    /// Entries given back since the guest was last told.
+    added: Wrapping<u16>,
     again: bool,
     metrics: Arc<TransportMetrics>,
 }
@@ -53,6 +61,7 @@ impl Ring {
             enabled: false,
             failed: false,
             unsignalled: false,
+            added: Wrapping(0),
             again: false,
             metrics,
         }
@@ -222,7 +231,47 @@ impl Ring {
     /// Gives a chain back to the guest with `written` bytes in it.
     pub fn push(&mut self, mem: &GuestMemoryMmap, head: u16, written: u32) {
         let pushed = self.queue.add_used(mem, head, written);
+        self.added += Wrapping(1);
         self.unsignalled |= self.check(pushed).is_some();
+    }
+
+    /// Gives several chains back at once, each with so many bytes in it: the
+    /// guest sees all of them or none.
+    pub fn push_all(&mut self, mem: &GuestMemoryMmap, used: &[(u16, u32)]) {
+        let [first @ .., (head, written)] = used else { return };
+        let next = Wrapping(self.queue.next_used());
+        for (&(head, written), offset) in first.iter().zip(0..) {
+            let slot = u64::from((next + Wrapping(offset)).0 % self.queue.size());
+            let at = GuestAddress(self.queue.used_ring()).checked_add(USED_HEADER + slot * 8);
+            let entry = u64::from(head) | u64::from(written) << 32;
+            let put = at.ok_or(virtio_queue::Error::AddressOverflow).and_then(|at| {
+                mem.write_obj(entry.to_le(), at).map_err(virtio_queue::Error::GuestMemory)
+            });
+            self.check(put);
+        }
+        // The last one publishes the index behind all of them.
+        let before = Wrapping(first.len() as u16);
+        self.added += before;
+        self.queue.set_next_used((next + before).0);
+        self.push(mem, *head, *written);
+    }
+
+    /// Whether the guest wants to know of what was given back.
+    fn is_awaited(&mut self, mem: &GuestMemoryMmap) -> Result<bool, virtio_queue::Error> {
+        let counted = self.queue.needs_notification(mem)?;
+        let added = mem::take(&mut self.added);
+        if counted {
+            return Ok(true);
+        }
+        // The queue counts one of each batch only. The guest's mark stands
+        // behind the ring of what is available (virtio 1.2, 2.7.7).
+        let offset = AVAILABLE_HEADER + 2 * u64::from(self.queue.size());
+        let at = GuestAddress(self.queue.avail_ring()).checked_add(offset);
+        let at = at.ok_or(virtio_queue::Error::AddressOverflow)?;
+        let mark: u16 =
+            mem.load(at, Ordering::Relaxed).map_err(virtio_queue::Error::GuestMemory)?;
+        let behind = Wrapping(self.queue.next_used()) - Wrapping(u16::from_le(mark)) - Wrapping(1);
+        Ok(behind < added)
     }
 
     /// Interrupts the guest if anything was pushed and the guest wants to know.
@@ -230,7 +279,7 @@ impl Ring {
         if !mem::take(&mut self.unsignalled) {
             return;
         }
-        let needed = self.queue.needs_notification(mem);
+        let needed = self.is_awaited(mem);
         if self.check(needed) == Some(true) {
             self.interrupt();
         }

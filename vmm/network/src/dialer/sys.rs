@@ -1,0 +1,158 @@
+//! The host's sockets, none of which ever waits.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+
+use exocell_xgate::Protocol;
+use nix::errno::Errno;
+use nix::sys::socket::{
+    AddressFamily, ControlMessage, ControlMessageOwned, MsgFlags, SockFlag, SockProtocol, SockType,
+    SockaddrIn, SockaddrIn6, UnixAddr, bind, connect, getsockopt, recv, recvmsg, sendmsg,
+    setsockopt, socket, socketpair, sockopt,
+};
+
+const FLAGS: SockFlag = SockFlag::SOCK_NONBLOCK.union(SockFlag::SOCK_CLOEXEC);
+
+/// The two ends of a channel of messages.
+pub fn channel() -> io::Result<(OwnedFd, OwnedFd)> {
+    Ok(socketpair(AddressFamily::Unix, SockType::SeqPacket, None, FLAGS)?)
+}
+
+/// A socket of `protocol` that is being connected to `peer`; whether it is
+/// connected already.
+pub fn start(protocol: Protocol, peer: SocketAddr) -> io::Result<(OwnedFd, bool)> {
+    let family = if peer.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
+    let (kind, number) = match protocol {
+        Protocol::Tcp => (SockType::Stream, None),
+        Protocol::Udp => (SockType::Datagram, None),
+        Protocol::Icmp if peer.is_ipv4() => (SockType::Datagram, Some(SockProtocol::Icmp)),
+        Protocol::Icmp => (SockType::Datagram, Some(SockProtocol::IcmpV6)),
+    };
+    let socket = socket(family, kind, FLAGS, number)?;
+    if protocol == Protocol::Tcp {
+        // The guest has its own idea of when to send.
+        setsockopt(&socket, sockopt::TcpNoDelay, &true)?;
+    }
+    let connected = match peer {
+        SocketAddr::V4(peer) => connect(socket.as_raw_fd(), &SockaddrIn::from(peer)),
+        SocketAddr::V6(peer) => connect(socket.as_raw_fd(), &SockaddrIn6::from(peer)),
+    };
+    match connected {
+        Ok(()) => Ok((socket, true)),
+        Err(Errno::EINPROGRESS) => Ok((socket, false)),
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+/// A connected socket for datagrams.
+pub fn udp(peer: SocketAddr) -> io::Result<OwnedFd> {
+    start(Protocol::Udp, peer).map(|(socket, _)| socket)
+}
+
+/// How a connection that was started ended.
+pub fn outcome(socket: &OwnedFd) -> io::Result<()> {
+    match getsockopt(socket, sockopt::SocketError)? {
+        0 => Ok(()),
+        error => Err(io::Error::from_raw_os_error(error)),
+    }
+}
+
+/// Whether `address` is one of the host's own: only those can be bound.
+pub fn is_own(address: IpAddr) -> io::Result<bool> {
+    let family = if address.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
+    let socket = match socket(family, SockType::Datagram, FLAGS, None) {
+        // A host without this family has no address of it.
+        Err(Errno::EAFNOSUPPORT) => return Ok(false),
+        socket => socket?,
+    };
+    let bound = match SocketAddr::new(address, 0) {
+        SocketAddr::V4(own) => bind(socket.as_raw_fd(), &SockaddrIn::from(own)),
+        SocketAddr::V6(own) => bind(socket.as_raw_fd(), &SockaddrIn6::from(own)),
+    };
+    Ok(bound.is_ok())
+}
+
+/// One message, if there is one.
+pub fn receive(socket: BorrowedFd<'_>, into: &mut [u8]) -> io::Result<usize> {
+    Ok(recv(socket.as_raw_fd(), into, MsgFlags::MSG_DONTWAIT)?)
+}
+
+/// Sends one message, or says why not.
+pub fn send(socket: BorrowedFd<'_>, message: &[u8]) -> io::Result<()> {
+    let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
+    nix::sys::socket::send(socket.as_raw_fd(), message, flags)?;
+    Ok(())
+}
+
+/// Sends one message and, where there is one, a descriptor with it.
+pub fn send_with(
+    socket: BorrowedFd<'_>,
+    message: &[u8],
+    passed: Option<&OwnedFd>,
+) -> io::Result<()> {
+    let Some(passed) = passed else { return send(socket, message) };
+    let descriptors = [passed.as_raw_fd()];
+    let rights = [ControlMessage::ScmRights(&descriptors)];
+    let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
+    let parts = [IoSlice::new(message)];
+    sendmsg::<UnixAddr>(socket.as_raw_fd(), &parts, &rights, flags, None)?;
+    Ok(())
+}
+
+/// One message and the descriptor that came with it.
+pub fn receive_with(
+    socket: BorrowedFd<'_>,
+    into: &mut [u8],
+) -> io::Result<(usize, Option<OwnedFd>)> {
+    let mut space = nix::cmsg_space!([RawFd; 1]);
+    let mut parts = [IoSliceMut::new(into)];
+    let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_CMSG_CLOEXEC;
+    let message = recvmsg::<UnixAddr>(socket.as_raw_fd(), &mut parts, Some(&mut space), flags)?;
+    let mut passed = None;
+    for control in message.cmsgs()? {
+        if let ControlMessageOwned::ScmRights(descriptors) = control {
+            for descriptor in descriptors {
+                // SAFETY: the kernel just installed this descriptor for us, and
+                // nothing else owns it. Needed because nix returns it bare.
+                passed = Some(unsafe { OwnedFd::from_raw_fd(descriptor) });
+            }
+        }
+    }
+    Ok((message.bytes, passed))
+}
+
+/// Sixteen random bits.
+pub fn random_u16() -> io::Result<u16> {
+    let mut bytes = [0; 2];
+    // SAFETY: pointer and length describe a local array. Needed because nix
+    // does not wrap getrandom.
+    let got = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
+    match usize::try_from(got) {
+        Ok(2) => Ok(u16::from_ne_bytes(bytes)),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Moves `channel` to descriptor 3 and closes every other but the three
+/// standard streams.
+pub fn keep_only(channel: OwnedFd) -> io::Result<OwnedFd> {
+    const KEPT: RawFd = 3;
+    if channel.as_raw_fd() != KEPT {
+        // SAFETY: dup2 takes two numbers; what number 3 was is closed, and this
+        // process, which is about to close all, uses it no more. Needed because
+        // nix's dup2 wants an owner of the new number.
+        if unsafe { libc::dup2(channel.as_fd().as_raw_fd(), KEPT) } != KEPT {
+            return Err(io::Error::last_os_error());
+        }
+    }
+    std::mem::forget(channel);
+    // SAFETY: close_range takes integers. The owners of what it closes are
+    // never dropped: the process ends by _exit. Needed because nix has no
+    // wrapper.
+    if unsafe { libc::close_range(KEPT as u32 + 1, u32::MAX, 0) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: number 3 is open and nothing else owns it now.
+    Ok(unsafe { OwnedFd::from_raw_fd(KEPT) })
+}

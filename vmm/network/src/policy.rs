@@ -1,0 +1,274 @@
+//! Who may be talked to: the one place where a rule meets a request.
+//!
+//! ```text
+//! a name  --permits_name--> resolved on the host side --permits_address_of--> dialled
+//! address --permits_address--> dialled
+//! ```
+//! The dialer asks before it dials. The stack asks too, so that it can tell the
+//! guest at once and cut what was revoked, but nothing rests on its answer.
+
+use std::net::IpAddr;
+
+use exocell_xgate::{Endpoint, NamePattern, NetworkScope, Protocol};
+
+use crate::address::{self, Class};
+
+/// Whom a flow is for: a name that was granted, or an address.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Target {
+    /// In lower case, without a final dot.
+    Name(String),
+    Address(IpAddr),
+}
+
+impl std::fmt::Display for Target {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Name(name) => f.write_str(name),
+            Self::Address(address) => write!(f, "{address}"),
+        }
+    }
+}
+
+/// Why something is not permitted, for the log and the person who reads it.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Denied {
+    #[error("no rule covers it")]
+    NoRule,
+    #[error("the address {0} is {name}; only a rule that names it covers it", name = .1.name())]
+    Special(IpAddr, Class),
+    #[error("the address {0} is private; `*` does not cover it")]
+    Private(IpAddr),
+    #[error("the address {0} is the host's own; only a rule that names it covers it")]
+    Own(IpAddr),
+}
+
+/// The rules of one cell.
+#[derive(Clone, Debug, Default)]
+pub struct Policy {
+    scope: NetworkScope,
+}
+
+impl Policy {
+    /// The policy of a grant; the empty grant permits nothing.
+    pub fn new(scope: NetworkScope) -> Self {
+        Self { scope }
+    }
+
+    /// What it was made of.
+    pub fn scope(&self) -> &NetworkScope {
+        &self.scope
+    }
+
+    /// The rules that a dialer needs, one a line: `connect RULE` or `resolve NAME`.
+    pub fn to_text(&self) -> String {
+        let connect = self.scope.connect.iter().map(|rule| format!("connect {rule}\n"));
+        connect.chain(self.scope.resolve.iter().map(|rule| format!("resolve {rule}\n"))).collect()
+    }
+
+    /// Reads [`Policy::to_text`]; `None` where a line is not a rule.
+    pub fn from_text(text: &str) -> Option<Self> {
+        let mut scope = NetworkScope::default();
+        for line in text.lines() {
+            match line.split_once(' ')? {
+                ("connect", rule) => scope.connect.push(rule.parse().ok()?),
+                ("resolve", rule) => scope.resolve.push(rule.parse().ok()?),
+                _ => return None,
+            }
+        }
+        Some(Self { scope })
+    }
+
+    fn rules(&self, protocol: Protocol, port: u16) -> impl Iterator<Item = &Endpoint> {
+        self.scope.connect.iter().filter(move |rule| {
+            rule.protocol == protocol && (protocol == Protocol::Icmp || rule.ports.permits(port))
+        })
+    }
+
+    /// Whether a rule of any protocol and port covers this name: it is answered
+    /// with an address that stands for it.
+    pub fn knows(&self, name: &str) -> bool {
+        self.scope.connect.iter().any(|rule| covers_name(&rule.host, name))
+    }
+
+    /// Whether the name may be turned into its real addresses.
+    pub fn resolves(&self, name: &str) -> bool {
+        self.scope.resolve.iter().any(|rule| covers_name(rule, name))
+    }
+
+    /// Whether `name` may be dialled, as far as the name goes.
+    pub fn permits_name(&self, protocol: Protocol, name: &str, port: u16) -> Result<(), Denied> {
+        match self.rules(protocol, port).any(|rule| covers_name(&rule.host, name)) {
+            true => Ok(()),
+            false => Err(Denied::NoRule),
+        }
+    }
+
+    /// Whether `address`, to which `name` resolved, may be dialled for it.
+    /// `own` says that it is the host's.
+    pub fn permits_address_of(
+        &self,
+        protocol: Protocol,
+        name: &str,
+        address: IpAddr,
+        port: u16,
+        own: bool,
+    ) -> Result<(), Denied> {
+        self.permits_name(protocol, name, port)?;
+        let address = address::plain(address);
+        let special = address::class(address);
+        if (special.is_some() || own) && !self.names(protocol, address, port) {
+            return Err(
+                special.map_or(Denied::Own(address), |class| Denied::Special(address, class))
+            );
+        }
+        // A name that only `*` covers is anybody's, so it must lead outside.
+        let mut covering = self.rules(protocol, port).filter(|rule| covers_name(&rule.host, name));
+        let only_any = covering.all(|rule| rule.host == NamePattern::Any);
+        match only_any && address::is_private(address) && !self.covers(protocol, address, port) {
+            true => Err(Denied::Private(address)),
+            false => Ok(()),
+        }
+    }
+
+    /// Whether `address` itself may be dialled. `own` says that it is the host's.
+    pub fn permits_address(
+        &self,
+        protocol: Protocol,
+        address: IpAddr,
+        port: u16,
+        own: bool,
+    ) -> Result<(), Denied> {
+        let address = address::plain(address);
+        if !self.covers(protocol, address, port) {
+            return Err(Denied::NoRule);
+        }
+        match address::class(address) {
+            _ if self.names(protocol, address, port) => Ok(()),
+            Some(class) => Err(Denied::Special(address, class)),
+            None if own => Err(Denied::Own(address)),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether a flow to `target`, which goes to `peer`, is still permitted.
+    /// That `peer` is not the host's own was found when it was opened.
+    pub fn permits(
+        &self,
+        protocol: Protocol,
+        target: &Target,
+        peer: IpAddr,
+        port: u16,
+    ) -> Result<(), Denied> {
+        match target {
+            Target::Name(name) => self.permits_address_of(protocol, name, peer, port, false),
+            Target::Address(address) => self.permits_address(protocol, *address, port, false),
+        }
+    }
+
+    fn covers(&self, protocol: Protocol, address: IpAddr, port: u16) -> bool {
+        let one = address::exactly(address);
+        self.rules(protocol, port).any(|rule| rule.host.contains(&one))
+    }
+
+    fn names(&self, protocol: Protocol, address: IpAddr, port: u16) -> bool {
+        self.rules(protocol, port).any(|rule| address::names(&rule.host, address))
+    }
+}
+
+fn covers_name(rule: &NamePattern, name: &str) -> bool {
+    !matches!(rule, NamePattern::Net { .. }) && rule.permits(name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use Protocol::{Icmp, Tcp, Udp};
+
+    fn policy(rules: &[&str]) -> Policy {
+        let connect = rules.iter().map(|rule| rule.parse().unwrap()).collect();
+        Policy::new(NetworkScope { connect, ..NetworkScope::default() })
+    }
+
+    fn ip(text: &str) -> IpAddr {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn nothing_granted_permits_nothing() {
+        let none = policy(&[]);
+        assert_eq!(none.permits_name(Tcp, "example.org", 443), Err(Denied::NoRule));
+        assert_eq!(none.permits_address(Tcp, ip("192.0.2.1"), 443, false), Err(Denied::NoRule));
+        assert!(!none.knows("example.org") && !none.resolves("example.org"));
+    }
+
+    #[test]
+    fn rules_come_back_as_they_went() {
+        let text = "connect *.example.org:443\nconnect 10.0.0.0/8:1-9/udp\nresolve *\n";
+        assert_eq!(Policy::from_text(text).unwrap().to_text(), text);
+        assert!(Policy::from_text("connect x").is_none());
+        assert!(Policy::from_text("listen 80").is_none());
+    }
+
+    #[test]
+    fn a_name_is_for_its_ports_and_protocol_only() {
+        let one = policy(&["example.org:443", "time.example.org:123/udp", "example.org/icmp"]);
+        assert!(one.permits_name(Tcp, "example.org", 443).is_ok());
+        assert!(one.permits_name(Udp, "time.example.org", 123).is_ok());
+        assert!(one.permits_name(Icmp, "example.org", 0).is_ok());
+        for (protocol, name, port) in [
+            (Tcp, "example.org", 80),
+            (Udp, "example.org", 443),
+            (Tcp, "time.example.org", 123),
+            (Icmp, "time.example.org", 0),
+            (Tcp, "a.example.org", 443),
+            (Tcp, "192.0.2.1", 443),
+        ] {
+            assert!(one.permits_name(protocol, name, port).is_err(), "{protocol} {name} {port}");
+        }
+    }
+
+    #[test]
+    fn a_name_that_leads_inside_is_denied() {
+        let one = policy(&["example.org:443"]);
+        let check =
+            |address: &str, own| one.permits_address_of(Tcp, "example.org", ip(address), 443, own);
+        assert!(check("192.0.2.1", false).is_ok());
+        assert!(check("10.0.0.1", false).is_ok(), "an exact name may be an inside one");
+        assert_eq!(check("192.0.2.1", true), Err(Denied::Own(ip("192.0.2.1"))));
+        for address in ["127.0.0.1", "169.254.169.254", "::ffff:127.0.0.1", "fe80::1", "::1"] {
+            assert!(matches!(check(address, false), Err(Denied::Special(..))), "{address}");
+        }
+    }
+
+    #[test]
+    fn any_name_leads_outside_only() {
+        let any = policy(&["*:443"]);
+        let check = |address: &str| any.permits_address_of(Tcp, "x.org", ip(address), 443, false);
+        assert!(check("192.0.2.1").is_ok());
+        assert_eq!(check("10.0.0.1"), Err(Denied::Private(ip("10.0.0.1"))));
+        assert!(any.permits_address(Tcp, ip("192.0.2.1"), 443, false).is_err());
+    }
+
+    #[test]
+    fn an_address_must_be_named_where_it_is_special() {
+        let all = policy(&["0.0.0.0/0:1-65535", "[::/0]:80", "127.0.0.1:8080"]);
+        let check = |address: &str, port, own| all.permits_address(Tcp, ip(address), port, own);
+        assert!(check("192.0.2.1", 80, false).is_ok());
+        assert!(check("2001:db8::1", 80, false).is_ok());
+        assert!(check("127.0.0.1", 8080, true).is_ok());
+        assert!(check("::ffff:127.0.0.1", 8080, true).is_ok());
+        assert!(check("127.0.0.1", 80, true).is_err());
+        assert!(check("127.0.0.2", 8080, true).is_err());
+        assert!(check("169.254.169.254", 80, false).is_err());
+        assert!(check("192.0.2.1", 80, true).is_err());
+        assert!(check("2001:db8::1", 81, false).is_err());
+    }
+
+    #[test]
+    fn a_name_may_lead_to_an_address_that_is_named_too() {
+        let both = policy(&["inside.test:80", "127.0.0.1:80"]);
+        assert!(both.permits_address_of(Tcp, "inside.test", ip("127.0.0.1"), 80, true).is_ok());
+        assert!(both.permits_address_of(Tcp, "inside.test", ip("127.0.0.2"), 80, true).is_err());
+    }
+}

@@ -1,0 +1,143 @@
+//! What the stack knows of one flow, and the table of all of them.
+
+use std::collections::{HashMap, VecDeque};
+use std::net::SocketAddr;
+use std::time::Instant;
+
+use exocell_xgate::Protocol;
+
+use super::stream::Stream;
+use crate::dialer::protocol::Id;
+use crate::policy::Target;
+
+/// Datagrams that wait for their flow to be opened.
+pub const EARLY_MAX: usize = 16;
+
+/// A flow as its packets show it, from the guest's side. Echoes have the
+/// number of their sender for the guest's port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Key {
+    pub protocol: Protocol,
+    pub guest: SocketAddr,
+    pub other: SocketAddr,
+}
+
+/// How far a flow got.
+pub enum Stage {
+    /// The dialer was asked; the packet that opened it, and datagrams meanwhile.
+    Asking {
+        first: Vec<u8>,
+        early: VecDeque<Vec<u8>>,
+    },
+    Stream(Box<Stream>),
+    /// Datagrams or echoes, which the dialer passes on.
+    Datagrams,
+}
+
+/// One flow.
+pub struct Flow {
+    pub key: Key,
+    /// What the guest means by the address; of a published port, its caller.
+    pub target: Target,
+    pub port: u16,
+    pub peer: Option<SocketAddr>,
+    /// Whether it came from outside, by a published port.
+    pub inbound: bool,
+    pub stage: Stage,
+    /// When something last moved.
+    pub moved: Instant,
+    pub bytes: (u64, u64),
+    /// When smoltcp wants another turn.
+    pub due: Option<Instant>,
+    pub wants_turn: bool,
+    generation: u16,
+}
+
+impl Flow {
+    pub fn new(key: Key, target: Target, port: u16, stage: Stage) -> Self {
+        Self {
+            key,
+            target,
+            port,
+            peer: None,
+            inbound: false,
+            stage,
+            moved: Instant::now(),
+            bytes: (0, 0),
+            due: None,
+            wants_turn: false,
+            generation: 0,
+        }
+    }
+
+    /// Bytes from the guest and to it.
+    pub fn bytes(&self) -> (u64, u64) {
+        match &self.stage {
+            Stage::Stream(stream) => stream.bytes,
+            _ => self.bytes,
+        }
+    }
+}
+
+/// All flows of a cell: bounded slots, each with a generation.
+#[derive(Default)]
+pub struct Flows {
+    slots: Vec<Option<Flow>>,
+    by_key: HashMap<Key, usize>,
+    free: Vec<usize>,
+    next_generation: u16,
+}
+
+impl Flows {
+    pub fn len(&self) -> usize {
+        self.by_key.len()
+    }
+
+    /// Adds a flow; its slot.
+    pub fn add(&mut self, mut flow: Flow) -> usize {
+        self.next_generation = self.next_generation.wrapping_add(1);
+        flow.generation = self.next_generation;
+        let slot = self.free.pop().unwrap_or_else(|| {
+            self.slots.push(None);
+            self.slots.len() - 1
+        });
+        self.by_key.insert(flow.key, slot);
+        if let Some(place) = self.slots.get_mut(slot) {
+            *place = Some(flow);
+        }
+        slot
+    }
+
+    pub fn find(&self, key: &Key) -> Option<usize> {
+        self.by_key.get(key).copied()
+    }
+
+    pub fn get(&mut self, slot: usize) -> Option<&mut Flow> {
+        self.slots.get_mut(slot)?.as_mut()
+    }
+
+    pub fn remove(&mut self, slot: usize) -> Option<Flow> {
+        let flow = self.slots.get_mut(slot)?.take()?;
+        self.by_key.remove(&flow.key);
+        self.free.push(slot);
+        Some(flow)
+    }
+
+    /// The number by which the dialer knows the flow in `slot`.
+    pub fn id(&self, slot: usize) -> Id {
+        let generation =
+            self.slots.get(slot).and_then(Option::as_ref).map_or(0, |flow| flow.generation);
+        u32::from(generation) << 16 | slot as u32 & 0xffff
+    }
+
+    /// The slot of a flow that still is the one meant.
+    pub fn slot(&self, id: Id) -> Option<usize> {
+        let slot = (id & 0xffff) as usize;
+        (self.slots.get(slot)?.is_some() && self.id(slot) == id).then_some(slot)
+    }
+
+    /// The slots in use.
+    pub fn all(&self) -> Vec<usize> {
+        self.by_key.values().copied().collect()
+    }
+}

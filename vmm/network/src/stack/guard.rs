@@ -1,0 +1,197 @@
+//! Whether what a guest says on a stream is for the host that was dialled:
+//! the server name of TLS and the host of HTTP must be the granted name.
+//!
+//! ```text
+//! First --0x16--> TLS: the first message is read, then Open
+//!       --a line with HTTP/--> Head -> Body, chunks -> Head -> ...
+//!       --anything else--> Open
+//! ```
+//! The granted name is what was dialled, whatever is said here; this keeps a
+//! server of many names from being asked for its others. What is encrypted
+//! cannot be seen: the host inside TLS is not checked.
+
+use smoltcp::socket::tcp::Socket;
+
+use super::rate::Rate;
+use super::stream::Moved;
+use super::{http, tls};
+
+/// Bytes that are held back until they can be judged.
+pub const HELD_MAX: usize = 64 << 10;
+
+/// What does not fit the granted name.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unlike {
+    #[error("TLS asks for the server {0}")]
+    ServerName(String),
+    #[error("HTTP asks for the host {0}")]
+    Host(String),
+    #[error("HTTP asks for a tunnel (CONNECT)")]
+    Tunnel,
+    #[error("{0} cannot be checked")]
+    Unreadable(&'static str),
+}
+
+#[derive(Debug)]
+enum State {
+    First,
+    Http(http::State),
+    Open,
+}
+
+/// What a guest may say on one stream.
+#[derive(Debug)]
+pub struct Guard {
+    name: String,
+    state: State,
+    held: Vec<u8>,
+    /// Bytes at the start of `held` that have been judged.
+    ready: usize,
+}
+
+impl Guard {
+    /// Lets everything through.
+    pub fn open() -> Self {
+        Self { name: String::new(), state: State::Open, held: Vec::new(), ready: 0 }
+    }
+
+    /// For a stream to `name`, in lower case.
+    pub fn of(name: &str) -> Self {
+        Self { name: name.to_owned(), state: State::First, held: Vec::new(), ready: 0 }
+    }
+
+    /// Whether nothing is held back.
+    pub fn is_empty(&self) -> bool {
+        self.held.is_empty()
+    }
+
+    /// Takes bytes of the guest where they must be judged; whether any go
+    /// through the guard at all.
+    pub fn take_in(&mut self, socket: &mut Socket<'_>, rate: &Rate) -> Result<bool, Unlike> {
+        if matches!(self.state, State::Open) && self.held.is_empty() {
+            return Ok(false);
+        }
+        while socket.can_recv() && self.held.len() < HELD_MAX && !rate.is_empty() {
+            let room = HELD_MAX - self.held.len();
+            let taken = socket.recv(|bytes| {
+                let bytes = bytes.get(..bytes.len().min(room)).unwrap_or_default();
+                self.held.extend_from_slice(bytes);
+                (bytes.len(), bytes.len())
+            });
+            if taken.unwrap_or(0) == 0 {
+                break;
+            }
+        }
+        self.judge()?;
+        Ok(true)
+    }
+
+    /// Gives `write` what has been judged.
+    pub fn pass_on(&mut self, write: impl FnOnce(&[u8]) -> Moved) -> Moved {
+        let moved = write(self.held.get(..self.ready).unwrap_or_default());
+        if let Moved::Bytes(count) = moved {
+            self.held.drain(..count);
+            self.ready -= count;
+        }
+        moved
+    }
+
+    /// The peer's answer to a wish to speak another protocol, if one is awaited.
+    pub fn answered(&mut self, bytes: &[u8]) {
+        if let State::Http(state @ http::State::Upgrade) = &mut self.state {
+            match bytes.starts_with(b"HTTP/1.1 101 ") {
+                true => self.state = State::Open,
+                false => *state = http::State::Head,
+            }
+        }
+    }
+
+    /// Goes on judging until more bytes are needed.
+    fn judge(&mut self) -> Result<(), Unlike> {
+        loop {
+            let fresh = self.held.get(self.ready..).unwrap_or_default();
+            let judged = match &mut self.state {
+                State::Open => {
+                    self.ready = self.held.len();
+                    return Ok(());
+                }
+                State::First if fresh.is_empty() => return Ok(()),
+                State::First => match kind(fresh) {
+                    None => None,
+                    Some(Kind::Tls) => tls::server_names(fresh)?
+                        .map(|names| self.check_names(&names))
+                        .transpose()?
+                        .map(|()| (0, State::Open)),
+                    Some(Kind::Http) => Some((0, State::Http(http::State::Head))),
+                    Some(Kind::Other) => Some((0, State::Open)),
+                },
+                State::Http(state) => {
+                    state.step(fresh, &self.name)?.map(|(count, next)| (count, State::Http(next)))
+                }
+            };
+            match judged {
+                Some((count, next)) => {
+                    self.ready += count;
+                    self.state = next;
+                }
+                None if fresh.len() >= HELD_MAX => {
+                    return Err(Unlike::Unreadable("what begins the connection"));
+                }
+                None => return Ok(()),
+            }
+        }
+    }
+
+    fn check_names(&self, names: &[String]) -> Result<(), Unlike> {
+        match names.iter().find(|name| !same_name(name, &self.name)) {
+            Some(other) => Err(Unlike::ServerName(printable(other))),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Whether `said`, in any spelling, is the granted name.
+pub fn same_name(said: &str, granted: &str) -> bool {
+    said.strip_suffix('.').unwrap_or(said).eq_ignore_ascii_case(granted)
+}
+
+/// For the log: short, and without surprises.
+pub fn printable(text: &str) -> String {
+    text.chars().filter(|c| c.is_ascii_graphic()).take(100).collect()
+}
+
+enum Kind {
+    Tls,
+    Http,
+    Other,
+}
+
+/// Bytes of a first line that may still be one of HTTP.
+const LINE_BYTES_MAX: usize = 16 << 10;
+
+/// What kind of protocol begins like this; `None` where that cannot be said yet.
+fn kind(bytes: &[u8]) -> Option<Kind> {
+    match bytes {
+        [0x16] => return None,
+        [0x16, 3, ..] => return Some(Kind::Tls),
+        _ => {}
+    }
+    // Servers pass over empty lines before a request (RFC 9112, 2.2).
+    let start = bytes.iter().position(|byte| !matches!(byte, b'\r' | b'\n'))?;
+    let bytes = bytes.get(start..)?;
+    let end = bytes.iter().position(|byte| *byte == b'\n');
+    let line = bytes.get(..end.unwrap_or(bytes.len()))?;
+    let text = |byte: &u8| matches!(byte, b'\t' | b'\r' | 0x20..=0x7e | 0x80..);
+    if !line.iter().all(text) || line.len() > LINE_BYTES_MAX {
+        return Some(Kind::Other);
+    }
+    let is_http = line.windows(5).any(|part| part.eq_ignore_ascii_case(b"HTTP/"));
+    match end {
+        Some(_) if is_http => Some(Kind::Http),
+        Some(_) => Some(Kind::Other),
+        None => None,
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,103 @@
+//! Packets on their way to the guest, and smoltcp's view of the link.
+
+use std::collections::VecDeque;
+
+use smoltcp::phy::{Checksum, ChecksumCapabilities, Device, DeviceCapabilities, Medium};
+use smoltcp::phy::{RxToken, TxToken};
+use smoltcp::time::Instant;
+
+use crate::link::MTU;
+
+/// Packets that wait for the guest; smoltcp sends no more until some are gone.
+const WAITING_MAX: usize = 32;
+/// Packets that the stack itself may add to those, refusals and datagrams.
+const EXTRA_MAX: usize = 256;
+/// Buffers kept for the next packets.
+const SPARE_MAX: usize = 32;
+
+/// The queue towards the guest.
+#[derive(Debug, Default)]
+pub struct Outbox {
+    pub queue: VecDeque<Vec<u8>>,
+    spare: Vec<Vec<u8>>,
+}
+
+impl Outbox {
+    pub fn is_full(&self) -> bool {
+        self.queue.len() >= WAITING_MAX
+    }
+
+    /// Adds a packet, unless the guest takes none: what it asks for without
+    /// reading the answers is lost.
+    pub fn push(&mut self, packet: Option<Vec<u8>>) {
+        if self.queue.len() < WAITING_MAX + EXTRA_MAX {
+            self.queue.extend(packet);
+        }
+    }
+
+    /// Keeps the buffer for another packet.
+    pub fn recycle(&mut self, buffer: Vec<u8>) {
+        if self.spare.len() < SPARE_MAX {
+            self.spare.push(buffer);
+        }
+    }
+}
+
+/// The link of one stream: at most one packet comes in.
+pub struct Wire<'a> {
+    pub received: Option<&'a [u8]>,
+    pub outbox: &'a mut Outbox,
+}
+
+/// A packet of the guest.
+pub struct Received<'a>(&'a [u8]);
+
+/// Room for a packet to it.
+pub struct Room<'a>(&'a mut Outbox);
+
+impl RxToken for Received<'_> {
+    fn consume<R, F: FnOnce(&[u8]) -> R>(self, f: F) -> R {
+        f(self.0)
+    }
+}
+
+impl TxToken for Room<'_> {
+    fn consume<R, F: FnOnce(&mut [u8]) -> R>(self, len: usize, f: F) -> R {
+        let mut buffer = self.0.spare.pop().unwrap_or_default();
+        buffer.resize(len, 0);
+        let result = f(&mut buffer);
+        self.0.push(Some(buffer));
+        result
+    }
+}
+
+impl Device for Wire<'_> {
+    type RxToken<'a>
+        = Received<'a>
+    where
+        Self: 'a;
+    type TxToken<'a>
+        = Room<'a>
+    where
+        Self: 'a;
+
+    fn receive(&mut self, _: Instant) -> Option<(Received<'_>, Room<'_>)> {
+        self.received.take().map(|packet| (Received(packet), Room(self.outbox)))
+    }
+
+    fn transmit(&mut self, _: Instant) -> Option<Room<'_>> {
+        (!self.outbox.is_full()).then_some(Room(self.outbox))
+    }
+
+    fn capabilities(&self) -> DeviceCapabilities {
+        let mut capabilities = DeviceCapabilities::default();
+        capabilities.medium = Medium::Ip;
+        capabilities.max_transmission_unit = usize::from(MTU);
+        // The link is memory, and the driver was told so; only the header of
+        // IPv4 is checked by the guest in any case.
+        let mut checksums = ChecksumCapabilities::ignored();
+        checksums.ipv4 = Checksum::Tx;
+        capabilities.checksum = checksums;
+        capabilities
+    }
+}

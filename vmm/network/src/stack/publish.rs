@@ -1,0 +1,91 @@
+//! Published ports: callers from outside, joined to a port of the guest.
+
+use std::net::{SocketAddr, TcpListener};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+
+use event_manager::{EventOps, Events};
+use exocell_xgate::Protocol;
+use nix::sys::socket::{SockFlag, accept4};
+
+use super::flow::{Flow, Key, Stage};
+use super::stream::Stream;
+use super::{CONNECTIONS_MAX, Stack};
+use crate::audit::{Decision, Entry};
+use crate::link;
+use crate::policy::Target;
+
+/// The ports from which the stack calls the guest.
+pub const PORT_FIRST: u16 = 32_768;
+
+/// A port of the host that leads to one of the guest.
+#[derive(Debug)]
+pub struct Published {
+    /// Listens already; must not wait.
+    pub listener: TcpListener,
+    pub guest_port: u16,
+}
+
+impl Stack {
+    pub(super) fn accept(&mut self, index: usize, ops: &mut EventOps<'_>) {
+        // Until nobody is left: the event was for all of them.
+        loop {
+            let Some(published) = self.published.get(index) else { return };
+            let guest_port = published.guest_port;
+            let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+            let Ok(caller) = accept4(published.listener.as_raw_fd(), flags) else { return };
+            // SAFETY: accept4 just returned this descriptor and nothing else
+            // owns it. Needed because nix returns it bare.
+            let caller = unsafe { OwnedFd::from_raw_fd(caller) };
+            self.call(guest_port, caller, ops);
+        }
+    }
+
+    fn call(&mut self, guest_port: u16, caller: OwnedFd, ops: &mut EventOps<'_>) {
+        let target = Target::Address(link::STACK_V4.into());
+        let mut entry = Entry::new("listen", Decision::Allowed, "published port");
+        entry = entry.by(Protocol::Tcp, guest_port);
+        if self.flows.len() >= CONNECTIONS_MAX as usize {
+            entry.decision = Decision::Denied;
+            self.audit.record(entry.because("too many flows are open"));
+            return;
+        }
+        let guest = SocketAddr::new(link::GUEST_V4.into(), guest_port);
+        let Some(key) = self.free_key(guest) else { return };
+        let (now, seed) = (self.now(), self.seed());
+        let Some(stream) = Stream::dial(key.other, guest, caller, now, seed) else { return };
+        self.audit.record(entry);
+        let mut flow = Flow::new(key, target, guest_port, Stage::Datagrams);
+        flow.inbound = true;
+        let slot = self.flows.add(flow);
+        self.join(slot, stream, ops);
+    }
+
+    /// A port of the stack that has no stream to `guest` yet.
+    fn free_key(&mut self, guest: SocketAddr) -> Option<Key> {
+        for _ in PORT_FIRST..u16::MAX {
+            let port = self.next_port;
+            self.next_port = port.checked_add(1).unwrap_or(PORT_FIRST);
+            let other = SocketAddr::new(link::STACK_V4.into(), port);
+            let key = Key { protocol: Protocol::Tcp, guest, other };
+            if self.flows.find(&key).is_none() {
+                return Some(key);
+            }
+        }
+        None
+    }
+
+    /// Stops listening where the rules no longer permit it.
+    pub(super) fn unpublish(&mut self, ops: &mut EventOps<'_>) {
+        let listen = &self.policy.scope().listen;
+        let mut gone = Vec::new();
+        for published in &mut self.published {
+            let permitted = listen.iter().any(|ports| ports.permits(published.guest_port));
+            if !permitted && published.guest_port != 0 {
+                let _ = ops.remove(Events::empty(&published.listener));
+                gone.push(published.guest_port);
+                // Its place in the list is its token: it stays, and takes nobody.
+                published.guest_port = 0;
+            }
+        }
+    }
+}

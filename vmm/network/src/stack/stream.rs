@@ -1,0 +1,318 @@
+//! One TCP connection of the guest: smoltcp's end of it, and the host's socket
+//! that it is joined to.
+//!
+//! ```text
+//! guest <-> packets <-> smoltcp's socket <-> bytes <-> host's socket <-> peer
+//! ```
+//! Each stream has an interface of its own, with the address that the guest
+//! dialled: IPv4 and IPv6 are the same, and no stream's packets search others.
+
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+use nix::errno::Errno;
+use nix::sys::socket::{MsgFlags, Shutdown, recv, send, shutdown};
+use smoltcp::iface::{Config, Interface, PollResult, SocketHandle, SocketSet, SocketStorage};
+use smoltcp::socket::tcp::{Socket, SocketBuffer, State};
+use smoltcp::time::Instant;
+use smoltcp::wire::{HardwareAddress, IpAddress, IpCidr, IpListenEndpoint};
+
+use super::guard::{Guard, Unlike};
+use super::outbox::{Outbox, Wire};
+use super::rate::Rate;
+
+/// Bytes that wait in each direction. 256 streams that are stuck then hold
+/// 64 MiB of the host, as much as the streams of vsock may.
+const BUFFER_BYTES: usize = 128 << 10;
+/// Bytes that a stream moves before the others get their turn.
+const TURN_BYTES: usize = 512 << 10;
+
+/// Whether a stream goes on.
+#[derive(Debug, PartialEq, Eq)]
+pub enum After {
+    /// It waits for an event.
+    Idle,
+    /// It wants another turn: bytes are left.
+    Again,
+    /// It waits for its share of the cell's rate.
+    Slowed,
+    Over,
+    /// Its bytes say that it is for someone else.
+    Misused(Unlike),
+}
+
+/// A connection and its two ends.
+pub struct Stream {
+    interface: Interface,
+    sockets: SocketSet<'static>,
+    handle: SocketHandle,
+    host: OwnedFd,
+    guard: Guard,
+    /// The host's socket may have something to read, or room.
+    pub readable: bool,
+    pub writable: bool,
+    host_ended: bool,
+    guest_ended: bool,
+    /// Bytes from the guest and to it.
+    pub bytes: (u64, u64),
+}
+
+/// What a call on the host's socket said.
+pub enum Moved {
+    Bytes(usize),
+    Nothing,
+    Broken,
+}
+
+fn moved(result: nix::Result<usize>) -> Moved {
+    match result {
+        Ok(bytes) => Moved::Bytes(bytes),
+        Err(Errno::EAGAIN | Errno::EINTR) => Moved::Nothing,
+        Err(_) => Moved::Broken,
+    }
+}
+
+impl Stream {
+    fn new(own: IpAddr, host: OwnedFd, guard: Guard, now: Instant, seed: u64) -> Self {
+        let mut nowhere = Outbox::default();
+        let mut wire = Wire { received: None, outbox: &mut nowhere };
+        let mut config = Config::new(HardwareAddress::Ip);
+        config.random_seed = seed;
+        let mut interface = Interface::new(config, &mut wire, now);
+        interface.update_ip_addrs(|addresses| {
+            // Everyone is a neighbour; one address always fits.
+            let _ = addresses.push(IpCidr::new(own.into(), 0));
+        });
+        let buffer = || SocketBuffer::new(vec![0; BUFFER_BYTES]);
+        let mut socket = Socket::new(buffer(), buffer());
+        socket.set_nagle_enabled(false);
+        socket.set_ack_delay(None);
+        let mut sockets = SocketSet::new(vec![SocketStorage::EMPTY]);
+        let handle = sockets.add(socket);
+        Self {
+            interface,
+            sockets,
+            handle,
+            host,
+            guard,
+            readable: true,
+            writable: true,
+            host_ended: false,
+            guest_ended: false,
+            bytes: (0, 0),
+        }
+    }
+
+    /// The stream that the guest opened to `destination` with the segment
+    /// `first`; `host` is connected. `None` for an address that no stream has.
+    pub fn accept(
+        destination: SocketAddr,
+        first: &[u8],
+        (host, guard): (OwnedFd, Guard),
+        now: Instant,
+        seed: u64,
+        outbox: &mut Outbox,
+    ) -> Option<Self> {
+        let mut stream = Self::new(destination.ip(), host, guard, now, seed);
+        let here = IpListenEndpoint {
+            addr: Some(IpAddress::from(destination.ip())),
+            port: destination.port(),
+        };
+        stream.socket().listen(here).ok()?;
+        stream.receive(first, now, outbox);
+        stream.socket().is_active().then_some(stream)
+    }
+
+    /// A stream from `here` to the guest's `there`, for a caller on `host`.
+    pub fn dial(
+        here: SocketAddr,
+        there: SocketAddr,
+        host: OwnedFd,
+        now: Instant,
+        seed: u64,
+    ) -> Option<Self> {
+        let mut stream = Self::new(here.ip(), host, Guard::open(), now, seed);
+        let socket = stream.sockets.get_mut::<Socket>(stream.handle);
+        let context = stream.interface.context();
+        socket
+            .connect(
+                context,
+                (IpAddress::from(there.ip()), there.port()),
+                (IpAddress::from(here.ip()), here.port()),
+            )
+            .ok()?;
+        Some(stream)
+    }
+
+    fn socket(&mut self) -> &mut Socket<'static> {
+        self.sockets.get_mut(self.handle)
+    }
+
+    /// The host's socket, to be watched.
+    pub fn host(&self) -> BorrowedFd<'_> {
+        self.host.as_fd()
+    }
+
+    /// Takes a packet of the guest that belongs to this stream.
+    pub fn receive(&mut self, packet: &[u8], now: Instant, outbox: &mut Outbox) {
+        let mut wire = Wire { received: Some(packet), outbox };
+        self.interface.poll_ingress_single(now, &mut wire, &mut self.sockets);
+    }
+
+    /// When a timer of the stream goes off.
+    pub fn due(&mut self, now: Instant) -> Option<Instant> {
+        self.interface.poll_at(now, &self.sockets)
+    }
+
+    /// Moves what can be moved.
+    pub fn turn(&mut self, now: Instant, outbox: &mut Outbox, rate: &mut Rate) -> After {
+        let mut left = TURN_BYTES;
+        loop {
+            let from_guest = match self.move_out(rate) {
+                Ok(bytes) => bytes,
+                Err(after) => return self.cut(after, now, outbox),
+            };
+            let to_guest = match self.move_in(rate) {
+                Ok(bytes) => bytes,
+                Err(after) => return self.cut(after, now, outbox),
+            };
+            self.emit(now, outbox);
+            let bytes = from_guest + to_guest;
+            if self.is_over() {
+                return After::Over;
+            }
+            if bytes == 0 {
+                return self.rest(outbox, rate);
+            }
+            left = left.saturating_sub(bytes);
+            if left == 0 || outbox.is_full() {
+                return After::Again;
+            }
+        }
+    }
+
+    /// Why nothing moved.
+    fn rest(&mut self, outbox: &Outbox, rate: &Rate) -> After {
+        let waits_for_rate = rate.is_empty()
+            && (self.socket().can_recv() || self.readable && self.socket().can_send());
+        match (waits_for_rate, outbox.is_full()) {
+            (true, _) => After::Slowed,
+            (_, true) => After::Again,
+            _ => After::Idle,
+        }
+    }
+
+    fn cut(&mut self, after: After, now: Instant, outbox: &mut Outbox) -> After {
+        self.abort(now, outbox);
+        after
+    }
+
+    /// Resets the guest's end, unless both ends are done already.
+    pub fn abort(&mut self, now: Instant, outbox: &mut Outbox) {
+        if !self.is_over() {
+            self.socket().abort();
+            self.emit(now, outbox);
+        }
+    }
+
+    fn emit(&mut self, now: Instant, outbox: &mut Outbox) {
+        let mut wire = Wire { received: None, outbox };
+        while self.interface.poll_egress(now, &mut wire, &mut self.sockets) != PollResult::None {}
+    }
+
+    fn is_over(&mut self) -> bool {
+        // A stream that its opener took back listens again.
+        matches!(self.socket().state(), State::Closed | State::TimeWait | State::Listen)
+    }
+
+    /// Bytes of the guest to the host's socket.
+    fn move_out(&mut self, rate: &mut Rate) -> Result<usize, After> {
+        let mut total = 0;
+        while self.writable {
+            let socket = self.sockets.get_mut::<Socket>(self.handle);
+            let held = self.guard.take_in(socket, rate).map_err(After::Misused)?;
+            let moved = match held {
+                true => self.guard.pass_on(|bytes| moved_out(&self.host, bytes)),
+                false if rate.is_empty() || !socket.can_recv() => break,
+                false => {
+                    let host = &self.host;
+                    let sent = socket.recv(|bytes| {
+                        let share = bytes.get(..rate.share(bytes.len())).unwrap_or_default();
+                        match moved_out(host, share) {
+                            Moved::Bytes(count) => (count, Moved::Bytes(count)),
+                            other => (0, other),
+                        }
+                    });
+                    sent.unwrap_or(Moved::Nothing)
+                }
+            };
+            match moved {
+                Moved::Bytes(0) => break,
+                Moved::Bytes(count) => {
+                    rate.spend(count);
+                    self.bytes.0 += count as u64;
+                    total += count;
+                }
+                Moved::Nothing => self.writable = false,
+                Moved::Broken => return Err(After::Over),
+            }
+        }
+        self.pass_end_on();
+        Ok(total)
+    }
+
+    /// The guest has said all, and all of it has been passed on.
+    fn pass_end_on(&mut self) {
+        let socket = self.sockets.get_mut::<Socket>(self.handle);
+        let said_all = matches!(
+            socket.state(),
+            State::CloseWait | State::LastAck | State::Closing | State::TimeWait
+        );
+        if said_all && socket.recv_queue() == 0 && self.guard.is_empty() && !self.guest_ended {
+            self.guest_ended = true;
+            // A peer that is gone already needs no telling.
+            let _ = shutdown(self.host.as_raw_fd(), Shutdown::Write);
+        }
+    }
+
+    /// Bytes of the peer to the guest.
+    fn move_in(&mut self, rate: &mut Rate) -> Result<usize, After> {
+        let mut total = 0;
+        let socket = self.sockets.get_mut::<Socket>(self.handle);
+        while self.readable && !self.host_ended && socket.can_send() && !rate.is_empty() {
+            let (host, guard) = (&self.host, &mut self.guard);
+            let read = socket.send(|room| {
+                let share = rate.share(room.len());
+                let room = room.get_mut(..share).unwrap_or_default();
+                match moved(recv(host.as_raw_fd(), room, MsgFlags::MSG_DONTWAIT)) {
+                    Moved::Bytes(count) => {
+                        guard.answered(room.get(..count).unwrap_or_default());
+                        (count, Moved::Bytes(count))
+                    }
+                    other => (0, other),
+                }
+            });
+            match read.unwrap_or(Moved::Nothing) {
+                Moved::Bytes(0) => {
+                    self.host_ended = true;
+                    socket.close();
+                }
+                Moved::Bytes(count) => {
+                    rate.spend(count);
+                    self.bytes.1 += count as u64;
+                    total += count;
+                }
+                Moved::Nothing => self.readable = false,
+                Moved::Broken => return Err(After::Over),
+            }
+        }
+        Ok(total)
+    }
+}
+
+fn moved_out(host: &OwnedFd, bytes: &[u8]) -> Moved {
+    if bytes.is_empty() {
+        return Moved::Bytes(0);
+    }
+    moved(send(host.as_raw_fd(), bytes, MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL))
+}
