@@ -8,9 +8,12 @@ mod support;
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::net::TcpListener;
 
 use exocell_cell::processes;
-use exocell_cell::vmm::jail::ThreadClass::{self, Control, Device, Folder, GuestKernel, Isolate};
+use exocell_cell::vmm::jail::ThreadClass::{
+    self, Control, Device, Dialer, Folder, GuestKernel, Isolate, Network,
+};
 use support::trace::Trace;
 use support::{Cell, exocell};
 
@@ -19,21 +22,29 @@ type List = &'static [(&'static [ThreadClass], &'static [&'static str], &'static
 /// Rules that the workload below need not reach, each with what does.
 const RARE: List = &[
     (
-        &[Device, Folder, Control],
+        &[Device, Network, Folder, Control],
         &["brk", "madvise", "mmap", "mremap", "munmap", "mprotect"],
         "the allocator's choice",
     ),
-    (&[Device, Folder, Control], &["clock_gettime"], "hosts whose vDSO does not answer"),
-    (&[Device, Folder, Control], &["clock_nanosleep", "sched_yield"], "waits under contention"),
-    (&[Device, Folder, Control], &["restart_syscall", "rt_sigreturn"], "after a stop or a signal"),
+    (&[Device, Network, Folder, Control], &["clock_gettime"], "hosts whose vDSO does not answer"),
     (
-        &[Device, Folder, Control],
+        &[Device, Network, Folder, Control],
+        &["clock_nanosleep", "sched_yield"],
+        "waits under contention",
+    ),
+    (
+        &[Device, Network, Folder, Control],
+        &["restart_syscall", "rt_sigreturn"],
+        "after a stop or a signal",
+    ),
+    (
+        &[Device, Network, Folder, Control],
         &["getpid", "gettid", "tgkill", "exit_group"],
         "panics and aborts",
     ),
-    (&[Device, Folder, Control], &["getrandom"], "the first hash map of a thread"),
+    (&[Device, Network, Folder, Control], &["getrandom"], "the first hash map of a thread"),
     (
-        &[Device, Folder],
+        &[Device, Network, Folder],
         &[
             "exit",
             "sigaltstack",
@@ -46,7 +57,7 @@ const RARE: List = &[
         "start and end of a thread; these start before their filter and end with the process",
     ),
     (
-        &[Device, Folder, Control],
+        &[Device, Network, Folder, Control],
         &[
             "eventfd2",
             "fstat",
@@ -65,6 +76,19 @@ const RARE: List = &[
         ],
         "streams and files as the standard library handles them; one list for all threads",
     ),
+    (
+        &[Network],
+        &["ioctl", "lseek", "sendto", "recvfrom"],
+        "set up before its filter; streams, by who has the first word",
+    ),
+    (
+        &[Dialer],
+        &["brk", "madvise", "mmap", "mremap", "munmap", "clock_gettime", "futex", "getrandom"],
+        "the allocator's choice, the host's vDSO, the first hash map",
+    ),
+    (&[Dialer], &["rt_sigreturn", "restart_syscall"], "after a stop"),
+    (&[Dialer], &["exit_group"], "the end, which it does not outlive"),
+    (&[Dialer], &["getsockopt"], "peers that do not answer at once"),
     (&[Device], &["epoll_create1", "ioctl", "lseek"], "the loop is set up before its filter"),
     (&[Device], &["fallocate", "fdatasync"], "discard and flush, when the guest asks"),
     (
@@ -144,7 +168,7 @@ fn rules_are_used_and_refusals_are_known() {
 
     let mut wrong = BTreeSet::new();
     // An isolate has no guest to ask for more; its list is the other two together.
-    for class in [GuestKernel, Device, Folder, Control] {
+    for class in [GuestKernel, Device, Network, Dialer, Folder, Control] {
         for rule in class.rules() {
             let used = trace.used(class).contains(rule.name);
             let rare = listed(RARE, class, rule.name);
@@ -192,7 +216,20 @@ fn isolates_do_without_what_their_list_refuses() {
 /// Everything an operator and a guest do in the course of a day.
 fn workload(shared: &std::path::Path, log: &std::path::Path) {
     let volume = format!("{}:/shared", shared.display());
-    let cell = Cell::traced(log, &["-v", &volume, "--cpus", "2", "--timeout", "5m"]);
+    let server = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = server.local_addr().unwrap().port();
+    let rules =
+        [format!("localhost:{port}"), format!("127.0.0.1:{port}"), format!("127.0.0.1:{port}/udp")];
+    let rules = rules.iter().flat_map(|rule| ["--allow-net", rule]);
+    let fixed = ["-v", &volume, "--cpus", "2", "--timeout", "5m"];
+    let options: Vec<&str> = fixed.into_iter().chain(rules).collect();
+    let cell = Cell::traced(log, &options);
+    let serving = std::thread::spawn(move || {
+        let (mut stream, _) = server.accept().unwrap();
+        std::io::copy(&mut stream.try_clone().unwrap(), &mut stream).unwrap();
+    });
+    cell.exec(&[], &["python3", "-c", &IN_THE_NETWORK.replace("PORT", &port.to_string())]);
+    serving.join().unwrap();
     cell.exec(&[], &["sh", "-ec", IN_THE_FOLDER]);
     cell.exec(&[], &["sh", "-ec", IN_THE_GUEST]);
     cell.exec(&["--tty"], &["sh", "-c", "test -t 1 && stty size"]);
@@ -216,6 +253,19 @@ dd if=/dev/zero of=big bs=64k count=16 conv=fsync 2> /dev/null
 dd if=/dev/zero of=big bs=64k count=1 conv=notrunc,fdatasync 2> /dev/null
 dd if=big of=/dev/null bs=1M 2> /dev/null
 rm -r dir big
+";
+
+/// The first name that is asked for has the first address.
+const IN_THE_NETWORK: &str = r"
+import socket
+names = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+names.sendto(b'\0\1\1\0\0\1\0\0\0\0\0\0\x09localhost\0\0\1\0\1', ('198.18.0.1', 53))
+assert names.recv(512)[7] == 1
+stream = socket.create_connection(('198.18.1.0', PORT), 30)
+stream.sendall(b'x' * 300000); stream.shutdown(socket.SHUT_WR)
+while stream.recv(65536): pass
+try: socket.create_connection(('192.0.2.9', 9), 30)
+except OSError as error: assert error.strerror == 'No route to host', error
 ";
 
 /// Dropping caches provokes more reads; what is asserted is the trace.

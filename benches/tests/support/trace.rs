@@ -89,9 +89,11 @@ impl Thread {
     fn class(&self, name: &str) -> Option<ThreadClass> {
         match name {
             "devices" => self.has_filter.then_some(ThreadClass::Device),
+            "network" => self.has_filter.then_some(ThreadClass::Network),
+            "dialer" => self.has_filter.then_some(ThreadClass::Dialer),
             "folder" => self.has_filter.then_some(ThreadClass::Folder),
-            "client" | "console" | "control" | "follower" | "operator" | "program" | "reaper"
-            | "signal" => Some(ThreadClass::Control),
+            "audit" | "client" | "console" | "control" | "follower" | "operator" | "program"
+            | "reaper" | "signal" => Some(ThreadClass::Control),
             "exocell" if !self.has_filter => None,
             "exocell" if self.is_supervisor => Some(ThreadClass::Control),
             "strace" => None,

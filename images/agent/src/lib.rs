@@ -34,7 +34,8 @@ mod message;
 
 pub use frame::{Frame, FrameError, FrameReader, FrameWriter, Kind};
 pub use message::{
-    Boot, BootTimes, Exec, FailureKind, FolderMount, GuestStats, Pressure, Reply, Request, TtySize,
+    Boot, BootTimes, Exec, FailureKind, FolderMount, GuestStats, NetworkSetup, Pressure, Reply,
+    Request, TtySize,
 };
 
 /// The vsock port on the host (CID 2) that the guest init connects to once.

@@ -47,6 +47,21 @@ pub struct Boot {
     /// Processes and threads that may exist in the cell at once.
     pub process_count_max: u64,
     pub folders: Vec<FolderMount>,
+    /// `None` where there is no network device.
+    #[serde(default)]
+    pub network: Option<NetworkSetup>,
+}
+
+/// The guest's end of its link. Everything is reached through the interface;
+/// nobody else is on it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NetworkSetup {
+    pub interface: String,
+    pub address_v4: std::net::Ipv4Addr,
+    pub address_v6: std::net::Ipv6Addr,
+    /// For resolv.conf.
+    pub name_server: std::net::Ipv4Addr,
 }
 
 /// A host folder, mounted over 9P from host port

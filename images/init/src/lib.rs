@@ -29,6 +29,7 @@ mod exec;
 mod folders;
 mod io_loop;
 mod log;
+mod network;
 mod reaper;
 mod root;
 mod session;

@@ -14,7 +14,7 @@ use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
 use nix::unistd::{chdir, chroot, sethostname};
 
 use crate::error::{Context, InitError};
-use crate::{cgroup, dev, folders, log, sys};
+use crate::{cgroup, dev, folders, log, network, sys};
 
 const IMAGE: &str = "/image";
 const PRIVATE: &str = "/private";
@@ -38,8 +38,11 @@ pub fn set_up(boot: &Boot) -> Result<Cell, InitError> {
     switch()?;
     let read_only = private.is_none();
     dev::mount_all(read_only)?;
-    name_host(&boot.hostname, read_only)?;
+    name_host(&boot.hostname, read_only, boot.network.is_none())?;
     sys::loopback_up().context(|| "bringing the loopback interface up")?;
+    if let Some(setup) = &boot.network {
+        network::set_up(setup, read_only)?;
+    }
     let programs = cgroup::set_up(boot.process_count_max)?;
     set_defaults();
     folders::mount_all(&boot.folders)?;
@@ -107,32 +110,42 @@ fn switch() -> Result<(), InitError> {
     enter().context(|| "switching to the new root")
 }
 
-/// Sets the host name, and the files of /etc that docker writes too. There is
-/// no network, so an absent resolv.conf is made empty and another one is kept.
-fn name_host(name: &str, read_only: bool) -> Result<(), InitError> {
+/// Sets the host name, and the files of /etc that docker writes too. Without a
+/// network an absent resolv.conf is made empty and another one is kept.
+fn name_host(name: &str, read_only: bool, offline: bool) -> Result<(), InitError> {
     sethostname(name).context(|| format!("setting the host name {name}"))?;
     let hosts = format!(
         "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n127.0.0.1\t{name}\n"
     );
     let files = [("hosts", hosts), ("hostname", format!("{name}\n"))];
     for (file, content) in files {
-        let written = match read_only {
-            true => cover_file(file, &content),
-            false => write_file(file, &content),
-        };
-        if let Err(error) = written {
-            log::warn(format_args!("/etc/{file} stays as the image has it: {error}"));
-        }
+        put_file(file, &content, read_only);
     }
-    if !read_only && fs::symlink_metadata("/etc/resolv.conf").is_err() {
+    if offline && !read_only && fs::symlink_metadata("/etc/resolv.conf").is_err() {
         let _ = fs::write("/etc/resolv.conf", "");
     }
     Ok(())
 }
 
+/// Writes /etc/`name`, or covers it where the root cannot be written.
+pub fn put_file(name: &str, content: &str, read_only: bool) {
+    let written = match read_only {
+        true => cover_file(name, content),
+        false => write_file(name, content),
+    };
+    if let Err(error) = written {
+        log::warn(format_args!("/etc/{name} stays as the image has it: {error}"));
+    }
+}
+
 fn write_file(name: &str, content: &str) -> io::Result<()> {
     fs::create_dir_all("/etc")?;
-    fs::write(format!("/etc/{name}"), content)
+    let path = format!("/etc/{name}");
+    // A link may lead to where no program of the cell puts anything.
+    if fs::symlink_metadata(&path).is_ok_and(|found| found.is_symlink()) {
+        fs::remove_file(&path)?;
+    }
+    fs::write(path, content)
 }
 
 /// Binds a file with `content` over /etc/`name` of a read-only root.

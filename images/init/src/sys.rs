@@ -1,13 +1,14 @@
 //! System calls that have no safe wrapper in `nix`.
 
 use std::io;
+use std::net::{Ipv4Addr, Ipv6Addr};
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 
 use exocell_agent::TtySize;
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
 use nix::pty::{PtyMaster, posix_openpt, unlockpt};
-use nix::sys::socket::{SockFlag, accept4};
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, accept4, socket};
 
 /// Waits for any child to die and leaves it unreaped; its process id.
 ///
@@ -101,6 +102,99 @@ pub fn loopback_up() -> io::Result<()> {
         Errno::result(libc::ioctl(socket.as_raw_fd(), libc::SIOCSIFFLAGS, &request))?;
     }
     Ok(())
+}
+
+/// The socket on which interfaces are set up, and the interface's name.
+fn interface(name: &str, v6: bool) -> io::Result<(OwnedFd, libc::ifreq)> {
+    let family = if v6 { AddressFamily::Inet6 } else { AddressFamily::Inet };
+    let socket = socket(family, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None)?;
+    // SAFETY: ifreq is plain data, for which zeroes are a valid value. Needed
+    // because it has no constructor.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    // The last byte stays zero.
+    let room = request.ifr_name.len() - 1;
+    for (to, from) in request.ifr_name.iter_mut().take(room).zip(name.bytes()) {
+        *to = from as libc::c_char;
+    }
+    Ok((socket, request))
+}
+
+/// An ioctl(2) of netdevice(7) or rtnetlink's elders.
+fn change<T>(socket: &OwnedFd, number: libc::c_ulong, argument: &T) -> io::Result<()> {
+    // SAFETY: `argument` is the plain structure that `number` reads, and lives
+    // for the length of the call. Needed because nix has none of these.
+    let done =
+        unsafe { libc::ioctl(socket.as_raw_fd(), number as _, std::ptr::from_ref(argument)) };
+    Ok(Errno::result(done).map(drop)?)
+}
+
+/// Brings `name` up, without neighbours to ask about: only one is at its other
+/// end (netdevice(7), SIOCSIFFLAGS).
+pub fn interface_up(name: &str) -> io::Result<()> {
+    let (socket, mut request) = interface(name, false)?;
+    let flags = libc::IFF_UP | libc::IFF_RUNNING | libc::IFF_NOARP;
+    request.ifr_ifru.ifru_flags = flags as libc::c_short;
+    change(&socket, libc::SIOCSIFFLAGS, &request)
+}
+
+fn sockaddr(address: Ipv4Addr) -> libc::sockaddr {
+    let mut bytes = [0; 14];
+    for (to, from) in bytes.iter_mut().skip(2).zip(address.octets()) {
+        *to = from as libc::c_char;
+    }
+    libc::sockaddr { sa_family: libc::AF_INET as u16, sa_data: bytes }
+}
+
+/// Gives `name` an IPv4 address of its own and the default route.
+pub fn set_address_v4(name: &str, address: Ipv4Addr) -> io::Result<()> {
+    let (socket, mut request) = interface(name, false)?;
+    request.ifr_ifru.ifru_addr = sockaddr(address);
+    change(&socket, libc::SIOCSIFADDR, &request)?;
+    request.ifr_ifru.ifru_addr = sockaddr(Ipv4Addr::BROADCAST);
+    change(&socket, libc::SIOCSIFNETMASK, &request)?;
+    // SAFETY: rtentry is plain data, for which zeroes are a valid value. Needed
+    // because it has no constructor.
+    let mut route: libc::rtentry = unsafe { std::mem::zeroed() };
+    route.rt_dst = sockaddr(Ipv4Addr::UNSPECIFIED);
+    route.rt_genmask = sockaddr(Ipv4Addr::UNSPECIFIED);
+    route.rt_flags = libc::RTF_UP;
+    route.rt_dev = request.ifr_name.as_mut_ptr();
+    change(&socket, libc::SIOCADDRT, &route)
+}
+
+/// in6_ifreq (linux/ipv6.h).
+#[repr(C)]
+struct AddressV6 {
+    address: [u8; 16],
+    prefix: u32,
+    interface: libc::c_int,
+}
+
+/// in6_rtmsg (linux/ipv6_route.h).
+#[repr(C)]
+#[derive(Default)]
+struct RouteV6 {
+    destination: [u8; 16],
+    source: [u8; 16],
+    gateway: [u8; 16],
+    kind: u32,
+    destination_prefix: u16,
+    source_prefix: u16,
+    metric: u32,
+    info: libc::c_ulong,
+    flags: u32,
+    interface: libc::c_int,
+}
+
+/// Gives `name` an IPv6 address of its own and the default route.
+pub fn set_address_v6(name: &str, address: Ipv6Addr) -> io::Result<()> {
+    let interface_index = nix::net::if_::if_nametoindex(name)? as libc::c_int;
+    let (socket, _) = interface(name, true)?;
+    let own = AddressV6 { address: address.octets(), prefix: 128, interface: interface_index };
+    change(&socket, libc::SIOCSIFADDR, &own)?;
+    let flags = u32::from(libc::RTF_UP);
+    let route = RouteV6 { metric: 1, flags, interface: interface_index, ..RouteV6::default() };
+    change(&socket, libc::SIOCADDRT, &route)
 }
 
 #[cfg(test)]

@@ -40,6 +40,11 @@ pub enum ControlRequest {
     Revoke {
         capability: String,
     },
+    /// Add and remove rules of the network, written as in a table.
+    Network {
+        allow: Vec<String>,
+        deny: Vec<String>,
+    },
     Counters,
 }
 

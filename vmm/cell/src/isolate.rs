@@ -251,6 +251,10 @@ impl Services for Reach {
         table.revoke(handle).map(drop).map_err(|error| error.to_string())
     }
 
+    fn change_network(&self, _: &[String], _: &[String]) -> Result<(), String> {
+        Err("an isolate has no network".to_owned())
+    }
+
     fn counters(&self) -> Counters {
         Counters { memory_limit_bytes: self.memory_limit_bytes, ..Counters::default() }
     }

@@ -5,7 +5,7 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::time::Instant;
 
-use exocell_vmm::jail::{self, IdentityMap, Spawned};
+use exocell_vmm::jail::{self, HostNetwork, IdentityMap, Spawned};
 use exocell_xgate::CapabilitySet;
 
 use crate::record::{Lease, Record};
@@ -115,8 +115,13 @@ fn start(
         requested: request.at,
         foreign,
     };
-    let supervisor =
-        jail::spawn(inheritance.identity, |pid| supervisor::main(inheritance, workload, pid))?;
+    let network = match &workload {
+        Workload::Vm(plan) if plan.network.is_some() => HostNetwork::AtFirst,
+        Workload::Vm(_) | Workload::Isolate(_) => HostNetwork::Never,
+    };
+    let supervisor = jail::spawn(inheritance.identity, network, |pid| {
+        supervisor::main(inheritance, workload, pid)
+    })?;
     Ok(Launched { record: record.clone(), supervisor, session })
 }
 

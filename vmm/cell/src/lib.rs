@@ -13,6 +13,7 @@ mod initramfs;
 pub mod isolate;
 pub mod launch;
 mod layout;
+pub mod network;
 pub mod output;
 pub mod plan;
 pub mod processes;

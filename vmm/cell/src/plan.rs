@@ -13,6 +13,7 @@ use exocell_kernel::Status as KernelStatus;
 use exocell_vmm::memory::GuestMemory;
 use exocell_xgate::{CapabilitySet, Folder, Rights};
 
+use crate::network::PlannedNetwork;
 use crate::{CellError, CellSpec, Layout, disk, initramfs};
 
 /// Names a guest kernel to use instead of the built one.
@@ -42,6 +43,8 @@ pub struct VmPlan {
     /// Whether anyone hears what the program writes.
     pub stdio: bool,
     pub folders: Vec<PlannedFolder>,
+    /// `None`: no network device.
+    pub network: Option<PlannedNetwork>,
     pub boot: Boot,
     pub exec: Exec,
 }
@@ -73,6 +76,7 @@ impl VmPlan {
         let image = store.resolve(&spec.image)?;
         let rootfs = store.open_rootfs(&image)?;
         let kernel = kernel(layout)?;
+        let network = PlannedNetwork::new(spec, caps)?;
         let disk = match (spec.read_only, caps.disk_bytes()) {
             (false, Some(bytes)) => Some(disk::create(layout, bytes)?),
             _ => None,
@@ -88,7 +92,8 @@ impl VmPlan {
             deadline: caps.deadline(),
             entropy: caps.random(),
             stdio: caps.stdio(),
-            boot: boot(spec, caps, disk.is_some())?,
+            boot: boot(spec, caps, disk.is_some(), network.is_some())?,
+            network,
             exec: exec(spec, caps, &image.config, tty)?,
             disk,
             folders: open_folders(caps)?,
@@ -145,7 +150,12 @@ fn open_folder(granted: &Folder) -> Result<PlannedFolder, CellError> {
     Ok(PlannedFolder { dir: dir.into(), granted: granted.clone() })
 }
 
-fn boot(spec: &CellSpec, caps: &CapabilitySet, overlay: bool) -> Result<Boot, CellError> {
+fn boot(
+    spec: &CellSpec,
+    caps: &CapabilitySet,
+    overlay: bool,
+    network: bool,
+) -> Result<Boot, CellError> {
     let mount = |folder: &Folder| FolderMount {
         guest_path: folder.guest.display().to_string(),
         read_only: !folder.rights.contains(Rights::WRITE),
@@ -156,6 +166,7 @@ fn boot(spec: &CellSpec, caps: &CapabilitySet, overlay: bool) -> Result<Boot, Ce
         overlay_device: overlay.then(|| "/dev/vdb".to_owned()),
         process_count_max: caps.require_process_max()?.into(),
         folders: caps.folders().iter().map(mount).collect(),
+        network: network.then(PlannedNetwork::setup),
     })
 }
 

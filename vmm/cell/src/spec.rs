@@ -47,6 +47,9 @@ pub struct CellSpec {
     pub remove: bool,
     /// No private overlay: the root file system cannot be written.
     pub read_only: bool,
+    /// Ports of the host that lead into the cell.
+    #[serde(default)]
+    pub publish: Vec<crate::network::Publish>,
     /// The capability table in its TOML form, after the command line's flags.
     pub capabilities: String,
     /// Milliseconds since the epoch.

@@ -97,6 +97,12 @@ pub struct RunArgs {
     /// Share a host folder: HOST:GUEST[:ro].
     #[arg(short, long = "volume", value_name = "HOST:GUEST[:ro]")]
     pub volume: Vec<String>,
+    /// Let the cell talk to HOST[:PORTS][/udp], HOST/icmp or NETWORK:PORTS.
+    #[arg(long, value_name = "RULE")]
+    pub allow_net: Vec<String>,
+    /// Lead a port of this host into the cell [default address: loopback].
+    #[arg(short, long, value_name = "[ADDRESS:]PORT:PORT")]
+    pub publish: Vec<String>,
     /// No private overlay: the root file system cannot be written.
     #[arg(long)]
     pub read_only: bool,
@@ -185,6 +191,9 @@ pub struct LogsArgs {
     /// The guest kernel's console instead.
     #[arg(long)]
     pub console: bool,
+    /// The network's decisions instead, one JSON object a line.
+    #[arg(long, conflicts_with = "console")]
+    pub network: bool,
     pub cell: String,
 }
 
@@ -256,11 +265,19 @@ pub struct RmArgs {
 
 /// Change the grants of a running cell.
 #[derive(Args)]
-#[command(after_help = "Example: exocell update --revoke folder:/src job")]
+#[command(after_help = "Examples:
+  exocell update --revoke folder:/src job
+  exocell update --allow-net pypi.org:443 --deny-net example.org job")]
 pub struct UpdateArgs {
     /// End a capability (exocell inspect names them) and what derives from it.
-    #[arg(long, value_name = "CAPABILITY", required = true)]
+    #[arg(long, value_name = "CAPABILITY", required_unless_present_any = ["allow_net", "deny_net"])]
     pub revoke: Vec<String>,
+    /// Add a rule to the network, as run takes it.
+    #[arg(long, value_name = "RULE")]
+    pub allow_net: Vec<String>,
+    /// Remove the network's rules that lie within this one; open connections are cut.
+    #[arg(long, value_name = "RULE")]
+    pub deny_net: Vec<String>,
     pub cell: String,
 }
 

@@ -21,6 +21,8 @@ pub(crate) trait Services: Send + Sync {
     fn connect(&self) -> Result<UnixStream, String>;
     /// Ends the capability `name` and all derived from it.
     fn revoke(&self, name: &str) -> Result<(), String>;
+    /// Adds and removes rules of the network.
+    fn change_network(&self, allow: &[String], deny: &[String]) -> Result<(), String>;
     fn counters(&self) -> Counters;
 }
 
@@ -98,6 +100,9 @@ fn answer(shared: &Shared, services: &dyn Services, stream: UnixStream) {
             reply(&outcome(told.map_err(|_| "the cell is ending".to_owned())));
         }
         ControlRequest::Revoke { capability } => reply(&outcome(services.revoke(&capability))),
+        ControlRequest::Network { allow, deny } => {
+            reply(&outcome(services.change_network(&allow, &deny)));
+        }
         ControlRequest::Counters => reply(&ControlReply::Counters(services.counters())),
     }
 }

@@ -19,12 +19,13 @@ use std::time::{Duration, Instant};
 use exocell_agent::client::{self, ClientError, ExecEvent};
 use exocell_agent::{AGENT_PORT, CONTROL_PORT, FOLDER_PORT_BASE, FailureKind, Kind, Reply};
 use exocell_folders::Folder as ServedFolder;
+use exocell_network::audit::Entry;
 use exocell_vmm::devices::{
     BlockConfig, BlockMetrics, ConsoleConfig, DeviceLoop, VsockConfig, VsockHandle, VsockListener,
 };
 use exocell_vmm::jail::{self, IdentityMap, JailRoot, ThreadClass};
 use exocell_vmm::para::{DeviceSocket, GuestKernel, INITRAMFS_FILE, KERNEL_FILE, VirtioId};
-use exocell_xgate::{Live, Rights, Table};
+use exocell_xgate::{Capability, Kind as CapabilityKind, Live, Quota, Rights, Scope, Table};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{ForkResult, Pid, fork};
@@ -32,11 +33,11 @@ use nix::unistd::{ForkResult, Pid, fork};
 use super::clients::Services;
 use super::input::{Signal, Sink};
 use super::{Event, Shared, restrict_paths, thread};
-use crate::CellError;
 use crate::control::Counters;
 use crate::launch::Inheritance;
 use crate::plan::{PlannedFolder, VmPlan};
 use crate::record::Status;
+use crate::{CellError, network};
 
 /// How long a guest may take from its first instruction to its hello.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(60);
@@ -62,6 +63,7 @@ pub(crate) struct Guest {
 
 /// What clients can reach of a guest.
 struct Reach {
+    network: Option<network::Control>,
     agent: VsockHandle,
     memory: File,
     disk: Option<File>,
@@ -75,7 +77,31 @@ impl Services for Reach {
     }
 
     fn revoke(&self, name: &str) -> Result<(), String> {
-        self.folders.revoke(name, &self.agent)
+        self.folders.revoke(name, &self.agent)?;
+        if let Some(network) =
+            self.network.as_ref().filter(|_| name == CapabilityKind::Network.name())
+        {
+            network.end();
+        }
+        Ok(())
+    }
+
+    fn change_network(&self, allow: &[String], deny: &[String]) -> Result<(), String> {
+        let network = self.network.as_ref().ok_or(
+            "the cell has no network device; grant it something of the network when it starts",
+        )?;
+        let mut table = self.folders.table.lock().unwrap_or_else(PoisonError::into_inner);
+        let name = CapabilityKind::Network.name();
+        let scope = network.change(allow, deny)?;
+        // What was derived from the rules before ends with them.
+        if let Some(handle) = table.find(HOLDER, name) {
+            table.revoke(handle).map_err(|error| error.to_string())?;
+        }
+        let rights = scope.rights();
+        let scope = Scope::Network(scope);
+        let changed =
+            Capability::new(name, HOLDER, CapabilityKind::Network, rights, scope, Quota::UNCOUNTED);
+        table.insert(changed).map(drop).map_err(|error| error.to_string())
     }
 
     fn counters(&self) -> Counters {
@@ -100,14 +126,15 @@ struct Folders {
 /// Starts everything up to the point where programs can run.
 pub(crate) fn start(
     inheritance: &Inheritance,
-    plan: VmPlan,
+    mut plan: VmPlan,
     shared: &Shared,
     status: &mut Status,
     deadline: Option<Instant>,
 ) -> Result<Guest, CellError> {
     let since = |at: Instant| at.elapsed().as_micros() as u64;
     set_priority(plan.cpu_weight);
-    let sockets = enter_jail(inheritance, &plan)?;
+    let network = plan.network.take().map(network::start).transpose()?;
+    let sockets = enter_jail(inheritance, &plan, network.is_some())?;
     status.times.jailed_us = since(inheritance.requested);
     let (console_read, console_write) = nix::unistd::pipe2(nix::fcntl::OFlag::O_CLOEXEC)
         .map_err(|errno| CellError::host("cannot make the console pipe")(errno.into()))?;
@@ -130,7 +157,14 @@ pub(crate) fn start(
         listeners,
         hello,
     )?;
+    let network = network
+        .zip(devices.net_socket)
+        .map(|(network, listener)| start_network(network, listener, plan.memory.file()));
+    let (network, decisions) = network.transpose()?.unzip();
     jail::restrict_calls(ThreadClass::Control)?;
+    if let Some(decisions) = decisions {
+        thread("audit", move || network::write_log(&decisions))?;
+    }
     let pumped = console.clone();
     thread("console", move || pumped.pump())?;
     let gone = Arc::new((Mutex::new(false), Condvar::new()));
@@ -146,6 +180,7 @@ pub(crate) fn start(
     Ok(Guest {
         kernel,
         reach: Arc::new(Reach {
+            network,
             agent: devices.vsock,
             memory: plan.memory.file().try_clone().map_err(CellError::host("dup"))?,
             disk: devices.disk,
@@ -173,7 +208,11 @@ fn set_priority(weight: u32) {
 /// A device and the socket it listens on.
 type Socket = (DeviceSocket, UnixListener);
 
-fn enter_jail(inheritance: &Inheritance, plan: &VmPlan) -> Result<Vec<Socket>, CellError> {
+fn enter_jail(
+    inheritance: &Inheritance,
+    plan: &VmPlan,
+    network: bool,
+) -> Result<Vec<Socket>, CellError> {
     let root = JailRoot::new(inheritance.record.directory())?;
     root.bind_file(&plan.kernel, KERNEL_FILE)?;
     root.bind_file(&plan.initramfs, INITRAMFS_FILE)?;
@@ -184,6 +223,9 @@ fn enter_jail(inheritance: &Inheritance, plan: &VmPlan) -> Result<Vec<Socket>, C
     wanted.extend([("console", VirtioId::Console), ("vsock", VirtioId::Vsock)]);
     if plan.entropy {
         wanted.push(("entropy", VirtioId::Entropy));
+    }
+    if network {
+        wanted.push(("network", VirtioId::Net));
     }
     let mut sockets = Vec::new();
     for (name, id) in wanted {
@@ -412,6 +454,30 @@ struct Devices {
     vsock: VsockHandle,
     blocks: Vec<Arc<BlockMetrics>>,
     disk: Option<File>,
+    /// For the network's own thread.
+    net_socket: Option<UnixListener>,
+}
+
+/// Starts the network device on a thread of its own: what a guest sends must
+/// not hold its disks up.
+fn start_network(
+    network: network::Network,
+    listener: UnixListener,
+    memory: &File,
+) -> Result<(network::Control, Receiver<Entry>), CellError> {
+    let failed = |error: exocell_vmm::devices::DeviceError| {
+        CellError::Guest(format!("its network device cannot start: {error}"))
+    };
+    let (config, control, decisions) = network.link()?;
+    let mut device_loop = DeviceLoop::new(memory).map_err(failed)?;
+    device_loop.add_net(listener, config).map_err(failed)?;
+    thread("network", move || {
+        if jail::restrict_calls(ThreadClass::Network).is_ok() {
+            // Without it the guest is offline, which it notices.
+            let _ = device_loop.run();
+        }
+    })?;
+    Ok((control, decisions))
 }
 
 impl Devices {
@@ -443,7 +509,7 @@ impl Devices {
         );
         let mut vsock_config = Some(VsockConfig { listeners, ..VsockConfig::default() });
         let mut device_loop = DeviceLoop::new(memory).map_err(failed)?;
-        let (mut blocks, mut vsock) = (Vec::new(), None);
+        let (mut blocks, mut vsock, mut net_socket) = (Vec::new(), None, None);
         for (device, listener) in sockets {
             match device.id {
                 VirtioId::Block => {
@@ -451,6 +517,7 @@ impl Devices {
                         blocks.push(device_loop.add_block(listener, config).map_err(failed)?);
                     }
                 }
+                VirtioId::Net => net_socket = Some(listener),
                 VirtioId::Console => {
                     let config = ConsoleConfig {
                         sink: Box::new(console.clone()),
@@ -475,7 +542,7 @@ impl Devices {
             }
         })?;
         let vsock = vsock.ok_or_else(|| CellError::Guest("it has no vsock device".to_owned()))?;
-        Ok(Self { vsock, blocks, disk: kept })
+        Ok(Self { vsock, blocks, disk: kept, net_socket })
     }
 }
 

@@ -4,13 +4,15 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use exocell_cell::control::{Client, ControlRequest};
-use exocell_cell::{CellError, CellSpec, Layout, Record, State, Status, output, processes};
+use exocell_cell::{
+    CellError, CellSpec, Layout, Record, State, Status, network, output, processes,
+};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::Signal;
 use serde::Serialize;
 
 use super::print_json;
-use super::run::must_run;
+use super::run::{must_run, network_rule};
 use crate::args::{
     InspectArgs, KillArgs, LogsArgs, PsArgs, RmArgs, StopArgs, UpdateArgs, WaitArgs,
 };
@@ -87,6 +89,9 @@ pub fn logs(layout: &Layout, args: &LogsArgs) -> Result<u8, CellError> {
             .map_err(CellError::host("cannot write the console out"))?;
         return Ok(0);
     }
+    if args.network {
+        return network_log(&record);
+    }
     if args.follow && status.state == State::Running {
         let client = Client::connect(&record)?;
         client.ask(&ControlRequest::Attach { replay: true })?;
@@ -99,6 +104,23 @@ pub fn logs(layout: &Layout, args: &LogsArgs) -> Result<u8, CellError> {
         };
     }
     output::replay_log(record.directory(), &mut std::io::stdout(), &mut std::io::stderr())?;
+    Ok(0)
+}
+
+/// The decisions that are kept, older ones first; none where there is no network.
+fn network_log(record: &Record) -> Result<u8, CellError> {
+    for name in [network::LOG_OLD, network::LOG] {
+        let path = record.path(name);
+        let mut file = match std::fs::File::open(&path) {
+            Ok(file) => file,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
+            Err(error) => {
+                return Err(CellError::host(format!("cannot read {}", path.display()))(error));
+            }
+        };
+        std::io::copy(&mut file, &mut std::io::stdout())
+            .map_err(CellError::host("cannot write the decisions out"))?;
+    }
     Ok(0)
 }
 
@@ -330,6 +352,13 @@ pub fn update(layout: &Layout, args: &UpdateArgs) -> Result<u8, CellError> {
         let request = ControlRequest::Revoke { capability: capability.clone() };
         Client::connect(&record)?.ask(&request)?;
         say!("{capability} revoked");
+    }
+    if !args.allow_net.is_empty() || !args.deny_net.is_empty() {
+        let rules = |list: &[String]| list.iter().map(|rule| network_rule(rule)).collect();
+        let request =
+            ControlRequest::Network { allow: rules(&args.allow_net), deny: rules(&args.deny_net) };
+        Client::connect(&record)?.ask(&request)?;
+        say!("network changed");
     }
     Ok(0)
 }

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use exocell_cell::control::{Client, ControlRequest};
 use exocell_cell::isolate::IsolatePlan;
 use exocell_cell::launch::{self, Launched, Request, Workload};
+use exocell_cell::network::Publish;
 use exocell_cell::plan::{self, VmPlan};
 use exocell_cell::xgate::{CapabilitySet, Flags};
 use exocell_cell::{CellError, CellSpec, Layout, Record, State, Strength, now_ms};
@@ -113,6 +114,13 @@ fn capabilities(args: &RunArgs) -> Result<CapabilitySet, CellError> {
     for volume in &args.volume {
         flags.add("--volume", "folder", volume, &base)?;
     }
+    for rule in &args.allow_net {
+        flags.add("--allow-net", "connect", &network_rule(rule), &base)?;
+    }
+    for publish in publishes(&args.publish)? {
+        let port = publish.guest_port.to_string();
+        flags.add("--publish", "listen", &port, &base)?;
+    }
     for pair in &args.cap {
         flags.add_pair("--cap", pair, &base)?;
     }
@@ -120,6 +128,28 @@ fn capabilities(args: &RunArgs) -> Result<CapabilitySet, CellError> {
         None => Ok(CapabilitySet::from_flags(&flags)?),
         Some(path) => Ok(read_table(path)?.narrowed(&flags)?),
     }
+}
+
+/// A rule as a table has it: a host without ports means every port of TCP.
+pub fn network_rule(text: &str) -> String {
+    let host = match text.parse::<std::net::Ipv6Addr>() {
+        Ok(address) => format!("[{address}]"),
+        Err(_) => text.to_owned(),
+    };
+    let has_ports =
+        host.rsplit_once(':').is_some_and(|(_, ports)| !ports.ends_with(']') && !ports.is_empty())
+            && !host.ends_with(']');
+    match host.ends_with("/icmp") || has_ports {
+        true => host,
+        false => format!("{host}:1-65535"),
+    }
+}
+
+fn publishes(publish: &[String]) -> Result<Vec<Publish>, CellError> {
+    let read = |text: &String| {
+        text.parse().map_err(|error: String| CellError::Usage(format!("--publish: {error}")))
+    };
+    publish.iter().map(read).collect()
 }
 
 /// A capability table from a file; relative host paths in it start there.
@@ -146,6 +176,10 @@ fn spec(args: RunArgs, caps: &CapabilitySet) -> Result<CellSpec, CellError> {
     let name = args.name.unwrap_or_else(|| format!("cell-{}", &id[..6]));
     check_name(&name)?;
     let env = environment(&args.process)?;
+    let publish = publishes(&args.publish)?;
+    if strength == Strength::Isolate && !publish.is_empty() {
+        return Err(CellError::Usage("an isolate has no ports to publish".to_owned()));
+    }
     Ok(CellSpec {
         version: CellSpec::VERSION,
         id,
@@ -162,6 +196,7 @@ fn spec(args: RunArgs, caps: &CapabilitySet) -> Result<CellSpec, CellError> {
         stdin: args.interactive,
         remove: args.rm,
         read_only: args.read_only,
+        publish,
         capabilities: caps.to_json(),
         created_ms: now_ms(),
     })

@@ -6,7 +6,9 @@ pub mod cell;
 pub mod compiled;
 pub mod guest;
 pub mod host;
+pub mod lan;
 pub mod pty;
+pub mod servers;
 
 use std::ffi::OsStr;
 use std::io::{Read, Write};

@@ -1,0 +1,300 @@
+//! A cell's network, from the grant to the running halves: what the plan
+//! opens, the dialer that the supervisor forks, the changes that it takes.
+
+use std::fs::File;
+use std::io::Write;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
+use std::os::fd::OwnedFd;
+use std::str::FromStr;
+use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+use std::sync::{Mutex, PoisonError};
+
+use exocell_agent::NetworkSetup;
+use exocell_network::audit::{Audit, Decision, Entry};
+use exocell_network::dialer::{Dialer, Hosts, sys};
+use exocell_network::stack::{Changer, Changes, Parts, Published, Stack};
+use exocell_network::{Policy, link};
+use exocell_vmm::devices::NetConfig;
+use exocell_vmm::jail::{self, ThreadClass};
+use exocell_xgate::{CapabilitySet, Endpoint, NetworkScope};
+use nix::unistd::{ForkResult, fork};
+use serde::{Deserialize, Serialize};
+
+use crate::{CellError, CellSpec};
+
+/// The decisions are kept in two files of at most this many bytes; the older
+/// is dropped.
+const LOG_BYTES_MAX: u64 = 1 << 20;
+/// Decisions that may wait to be written; more are counted and lost.
+const WAITING_MAX: usize = 1024;
+pub const LOG: &str = "network.log";
+pub const LOG_OLD: &str = "network.log.old";
+
+/// A port of the host that leads to one of the cell: `[ADDRESS:]PORT:PORT`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Publish {
+    pub host: SocketAddr,
+    pub guest_port: u16,
+}
+
+impl FromStr for Publish {
+    type Err = String;
+
+    /// Reads `8080:80`, `0.0.0.0:8080:80` or `[::1]:8080:80`; without an
+    /// address it is the host's loopback.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = || format!("`{text}` is not [ADDRESS:]HOST_PORT:CELL_PORT, like 8080:80");
+        let bare = text.strip_suffix("/tcp").unwrap_or(text);
+        let (front, guest) = bare.rsplit_once(':').ok_or_else(wrong)?;
+        let (address, port) = match front.rsplit_once(':') {
+            Some((address, port)) => {
+                let address = address.trim_start_matches('[').trim_end_matches(']');
+                (address.parse::<IpAddr>().map_err(|_| wrong())?, port)
+            }
+            None => (Ipv4Addr::LOCALHOST.into(), front),
+        };
+        let guest_port: u16 = guest.parse().map_err(|_| wrong())?;
+        let port: u16 = port.parse().map_err(|_| wrong())?;
+        if guest_port == 0 {
+            Err(wrong())
+        } else {
+            Ok(Self { host: (address, port).into(), guest_port })
+        }
+    }
+}
+
+/// What the plan found and opened for a cell with a network.
+pub struct PlannedNetwork {
+    scope: NetworkScope,
+    hosts: Hosts,
+    published: Vec<Published>,
+}
+
+impl PlannedNetwork {
+    /// `None` where nothing is granted: such a cell has no network device.
+    pub fn new(spec: &CellSpec, caps: &CapabilitySet) -> Result<Option<Self>, CellError> {
+        let scope = caps.network().cloned().unwrap_or_default();
+        let lists = NetworkScope { connections_max: None, rate_bytes: None, ..scope.clone() };
+        let published: Result<Vec<Published>, CellError> =
+            spec.publish.iter().map(|publish| listen(publish, &scope)).collect();
+        let published = published?;
+        if lists == NetworkScope::default() {
+            return Ok(None);
+        }
+        Ok(Some(Self { scope, hosts: Hosts::of_host(), published }))
+    }
+
+    /// How the guest sets its end of the link up.
+    pub fn setup() -> NetworkSetup {
+        NetworkSetup {
+            interface: "eth0".to_owned(),
+            address_v4: link::GUEST_V4,
+            address_v6: link::GUEST_V6,
+            name_server: link::STACK_V4,
+        }
+    }
+}
+
+fn listen(publish: &Publish, scope: &NetworkScope) -> Result<Published, CellError> {
+    let guest_port = publish.guest_port;
+    if !scope.listen.iter().any(|ports| ports.permits(guest_port)) {
+        return Err(CellError::Usage(format!(
+            "port {guest_port} may not be published; add it to network.listen of the table"
+        )));
+    }
+    let failed = || format!("cannot listen on {}", publish.host);
+    let listener = TcpListener::bind(publish.host).map_err(CellError::host(failed()))?;
+    listener.set_nonblocking(true).map_err(CellError::host(failed()))?;
+    Ok(Published { listener, guest_port })
+}
+
+/// A network whose dialer runs, before its device is there.
+pub struct Network {
+    scope: NetworkScope,
+    channel: OwnedFd,
+    published: Vec<Published>,
+}
+
+/// Forks the dialer and leaves the host's network. To be called while the
+/// caller has one thread and is still in that network.
+pub fn start(planned: PlannedNetwork) -> Result<Network, CellError> {
+    let PlannedNetwork { scope, hosts, published } = planned;
+    let (channel, theirs) = sys::channel().map_err(CellError::host("cannot make a channel"))?;
+    let policy = Policy::new(scope.clone());
+    // SAFETY: the caller has one thread, so the child may do what any process
+    // may. Needed because the dialer must stay in a network that its parent
+    // leaves, and must be of the cell's pid namespace, whose end is its own.
+    match unsafe { fork() } {
+        Ok(ForkResult::Parent { .. }) => drop(theirs),
+        Ok(ForkResult::Child) => {
+            let code = std::panic::catch_unwind(|| dial(theirs, policy, hosts)).unwrap_or(125);
+            // SAFETY: _exit ends the process without running the parent's
+            // destructors and exit handlers, which are not the child's to run.
+            unsafe { libc::_exit(code) }
+        }
+        Err(errno) => return Err(CellError::host("cannot fork the dialer")(errno.into())),
+    }
+    jail::leave_network()?;
+    Ok(Network { scope, channel, published })
+}
+
+/// The body of the dialer's process.
+fn dial(channel: OwnedFd, policy: Policy, hosts: Hosts) -> i32 {
+    let confined = || -> Result<OwnedFd, CellError> {
+        nix::sys::prctl::set_name(c"dialer")
+            .map_err(|errno| CellError::host("cannot name the dialer")(errno.into()))?;
+        let channel = sys::keep_only(channel).map_err(CellError::host("cannot close"))?;
+        jail::restrict_to_sockets()?;
+        jail::restrict_calls(ThreadClass::Dialer)?;
+        Ok(channel)
+    };
+    // Nobody is left to hear why; the supervisor finds the channel closed.
+    match confined().map(|channel| Dialer::new(channel, policy, hosts).run()) {
+        Ok(Ok(())) => 0,
+        _ => 125,
+    }
+}
+
+/// The running network, as the operator's commands reach it.
+pub struct Control {
+    scope: Mutex<NetworkScope>,
+    changer: Changer,
+}
+
+impl Network {
+    /// The device's other end, the control over it, and the decisions that
+    /// [`write_log`] writes down.
+    pub fn link(self) -> Result<(NetConfig, Control, Receiver<Entry>), CellError> {
+        let failed = "cannot make the network's stack";
+        let (changer, changes) = Changes::pair().map_err(CellError::host(failed))?;
+        let (entries, written) = sync_channel(WAITING_MAX);
+        let Self { scope, channel, published } = self;
+        let stack = Stack::new(Parts {
+            policy: Policy::new(scope.clone()),
+            channel,
+            published,
+            audit: Box::new(Waiting { entries, lost: 0 }),
+            changes,
+        });
+        let link = Box::new(stack.map_err(CellError::host(failed))?);
+        let config = NetConfig { link, mtu: link::MTU };
+        Ok((config, Control { scope: Mutex::new(scope), changer }, written))
+    }
+}
+
+impl Control {
+    /// Permits no more of anything; what is open is cut.
+    pub fn end(&self) {
+        self.put(NetworkScope::default());
+    }
+
+    /// Adds and removes rules; the scope that holds from now on.
+    pub fn change(&self, allow: &[String], deny: &[String]) -> Result<NetworkScope, String> {
+        let read = |texts: &[String]| -> Result<Vec<Endpoint>, String> {
+            texts.iter().map(|text| text.parse()).collect()
+        };
+        let (allow, deny) = (read(allow)?, read(deny)?);
+        let mut scope = self.scope.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        for rule in &deny {
+            let before = scope.connect.len();
+            scope.connect.retain(|own| !rule.contains(own));
+            if scope.connect.len() == before {
+                return Err(format!("no rule lies within {rule}; the rules are: {scope}"));
+            }
+        }
+        for rule in allow {
+            if !scope.connect.contains(&rule) {
+                scope.connect.push(rule);
+            }
+        }
+        if scope.connect.len() > CapabilitySet::RULES_MAX {
+            return Err(format!("more than {} rules", CapabilitySet::RULES_MAX));
+        }
+        self.put(scope.clone());
+        Ok(scope)
+    }
+
+    fn put(&self, scope: NetworkScope) {
+        self.scope.lock().unwrap_or_else(PoisonError::into_inner).clone_from(&scope);
+        self.changer.change(Policy::new(scope));
+    }
+}
+
+/// Entries on their way to the thread that writes them.
+struct Waiting {
+    entries: SyncSender<Entry>,
+    lost: u64,
+}
+
+impl Audit for Waiting {
+    fn record(&mut self, entry: Entry) {
+        if self.lost > 0 {
+            let note = Entry::new("log", Decision::Failed, format!("{} entries", self.lost));
+            if self.entries.try_send(note.because("came too fast to be written")).is_ok() {
+                self.lost = 0;
+            }
+        }
+        if let Err(TrySendError::Full(_)) = self.entries.try_send(entry) {
+            self.lost += 1;
+        }
+    }
+}
+
+/// Writes entries into the working directory until the stack is gone.
+pub fn write_log(entries: &Receiver<Entry>) {
+    let mut file: Option<File> = None;
+    let mut bytes = 0;
+    for entry in entries {
+        if bytes > LOG_BYTES_MAX && std::fs::rename(LOG, LOG_OLD).is_ok() {
+            (file, bytes) = (None, 0);
+        }
+        if file.is_none() {
+            file = File::create(LOG).ok();
+        }
+        let Ok(mut line) = serde_json::to_vec(&entry) else { continue };
+        line.push(b'\n');
+        bytes += line.len() as u64;
+        // A full disk costs the log, not the cell.
+        let _ = file.as_mut().map(|file| file.write_all(&line));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ports_are_published_on_the_loopback_unless_said_otherwise() {
+        for (text, host, guest_port) in [
+            ("8080:80", "127.0.0.1:8080", 80),
+            ("0.0.0.0:8080:80", "0.0.0.0:8080", 80),
+            ("[::1]:0:80/tcp", "[::1]:0", 80),
+        ] {
+            let host = host.parse().unwrap();
+            assert_eq!(text.parse(), Ok(Publish { host, guest_port }), "{text}");
+        }
+        for text in ["80", "x:80", "80:0", "80:x", "host:80:80", "80:80/udp", ""] {
+            assert!(text.parse::<Publish>().is_err(), "{text}");
+        }
+    }
+
+    fn control(rules: &[&str]) -> Control {
+        let connect = rules.iter().map(|rule| rule.parse().unwrap()).collect();
+        let scope = NetworkScope { connect, ..NetworkScope::default() };
+        Control { scope: Mutex::new(scope), changer: Changes::pair().unwrap().0 }
+    }
+
+    #[test]
+    fn rules_come_and_go_while_a_cell_runs() {
+        let control = control(&["a.test:80", "a.test:443", "b.test:443"]);
+        let texts = |list: &[&str]| list.iter().map(ToString::to_string).collect::<Vec<_>>();
+        let scope = control.change(&texts(&["c.test:1"]), &texts(&["a.test:1-65535"])).unwrap();
+        let rules: Vec<String> = scope.connect.iter().map(ToString::to_string).collect();
+        assert_eq!(rules, ["b.test:443", "c.test:1"]);
+        assert!(control.change(&[], &texts(&["b.test:1"])).is_err(), "not within it");
+        assert!(control.change(&texts(&["nonsense"]), &[]).is_err());
+        control.end();
+        assert_eq!(*control.scope.lock().unwrap(), NetworkScope::default());
+    }
+}

@@ -1,0 +1,206 @@
+//! A cell's network: what is granted is reached, what is not is refused and
+//! written down, and a change of the rules holds at once.
+
+mod common;
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::time::Duration;
+
+use common::cell::Cell;
+use common::lan::{Lan, PEER, PEER_V6};
+use common::servers::{Web, echo, echo_datagrams};
+use common::{eventually, finish, shell, text};
+use serde_json::Value;
+
+/// Fetches `url` with Python's own client, or says the error's name.
+fn fetch(cell: &Cell, url: &str) -> String {
+    let program = format!(
+        "import urllib.request as u, urllib.error as e
+try: print(u.urlopen('{url}', timeout=20).read().decode())
+except e.URLError as error: print(error.reason)
+except OSError as error: print(error)"
+    );
+    cell.shell(&format!("python3 -c \"{program}\"")).ok().text().to_owned()
+}
+
+/// The decisions of a cell.
+fn decisions(cell: &Cell) -> Vec<Value> {
+    let log = cell.verb(&["logs", "--network"]).ok();
+    log.text().lines().map(|line| serde_json::from_str(line).expect("a JSON line")).collect()
+}
+
+#[track_caller]
+fn is_logged(cell: &Cell, decision: &str, target: &str, reason: &str) {
+    eventually(&format!("{decision} {target} is logged"), || {
+        decisions(cell).iter().any(|entry| {
+            entry["decision"] == decision
+                && entry["target"] == target
+                && entry["reason"].as_str().unwrap_or_default().contains(reason)
+        })
+    });
+}
+
+#[test]
+fn a_granted_name_is_reached_and_no_other() {
+    let lan = Lan::new();
+    let (granted, other) = lan.at_peer(|| {
+        (Web::new(&format!("{PEER}:80"), "hello"), Web::new("203.0.113.81:80", "secret"))
+    });
+    let cell = Cell::idle("net", &["--allow-net", "peer.test:80"]);
+    assert_eq!(fetch(&cell, "http://peer.test/"), "hello");
+    assert!(fetch(&cell, "http://other.test/").contains("Name or service not known"));
+    assert!(fetch(&cell, "http://203.0.113.81/").contains("No route to host"));
+    assert!(fetch(&cell, &format!("http://{PEER}/")).contains("No route to host"), "only by name");
+    assert!(fetch(&cell, "http://peer.test:81/").contains("No route to host"));
+    assert_eq!((granted.asked().len(), other.asked().len()), (1, 0));
+    is_logged(&cell, "allowed", "peer.test", "");
+    is_logged(&cell, "denied", "other.test", "no rule");
+    is_logged(&cell, "denied", "203.0.113.81", "no rule");
+    is_logged(&cell, "denied", "peer.test", "no rule");
+}
+
+#[test]
+fn addresses_are_reached_by_both_families() {
+    let lan = Lan::new();
+    let (v4, v6) = lan.at_peer(|| {
+        (Web::new(&format!("{PEER}:80"), "four"), Web::new(&format!("[{PEER_V6}]:80"), "six"))
+    });
+    let cell = Cell::idle(
+        "net",
+        &["--allow-net", "203.0.113.80/31:80", "--allow-net", "[2001:db8::/64]:80"],
+    );
+    assert_eq!(fetch(&cell, &format!("http://{PEER}/")), "four");
+    assert_eq!(fetch(&cell, &format!("http://[{PEER_V6}]/")), "six");
+    assert_eq!((v4.asked().len(), v6.asked().len()), (1, 1));
+}
+
+#[test]
+fn an_empty_list_means_no_device() {
+    let table = "version = 1\n[memory]\nlimit = \"256M\"\n[cpu]\n[processes]\nmax = 64\n[stdio]\n[network]\nconnect = []\n";
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("table.toml");
+    std::fs::write(&path, table).unwrap();
+    let ended = shell(&["--caps", text(&path)], "ls /sys/class/net").ok();
+    assert_eq!(ended.text(), "lo");
+}
+
+#[test]
+fn much_data_goes_both_ways_unharmed() {
+    let lan = Lan::new();
+    let port = lan.at_peer(|| echo(&format!("{PEER}:0")));
+    let cell = Cell::idle("net", &["--allow-net", &format!("{PEER}:{port}"), "-m", "512m"]);
+    let program = format!(
+        "import socket, threading, os
+data = os.urandom(1 << 20) * 24
+s = socket.create_connection(('{PEER}', {port}), 60)
+def send():
+    s.sendall(data); s.shutdown(socket.SHUT_WR)
+threading.Thread(target=send).start()
+back = b''.join(iter(lambda: s.recv(1 << 20), b''))
+print(len(back), back == data)"
+    );
+    let ended = cell.shell(&format!("python3 -c \"{program}\"")).ok();
+    assert_eq!(ended.text(), format!("{} True", 24 << 20));
+}
+
+#[test]
+fn datagrams_are_granted_by_themselves() {
+    let lan = Lan::new();
+    let port = lan.at_peer(|| echo_datagrams(&format!("{PEER}:0")));
+    let cell = Cell::idle("net", &["--allow-net", &format!("peer.test:{port}/udp")]);
+    let ask = |host: &str, port: u16| {
+        let program = format!(
+            "import socket
+s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.settimeout(20)
+try:
+    s.connect(('{host}', {port})); s.send(b'x' * 9000); print(len(s.recv(65536)))
+except OSError as error: print(error.strerror)"
+        );
+        cell.shell(&format!("python3 -c \"{program}\"")).ok().text().to_owned()
+    };
+    assert_eq!(ask("peer.test", port), "9000");
+    assert_eq!(ask("peer.test", port - 1), "No route to host");
+    assert_eq!(ask(PEER, port), "No route to host");
+    is_logged(&cell, "denied", PEER, "no rule");
+}
+
+#[test]
+fn a_change_of_the_rules_cuts_what_is_open() {
+    let lan = Lan::new();
+    let port = lan.at_peer(|| echo(&format!("{PEER}:0")));
+    let rule = format!("peer.test:{port}");
+    let cell = Cell::idle("net", &["--allow-net", &rule]);
+    let program = format!(
+        "import socket
+s = socket.create_connection(('peer.test', {port}), 30)
+s.sendall(b'\\0one'); print(s.recv(9), flush=True)
+try:
+    print('ended', s.recv(9))
+except OSError as error: print(error.strerror)
+try: socket.create_connection(('peer.test', {port}), 30)
+except OSError as error: print(error.strerror)"
+    );
+    let script = format!("python3 -c \"{program}\" > /tmp/said 2>&1");
+    finish(&mut cell.exec(&["-d"], &["sh", "-c", &script]), b"").ok();
+    eventually("it is connected", || cell.shell("cat /tmp/said").text().contains("one"));
+    cell.verb(&["update", "--deny-net", &rule]).ok();
+    eventually("it is cut", || cell.shell("cat /tmp/said").text().lines().count() == 3);
+    let said = cell.shell("cat /tmp/said").ok();
+    assert!(said.text().contains("Connection reset by peer"), "{}", said.text());
+    is_logged(&cell, "cut", "peer.test", "no longer permitted");
+    cell.verb(&["update", "--allow-net", &rule]).ok();
+    let again = format!(
+        "python3 -c \"import socket; socket.create_connection(('peer.test', {port}), 30)\""
+    );
+    cell.shell(&again).ok();
+    cell.verb(&["update", "--revoke", "network"]).ok();
+    cell.shell(&again).exited(1);
+}
+
+#[test]
+fn a_published_port_leads_into_the_cell() {
+    let _lan = Lan::new();
+    let cell = Cell::start(
+        "net",
+        &["-p", "8080:80"],
+        &["python3", "-m", "http.server", "80", "--directory", "/etc"],
+    );
+    let get = || -> std::io::Result<String> {
+        let mut stream = TcpStream::connect("127.0.0.1:8080")?;
+        stream.set_read_timeout(Some(Duration::from_secs(30)))?;
+        stream.write_all(b"GET /hostname HTTP/1.0\r\n\r\n")?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer)?;
+        Ok(answer)
+    };
+    eventually("the server answers", || get().is_ok_and(|answer| answer.contains("200 OK")));
+    assert!(TcpStream::connect("203.0.113.1:8080").is_err(), "only on the loopback");
+    // Being called gives no right to call.
+    assert!(fetch(&cell, "http://203.0.113.80/").contains("No route to host"));
+    is_logged(&cell, "allowed", "published port", "");
+}
+
+#[test]
+fn limits_are_kept() {
+    let lan = Lan::new();
+    let port = lan.at_peer(|| echo(&format!("{PEER}:0")));
+    let table = format!(
+        "version = 1\n[memory]\nlimit = \"256M\"\n[cpu]\n[disk]\nsize = \"64M\"\n[processes]\nmax = 64\n\
+         [clock]\n[random]\n[stdio]\n[network]\nconnect = [\"{PEER}:{port}\"]\nconnections = 3\n"
+    );
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("table.toml");
+    std::fs::write(&path, table).unwrap();
+    let cell = Cell::idle("net", &["--caps", text(&path)]);
+    let program = format!(
+        "import socket
+held = []
+for _ in range(4):
+    try: held.append(socket.create_connection(('{PEER}', {port}), 30))
+    except OSError as error: print(len(held), error.strerror)"
+    );
+    let ended = cell.shell(&format!("python3 -c \"{program}\"")).ok();
+    assert_eq!(ended.text(), "3 No route to host");
+    is_logged(&cell, "denied", PEER, "the limit");
+}
