@@ -15,6 +15,7 @@ mod images;
 mod isolates;
 pub mod mutate;
 mod network;
+mod programs;
 
 /// One reader of hostile bytes.
 #[derive(Debug)]
@@ -41,6 +42,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "image_config", run: images::config, seeds: images::config_seeds },
     Target { name: "module", run: isolates::admission, seeds: isolates::admission_seeds },
     Target { name: "isolate_threads", run: isolates::threads, seeds: isolates::thread_seeds },
+    Target { name: "isolate_programs", run: programs::run, seeds: programs::seeds },
     Target { name: "caps_table", run: caps::table, seeds: caps::table_seeds },
     Target { name: "caps_flags", run: caps::flags, seeds: caps::flag_seeds },
 ];
