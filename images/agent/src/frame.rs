@@ -25,6 +25,9 @@ pub enum Kind {
     Signal = 8,
     Data = 9,
     DataEof = 10,
+    /// In a cell's log only: when the frame that follows was written, in
+    /// milliseconds since 1970 (8 bytes, little endian).
+    Time = 11,
 }
 
 impl Kind {
@@ -40,6 +43,7 @@ impl Kind {
             8 => Self::Signal,
             9 => Self::Data,
             10 => Self::DataEof,
+            11 => Self::Time,
             _ => return None,
         })
     }

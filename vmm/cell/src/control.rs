@@ -45,6 +45,10 @@ pub enum ControlRequest {
         allow: Vec<String>,
         deny: Vec<String>,
     },
+    /// Call the cell `name`; the asker has seen to it that the name is free.
+    Rename {
+        name: String,
+    },
     Counters,
 }
 

@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
 use std::time::Instant;
 
 use exocell_vmm::jail::{self, HostNetwork, IdentityMap, Spawned};
@@ -71,11 +72,52 @@ pub fn launch(
     spec: CellSpec,
     caps: CapabilitySet,
     workload: Workload,
-    request: Request,
+    mut request: Request,
 ) -> Result<Launched, CellError> {
+    let (session, operator) =
+        UnixStream::pair().map_err(CellError::host("cannot make a socket pair"))?;
+    // The supervisor is born with a copy of the operator's end too. It must not
+    // keep it: it would never see that the operator is gone.
+    request.foreign.push(session.as_raw_fd());
+    let (record, supervisor) = launch_for(layout, spec, caps, workload, request, operator)?;
+    Ok(Launched { record, supervisor, session })
+}
+
+/// As [`launch`], for an operator in another process: `operator` is the
+/// supervisor's end of the program's session. The caller must have one thread.
+pub fn launch_for(
+    layout: &Layout,
+    spec: CellSpec,
+    caps: CapabilitySet,
+    workload: Workload,
+    request: Request,
+    operator: UnixStream,
+) -> Result<(Record, Spawned), CellError> {
     let (record, lease) = Record::create(layout, &spec)?;
-    match start(layout, spec, caps, workload, request, &record, lease) {
-        Ok(launched) => Ok(launched),
+    let start = || -> Result<Spawned, CellError> {
+        let record_dir = open(record.directory())?;
+        let inheritance = Inheritance {
+            control: listen(&record_dir)?,
+            cells_dir: open(&layout.cells())?,
+            record: record.clone(),
+            identity: IdentityMap::for_caller(),
+            record_dir,
+            spec,
+            caps,
+            lease,
+            operator,
+            requested: request.at,
+            foreign: request.foreign,
+        };
+        let network = match &workload {
+            Workload::Vm(plan) if plan.network.is_some() => HostNetwork::AtFirst,
+            Workload::Vm(_) | Workload::Isolate(_) => HostNetwork::Never,
+        };
+        let identity = inheritance.identity;
+        Ok(jail::spawn(identity, network, |pid| supervisor::main(inheritance, workload, pid))?)
+    };
+    match start() {
+        Ok(supervisor) => Ok((record, supervisor)),
         Err(error) => {
             record.remove()?;
             Err(error)
@@ -83,46 +125,8 @@ pub fn launch(
     }
 }
 
-fn start(
-    layout: &Layout,
-    spec: CellSpec,
-    caps: CapabilitySet,
-    workload: Workload,
-    request: Request,
-    record: &Record,
-    lease: Lease,
-) -> Result<Launched, CellError> {
-    let open = |path: &std::path::Path| {
-        File::open(path).map_err(CellError::host(format!("cannot open {}", path.display())))
-    };
-    let record_dir = open(record.directory())?;
-    let (session, operator) =
-        UnixStream::pair().map_err(CellError::host("cannot make a socket pair"))?;
-    // The supervisor is born with a copy of the operator's end too. It must not
-    // keep it: it would never see that the operator is gone.
-    let mut foreign = request.foreign;
-    foreign.push(session.as_raw_fd());
-    let inheritance = Inheritance {
-        control: listen(&record_dir)?,
-        cells_dir: open(&layout.cells())?,
-        record: record.clone(),
-        identity: IdentityMap::for_caller(),
-        record_dir,
-        spec,
-        caps,
-        lease,
-        operator,
-        requested: request.at,
-        foreign,
-    };
-    let network = match &workload {
-        Workload::Vm(plan) if plan.network.is_some() => HostNetwork::AtFirst,
-        Workload::Vm(_) | Workload::Isolate(_) => HostNetwork::Never,
-    };
-    let supervisor = jail::spawn(inheritance.identity, network, |pid| {
-        supervisor::main(inheritance, workload, pid)
-    })?;
-    Ok(Launched { record: record.clone(), supervisor, session })
+fn open(path: &Path) -> Result<File, CellError> {
+    File::open(path).map_err(CellError::host(format!("cannot open {}", path.display())))
 }
 
 /// Through the directory's descriptor: a socket's path is at most 107 bytes.

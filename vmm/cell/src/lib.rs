@@ -7,6 +7,7 @@
 
 pub mod control;
 mod disk;
+pub mod end;
 mod error;
 mod follower;
 mod initramfs;

@@ -114,7 +114,8 @@ impl Output {
     }
 }
 
-/// The log of one cell: frames, as the agent protocol has them.
+/// The log of one cell: frames, as the agent protocol has them, each write
+/// under its time.
 struct Log {
     file: File,
     bytes: u64,
@@ -138,8 +139,10 @@ impl Log {
             (self.bytes, self.rotated) = (0, true);
             self.file = File::create("log")?;
         }
-        self.file.write_all(frames)?;
-        self.bytes += frames.len() as u64;
+        let time = crate::follower::frames(Kind::Time, &crate::now_ms().to_le_bytes());
+        let entry = [&*time, frames].concat();
+        self.file.write_all(&entry)?;
+        self.bytes += entry.len() as u64;
         Ok(())
     }
 

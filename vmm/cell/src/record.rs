@@ -21,6 +21,7 @@ use std::path::{Path, PathBuf};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use crate::control::{Client, ControlRequest};
 use crate::{CellError, CellSpec, Layout};
 
 /// Where a cell stands.
@@ -180,6 +181,11 @@ impl Record {
         Self { id: id.to_owned(), directory: layout.cells().join(id) }
     }
 
+    /// Whether there is a record of cell `id`, in whatever state.
+    pub fn exists(layout: &Layout, id: &str) -> bool {
+        Self::at(layout, id).directory.exists()
+    }
+
     /// Every record, oldest first; dead cells are settled on the way.
     pub fn all(layout: &Layout) -> Result<Vec<(Self, CellSpec, Status)>, CellError> {
         let entries = match fs::read_dir(layout.cells()) {
@@ -213,6 +219,28 @@ impl Record {
             1 => Ok(all.remove(0)),
             _ => Err(CellError::NoSuchCell(key.to_owned())),
         }
+    }
+
+    /// Gives cell `id` another name.
+    pub fn rename(layout: &Layout, id: &str, name: &str) -> Result<(), CellError> {
+        CellSpec::check_name(name)?;
+        let _registry = Registry::lock(layout)?;
+        if Self::all(layout)?.iter().any(|(_, known, _)| known.name == name) {
+            return Err(CellError::NameTaken(name.to_owned()));
+        }
+        let (record, spec, _) = Self::find(layout, id)?;
+        match record.try_lease()? {
+            Some(_lease) => record.write_name(spec, name),
+            None => {
+                let request = ControlRequest::Rename { name: name.to_owned() };
+                Client::connect(&record)?.ask(&request).map(drop)
+            }
+        }
+    }
+
+    /// The caller holds the lease.
+    pub(crate) fn write_name(&self, spec: CellSpec, name: &str) -> Result<(), CellError> {
+        self.write("spec.json", &CellSpec { name: name.to_owned(), ..spec })
     }
 
     /// Reads the record; where its supervisor is dead, writes that down first

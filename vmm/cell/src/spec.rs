@@ -1,6 +1,11 @@
 //! The wire form of a cell: what the operator asked for, as it is stored.
 
+use std::fs::File;
+use std::io::Read;
+
 use serde::{Deserialize, Serialize};
+
+use crate::CellError;
 
 /// How strongly a cell is isolated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -58,4 +63,24 @@ pub struct CellSpec {
 
 impl CellSpec {
     pub const VERSION: u32 = 1;
+
+    /// 128 random bits in hexadecimal: the id of a new cell.
+    pub fn new_id() -> Result<String, CellError> {
+        let mut bytes = [0; 16];
+        File::open("/dev/urandom")
+            .and_then(|mut source| source.read_exact(&mut bytes))
+            .map_err(CellError::host("cannot read /dev/urandom"))?;
+        Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+    }
+
+    /// Whether a cell may be called `name`.
+    pub fn check_name(name: &str) -> Result<(), CellError> {
+        let plain = |c: char| c.is_ascii_alphanumeric() || "_.-".contains(c);
+        if name.starts_with(|c: char| c.is_ascii_alphanumeric()) && name.chars().all(plain) {
+            return Ok(());
+        }
+        Err(CellError::Usage(format!(
+            "{name:?} is no name; use letters, digits, _ . - and start with a letter or digit"
+        )))
+    }
 }

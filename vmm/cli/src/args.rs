@@ -42,6 +42,12 @@ pub enum Command {
     /// Build the guest kernel.
     #[command(subcommand)]
     Kernel(KernelCommand),
+    Serve(ServeArgs),
+    /// What a server runs for each container that it starts.
+    #[command(name = exocell_docker::launcher::VERB, hide = true)]
+    LaunchContainer {
+        id: String,
+    },
     Doctor(DoctorArgs),
     /// Measure cells and their peers on this machine, in one run.
     #[command(subcommand)]
@@ -351,6 +357,26 @@ pub enum KernelCommand {
         #[arg(long)]
         json: bool,
     },
+}
+
+/// Serve the Docker Engine API on a unix socket: its containers are cells.
+#[derive(Args)]
+#[command(after_help = "Example:
+  exocell serve --docker /run/exocell.sock &
+  DOCKER_HOST=unix:///run/exocell.sock docker run --rm exocell/base echo hello")]
+pub struct ServeArgs {
+    /// Where to listen; only this user may connect.
+    #[arg(long, value_name = "SOCKET")]
+    pub docker: PathBuf,
+    /// Memory of a container whose client names no limit [default: 2g, at most half the host's].
+    #[arg(long, value_name = "BYTES")]
+    pub memory: Option<String>,
+    /// Private disk of a container.
+    #[arg(long, value_name = "BYTES", default_value = "10g")]
+    pub disk: String,
+    /// Processes and threads of a container whose client names no limit.
+    #[arg(long, value_name = "N", default_value_t = 4096)]
+    pub pids_limit: u32,
 }
 
 /// Say what this host offers and what each lack costs.

@@ -164,6 +164,8 @@ fn pump(
         match frame.kind {
             Kind::Stdout => put(stdout, &frame.payload)?,
             Kind::Stderr => put(stderr, &frame.payload)?,
+            // Of the log, where its past is replayed.
+            Kind::Time => {}
             Kind::Reply => match frame.json::<Reply>() {
                 Ok(Reply::Started { guest_pid }) => started.store(guest_pid, Ordering::Relaxed),
                 Ok(Reply::Exited { code }) => return Ok(Outcome::Exited(code)),

@@ -8,9 +8,9 @@ use std::time::Duration;
 use exocell_agent::{FrameReader, FrameWriter, Kind};
 
 use super::{Event, Shared, thread};
-use crate::CellError;
 use crate::control::{ControlReply, ControlRequest, Counters, send_descriptor};
 use crate::launch::Inheritance;
+use crate::{CellError, CellSpec};
 
 /// Connections served at once.
 const CLIENTS_MAX: usize = 64;
@@ -102,6 +102,12 @@ fn answer(shared: &Shared, services: &dyn Services, stream: UnixStream) {
         ControlRequest::Revoke { capability } => reply(&outcome(services.revoke(&capability))),
         ControlRequest::Network { allow, deny } => {
             reply(&outcome(services.change_network(&allow, &deny)));
+        }
+        ControlRequest::Rename { name } => {
+            let (record, spec) = &*shared.own;
+            let renamed =
+                CellSpec::check_name(&name).and_then(|()| record.write_name(spec.clone(), &name));
+            reply(&outcome(renamed.map_err(|error| error.to_string())));
         }
         ControlRequest::Counters => reply(&ControlReply::Counters(services.counters())),
     }

@@ -26,7 +26,7 @@ use exocell_vmm::jail::{self, PathAccess, PathGrant};
 use crate::launch::{Inheritance, Workload};
 use crate::output::Output;
 use crate::record::{Record, State, Status};
-use crate::{CellError, now_ms};
+use crate::{CellError, CellSpec, now_ms};
 
 pub(crate) use input::{Input, Signal, Sink};
 
@@ -51,6 +51,8 @@ pub(crate) struct Shared {
     pub output: Output,
     pub input: Input,
     pub events: Sender<Event>,
+    /// The cell's own record, and what it says that was asked for.
+    pub own: Arc<(Record, CellSpec)>,
 }
 
 /// The body of the supervisor process; the result is its exit status.
@@ -73,8 +75,9 @@ fn run(inheritance: &Inheritance, workload: Workload, host_pid: i32) -> Result<(
     let (events, inbox) = channel();
     let operator = inheritance.operator.try_clone().map_err(CellError::host("dup"))?;
     let output = Output::new(operator).map_err(CellError::host("cannot make the cell's log"))?;
-    let shared = Shared { output, input: Input::default(), events };
     let record = inheritance.record.from_within();
+    let own = Arc::new((record.clone(), inheritance.spec.clone()));
+    let shared = Shared { output, input: Input::default(), events, own };
     let mut status = Status { supervisor_pid: host_pid, ..Status::default() };
     // Whoever wants to end this cell may want to before it runs.
     record.write_status(&status)?;

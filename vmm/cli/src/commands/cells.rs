@@ -1,13 +1,11 @@
 //! The verbs on existing cells: ps, logs, inspect, wait, stop, kill, rm, update.
 
-use std::os::fd::{AsFd, OwnedFd};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use exocell_cell::control::{Client, ControlRequest};
 use exocell_cell::{
-    CellError, CellSpec, Layout, Record, State, Status, network, output, processes,
+    CellError, CellSpec, Layout, Record, State, Status, end, network, output, processes,
 };
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::Signal;
 use serde::Serialize;
 
@@ -175,7 +173,7 @@ pub fn wait(layout: &Layout, args: &WaitArgs) -> Result<u8, CellError> {
         let heard = if spec.remove { hear_end(&record) } else { None };
         let code = match heard {
             Some(code) => Some(code),
-            None => await_end(layout, &record, &status, None)?,
+            None => end::await_end(layout, &record, &status, None)?,
         };
         say!("{}", code.unwrap_or(0));
     }
@@ -194,82 +192,11 @@ fn hear_end(record: &Record) -> Option<u8> {
     }
 }
 
-/// The exit code of a cell once it has ended; `None` when `limit` passed
-/// first.
-fn await_end(
-    layout: &Layout,
-    record: &Record,
-    status: &Status,
-    limit: Option<Duration>,
-) -> Result<Option<u8>, CellError> {
-    if let Some(code) = status.exit_code {
-        return Ok(Some(code));
-    }
-    let pidfd = open_pidfd(supervisor(layout, record, status));
-    if let Some(pidfd) = pidfd {
-        let until = limit.map(|limit| Instant::now() + limit);
-        if !poll_end(&pidfd, until)? {
-            return Ok(None);
-        }
-    }
-    match Record::find(layout, &record.id) {
-        Ok((_, _, status)) => Ok(Some(status.exit_code.unwrap_or(0))),
-        Err(CellError::NoSuchCell(_)) => Ok(Some(0)),
-        Err(error) => Err(error),
-    }
-}
-
-/// The supervisor's pid, waited for where it is so young that it has not
-/// written it down; 0 when it is gone.
-fn supervisor(layout: &Layout, record: &Record, status: &Status) -> i32 {
-    let mut pid = status.supervisor_pid;
-    while pid == 0 {
-        match Record::find(layout, &record.id) {
-            Ok((_, _, now)) if now.state != State::Exited => pid = now.supervisor_pid,
-            _ => return 0,
-        }
-        std::thread::sleep(Duration::from_millis(1));
-    }
-    pid
-}
-
-fn open_pidfd(pid: i32) -> Option<OwnedFd> {
-    let pid = rustix::process::Pid::from_raw(pid)?;
-    rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).ok()
-}
-
-/// Whether the process of `pidfd` ended before `until`.
-fn poll_end(pidfd: &OwnedFd, until: Option<Instant>) -> Result<bool, CellError> {
-    loop {
-        let timeout = match until {
-            None => PollTimeout::NONE,
-            Some(until) => {
-                let left = until.saturating_duration_since(Instant::now());
-                PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX)
-            }
-        };
-        let mut waited = [PollFd::new(pidfd.as_fd(), PollFlags::POLLIN)];
-        match poll(&mut waited, timeout) {
-            Ok(0) => return Ok(false),
-            Ok(_) => return Ok(true),
-            Err(nix::errno::Errno::EINTR) => {}
-            Err(errno) => return Err(CellError::host("cannot wait for the cell")(errno.into())),
-        }
-    }
-}
-
 pub fn stop(layout: &Layout, args: &StopArgs) -> Result<u8, CellError> {
     for key in &args.cells {
         let (record, _, status) = Record::find(layout, key)?;
         if status.state == State::Running {
-            let grace = Duration::from_secs(args.time);
-            let request = ControlRequest::Stop { grace_ms: args.time.saturating_mul(1000) };
-            // A supervisor that does not answer is killed below.
-            let _ = Client::connect(&record).and_then(|client| client.ask(&request));
-            if await_end(layout, &record, &status, Some(grace + Duration::from_secs(5)))?.is_none()
-            {
-                end_now(layout, &record, &status)?;
-            }
+            end::stop(layout, &record, &status, Duration::from_secs(args.time))?;
         }
         say!("{key}");
     }
@@ -277,69 +204,20 @@ pub fn stop(layout: &Layout, args: &StopArgs) -> Result<u8, CellError> {
 }
 
 pub fn kill(layout: &Layout, args: &KillArgs) -> Result<u8, CellError> {
-    let signal = signal(&args.signal)?;
+    let signal = end::signal(&args.signal)?;
     for key in &args.cells {
         let (record, _, status) = Record::find(layout, key)?;
         must_run(&record, status.state)?;
-        let request = match signal {
-            Signal::SIGKILL => ControlRequest::Stop { grace_ms: 0 },
-            other => ControlRequest::Signal { signal: other as i32 as u8 },
-        };
-        Client::connect(&record)?.ask(&request)?;
-        if signal == Signal::SIGKILL
-            && await_end(layout, &record, &status, Some(Duration::from_secs(5)))?.is_none()
-        {
-            end_now(layout, &record, &status)?;
-        }
+        end::kill(layout, &record, &status, signal)?;
         say!("{key}");
     }
     Ok(0)
 }
 
-/// `KILL`, `SIGKILL` or `9`.
-fn signal(text: &str) -> Result<Signal, CellError> {
-    let upper = text.to_ascii_uppercase();
-    let by_number = text.parse::<i32>().ok().and_then(|number| Signal::try_from(number).ok());
-    let name = if upper.starts_with("SIG") { upper } else { format!("SIG{upper}") };
-    by_number.or_else(|| name.parse().ok()).ok_or_else(|| {
-        CellError::Usage(format!("{text} is no signal; try TERM, KILL, HUP or a number"))
-    })
-}
-
-/// Kills a supervisor and with it all of its cell.
-fn end_now(layout: &Layout, record: &Record, status: &Status) -> Result<(), CellError> {
-    if let Some(pidfd) = open_pidfd(supervisor(layout, record, status)) {
-        // Asked with the descriptor in hand: the pid may be someone else's by now.
-        if record.is_held() {
-            rustix::process::pidfd_send_signal(&pidfd, rustix::process::Signal::KILL)
-                .map_err(|error| CellError::host("cannot kill the supervisor")(error.into()))?;
-            poll_end(&pidfd, None)?;
-        }
-    }
-    Ok(())
-}
-
 pub fn rm(layout: &Layout, args: &RmArgs) -> Result<u8, CellError> {
     for key in &args.cells {
         let (record, _, status) = Record::find(layout, key)?;
-        if status.state != State::Exited {
-            if !args.force {
-                return Err(CellError::WrongState {
-                    id: record.id[..12].to_owned(),
-                    state: status.state.name(),
-                    remedy: "stop it first, or use rm -f",
-                });
-            }
-            end_now(layout, &record, &status)?;
-        }
-        // An ended cell's supervisor may still write to its followers.
-        let patience = Instant::now() + Duration::from_secs(2);
-        while !record.retire()? {
-            if Instant::now() > patience {
-                end_now(layout, &record, &status)?;
-            }
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        end::remove(layout, &record, &status, args.force)?;
         say!("{key}");
     }
     Ok(0)

@@ -9,6 +9,7 @@ mod explain;
 mod image;
 mod kernel;
 mod run;
+mod serve;
 mod stats;
 
 use exocell_cell::{CellError, Layout};
@@ -35,6 +36,10 @@ pub fn dispatch(cli: Cli) -> Result<u8, CellError> {
         Command::Image(command) => image::image(&layout, command),
         Command::Caps(command) => caps::caps(command),
         Command::Kernel(command) => kernel::kernel(&layout, &command),
+        Command::Serve(args) => serve::serve(&layout, &args),
+        Command::LaunchContainer { id } => {
+            Ok(exocell_docker::launcher::launch_container(&layout, &id))
+        }
         Command::Doctor(args) => doctor::doctor(&args),
         Command::Bench(command) => match exocell_benches::run(layout.root(), &command) {
             Ok(()) => Ok(0),

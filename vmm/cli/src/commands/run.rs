@@ -1,7 +1,6 @@
 //! `exocell run`: from flags to a cell, and its program's exit code.
 
 use std::fs;
-use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use exocell_cell::control::{Client, ControlRequest};
@@ -172,9 +171,9 @@ fn spec(args: RunArgs, caps: &CapabilitySet) -> Result<CellSpec, CellError> {
     if args.tty && args.interactive && !std::io::IsTerminal::is_terminal(&std::io::stdin()) {
         return Err(CellError::Usage("standard input is no terminal; leave out -t".to_owned()));
     }
-    let id = new_id()?;
+    let id = CellSpec::new_id()?;
     let name = args.name.unwrap_or_else(|| format!("cell-{}", &id[..6]));
-    check_name(&name)?;
+    CellSpec::check_name(&name)?;
     let env = environment(&args.process)?;
     let publish = publishes(&args.publish)?;
     if strength == Strength::Isolate && !publish.is_empty() {
@@ -200,25 +199,6 @@ fn spec(args: RunArgs, caps: &CapabilitySet) -> Result<CellSpec, CellError> {
         capabilities: caps.to_json(),
         created_ms: now_ms(),
     })
-}
-
-fn check_name(name: &str) -> Result<(), CellError> {
-    let plain = |c: char| c.is_ascii_alphanumeric() || "_.-".contains(c);
-    if name.starts_with(|c: char| c.is_ascii_alphanumeric()) && name.chars().all(plain) {
-        return Ok(());
-    }
-    Err(CellError::Usage(format!(
-        "{name:?} is no name; use letters, digits, _ . - and start with a letter or digit"
-    )))
-}
-
-/// 128 random bits in hexadecimal.
-fn new_id() -> Result<String, CellError> {
-    let mut bytes = [0; 16];
-    fs::File::open("/dev/urandom")
-        .and_then(|mut source| source.read_exact(&mut bytes))
-        .map_err(CellError::host("cannot read /dev/urandom"))?;
-    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
 /// The environment that the flags ask for; later ones win.

@@ -1,0 +1,161 @@
+//! Ending cells and waiting for their end, for whoever operates them.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::signal::Signal;
+
+use crate::control::{Client, ControlRequest};
+use crate::{CellError, Layout, Record, State, Status};
+
+/// How long a supervisor may take to end its cell before it is killed.
+const END_MAX: Duration = Duration::from_secs(5);
+/// How long an ended cell's supervisor may take to bid its followers farewell.
+const FAREWELL_MAX: Duration = Duration::from_secs(2);
+
+/// The exit code of a cell once it has ended; `None` when `limit` passed
+/// first. A cell that removed itself left none: 0.
+pub fn await_end(
+    layout: &Layout,
+    record: &Record,
+    status: &Status,
+    limit: Option<Duration>,
+) -> Result<Option<u8>, CellError> {
+    if let Some(code) = status.exit_code {
+        return Ok(Some(code));
+    }
+    let pidfd = open_pidfd(supervisor(layout, record, status));
+    if let Some(pidfd) = pidfd {
+        let until = limit.map(|limit| Instant::now() + limit);
+        if !poll_end(&pidfd, until)? {
+            return Ok(None);
+        }
+    }
+    match Record::find(layout, &record.id) {
+        Ok((_, _, status)) => Ok(Some(status.exit_code.unwrap_or(0))),
+        Err(CellError::NoSuchCell(_)) => Ok(Some(0)),
+        Err(error) => Err(error),
+    }
+}
+
+/// Ends a running cell: SIGTERM to its program, after `grace` the end.
+pub fn stop(
+    layout: &Layout,
+    record: &Record,
+    status: &Status,
+    grace: Duration,
+) -> Result<(), CellError> {
+    let grace_ms = u64::try_from(grace.as_millis()).unwrap_or(u64::MAX);
+    // A supervisor that does not answer is killed below.
+    let _ =
+        Client::connect(record).and_then(|client| client.ask(&ControlRequest::Stop { grace_ms }));
+    match await_end(layout, record, status, Some(grace.saturating_add(END_MAX)))? {
+        Some(_) => Ok(()),
+        None => end_now(layout, record, status),
+    }
+}
+
+/// Sends the program of a running cell a signal; SIGKILL ends the cell.
+pub fn kill(
+    layout: &Layout,
+    record: &Record,
+    status: &Status,
+    signal: Signal,
+) -> Result<(), CellError> {
+    if signal == Signal::SIGKILL {
+        return stop(layout, record, status, Duration::ZERO);
+    }
+    let request = ControlRequest::Signal { signal: signal as i32 as u8 };
+    Client::connect(record)?.ask(&request).map(drop)
+}
+
+/// Kills a supervisor and with it all of its cell.
+pub fn end_now(layout: &Layout, record: &Record, status: &Status) -> Result<(), CellError> {
+    if let Some(pidfd) = open_pidfd(supervisor(layout, record, status)) {
+        // Asked with the descriptor in hand: the pid may be someone else's by now.
+        if record.is_held() {
+            rustix::process::pidfd_send_signal(&pidfd, rustix::process::Signal::KILL)
+                .map_err(|error| CellError::host("cannot kill the supervisor")(error.into()))?;
+            poll_end(&pidfd, None)?;
+        }
+    }
+    Ok(())
+}
+
+/// Removes the record of an ended cell; `force` ends a live one first.
+pub fn remove(
+    layout: &Layout,
+    record: &Record,
+    status: &Status,
+    force: bool,
+) -> Result<(), CellError> {
+    if status.state != State::Exited {
+        if !force {
+            return Err(CellError::WrongState {
+                id: record.id[..12].to_owned(),
+                state: status.state.name(),
+                remedy: "stop it first, or use rm -f",
+            });
+        }
+        end_now(layout, record, status)?;
+    }
+    // An ended cell's supervisor may still write to its followers.
+    let patience = Instant::now() + FAREWELL_MAX;
+    while !record.retire()? {
+        if Instant::now() > patience {
+            end_now(layout, record, status)?;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    Ok(())
+}
+
+/// `KILL`, `SIGKILL` or `9`.
+pub fn signal(text: &str) -> Result<Signal, CellError> {
+    let upper = text.to_ascii_uppercase();
+    let by_number = text.parse::<i32>().ok().and_then(|number| Signal::try_from(number).ok());
+    let name = if upper.starts_with("SIG") { upper } else { format!("SIG{upper}") };
+    by_number.or_else(|| name.parse().ok()).ok_or_else(|| {
+        CellError::Usage(format!("{text} is no signal; try TERM, KILL, HUP or a number"))
+    })
+}
+
+/// The supervisor's pid, waited for where it is so young that it has not
+/// written it down; 0 when it is gone.
+fn supervisor(layout: &Layout, record: &Record, status: &Status) -> i32 {
+    let mut pid = status.supervisor_pid;
+    while pid == 0 {
+        match Record::find(layout, &record.id) {
+            Ok((_, _, now)) if now.state != State::Exited => pid = now.supervisor_pid,
+            _ => return 0,
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    pid
+}
+
+fn open_pidfd(pid: i32) -> Option<OwnedFd> {
+    let pid = rustix::process::Pid::from_raw(pid)?;
+    rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).ok()
+}
+
+/// Whether the process of `pidfd` ended before `until`.
+fn poll_end(pidfd: &OwnedFd, until: Option<Instant>) -> Result<bool, CellError> {
+    loop {
+        let timeout = match until {
+            None => PollTimeout::NONE,
+            Some(until) => {
+                let left = until.saturating_duration_since(Instant::now());
+                PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX)
+            }
+        };
+        let mut waited = [PollFd::new(pidfd.as_fd(), PollFlags::POLLIN)];
+        match poll(&mut waited, timeout) {
+            Ok(0) => return Ok(false),
+            Ok(_) => return Ok(true),
+            Err(nix::errno::Errno::EINTR) => {}
+            Err(errno) => return Err(CellError::host("cannot wait for the cell")(errno.into())),
+        }
+    }
+}

@@ -1,0 +1,34 @@
+//! `exocell serve`: the Docker Engine API over cells.
+
+use exocell_cell::plan::VCPUS_MAX;
+use exocell_cell::xgate::parse_bytes;
+use exocell_cell::{CellError, Layout};
+use exocell_docker::{Defaults, Options, host_memory, serve as serve_docker};
+
+use crate::args::ServeArgs;
+use crate::show::say;
+
+/// A container's memory where nobody says, on a host that has four times it.
+const MEMORY_BYTES: u64 = 2 << 30;
+
+pub fn serve(layout: &Layout, args: &ServeArgs) -> Result<u8, CellError> {
+    let size = |flag: &str, text: &str| {
+        parse_bytes(text).map_err(|error| CellError::Usage(format!("{flag}: {error}")))
+    };
+    let memory_bytes = match &args.memory {
+        Some(text) => size("--memory", text)?,
+        None => MEMORY_BYTES.min(host_memory() / 2),
+    };
+    let host = std::thread::available_parallelism().map_or(1, |count| count.get() as u32);
+    let defaults = Defaults {
+        memory_bytes,
+        disk_bytes: size("--disk", &args.disk)?,
+        vcpus: host.min(VCPUS_MAX),
+        processes: args.pids_limit,
+    };
+    let socket = std::path::absolute(&args.docker).map_err(CellError::host("cannot listen"))?;
+    let options = Options { layout: layout.clone(), socket, defaults };
+    let ready = || say!("exocell serves unix://{}", options.socket.display());
+    serve_docker(&options, ready).map_err(|error| CellError::Usage(error.to_string()))?;
+    Ok(0)
+}

@@ -1,0 +1,371 @@
+//! What a client asks of a container, held against what a cell can be: refused
+//! by name, taken with a warning, or turned into a capability table.
+
+use std::path::{Path, PathBuf};
+
+use exocell_cell::images::ImageConfig;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use crate::error::{ApiError, ApiResult};
+use crate::wire::{Config, Create, HostConfig, Mount};
+
+/// What a container gets where its client names no limit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Defaults {
+    pub memory_bytes: u64,
+    pub disk_bytes: u64,
+    pub vcpus: u32,
+    pub processes: u32,
+}
+
+/// A folder of the host or a volume in a container.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MountPoint {
+    /// The volume's; `None` for a folder of the host.
+    pub volume: Option<String>,
+    pub source: PathBuf,
+    pub target: String,
+    pub writable: bool,
+    /// Whether a folder that does not exist is made (`-v` does, `--mount` not).
+    pub make: bool,
+}
+
+/// A request that a cell can honour.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Admitted {
+    pub args: Vec<String>,
+    pub mounts: Vec<MountPoint>,
+    /// The capability table, JSON.
+    pub capabilities: String,
+    pub warnings: Vec<String>,
+}
+
+/// Checks `create` against `image`; volumes lie in `volumes`.
+///
+/// # Errors
+/// 400 for what makes no sense, 501 for what cells do not have.
+pub fn admit(
+    create: &Create,
+    image: &ImageConfig,
+    defaults: &Defaults,
+    volumes: &Path,
+) -> ApiResult<Admitted> {
+    let host = &create.host;
+    refuse(host)?;
+    let args = args(&create.config, image);
+    if args.is_empty() || args.iter().all(String::is_empty) {
+        return Err(ApiError::bad_request(format!(
+            "no command specified: the image {} names no program",
+            create.config.image
+        )));
+    }
+    let mounts = mounts(host, volumes)?;
+    Ok(Admitted {
+        args,
+        capabilities: table(host, defaults, &mounts)?.to_string(),
+        warnings: warnings(host),
+        mounts,
+    })
+}
+
+/// Entrypoint and command as Docker merges them: a client's entrypoint, even
+/// an empty word, does away with the image's command.
+fn args(config: &Config, image: &ImageConfig) -> Vec<String> {
+    let (mut entrypoint, mut cmd) = (config.entrypoint.clone(), config.cmd.clone());
+    if entrypoint.as_ref().is_none_or(Vec::is_empty) {
+        cmd = cmd.filter(|cmd| !cmd.is_empty()).or_else(|| Some(image.cmd.clone()));
+        entrypoint = entrypoint.or_else(|| Some(image.entrypoint.clone()));
+    }
+    let mut args = entrypoint.unwrap_or_default();
+    if args == [""] {
+        args.clear();
+    }
+    args.extend(cmd.unwrap_or_default());
+    args
+}
+
+/// Whether `mode` names the host's or another container's namespace.
+fn is_foreign(mode: &str) -> bool {
+    mode == "host" || mode.starts_with("container:") || mode.starts_with("ns:")
+}
+
+fn refuse(host: &HostConfig) -> ApiResult<()> {
+    let own_kernel = "a cell has a kernel of its own and never reaches into the host's";
+    let modes = [
+        ("pid", &host.pid_mode),
+        ("ipc", &host.ipc_mode),
+        ("uts", &host.uts_mode),
+        ("userns", &host.userns_mode),
+        ("network", &host.network_mode),
+    ];
+    if let Some((name, mode)) = modes.into_iter().find(|(_, mode)| is_foreign(mode)) {
+        return Err(ApiError::unsupported(format!("the {name} mode {mode}"), own_kernel));
+    }
+    if !matches!(host.network_mode.as_str(), "" | "default" | "bridge" | "none") {
+        return Err(ApiError::not_found(format!("network {} not found", host.network_mode)));
+    }
+    let log = host.log_config.kind.as_str();
+    let runtime = host.runtime.as_str();
+    let refused = [
+        (host.privileged, "Privileged", "programs are root in a cell without it"),
+        (!host.devices.is_empty(), "Devices", own_kernel),
+        (!host.device_requests.is_empty(), "DeviceRequests (--gpus)", own_kernel),
+        (!host.device_cgroup_rules.is_empty(), "DeviceCgroupRules", own_kernel),
+        (!host.sysctls.is_empty(), "Sysctls", "set them in the container: it has its own kernel"),
+        (!host.links.is_empty(), "Links", "cells do not reach each other"),
+        (!host.volumes_from.is_empty(), "VolumesFrom", "name the volumes instead"),
+        (
+            !matches!(log, "" | "json-file" | "local"),
+            "this log driver",
+            "use json-file, whose logs are kept with the cell",
+        ),
+        (!matches!(runtime, "" | "exocell" | "runc"), "this runtime", "leave it out"),
+        (
+            host.publish_all_ports || !host.port_bindings.is_empty(),
+            "publishing ports",
+            "cells have no network yet",
+        ),
+    ];
+    match refused.into_iter().find(|(asked, ..)| *asked) {
+        Some((_, what, remedy)) => Err(ApiError::unsupported(what, remedy)),
+        None => Ok(()),
+    }
+}
+
+/// What is taken but not done, in words for the client.
+fn warnings(host: &HostConfig) -> Vec<String> {
+    let no_new_privileges =
+        host.security_opt.iter().any(|option| option.starts_with("no-new-privileges"));
+    let fractional = cpus(host).is_some_and(|cpus| cpus.fract() != 0.0);
+    let restarts = !matches!(host.restart_policy.name.as_str(), "" | "no");
+    let tmpfs = host.tmpfs.len() + host.mounts.iter().filter(|m| m.kind == "tmpfs").count() > 0;
+    [
+        (
+            host.network_mode != "none",
+            "cells have no network yet: the container sees a loopback only",
+        ),
+        (!host.extra_hosts.is_empty(), "ExtraHosts is not used: there is no network to reach them"),
+        (fractional, "a part of a CPU is given as a whole one"),
+        (!host.cpuset_cpus.is_empty(), "CpusetCpus is not used"),
+        (!host.cap_drop.is_empty(), "CapDrop is not used: the cell's kernel is the boundary"),
+        (no_new_privileges, "no-new-privileges is not used: the cell's kernel is the boundary"),
+        (!host.ulimits.is_empty(), "Ulimits is not used"),
+        (tmpfs, "tmpfs mounts are not made: the container's own disk takes their place"),
+        (restarts, "the restart policy is not used: an ended container stays so"),
+    ]
+    .into_iter()
+    .filter(|(applies, _)| *applies)
+    .map(|(_, text)| text.to_owned())
+    .collect()
+}
+
+/// How many CPUs the client limits the container to.
+fn cpus(host: &HostConfig) -> Option<f64> {
+    if host.nano_cpus > 0 {
+        return Some(host.nano_cpus as f64 / 1e9);
+    }
+    let period = if host.cpu_period > 0 { host.cpu_period } else { 100_000 };
+    (host.cpu_quota > 0).then(|| host.cpu_quota as f64 / period as f64)
+}
+
+fn table(host: &HostConfig, defaults: &Defaults, mounts: &[MountPoint]) -> ApiResult<Value> {
+    if host.memory < 0 || host.nano_cpus < 0 {
+        return Err(ApiError::bad_request("a limit is negative"));
+    }
+    let memory = if host.memory > 0 { host.memory as u64 } else { defaults.memory_bytes };
+    let vcpus = match cpus(host).map(|cpus| cpus.ceil()) {
+        Some(cpus) if cpus > f64::from(defaults.vcpus) => {
+            return Err(ApiError::bad_request(format!(
+                "range of CPUs is from 0.01 to {0}.00, as there are only {0} CPUs available",
+                defaults.vcpus
+            )));
+        }
+        Some(cpus) => cpus as u32,
+        None => defaults.vcpus,
+    };
+    let weight = match host.cpu_shares {
+        ..=0 => 100,
+        shares => (shares.saturating_mul(100) / 1024).clamp(1, 10_000),
+    };
+    let processes = u32::try_from(host.pids_limit).ok().filter(|limit| *limit > 0);
+    let folders: Vec<Value> = mounts.iter().map(folder).collect();
+    Ok(json!({
+        "version": 1,
+        "memory": { "limit": memory.to_string() },
+        "cpu": { "count": vcpus, "weight": weight },
+        "disk": { "size": defaults.disk_bytes.to_string() },
+        "processes": { "max": processes.unwrap_or(defaults.processes) },
+        "clock": {}, "random": {}, "stdio": {},
+        "folder": folders,
+    }))
+}
+
+fn folder(mount: &MountPoint) -> Value {
+    let rights: &[&str] =
+        if mount.writable { &["read", "write", "exec"] } else { &["read", "exec"] };
+    json!({ "host": mount.source, "guest": mount.target, "rights": rights })
+}
+
+fn mounts(host: &HostConfig, volumes: &Path) -> ApiResult<Vec<MountPoint>> {
+    let mut found = Vec::new();
+    for bind in &host.binds {
+        found.push(read_bind(bind, volumes)?);
+    }
+    for mount in host.mounts.iter().filter(|mount| mount.kind != "tmpfs") {
+        found.push(read_mount(mount, volumes)?);
+    }
+    Ok(found)
+}
+
+/// `SOURCE:TARGET[:OPTIONS]`; a source that is no path is a volume's name.
+fn read_bind(bind: &str, volumes: &Path) -> ApiResult<MountPoint> {
+    let invalid = || ApiError::bad_request(format!("invalid volume specification: '{bind}'"));
+    let parts: Vec<&str> = bind.split(':').collect();
+    let (source, target, options) = match parts.as_slice() {
+        [source, target] => (*source, *target, ""),
+        [source, target, options] => (*source, *target, *options),
+        _ => return Err(invalid()),
+    };
+    let writable = !options.split(',').any(|option| option == "ro");
+    if source.is_empty() {
+        return Err(invalid());
+    }
+    point(source, target, writable, true, volumes)
+}
+
+fn read_mount(mount: &Mount, volumes: &Path) -> ApiResult<MountPoint> {
+    match (mount.kind.as_str(), mount.source.as_str()) {
+        ("bind", source) if source.starts_with('/') => {
+            point(source, &mount.target, !mount.read_only, false, volumes)
+        }
+        ("volume", "") => Err(ApiError::unsupported(
+            "a volume without a name",
+            "name it, or use the container's own disk",
+        )),
+        ("volume", name) if !name.contains('/') => {
+            point(name, &mount.target, !mount.read_only, true, volumes)
+        }
+        ("bind" | "volume", source) => {
+            Err(ApiError::bad_request(format!("invalid mount source '{source}'")))
+        }
+        (kind, _) => Err(ApiError::unsupported(
+            format!("a mount of type {kind:?}"),
+            "use a bind mount or a named volume",
+        )),
+    }
+}
+
+fn point(
+    source: &str,
+    target: &str,
+    writable: bool,
+    make: bool,
+    volumes: &Path,
+) -> ApiResult<MountPoint> {
+    if !target.starts_with('/') || target.split('/').any(|part| part == "..") {
+        return Err(ApiError::bad_request(format!(
+            "invalid mount target '{target}': it must be an absolute path without .."
+        )));
+    }
+    let volume = (!source.starts_with('/')).then(|| source.to_owned());
+    let source = match &volume {
+        Some(name) => {
+            check_volume(name)?;
+            volumes.join(name)
+        }
+        None => PathBuf::from(source),
+    };
+    Ok(MountPoint { volume, source, target: target.to_owned(), writable, make })
+}
+
+/// Whether a volume may be called `name`.
+pub fn check_volume(name: &str) -> ApiResult<()> {
+    exocell_cell::CellSpec::check_name(name)
+        .map_err(|error| ApiError::bad_request(format!("the volume cannot be named: {error}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use exocell_cell::xgate::CapabilitySet;
+
+    const DEFAULTS: Defaults =
+        Defaults { memory_bytes: 1 << 30, disk_bytes: 1 << 30, vcpus: 2, processes: 100 };
+
+    fn create(host: Value) -> Create {
+        let body = json!({ "Image": "i", "Cmd": ["c"], "HostConfig": host });
+        Create::read(body).expect("a request")
+    }
+
+    fn admitted(host: Value) -> ApiResult<Admitted> {
+        admit(&create(host), &ImageConfig::default(), &DEFAULTS, Path::new("/volumes"))
+    }
+
+    #[test]
+    fn limits_and_folders_become_a_table() {
+        let host = json!({
+            "Memory": 64 << 20, "NanoCpus": 1_500_000_000i64, "PidsLimit": 7, "CpuShares": 512,
+            "Binds": ["/src:/src:ro", "cache:/cache"],
+            "Mounts": [{"Type": "bind", "Source": "/data", "Target": "/data"}],
+        });
+        let admitted = admitted(host).unwrap();
+        let caps = CapabilitySet::parse(&admitted.capabilities, Path::new("/")).unwrap();
+        assert_eq!((caps.memory_bytes(), caps.vcpus()), (Some(64 << 20), 2));
+        assert_eq!((caps.process_max(), caps.cpu_weight()), (Some(7), 50));
+        let hosts: Vec<_> = caps.folders().iter().map(|f| f.host.display().to_string()).collect();
+        assert_eq!(hosts, ["/src", "/volumes/cache", "/data"]);
+        let writable: Vec<_> = admitted.mounts.iter().map(|mount| mount.writable).collect();
+        assert_eq!(writable, [false, true, true]);
+        assert!(admitted.warnings.iter().any(|warning| warning.contains("part of a CPU")));
+        let plain = self::admitted(json!({"NetworkMode": "none"})).unwrap();
+        assert_eq!(plain.warnings, Vec::<String>::new());
+    }
+
+    #[test]
+    fn what_a_cell_cannot_be_is_refused_by_name() {
+        for (host, status, word) in [
+            (json!({"Privileged": true}), 501, "Privileged"),
+            (json!({"PidMode": "host"}), 501, "pid mode host"),
+            (json!({"NetworkMode": "container:x"}), 501, "network mode"),
+            (json!({"NetworkMode": "mine"}), 404, "network mine not found"),
+            (json!({"Devices": [{}]}), 501, "Devices"),
+            (json!({"PortBindings": {"80/tcp": []}}), 501, "ports"),
+            (json!({"LogConfig": {"Type": "syslog"}}), 501, "log driver"),
+            (json!({"Runtime": "nvidia"}), 501, "runtime"),
+            (json!({"Mounts": [{"Type": "npipe", "Target": "/x"}]}), 501, "npipe"),
+            (json!({"Mounts": [{"Type": "volume", "Target": "/x"}]}), 501, "without a name"),
+            (json!({"Memory": -1}), 400, "negative"),
+            (json!({"NanoCpus": 9_000_000_000i64}), 400, "only 2 CPUs"),
+            (json!({"Binds": ["x"]}), 400, "'x'"),
+            (json!({"Binds": ["/a:b"]}), 400, "'b'"),
+            (json!({"Binds": ["/a:/../b"]}), 400, "without .."),
+            (json!({"Binds": ["../a:/b"]}), 400, "named"),
+        ] {
+            let error = admitted(host.clone()).unwrap_err();
+            assert_eq!(error.status.as_u16(), status, "{host}: {error}");
+            assert!(error.message.contains(word), "{host}: {error}");
+        }
+    }
+
+    #[test]
+    fn entrypoint_and_command_merge_as_docker_merges_them() {
+        let image = ImageConfig {
+            entrypoint: vec!["ie".into()],
+            cmd: vec!["ic".into()],
+            ..ImageConfig::default()
+        };
+        for (entrypoint, cmd, expected) in [
+            (json!(null), json!(null), "ie ic"),
+            (json!(null), json!(["c"]), "ie c"),
+            (json!(["e"]), json!(null), "e"),
+            (json!(["e"]), json!(["c"]), "e c"),
+            (json!([]), json!(null), "ic"),
+            (json!([""]), json!(["c"]), "c"),
+        ] {
+            let body = json!({ "Entrypoint": entrypoint, "Cmd": cmd });
+            let config = Create::read(body).unwrap().config;
+            assert_eq!(args(&config, &image).join(" "), expected, "{config:?}");
+        }
+    }
+}

@@ -1,0 +1,115 @@
+//! `POST /containers/{id}/attach`, and a container's terminal.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use hyper::StatusCode;
+
+use crate::error::ApiResult;
+use crate::frames::Chunk;
+use crate::hijack::{self, Feed, Hijacked, Offer};
+use crate::http::{Call, Response, empty};
+use crate::lifecycle;
+use crate::live::Live;
+use crate::logs::{self, Wanted};
+use crate::state::Server;
+use tokio::sync::mpsc::Receiver;
+
+/// A container's own standard input.
+struct Stdin {
+    live: Arc<Live>,
+    /// Whether the client's end is the input's too.
+    ends: bool,
+}
+
+impl Feed for Stdin {
+    async fn feed(&self, bytes: Option<Bytes>) -> bool {
+        match bytes {
+            Some(bytes) => self.live.stdin(&bytes).await,
+            None if self.ends => self.live.stdin_eof().await,
+            None => {}
+        }
+        true
+    }
+}
+
+/// What a client wants of a container.
+struct Wish {
+    stdin: bool,
+    stdout: bool,
+    stderr: bool,
+}
+
+/// Attaches a client: before the container is started, so that it misses
+/// nothing, or while it runs.
+pub async fn attach(server: &Arc<Server>, key: &str, mut call: Call) -> ApiResult<Response> {
+    let seen = server.find(key).await?;
+    let live = server.live(seen.id());
+    let query = call.target.query.clone();
+    if seen.is_running() {
+        // One that is just ending has nothing more to say.
+        let _ = lifecycle::adopt(server, &seen).await;
+    }
+    let config = &seen.container.config;
+    let wish = Wish {
+        stdin: query.flag("stdin") && config.open_stdin,
+        stdout: query.flag("stdout"),
+        stderr: query.flag("stderr"),
+    };
+    let output = live.attach(seen.cell.is_none());
+    let past = match (query.flag("logs"), &seen.cell) {
+        (true, Some((record, _))) => {
+            let wanted = Wanted::streams(wish.stdout, wish.stderr);
+            logs::past(server, record.directory(), wanted).await?
+        }
+        _ => Vec::new(),
+    };
+    server.tell(&seen.container, "attach", &[]);
+    let stdin = Arc::new(Stdin { live, ends: config.stdin_once && !config.tty });
+    let output = if query.flag("stream") { Some(output) } else { None };
+    let (response, client) = Offer::of(&mut call).accept(config.tty);
+    tokio::spawn(async move {
+        if let Some(client) = client.await {
+            serve(client, wish, past, output, stdin).await;
+        }
+    });
+    Ok(response)
+}
+
+async fn serve(
+    client: Hijacked,
+    wish: Wish,
+    past: Vec<Chunk>,
+    output: Option<Receiver<Chunk>>,
+    stdin: Arc<Stdin>,
+) {
+    let (input, mut listener) = client.into_split();
+    for chunk in past {
+        if !listener.say(&chunk).await {
+            return;
+        }
+    }
+    let feeder = (wish.stdin && output.is_some()).then(|| tokio::spawn(hijack::feed(input, stdin)));
+    if let Some(mut output) = output {
+        while let Some(chunk) = output.recv().await {
+            let wanted = if chunk.stderr { wish.stderr } else { wish.stdout };
+            if wanted && !listener.say(&chunk).await {
+                break;
+            }
+        }
+    }
+    listener.end().await;
+    if let Some(feeder) = feeder {
+        feeder.abort();
+    }
+}
+
+/// `POST /containers/{id}/resize`
+pub async fn resize(server: &Arc<Server>, key: &str, call: &Call) -> ApiResult<Response> {
+    let size = hijack::wanted_size(call)?;
+    let seen = server.find(key).await?;
+    seen.running()?;
+    lifecycle::adopt(server, &seen).await?;
+    server.live(seen.id()).resize(size).await;
+    Ok(empty(StatusCode::OK))
+}

@@ -1,0 +1,308 @@
+//! The calls on containers: create, list, inspect, start, stop, kill, restart,
+//! wait, rename, remove, prune.
+
+use std::sync::Arc;
+
+use exocell_cell::{CellSpec, Strength, end, now_ms};
+use hyper::StatusCode;
+use serde_json::{Value, json};
+
+use crate::admit::{self, Admitted};
+use crate::containers::{Container, Seen, short};
+use crate::error::{ApiError, ApiResult};
+use crate::exec::{new_id, tty_size};
+use crate::filters::Filters;
+use crate::http::{Body, Call, Response, empty, json as reply, stream};
+use crate::lifecycle::{self, Stop};
+use crate::live::Life;
+use crate::state::Server;
+use crate::views;
+use crate::wire::Create;
+use exocell_cell::images::ImageRecord;
+
+/// What the filters of a list may name.
+const FILTERS: [&str; 12] = [
+    "ancestor", "before", "exited", "health", "id", "is-task", "label", "name", "network", "since",
+    "status", "volume",
+];
+
+/// `POST /containers/create`
+pub async fn create(server: &Arc<Server>, call: Call) -> ApiResult<Response> {
+    let name = call.target.query.get("name").map(|name| name.trim_start_matches('/').to_owned());
+    let platform = call.target.query.get("platform").map(str::to_owned);
+    if let Some(platform) = platform.filter(|platform| !platform.starts_with("linux/amd64")) {
+        return Err(ApiError::not_found(format!(
+            "No such image for the platform {platform}: cells run linux/amd64"
+        )));
+    }
+    let body: Value = call.json().await?;
+    let wanted = Create::read(body)
+        .map_err(|error| ApiError::bad_request(format!("the body cannot be read: {error}")))?;
+    if wanted.config.image.is_empty() {
+        return Err(ApiError::bad_request("no image is named (Image)"));
+    }
+    let id = new_id()?;
+    let name = name.unwrap_or_else(|| format!("cell-{}", &id[..6]));
+    CellSpec::check_name(&name)?;
+    let _naming = server.naming.lock().await;
+    let container = server
+        .blocking(move |server| {
+            server.containers.check_free(&name)?;
+            let image = server.images()?.resolve(&wanted.config.image)?;
+            let volumes = server.containers.volumes();
+            let admitted = admit::admit(&wanted, &image.config, &server.defaults, &volumes)?;
+            server.containers.prepare(&admitted.mounts)?;
+            let container = container(wanted, &image, admitted, id, name);
+            server.containers.write(&container)?;
+            Ok(container)
+        })
+        .await?;
+    server.tell(&container, "create", &[]);
+    let made = json!({ "Id": container.id(), "Warnings": container.warnings });
+    Ok(reply(StatusCode::CREATED, &made))
+}
+
+fn container(
+    wanted: Create,
+    image: &ImageRecord,
+    admitted: Admitted,
+    id: String,
+    name: String,
+) -> Container {
+    let (mut config, host) = (wanted.config, wanted.host);
+    let own_env = std::mem::take(&mut config.env);
+    let set = |own: &mut String, image: &str| {
+        if own.is_empty() {
+            image.clone_into(own);
+        }
+    };
+    set(&mut config.working_dir, &image.config.working_dir);
+    set(&mut config.user, &image.config.user);
+    set(&mut config.hostname, short(&id));
+    config.env = exocell_cell::plan::environment(&image.config.env, &own_env, false);
+    let labels = image.config.labels.clone().into_iter();
+    config.labels = labels.chain(std::mem::take(&mut config.labels)).collect();
+    config.stop_signal = config.stop_signal.or_else(|| image.config.stop_signal.clone());
+    if config.entrypoint.as_ref().is_none_or(Vec::is_empty) {
+        config.cmd = config.cmd.filter(|cmd| !cmd.is_empty());
+        config.cmd = config.cmd.or_else(|| Some(image.config.cmd.clone()));
+    }
+    let own = |words: &Vec<String>| (!words.is_empty()).then(|| words.clone());
+    config.entrypoint = config.entrypoint.or_else(|| own(&image.config.entrypoint));
+    let given = |text: &String| (!text.is_empty()).then(|| text.clone());
+    let spec = CellSpec {
+        version: CellSpec::VERSION,
+        id,
+        name,
+        strength: Strength::Vm,
+        // By its id: a tag may come to name another image.
+        image: image.id.to_string(),
+        entrypoint: Some(Vec::new()),
+        command: admitted.args,
+        env: own_env,
+        working_dir: given(&config.working_dir),
+        user: given(&config.user),
+        hostname: given(&config.hostname),
+        tty: config.tty,
+        stdin: config.open_stdin,
+        remove: host.auto_remove,
+        read_only: host.readonly_rootfs,
+        capabilities: admitted.capabilities,
+        created_ms: now_ms(),
+    };
+    Container {
+        version: Container::VERSION,
+        spec,
+        host: wanted.host_value,
+        image_id: image.id.to_string(),
+        mounts: admitted.mounts,
+        warnings: admitted.warnings,
+        tty_size: tty_size(&host.console_size).map(|size| (size.rows, size.cols)),
+        started: false,
+        config,
+    }
+}
+
+/// `GET /containers/json`
+pub async fn list(server: &Arc<Server>, call: &Call) -> ApiResult<Response> {
+    let query = &call.target.query;
+    let filters = Filters::of(query, &FILTERS)?;
+    let limit: Option<i64> = query.number("limit")?;
+    let limit = limit.and_then(|limit| usize::try_from(limit).ok()).filter(|limit| *limit > 0);
+    let asked = !filters.values("status").is_empty() || !filters.values("exited").is_empty();
+    let everything = query.flag("all") || limit.is_some() || asked;
+    let mut all = server.blocking(|server| server.containers.all()).await?;
+    all.reverse();
+    let at = |name: &str| filters.values(name).first().map(|key| position(&all, key));
+    let (before, since) = (at("before").transpose()?, at("since").transpose()?);
+    let rows = all.iter().enumerate().filter(|(at, seen)| {
+        before.is_none_or(|before| *at > before)
+            && since.is_none_or(|since| *at < since)
+            && (everything || seen.is_running())
+            && passes(seen, &filters)
+    });
+    let rows = rows.take(limit.unwrap_or(usize::MAX)).map(|(_, seen)| views::row(seen));
+    Ok(reply(StatusCode::OK, &rows.collect::<Vec<_>>()))
+}
+
+fn position(all: &[Seen], key: &str) -> ApiResult<usize> {
+    let found = all.iter().position(|seen| {
+        seen.container.name() == key || !key.is_empty() && seen.id().starts_with(key)
+    });
+    found.ok_or_else(|| ApiError::no_such_container(key))
+}
+
+fn passes(seen: &Seen, filters: &Filters) -> bool {
+    let container = &seen.container;
+    let exit_code = seen.status().and_then(|status| status.exit_code);
+    let mounted = |wanted: &str| {
+        let names = |m: &crate::admit::MountPoint| m.volume.as_deref() == Some(wanted);
+        container.mounts.iter().any(|m| m.target == wanted || names(m))
+    };
+    let image = |wanted: &str| {
+        let id = container.image_id.trim_start_matches("sha256:");
+        container.config.image == wanted
+            || container.config.image == format!("{wanted}:latest")
+            || id.starts_with(wanted.trim_start_matches("sha256:"))
+    };
+    filters.any("id", |wanted| container.id().starts_with(wanted))
+        && filters
+            .any("name", |wanted| container.name().contains(wanted.trim_matches(['/', '^', '$'])))
+        && filters.any("status", |wanted| seen.state() == wanted)
+        && filters.any("exited", |wanted| exit_code.is_some_and(|code| code.to_string() == wanted))
+        && filters.any("ancestor", image)
+        && filters.any("volume", mounted)
+        && filters.any("network", |wanted| views::host_config(container)["NetworkMode"] == wanted)
+        && filters.any("health", |wanted| wanted == "none")
+        && filters.any("is-task", |wanted| wanted == "false")
+        && filters.labels(&container.config.labels)
+}
+
+/// `GET /containers/{id}/json`
+pub async fn inspect(server: &Arc<Server>, key: &str) -> ApiResult<Response> {
+    let seen = server.find(key).await?;
+    Ok(views::ok(&views::inspect(server, &seen)))
+}
+
+/// 204 for what was done, 304 for what was so already.
+fn done(changed: bool) -> Response {
+    empty(if changed { StatusCode::NO_CONTENT } else { StatusCode::NOT_MODIFIED })
+}
+
+/// `POST /containers/{id}/start`
+pub async fn start(server: &Arc<Server>, key: &str) -> ApiResult<Response> {
+    lifecycle::start(server, key).await.map(done)
+}
+
+fn how(call: &Call) -> ApiResult<Stop> {
+    let query = &call.target.query;
+    Ok(Stop { seconds: query.number("t")?, signal: query.get("signal").map(str::to_owned) })
+}
+
+/// `POST /containers/{id}/stop`
+pub async fn stop(server: &Arc<Server>, key: &str, call: &Call) -> ApiResult<Response> {
+    lifecycle::stop(server, key, how(call)?).await.map(done)
+}
+
+/// `POST /containers/{id}/restart`
+pub async fn restart(server: &Arc<Server>, key: &str, call: &Call) -> ApiResult<Response> {
+    let how = how(call)?;
+    let id = server.find(key).await?.id().to_owned();
+    lifecycle::stop(server, &id, how).await?;
+    lifecycle::start(server, &id).await?;
+    Ok(empty(StatusCode::NO_CONTENT))
+}
+
+/// `POST /containers/{id}/kill`
+pub async fn kill(server: &Arc<Server>, key: &str, call: &Call) -> ApiResult<Response> {
+    let signal = end::signal(call.target.query.get("signal").unwrap_or("KILL"))?;
+    let seen = server.find(key).await?;
+    if !seen.is_running() {
+        return Err(ApiError::conflict(format!(
+            "cannot kill container: {key}: container {} is not running",
+            seen.id()
+        )));
+    }
+    match signal {
+        nix::sys::signal::Signal::SIGKILL => lifecycle::kill_now(server, &seen).await?,
+        other => lifecycle::signal(server, &seen, other).await?,
+    }
+    Ok(empty(StatusCode::NO_CONTENT))
+}
+
+/// `POST /containers/{id}/wait`: the reply's head comes at once, so that its
+/// client may then start the container.
+pub async fn wait(server: &Arc<Server>, key: &str, call: &Call) -> ApiResult<Response> {
+    let condition = call.target.query.get("condition").unwrap_or("not-running").to_owned();
+    if !["not-running", "next-exit", "removed"].contains(&condition.as_str()) {
+        return Err(ApiError::bad_request(format!("invalid condition: \"{condition}\"")));
+    }
+    let found = server.find(key).await?;
+    let live = server.live(found.id());
+    let mut life = live.life();
+    // Looked at again: what ends from here on is heard.
+    let seen = server.find(found.id()).await?;
+    let before: Life = *life.borrow_and_update();
+    if seen.is_running() {
+        // One that is just ending is settled already.
+        let _ = lifecycle::adopt(server, &seen).await;
+    }
+    let over = condition == "not-running" && !seen.is_running();
+    let last = seen.status().and_then(|status| status.exit_code).unwrap_or(before.code);
+    let (sender, body) = Body::stream();
+    tokio::spawn(async move {
+        let ended = async {
+            let until_removed = condition == "removed";
+            let met = |life: &Life| life.removed || (!until_removed && life.ends > before.ends);
+            let life = life.wait_for(met).await.map_or(before, |life| *life);
+            if life.ends > before.ends { life.code } else { last }
+        };
+        let code = tokio::select! {
+            code = ended, if !over => code,
+            () = std::future::ready(()), if over => last,
+            () = sender.closed() => return,
+        };
+        sender.line(&json!({ "StatusCode": code })).await;
+    });
+    Ok(stream("application/json", body))
+}
+
+/// `POST /containers/{id}/rename`
+pub async fn rename(server: &Arc<Server>, key: &str, call: &Call) -> ApiResult<Response> {
+    let name = call.target.query.get("name").unwrap_or_default().trim_start_matches('/').to_owned();
+    CellSpec::check_name(&name)?;
+    let _naming = server.naming.lock().await;
+    let seen = server.find(key).await?;
+    let renamed = server.blocking(move |server| {
+        server.containers.check_free(&name)?;
+        if seen.cell.is_some() {
+            exocell_cell::Record::rename(server.layout(), seen.id(), &name)?;
+        }
+        let mut container = seen.container;
+        container.spec.name = name;
+        server.containers.write(&container)?;
+        Ok(container)
+    });
+    server.tell(&renamed.await?, "rename", &[]);
+    Ok(empty(StatusCode::NO_CONTENT))
+}
+
+/// `DELETE /containers/{id}`
+pub async fn remove(server: &Arc<Server>, key: &str, call: &Call) -> ApiResult<Response> {
+    lifecycle::remove(server, key, call.target.query.flag("force")).await?;
+    Ok(empty(StatusCode::NO_CONTENT))
+}
+
+/// `POST /containers/prune`
+pub async fn prune(server: &Arc<Server>, call: &Call) -> ApiResult<Response> {
+    let filters = Filters::of(&call.target.query, &["label"])?;
+    let all = server.blocking(|server| server.containers.all()).await?;
+    let mut deleted = Vec::new();
+    for seen in all.iter().filter(|seen| !seen.is_running()) {
+        let fits = filters.labels(&seen.container.config.labels);
+        if fits && lifecycle::remove(server, seen.id(), false).await.is_ok() {
+            deleted.push(seen.id());
+        }
+    }
+    Ok(reply(StatusCode::OK, &json!({ "ContainersDeleted": deleted, "SpaceReclaimed": 0 })))
+}

@@ -1,0 +1,299 @@
+//! Containers on disk. A container is a cell once it was started, and the
+//! cell's record is the truth about it. What a record has no place for (and
+//! all of a container that was not started) is in a file of the server's own:
+//!
+//! ```text
+//! ROOT/docker/containers/ID.json   what was asked for; replaced by rename
+//! ROOT/docker/volumes/NAME         a volume's files
+//! ROOT/docker/lock                 held by the server
+//! ```
+//! A file whose container was `started` and has no record any more is the
+//! file of a container that is gone; whoever finds it removes it.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use exocell_cell::{CellError, CellSpec, Layout, Record, State, Status, plan};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use crate::admit::MountPoint;
+use crate::error::{ApiError, ApiResult};
+use crate::wire::Config;
+
+/// What is kept of a container.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Container {
+    pub version: u32,
+    /// The cell that it is or will be.
+    pub spec: CellSpec,
+    /// Under `Config`, merged with the image's.
+    pub config: Config,
+    /// `HostConfig` as the client sent it.
+    pub host: Value,
+    pub image_id: String,
+    pub mounts: Vec<MountPoint>,
+    pub warnings: Vec<String>,
+    /// Rows and columns of its terminal.
+    pub tty_size: Option<(u16, u16)>,
+    /// Whether there is, or was, a cell.
+    pub started: bool,
+}
+
+impl Container {
+    pub const VERSION: u32 = 1;
+
+    /// The container that a cell looks like which was not made through the API.
+    fn of_cell(spec: CellSpec) -> Self {
+        let config = Config {
+            hostname: spec.hostname.clone().unwrap_or_else(|| short(&spec.id).to_owned()),
+            user: spec.user.clone().unwrap_or_default(),
+            tty: spec.tty,
+            open_stdin: spec.stdin,
+            env: plan::environment(&[], &spec.env, spec.tty),
+            cmd: Some(spec.command.clone()),
+            entrypoint: spec.entrypoint.clone(),
+            image: spec.image.clone(),
+            working_dir: spec.working_dir.clone().unwrap_or_else(|| "/".to_owned()),
+            ..Config::default()
+        };
+        Self {
+            version: Self::VERSION,
+            host: json!({ "NetworkMode": "none", "AutoRemove": spec.remove }),
+            image_id: String::new(),
+            mounts: Vec::new(),
+            warnings: Vec::new(),
+            tty_size: None,
+            started: true,
+            config,
+            spec,
+        }
+    }
+
+    pub fn id(&self) -> &str {
+        &self.spec.id
+    }
+
+    pub fn name(&self) -> &str {
+        &self.spec.name
+    }
+}
+
+/// The first 12 digits of an id, as clients show it.
+pub fn short(id: &str) -> &str {
+    id.get(..12).unwrap_or(id)
+}
+
+/// A container and its cell, if it has one.
+#[derive(Debug, Clone)]
+pub struct Seen {
+    pub container: Container,
+    pub cell: Option<(Record, Status)>,
+}
+
+impl Seen {
+    pub fn id(&self) -> &str {
+        self.container.id()
+    }
+
+    /// Whether its program runs or is about to.
+    pub fn is_running(&self) -> bool {
+        self.status().is_some_and(|status| status.state != State::Exited)
+    }
+
+    pub fn status(&self) -> Option<&Status> {
+        self.cell.as_ref().map(|(_, status)| status)
+    }
+
+    /// The API's word for where it stands.
+    pub fn state(&self) -> &'static str {
+        match self.status().map(|status| status.state) {
+            None => "created",
+            Some(State::Exited) => "exited",
+            Some(State::Created | State::Running) => "running",
+        }
+    }
+
+    /// The cell's record.
+    ///
+    /// # Errors
+    /// 409 when it does not run.
+    pub fn running(&self) -> ApiResult<(&Record, &Status)> {
+        match &self.cell {
+            Some((record, status)) if status.state != State::Exited => Ok((record, status)),
+            _ => Err(ApiError::conflict(format!("container {} is not running", self.id()))),
+        }
+    }
+}
+
+/// The containers of one state root.
+#[derive(Debug, Clone)]
+pub struct Containers {
+    layout: Layout,
+}
+
+impl Containers {
+    /// Opens them, and makes their directories.
+    pub fn open(layout: &Layout) -> io::Result<Self> {
+        let containers = Self { layout: layout.clone() };
+        fs::create_dir_all(containers.directory())?;
+        fs::create_dir_all(containers.volumes())?;
+        for entry in fs::read_dir(containers.directory())?.flatten() {
+            // Only the server writes here, and it died in the middle of it.
+            if entry.file_name().to_string_lossy().ends_with(".new") {
+                fs::remove_file(entry.path())?;
+            }
+        }
+        Ok(containers)
+    }
+
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// Where the server's own files lie.
+    pub fn root(layout: &Layout) -> PathBuf {
+        layout.root().join("docker")
+    }
+
+    fn directory(&self) -> PathBuf {
+        Self::root(&self.layout).join("containers")
+    }
+
+    pub fn volumes(&self) -> PathBuf {
+        Self::root(&self.layout).join("volumes")
+    }
+
+    fn path(&self, id: &str) -> PathBuf {
+        self.directory().join(format!("{id}.json"))
+    }
+
+    /// Writes a container down, new or changed.
+    pub fn write(&self, container: &Container) -> ApiResult<()> {
+        let path = self.path(container.id());
+        let new = path.with_extension("json.new");
+        let text = serde_json::to_vec_pretty(container)
+            .map_err(|error| ApiError::internal(format!("cannot write a container: {error}")))?;
+        let written = fs::File::create(&new)
+            .and_then(|mut file| file.write_all(&text).and_then(|()| file.sync_all()))
+            .and_then(|()| fs::rename(&new, &path));
+        written.map_err(|error| {
+            ApiError::internal(format!("cannot write {}: {error}", path.display()))
+        })
+    }
+
+    /// Forgets what is kept of a container. One that is gone already is fine.
+    pub fn forget(&self, id: &str) -> ApiResult<()> {
+        match fs::remove_file(self.path(id)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                Err(ApiError::internal(format!("cannot remove the container {id}: {error}")))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Reads the file of container `id`.
+    pub fn read(&self, id: &str) -> Result<Container, CellError> {
+        let path = self.path(id);
+        let what = || format!("cannot read {}", path.display());
+        let text = fs::read(&path).map_err(CellError::host(what()))?;
+        serde_json::from_slice(&text)
+            .map_err(|error| CellError::host(what())(io::Error::other(error)))
+    }
+
+    /// Every container, oldest first: files of the server's and cells beside.
+    pub fn all(&self) -> ApiResult<Vec<Seen>> {
+        // Files first: a cell that is launched in between has one already.
+        let mut files = self.files()?;
+        let mut found = Vec::new();
+        for (record, spec, status) in Record::all(&self.layout)? {
+            let container = files.remove(&record.id).unwrap_or_else(|| Container::of_cell(spec));
+            found.push(Seen { container, cell: Some((record, status)) });
+        }
+        for container in files.into_values() {
+            if !container.started {
+                found.push(Seen { container, cell: None });
+            } else if !Record::exists(&self.layout, container.id()) {
+                self.forget(container.id())?;
+            }
+        }
+        found.sort_by_key(|seen| seen.container.spec.created_ms);
+        Ok(found)
+    }
+
+    fn files(&self) -> ApiResult<BTreeMap<String, Container>> {
+        let entries = fs::read_dir(self.directory())
+            .map_err(|error| ApiError::internal(format!("cannot list the containers: {error}")))?;
+        let mut found = BTreeMap::new();
+        for entry in entries.flatten() {
+            let name = entry.file_name();
+            let Some(id) = name.to_str().and_then(|name| name.strip_suffix(".json")) else {
+                continue;
+            };
+            // One that is removed at this moment is no container any more.
+            if let Ok(container) = self.read(id) {
+                found.insert(id.to_owned(), container);
+            }
+        }
+        Ok(found)
+    }
+
+    /// The container whose name, id or unambiguous id prefix is `key`.
+    pub fn find(&self, key: &str) -> ApiResult<Seen> {
+        let key = key.strip_prefix('/').unwrap_or(key);
+        let mut all = self.all()?;
+        let exact = |seen: &Seen| seen.id() == key || seen.container.name() == key;
+        if let Some(at) = all.iter().position(exact) {
+            return Ok(all.swap_remove(at));
+        }
+        all.retain(|seen| !key.is_empty() && seen.id().starts_with(key));
+        match all.len() {
+            0 => Err(ApiError::no_such_container(key)),
+            1 => Ok(all.remove(0)),
+            _ => Err(ApiError::bad_request(format!(
+                "multiple IDs found with provided prefix: {key}"
+            ))),
+        }
+    }
+
+    /// # Errors
+    /// 409 when a container or cell is called `name`, in words that clients
+    /// know.
+    pub fn check_free(&self, name: &str) -> ApiResult<()> {
+        match self.all()?.iter().find(|seen| seen.container.name() == name) {
+            None => Ok(()),
+            Some(seen) => Err(ApiError::conflict(format!(
+                "Conflict. The container name \"/{name}\" is already in use by container \"{}\". \
+                 You have to remove (or rename) that container to be able to reuse that name.",
+                seen.id()
+            ))),
+        }
+    }
+
+    /// Makes the folders of a container that are to be made, and checks that
+    /// all are folders.
+    pub fn prepare(&self, mounts: &[MountPoint]) -> ApiResult<()> {
+        mounts.iter().try_for_each(|mount| prepare(&mount.source, mount.make))
+    }
+}
+
+fn prepare(source: &Path, make: bool) -> ApiResult<()> {
+    let shown = source.display();
+    if make && !source.exists() {
+        fs::create_dir_all(source)
+            .map_err(|error| ApiError::internal(format!("cannot make {shown}: {error}")))?;
+    }
+    match fs::metadata(source) {
+        Ok(data) if data.is_dir() => Ok(()),
+        Ok(_) => Err(ApiError::unsupported(
+            format!("the bind mount of {shown}, which is not a folder,"),
+            "mount the folder that it lies in",
+        )),
+        Err(error) => Err(ApiError::bad_request(format!(
+            "invalid mount config: bind source path does not exist: {shown} ({error})"
+        ))),
+    }
+}

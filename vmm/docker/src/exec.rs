@@ -1,0 +1,335 @@
+//! More programs in a running container: create, start, inspect, resize.
+//!
+//! A program whose client goes away runs on, as under Docker; what it writes
+//! is then read and thrown away. A server that ends leaves it running too.
+
+use std::collections::BTreeMap;
+use std::os::unix::net::UnixStream as BlockingStream;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use bytes::Bytes;
+use exocell_cell::agent::{Exec as Program, FailureKind, Kind, Reply, Request, TtySize};
+use exocell_cell::control::Client;
+use exocell_cell::{CellSpec, Record, Strength, plan};
+use hyper::StatusCode;
+use serde_json::{Value, json};
+use tokio::net::UnixStream;
+use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
+
+use crate::containers::Seen;
+use crate::error::{ApiError, ApiResult};
+use crate::frames::{Chunk, read_frame, write_frame, write_json};
+use crate::hijack::{self, Feed, Hijacked};
+use crate::http::{Call, Response, empty, json as reply_json};
+use crate::state::Server;
+use crate::wire::{ExecCreate, ExecStart};
+
+/// Programs that are remembered, ended ones among them.
+const EXECS_MAX: usize = 4096;
+
+/// Where a program stands.
+#[derive(Debug, Clone, Copy, Default)]
+struct Progress {
+    started: bool,
+    running: bool,
+    exit_code: Option<u8>,
+    /// In the guest.
+    pid: u32,
+}
+
+/// One program.
+pub struct Exec {
+    id: String,
+    container: String,
+    program: Program,
+    wire: ExecCreate,
+    progress: Mutex<Progress>,
+    input: tokio::sync::Mutex<Option<OwnedWriteHalf>>,
+}
+
+impl Exec {
+    fn progress(&self) -> MutexGuard<'_, Progress> {
+        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn ended(&self, code: u8) {
+        let mut progress = self.progress();
+        (progress.running, progress.exit_code) = (false, Some(code));
+    }
+
+    fn inspect(&self) -> Value {
+        let progress = *self.progress();
+        let (entrypoint, arguments) =
+            self.program.args.split_first().map_or(("", &[][..]), |(e, a)| (e.as_str(), a));
+        json!({
+            "ID": self.id, "ContainerID": self.container, "Running": progress.running,
+            "ExitCode": progress.exit_code, "Pid": progress.pid,
+            "ProcessConfig": {
+                "tty": self.wire.tty, "entrypoint": entrypoint, "arguments": arguments,
+                "privileged": self.wire.privileged, "user": self.wire.user,
+            },
+            "OpenStdin": self.wire.attach_stdin, "OpenStdout": self.wire.attach_stdout,
+            "OpenStderr": self.wire.attach_stderr, "CanRemove": false, "DetachKeys": "",
+        })
+    }
+}
+
+/// The programs of all containers, oldest first.
+#[derive(Default)]
+pub struct Execs(Mutex<BTreeMap<u64, Arc<Exec>>>);
+
+impl Execs {
+    fn all(&self) -> MutexGuard<'_, BTreeMap<u64, Arc<Exec>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Remembers `exec`, in the place of the oldest that is over.
+    fn add(&self, exec: Exec) -> ApiResult<()> {
+        let mut all = self.all();
+        if all.len() >= EXECS_MAX {
+            let over = |exec: &Arc<Exec>| {
+                let progress = exec.progress();
+                progress.started && !progress.running
+            };
+            let oldest = all.iter().find(|(_, exec)| over(exec)).map(|(at, _)| *at);
+            let oldest = oldest.or_else(|| all.keys().next().copied()).unwrap_or(0);
+            all.remove(&oldest);
+        }
+        let next = all.keys().next_back().map_or(0, |last| last + 1);
+        all.insert(next, Arc::new(exec));
+        Ok(())
+    }
+
+    fn find(&self, id: &str) -> ApiResult<Arc<Exec>> {
+        let all = self.all();
+        let found = all.values().find(|exec| exec.id == id);
+        found.cloned().ok_or_else(|| ApiError::not_found(format!("No such exec instance: {id}")))
+    }
+
+    /// The ids of what runs in `container`.
+    pub fn of(&self, container: &str) -> Vec<String> {
+        let all = self.all();
+        let running = all.values().filter(|e| e.container == container && e.progress().running);
+        running.map(|exec| exec.id.clone()).collect()
+    }
+
+    pub fn forget_container(&self, container: &str) {
+        self.all().retain(|_, exec| exec.container != container);
+    }
+}
+
+/// `POST /containers/{id}/exec`
+pub async fn create(server: &Arc<Server>, key: &str, call: Call) -> ApiResult<Response> {
+    let wire: ExecCreate = call.json().await?;
+    let args = wire.cmd.clone().unwrap_or_default();
+    if args.is_empty() {
+        return Err(ApiError::bad_request("No exec command specified"));
+    }
+    let seen = server.find(key).await?;
+    seen.running()?;
+    if seen.container.spec.strength == Strength::Isolate {
+        return Err(ApiError::unsupported("exec in an isolate", "it has one program and no guest"));
+    }
+    let config = &seen.container.config;
+    let given = |own: &str, container: &str| {
+        if own.is_empty() { container.to_owned() } else { own.to_owned() }
+    };
+    let program = Program {
+        env: plan::environment(&config.env, &wire.env, wire.tty),
+        cwd: given(&given(&wire.working_dir, &config.working_dir), "/"),
+        user: given(&wire.user, &config.user),
+        tty: wire.tty.then(|| tty_size(&wire.console_size).unwrap_or(plan::TTY_SIZE_DEFAULT)),
+        stdin: wire.attach_stdin,
+        args,
+    };
+    let id = new_id()?;
+    let told = format!("exec_create: {}", program.args.join(" "));
+    server.tell(&seen.container, told, &[("execID", id.clone())]);
+    server.execs.add(Exec {
+        id: id.clone(),
+        container: seen.id().to_owned(),
+        program,
+        wire,
+        progress: Mutex::default(),
+        input: tokio::sync::Mutex::default(),
+    })?;
+    Ok(reply_json(StatusCode::CREATED, &json!({ "Id": id })))
+}
+
+/// 256 random bits in hexadecimal, as Docker's ids are.
+pub fn new_id() -> ApiResult<String> {
+    Ok(CellSpec::new_id()? + &CellSpec::new_id()?)
+}
+
+/// Rows and columns, if both are given.
+pub fn tty_size(size: &[u16]) -> Option<TtySize> {
+    match size {
+        [rows, cols] if *rows > 0 && *cols > 0 => Some(TtySize { rows: *rows, cols: *cols }),
+        _ => None,
+    }
+}
+
+/// `GET /exec/{id}/json`
+pub fn inspect(server: &Server, id: &str) -> ApiResult<Response> {
+    Ok(reply_json(StatusCode::OK, &server.execs.find(id)?.inspect()))
+}
+
+/// `POST /exec/{id}/resize`
+pub async fn resize(server: &Server, id: &str, call: &Call) -> ApiResult<Response> {
+    let exec = server.execs.find(id)?;
+    let size = hijack::wanted_size(call)?;
+    if let Some(input) = &mut *exec.input.lock().await {
+        // A program that is over has no terminal.
+        let _ = write_json(input, Kind::Resize, &size).await;
+    }
+    Ok(empty(StatusCode::OK))
+}
+
+/// `POST /exec/{id}/start`: the program starts once the client has its 101.
+pub async fn start(server: &Arc<Server>, id: &str, mut call: Call) -> ApiResult<Response> {
+    let exec = server.execs.find(id)?;
+    let hijack = hijack::Offer::of(&mut call);
+    let wire: ExecStart = call.json().await?;
+    let seen = server.find(&exec.container).await?;
+    let record = seen.running()?.0.clone();
+    if std::mem::replace(&mut exec.progress().started, true) {
+        return Err(ApiError::conflict(format!("exec {id} has been started already")));
+    }
+    let mut program = exec.program.clone();
+    if let (Some(size), Some(wanted)) = (&mut program.tty, tty_size(&wire.console_size)) {
+        *size = wanted;
+    }
+    if wire.detach {
+        let output = begin(server, &exec, &seen, record, program).await?;
+        tokio::spawn(run(server.clone(), exec, seen, output, None));
+        return Ok(empty(StatusCode::OK));
+    }
+    let (response, hijacked) = hijack.accept(exec.wire.tty);
+    let server = server.clone();
+    tokio::spawn(async move {
+        let Some(client) = hijacked.await else { return };
+        match begin(&server, &exec, &seen, record, program).await {
+            Ok(output) => run(server, exec, seen, output, Some(client)).await,
+            // The client knows by the exit code; this is for its user.
+            Err(error) => client.say(&Chunk::text(format!("{}\r\n", error.message))).await,
+        }
+    });
+    Ok(response)
+}
+
+/// Starts the program; its output once it runs.
+async fn begin(
+    server: &Arc<Server>,
+    exec: &Arc<Exec>,
+    seen: &Seen,
+    record: Record,
+    program: Program,
+) -> ApiResult<OwnedReadHalf> {
+    let begun = try_begin(server, exec, record, program).await;
+    if let Err((code, _)) = &begun {
+        exec.progress().exit_code = Some(*code);
+    }
+    let told = format!("exec_start: {}", exec.program.args.join(" "));
+    server.tell(&seen.container, told, &[("execID", exec.id.clone())]);
+    begun.map_err(|(_, error)| error)
+}
+
+async fn try_begin(
+    server: &Arc<Server>,
+    exec: &Arc<Exec>,
+    record: Record,
+    program: Program,
+) -> Result<OwnedReadHalf, (u8, ApiError)> {
+    let failed = |message: String| (126, ApiError::internal(message));
+    let stream: ApiResult<BlockingStream> =
+        server.blocking(move |_| Ok(Client::connect(&record)?.guest_stream()?)).await;
+    let stream = stream.map_err(|error| (126, error))?;
+    let stream = stream.set_nonblocking(true).and_then(|()| UnixStream::from_std(stream));
+    let stream = stream.map_err(|error| failed(format!("no stream into the guest: {error}")))?;
+    let (mut output, mut input) = stream.into_split();
+    let request = Request::Exec(program);
+    let sent = write_json(&mut input, Kind::Request, &request).await;
+    sent.map_err(|error| failed(format!("the program cannot be asked for: {error}")))?;
+    let reply = match read_frame(&mut output).await {
+        Ok(Some(frame)) if frame.kind == Kind::Reply => frame.json::<Reply>().ok(),
+        _ => None,
+    };
+    match reply {
+        Some(Reply::Started { guest_pid }) => {
+            *exec.input.lock().await = Some(input);
+            let mut progress = exec.progress();
+            (progress.running, progress.pid) = (true, guest_pid);
+            Ok(output)
+        }
+        Some(Reply::Failed { kind: FailureKind::NotFound, message }) => {
+            let text = format!("exec failed: {message}: executable file not found");
+            Err((127, ApiError::bad_request(text)))
+        }
+        Some(Reply::Failed { message, .. }) => {
+            Err((126, ApiError::bad_request(format!("exec failed: {message}"))))
+        }
+        _ => Err(failed("exec failed: the cell ended".to_owned())),
+    }
+}
+
+/// Follows the program to its end, for `client` as long as that listens.
+async fn run(
+    server: Arc<Server>,
+    exec: Arc<Exec>,
+    seen: Seen,
+    mut output: OwnedReadHalf,
+    client: Option<Hijacked>,
+) {
+    let (mut listener, feeder) = match client {
+        Some(client) => {
+            let (input, listener) = client.into_split();
+            let feed = || tokio::spawn(hijack::feed(input, exec.clone()));
+            let feeder = exec.wire.attach_stdin.then(feed);
+            (Some(listener), feeder)
+        }
+        None => (None, None),
+    };
+    let mut code = 128 + 9;
+    while let Ok(Some(frame)) = read_frame(&mut output).await {
+        if frame.kind == Kind::Reply {
+            if let Ok(Reply::Exited { code: told }) = frame.json() {
+                code = told;
+            }
+            break;
+        }
+        let wanted = match frame.kind {
+            Kind::Stdout => exec.wire.attach_stdout,
+            _ => exec.wire.attach_stderr,
+        };
+        if let (Some(chunk), Some(to), true) = (Chunk::of(frame), &mut listener, wanted)
+            && !to.say(&chunk).await
+        {
+            listener = None;
+        }
+    }
+    if let Some(feeder) = feeder {
+        // It may wait with the input in its hands.
+        feeder.abort();
+    }
+    exec.ended(code);
+    *exec.input.lock().await = None;
+    let more = [("execID", exec.id.clone()), ("exitCode", code.to_string())];
+    server.tell(&seen.container, "exec_die", &more);
+    if let Some(mut listener) = listener {
+        listener.end().await;
+    }
+}
+
+impl Feed for Exec {
+    async fn feed(&self, bytes: Option<Bytes>) -> bool {
+        let mut input = self.input.lock().await;
+        let Some(stream) = &mut *input else { return false };
+        let written = match bytes {
+            Some(bytes) => write_frame(stream, Kind::Stdin, &bytes).await,
+            // A terminal's user types the end.
+            None if self.wire.tty => Ok(()),
+            None => write_frame(stream, Kind::StdinEof, &[]).await,
+        };
+        written.is_ok()
+    }
+}

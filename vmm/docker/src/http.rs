@@ -1,0 +1,273 @@
+//! Bodies and replies.
+
+use std::io::{self, Read, Write};
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::{Buf, Bytes};
+use http_body_util::{BodyExt, Limited};
+use hyper::body::{Frame, Incoming, SizeHint};
+use hyper::header::{CONTENT_TYPE, HeaderName, HeaderValue};
+use hyper::{HeaderMap, StatusCode};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+
+use crate::error::{ApiError, ApiResult};
+use crate::target::Target;
+
+/// The longest JSON that a client may send, in bytes.
+const JSON_BYTES_MAX: usize = 4 << 20;
+/// How long it may take to send it.
+const JSON_TIME_MAX: Duration = Duration::from_secs(30);
+/// How long a body that is streamed may pause.
+const PAUSE_MAX: Duration = Duration::from_secs(600);
+/// Chunks that wait between two ends of a stream.
+const CHUNKS_WAITING: usize = 16;
+/// Longest chunk of a reply, in bytes.
+const CHUNK_BYTES: usize = 64 << 10;
+
+/// A reply.
+pub type Response = hyper::Response<Body>;
+
+/// One call of a client.
+pub struct Call {
+    pub target: Target,
+    pub headers: HeaderMap,
+    pub body: Incoming,
+    /// The connection itself, for a call that takes it over.
+    pub upgrade: Option<hyper::upgrade::OnUpgrade>,
+    /// Whether the client asked for that (`Upgrade: tcp`).
+    pub wants_upgrade: bool,
+}
+
+impl Call {
+    /// The body as JSON; an empty one is read as `null`.
+    ///
+    /// # Errors
+    /// 400 for anything else, 413 and 408 for what is too long in bytes or time.
+    pub async fn json<T: DeserializeOwned>(self) -> ApiResult<T> {
+        let bytes = read_all(self.body).await?;
+        let text: &[u8] = if bytes.is_empty() { b"null" } else { &bytes };
+        serde_json::from_slice(text)
+            .map_err(|error| ApiError::bad_request(format!("the body cannot be read: {error}")))
+    }
+}
+
+async fn read_all(body: Incoming) -> ApiResult<Bytes> {
+    let collected = timeout(JSON_TIME_MAX, Limited::new(body, JSON_BYTES_MAX).collect()).await;
+    let collected = collected.map_err(|_| {
+        ApiError::new(StatusCode::REQUEST_TIMEOUT, "the body did not arrive in time")
+    })?;
+    collected.map(|body| body.to_bytes()).map_err(|error| {
+        match error.is::<http_body_util::LengthLimitError>() {
+            true => ApiError::new(
+                StatusCode::PAYLOAD_TOO_LARGE,
+                format!("the body is longer than {JSON_BYTES_MAX} bytes"),
+            ),
+            false => ApiError::bad_request(format!("the body was cut short: {error}")),
+        }
+    })
+}
+
+/// The body of a reply: all of it, or what a channel brings.
+pub enum Body {
+    Whole(Option<Bytes>),
+    Stream(mpsc::Receiver<io::Result<Bytes>>),
+}
+
+impl Body {
+    pub fn empty() -> Self {
+        Self::Whole(None)
+    }
+
+    /// A body and the end that feeds it; an error cuts it short.
+    pub fn stream() -> (BodySender, Self) {
+        let (sender, receiver) = mpsc::channel(CHUNKS_WAITING);
+        (BodySender(sender), Self::Stream(receiver))
+    }
+}
+
+impl hyper::body::Body for Body {
+    type Data = Bytes;
+    type Error = io::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<io::Result<Frame<Bytes>>>> {
+        match &mut *self {
+            Self::Whole(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
+            Self::Stream(receiver) => {
+                receiver.poll_recv(context).map(|chunk| chunk.map(|chunk| chunk.map(Frame::data)))
+            }
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        matches!(self, Self::Whole(None))
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match self {
+            Self::Whole(bytes) => {
+                SizeHint::with_exact(bytes.as_ref().map_or(0, |bytes| bytes.len() as u64))
+            }
+            Self::Stream(_) => SizeHint::default(),
+        }
+    }
+}
+
+/// Feeds a body; the body ends when it is dropped.
+#[derive(Clone)]
+pub struct BodySender(mpsc::Sender<io::Result<Bytes>>);
+
+impl BodySender {
+    /// False when the client is gone.
+    pub async fn send(&self, bytes: impl Into<Bytes>) -> bool {
+        self.0.send(Ok(bytes.into())).await.is_ok()
+    }
+
+    /// Sends `value` as a line of JSON.
+    pub async fn line(&self, value: &impl Serialize) -> bool {
+        self.send(json_line(value)).await
+    }
+
+    /// As [`BodySender::line`], from a thread that may block.
+    pub fn line_now(&self, value: &impl Serialize) -> bool {
+        self.0.blocking_send(Ok(json_line(value).into())).is_ok()
+    }
+
+    /// Waits until the client is gone.
+    pub async fn closed(&self) {
+        self.0.closed().await;
+    }
+
+    /// Cuts the body short, so that the client sees that it is not whole.
+    pub fn fail(&self, error: io::Error) {
+        let _ = self.0.blocking_send(Err(error));
+    }
+
+    /// A writer for threads that may block.
+    pub fn writer(self) -> BodyWriter {
+        BodyWriter(self)
+    }
+}
+
+fn json_line(value: &impl Serialize) -> Vec<u8> {
+    let mut line = serde_json::to_vec(value).unwrap_or_default();
+    line.extend(b"\r\n");
+    line
+}
+
+/// The blocking side of a [`BodySender`].
+pub struct BodyWriter(BodySender);
+
+impl Write for BodyWriter {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let chunk = &bytes[..bytes.len().min(CHUNK_BYTES)];
+        let sent = self.0.0.blocking_send(Ok(Bytes::copy_from_slice(chunk)));
+        sent.map(|()| chunk.len()).map_err(|_| io::ErrorKind::BrokenPipe.into())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// A request's body for a thread that may block.
+pub struct BodyReader {
+    chunks: mpsc::Receiver<io::Result<Bytes>>,
+    chunk: Bytes,
+}
+
+impl BodyReader {
+    /// Reads `body` on a task of its own, a few chunks ahead.
+    pub fn new(mut body: Incoming) -> Self {
+        let (sender, chunks) = mpsc::channel(CHUNKS_WAITING);
+        tokio::spawn(async move {
+            loop {
+                let chunk = match timeout(PAUSE_MAX, body.frame()).await {
+                    Err(_) => Err(io::ErrorKind::TimedOut.into()),
+                    Ok(None) => return,
+                    Ok(Some(Err(error))) => Err(io::Error::other(error)),
+                    Ok(Some(Ok(frame))) => match frame.into_data() {
+                        Ok(data) => Ok(data),
+                        Err(_) => continue,
+                    },
+                };
+                let ended = chunk.is_err();
+                if sender.send(chunk).await.is_err() || ended {
+                    return;
+                }
+            }
+        });
+        Self { chunks, chunk: Bytes::new() }
+    }
+}
+
+impl Read for BodyReader {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        while self.chunk.is_empty() {
+            match self.chunks.blocking_recv() {
+                Some(chunk) => self.chunk = chunk?,
+                None => return Ok(0),
+            }
+        }
+        let count = buffer.len().min(self.chunk.len());
+        self.chunk.copy_to_slice(&mut buffer[..count]);
+        Ok(count)
+    }
+}
+
+/// A reply without a body.
+pub fn empty(status: StatusCode) -> Response {
+    reply(status, "", Body::empty())
+}
+
+/// A reply of one JSON value.
+pub fn json(status: StatusCode, value: &impl Serialize) -> Response {
+    match serde_json::to_vec(value) {
+        Ok(text) => reply(status, "application/json", Body::Whole(Some(text.into()))),
+        Err(error) => failed(&ApiError::internal(format!("the reply cannot be written: {error}"))),
+    }
+}
+
+/// A reply of plain text.
+pub fn text(status: StatusCode, text: &'static str) -> Response {
+    reply(
+        status,
+        "text/plain; charset=utf-8",
+        Body::Whole(Some(Bytes::from_static(text.as_bytes()))),
+    )
+}
+
+/// A 200 reply whose body comes bit by bit.
+pub fn stream(content_type: &'static str, body: Body) -> Response {
+    reply(StatusCode::OK, content_type, body)
+}
+
+/// The API's error form.
+pub fn failed(error: &ApiError) -> Response {
+    let text = serde_json::json!({ "message": error.message }).to_string();
+    reply(error.status, "application/json", Body::Whole(Some(text.into())))
+}
+
+/// Adds a header whose value is plain text.
+pub fn with_header(mut response: Response, name: &'static str, value: &str) -> Response {
+    if let Ok(value) = HeaderValue::from_str(value) {
+        response.headers_mut().insert(HeaderName::from_static(name), value);
+    }
+    response
+}
+
+fn reply(status: StatusCode, content_type: &'static str, body: Body) -> Response {
+    let mut response = Response::new(body);
+    *response.status_mut() = status;
+    if !content_type.is_empty() {
+        response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
+    }
+    response
+}

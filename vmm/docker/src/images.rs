@@ -1,0 +1,436 @@
+//! The calls on images.
+
+use std::collections::BTreeMap;
+use std::io::{self, Seek, Write};
+use std::sync::Arc;
+
+use base64::Engine;
+use base64::engine::general_purpose::{STANDARD, URL_SAFE};
+use exocell_cell::images::{
+    Credentials, ImageConfig, ImageError, ImageRecord, ImportLimits, ProgressEvent, Reference,
+    RegistryOptions, Source, Store,
+};
+use hyper::StatusCode;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use crate::archive::unpacked;
+use crate::error::{ApiError, ApiResult};
+use crate::events::Event;
+use crate::filters::Filters;
+use crate::http::{Body, BodyReader, BodySender, Call, Response, empty, json as reply, stream};
+use crate::state::Server;
+
+/// What the filters of a list may name.
+const FILTERS: [&str; 6] = ["before", "dangling", "label", "reference", "since", "until"];
+/// How often a client hears how far a download is, in bytes.
+const STEP_BYTES: u64 = 4 << 20;
+
+fn tell(server: &Server, action: &str, id: &str, name: &str) {
+    let attributes = BTreeMap::from([("name".to_owned(), name.to_owned())]);
+    server.events.tell(Event::new("image", action, id, attributes));
+}
+
+fn created_s(image: &ImageRecord) -> u64 {
+    image.imported
+}
+
+fn digests(image: &ImageRecord) -> Vec<String> {
+    let Some(digest) = image.manifest else { return Vec::new() };
+    let names = image.tags.iter().filter_map(|tag| tag.rsplit_once(':'));
+    let mut found: Vec<_> = names.map(|(name, _)| format!("{name}@{digest}")).collect();
+    found.dedup();
+    found
+}
+
+/// `GET /images/json`
+pub async fn list(server: &Arc<Server>, call: &Call) -> ApiResult<Response> {
+    let filters = Filters::of(&call.target.query, &FILTERS)?;
+    let all = server.blocking(|server| Ok(server.images()?.list()?)).await?;
+    let rows = all.iter().filter(|image| passes(image, &filters)).map(|image| {
+        json!({
+            "Id": image.id.to_string(), "ParentId": "", "RepoTags": image.tags,
+            "RepoDigests": digests(image), "Created": created_s(image), "Size": image.size_bytes,
+            "VirtualSize": image.size_bytes, "SharedSize": -1, "Containers": -1,
+            "Labels": image.config.labels,
+        })
+    });
+    Ok(reply(StatusCode::OK, &rows.collect::<Vec<_>>()))
+}
+
+fn passes(image: &ImageRecord, filters: &Filters) -> bool {
+    let named = |wanted: &str| {
+        image.tags.iter().any(|tag| {
+            tag == wanted
+                || tag.rsplit_once(':').is_some_and(|(name, _)| fits(name, wanted))
+                || fits(tag, wanted)
+        })
+    };
+    filters.any("reference", named)
+        && filters.any("dangling", |wanted| matches!(wanted, "1" | "true") == image.tags.is_empty())
+        && filters.labels(&image.config.labels)
+}
+
+/// Whether `text` is `pattern`, in which a star stands for anything but `/`.
+fn fits(text: &str, pattern: &str) -> bool {
+    match pattern.split_once('*') {
+        None => text == pattern,
+        Some((before, after)) => text.strip_prefix(before).is_some_and(|rest| {
+            let ends = rest.char_indices().map(|(at, _)| at).chain([rest.len()]);
+            let mut ends = ends.take_while(|at| !rest[..*at].contains('/'));
+            ends.any(|at| fits(&rest[at..], after))
+        }),
+    }
+}
+
+/// The parts of an image's own document that are shown.
+#[derive(Default, Deserialize)]
+struct Document {
+    #[serde(default)]
+    author: Option<String>,
+    #[serde(default)]
+    config: Value,
+    #[serde(default)]
+    rootfs: Option<Rootfs>,
+    #[serde(default)]
+    history: Vec<History>,
+}
+
+#[derive(Deserialize)]
+struct Rootfs {
+    #[serde(default)]
+    diff_ids: Vec<String>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct History {
+    created_by: String,
+    comment: String,
+}
+
+fn document(store: &Store, name: &str) -> ApiResult<Document> {
+    Ok(serde_json::from_str(&store.inspect(name)?).unwrap_or_default())
+}
+
+/// `GET /images/{name}/json`
+pub async fn inspect(server: &Arc<Server>, name: String) -> ApiResult<Response> {
+    let shown = server.blocking(move |server| {
+        let store = server.images()?;
+        let image = store.resolve(&name)?;
+        let document = document(&store, &name)?;
+        let layers = document.rootfs.map(|rootfs| rootfs.diff_ids).unwrap_or_default();
+        let tagged = crate::clock::rfc3339_ms(image.imported * 1000);
+        Ok(json!({
+            "Id": image.id.to_string(), "RepoTags": image.tags, "RepoDigests": digests(&image),
+            "Parent": "", "Comment": "", "Author": document.author.unwrap_or_default(),
+            "Created": image.created.clone().unwrap_or_else(|| tagged.clone()),
+            "DockerVersion": "", "Config": config(&image.config, document.config),
+            "Architecture": image.architecture, "Os": "linux", "Size": image.size_bytes,
+            "VirtualSize": image.size_bytes, "GraphDriver": { "Name": "exocell", "Data": {} },
+            "RootFS": { "Type": "layers", "Layers": layers },
+            "Metadata": { "LastTagTime": tagged },
+        }))
+    });
+    Ok(reply(StatusCode::OK, &shown.await?))
+}
+
+/// The image's own configuration, complete.
+fn config(image: &ImageConfig, own: Value) -> Value {
+    let names = |names: &std::collections::BTreeSet<String>| match names.is_empty() {
+        true => Value::Null,
+        false => names.iter().map(|name| (name.clone(), json!({}))).collect(),
+    };
+    let mut shown = json!({
+        "Hostname": "", "Domainname": "", "User": image.user, "AttachStdin": false,
+        "AttachStdout": false, "AttachStderr": false, "Tty": false, "OpenStdin": false,
+        "StdinOnce": false, "Env": image.env, "Cmd": image.cmd, "Image": "",
+        "Volumes": names(&image.volumes), "ExposedPorts": names(&image.exposed_ports),
+        "WorkingDir": image.working_dir, "Entrypoint": image.entrypoint, "OnBuild": null,
+        "Labels": image.labels, "StopSignal": image.stop_signal,
+    });
+    let more = ["Healthcheck", "Shell", "OnBuild"];
+    for name in more.into_iter().filter(|name| !own[*name].is_null()) {
+        shown[name] = own[name].clone();
+    }
+    for name in ["Cmd", "Entrypoint"] {
+        if shown[name].as_array().is_some_and(Vec::is_empty) {
+            shown[name] = Value::Null;
+        }
+    }
+    shown
+}
+
+/// `GET /images/{name}/history`
+pub async fn history(server: &Arc<Server>, name: String) -> ApiResult<Response> {
+    let rows = server.blocking(move |server| {
+        let store = server.images()?;
+        let image = store.resolve(&name)?;
+        let mut steps = document(&store, &name)?.history;
+        if steps.is_empty() {
+            steps.push(History { comment: "imported".to_owned(), ..History::default() });
+        }
+        let last = steps.len() - 1;
+        let rows = steps.iter().enumerate().rev().map(|(at, step)| {
+            let whole = at == last;
+            json!({
+                "Id": if whole { image.id.to_string() } else { "<missing>".to_owned() },
+                "Created": created_s(&image), "CreatedBy": step.created_by,
+                "Tags": whole.then_some(&image.tags), "Comment": step.comment,
+                // All layers are one file system here.
+                "Size": if whole { image.size_bytes } else { 0 },
+            })
+        });
+        Ok(rows.collect::<Vec<_>>())
+    });
+    Ok(reply(StatusCode::OK, &rows.await?))
+}
+
+/// `POST /images/{name}/tag`
+pub async fn tag(server: &Arc<Server>, name: String, call: &Call) -> ApiResult<Response> {
+    let query = &call.target.query;
+    let repository = query.get("repo").ok_or_else(|| ApiError::bad_request("no repo is named"))?;
+    let tag: Reference = match query.get("tag") {
+        Some(tag) => format!("{repository}:{tag}").parse()?,
+        None => repository.parse()?,
+    };
+    let shown = tag.to_string();
+    let id = server.blocking(move |server| {
+        let store = server.images()?;
+        store.tag(&name, &tag)?;
+        Ok(store.resolve(&name)?.id.to_string())
+    });
+    tell(server, "tag", &id.await?, &shown);
+    Ok(empty(StatusCode::CREATED))
+}
+
+/// `DELETE /images/{name}`
+pub async fn remove(server: &Arc<Server>, name: String, call: &Call) -> ApiResult<Response> {
+    let force = call.target.query.flag("force");
+    let (id, rows) = server
+        .blocking(move |server| {
+            let store = server.images()?;
+            let image = store.resolve(&name)?;
+            let used = |seen: &&crate::containers::Seen| {
+                seen.container.image_id == image.id.to_string()
+            };
+            if !force && let Some(seen) = server.containers.all()?.iter().find(used) {
+                return Err(ApiError::conflict(format!(
+                    "conflict: unable to remove repository reference \"{name}\" (must force) - container {} is using its referenced image {}",
+                    crate::containers::short(seen.id()), image.id
+                )));
+            }
+            let gone = store.remove(&name, force)?.is_some();
+            let left = if gone { Vec::new() } else { store.resolve(&image.id.to_string())?.tags };
+            let untagged = image.tags.iter().filter(|tag| !left.contains(tag));
+            let mut rows: Vec<_> = untagged.map(|tag| json!({ "Untagged": tag })).collect();
+            if gone {
+                rows.push(json!({ "Deleted": image.id.to_string() }));
+            }
+            Ok((image.id.to_string(), rows))
+        })
+        .await?;
+    tell(server, "delete", &id, &id);
+    Ok(reply(StatusCode::OK, &rows))
+}
+
+/// `POST /images/prune`
+pub async fn prune(server: &Arc<Server>, call: &Call) -> ApiResult<Response> {
+    let filters = Filters::of(&call.target.query, &["dangling", "label", "until"])?;
+    if filters.values("dangling").iter().any(|value| matches!(value.as_str(), "0" | "false")) {
+        return Err(ApiError::unsupported(
+            "removing all images that no container uses",
+            "remove them by name",
+        ));
+    }
+    let removed = server.blocking(|server| Ok(server.images()?.prune()?)).await?;
+    let freed: u64 = removed.iter().map(|image| image.size_bytes).sum();
+    let rows: Vec<_> = removed.iter().map(|i| json!({ "Deleted": i.id.to_string() })).collect();
+    Ok(reply(StatusCode::OK, &json!({ "ImagesDeleted": rows, "SpaceReclaimed": freed })))
+}
+
+/// What `X-Registry-Auth` holds.
+#[derive(Deserialize)]
+#[serde(default)]
+#[derive(Default)]
+struct Auth {
+    username: String,
+    password: String,
+}
+
+fn credentials(call: &Call) -> ApiResult<Option<Credentials>> {
+    let Some(header) = call.headers.get("x-registry-auth") else { return Ok(None) };
+    let bad = || ApiError::bad_request("X-Registry-Auth is not JSON in base64");
+    let bytes = URL_SAFE
+        .decode(header.as_bytes())
+        .or_else(|_| STANDARD.decode(header.as_bytes()))
+        .map_err(|_| bad())?;
+    if bytes.is_empty() {
+        return Ok(None);
+    }
+    let auth: Option<Auth> = serde_json::from_slice(&bytes).map_err(|_| bad())?;
+    let auth = auth.unwrap_or_default();
+    let Auth { username, password } = auth;
+    Ok((!username.is_empty()).then_some(Credentials { username, password }))
+}
+
+/// `POST /images/create`: a pull.
+pub async fn create(server: &Arc<Server>, call: &Call) -> ApiResult<Response> {
+    let query = &call.target.query;
+    let Some(name) = query.get("fromImage") else {
+        return Err(ApiError::unsupported(
+            "importing a root file system",
+            "use exocell image import, or load an image archive",
+        ));
+    };
+    let reference: Reference = match query.get("tag") {
+        Some(tag) if tag.starts_with("sha256:") => format!("{name}@{tag}").parse()?,
+        Some(tag) => format!("{name}:{tag}").parse()?,
+        None => name.parse()?,
+    };
+    let options = RegistryOptions { plain_http: false, credentials: credentials(call)? };
+    let (sender, body) = Body::stream();
+    let server = server.clone();
+    tokio::task::spawn_blocking(move || {
+        let shown = reference.to_string();
+        sender.line_now(&json!({ "status": format!("Pulling from {shown}"), "id": shown }));
+        let source = Source::Registry { reference, options };
+        match import(&server, &source, None, &sender) {
+            Ok(image) => {
+                tell(&server, "pull", &shown, &shown);
+                let id = image.id.to_string();
+                sender.line_now(&json!({ "status": format!("Digest: {}", image.manifest.map_or(id, |d| d.to_string())) }));
+                sender.line_now(
+                    &json!({ "status": format!("Status: Downloaded image for {shown}") }),
+                );
+            }
+            Err(error) => say_failure(&sender, &error),
+        }
+    });
+    Ok(stream("application/json", body))
+}
+
+fn say_failure(sender: &BodySender, error: &ApiError) {
+    let code = error.status.as_u16();
+    sender.line_now(&json!({
+        "errorDetail": { "code": code, "message": error.message }, "error": error.message,
+    }));
+}
+
+fn import(
+    server: &Server,
+    source: &Source,
+    tag: Option<&Reference>,
+    sender: &BodySender,
+) -> ApiResult<ImageRecord> {
+    let (mut layer, mut done, mut told) = (String::new(), 0, 0);
+    let mut progress = |event: ProgressEvent<'_>| match event {
+        ProgressEvent::Layer { index, count, .. } => {
+            layer = format!("layer {} of {count}", index + 1);
+            sender.line_now(
+                &json!({ "status": "Pulling fs layer", "progressDetail": {}, "id": layer }),
+            );
+        }
+        ProgressEvent::Bytes(bytes) => {
+            done += bytes;
+            if done - told >= STEP_BYTES {
+                told = done;
+                let detail = json!({ "current": done });
+                sender.line_now(
+                    &json!({ "status": "Downloading", "progressDetail": detail, "id": layer }),
+                );
+            }
+        }
+        ProgressEvent::Skipped { path, why } => {
+            sender.line_now(&json!({ "status": format!("left out {path}: {why}") }));
+        }
+        _ => {}
+    };
+    Ok(server.images()?.import(source, tag, &ImportLimits::default(), &mut progress)?)
+}
+
+/// `POST /images/load`: an archive of `docker save`, or an OCI layout in one.
+pub async fn load(server: &Arc<Server>, call: Call) -> ApiResult<Response> {
+    let body = BodyReader::new(call.body);
+    let file = server.blocking(move |server| spool(server, body)).await?;
+    let (sender, body) = Body::stream();
+    let server = server.clone();
+    tokio::task::spawn_blocking(move || match load_all(&server, &file, &sender) {
+        Ok(loaded) => loaded.iter().for_each(|name| {
+            sender.line_now(&json!({ "stream": format!("Loaded image: {name}\n") }));
+        }),
+        Err(error) => say_failure(&sender, &error),
+    });
+    Ok(stream("application/json", body))
+}
+
+fn spool(server: &Server, body: BodyReader) -> ApiResult<tempfile::NamedTempFile> {
+    let failed =
+        |error: io::Error| ApiError::bad_request(format!("the archive is not whole: {error}"));
+    let full = |error: io::Error| ApiError::internal(format!("no room for the archive: {error}"));
+    let root = crate::containers::Containers::root(server.layout());
+    let mut file = tempfile::NamedTempFile::new_in(root).map_err(full)?;
+    io::copy(&mut unpacked(body)?, &mut file).map_err(failed)?;
+    file.flush().and_then(|()| file.rewind()).map_err(full)?;
+    Ok(file)
+}
+
+/// One of an archive's `manifest.json`.
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct Item {
+    repo_tags: Option<Vec<String>>,
+}
+
+fn load_all(
+    server: &Server,
+    file: &tempfile::NamedTempFile,
+    sender: &BodySender,
+) -> ApiResult<Vec<String>> {
+    let source = Source::detect(file.path(), ImageConfig::default())?;
+    let names = names_in(file.path())?;
+    let mut loaded = Vec::new();
+    if names.is_empty() {
+        let image = import(server, &source, None, sender)?;
+        tell(server, "load", &image.id.to_string(), &image.id.to_string());
+        return Ok(vec![image.id.to_string()]);
+    }
+    for name in names {
+        let tag: Reference = name.parse().map_err(|error: ImageError| ApiError::from(error))?;
+        let image = import(server, &source, Some(&tag), sender)?;
+        tell(server, "load", &image.id.to_string(), &name);
+        loaded.push(tag.to_string());
+    }
+    Ok(loaded)
+}
+
+/// The names in an archive's `manifest.json`; none where it has none.
+fn names_in(path: &std::path::Path) -> ApiResult<Vec<String>> {
+    let broken =
+        |error: io::Error| ApiError::bad_request(format!("the archive cannot be read: {error}"));
+    let file = std::fs::File::open(path).map_err(broken)?;
+    for entry in tar::Archive::new(io::BufReader::new(file)).entries().map_err(broken)? {
+        let entry = entry.map_err(broken)?;
+        if entry.path().is_ok_and(|path| path == std::path::Path::new("manifest.json")) {
+            let max = ImportLimits::default().document_bytes_max as u64;
+            let items: Vec<Item> = serde_json::from_reader(io::Read::take(entry, max))
+                .map_err(|error| broken(error.into()))?;
+            return Ok(items
+                .into_iter()
+                .flat_map(|item| item.repo_tags.unwrap_or_default())
+                .collect());
+        }
+    }
+    Ok(Vec::new())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::fits;
+
+    #[test]
+    fn stars_stand_for_anything_but_a_slash() {
+        assert!(fits("exocell/base", "exocell/*") && fits("a", "*") && fits("aXbYc", "a*b*c"));
+        assert!(!fits("exocell/base", "exo*") && !fits("a", "b*") && !fits("ab", "a"));
+    }
+}

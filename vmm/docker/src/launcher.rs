@@ -1,0 +1,95 @@
+//! Starting a container's cell. A supervisor is cloned from a process with one
+//! thread, and a server has many; so each start is a short life of the same
+//! executable:
+//!
+//! ```text
+//! server ── exec: exocell launch-container ID ──> plan, launch ──> supervisor
+//!   └───────── stdin: the operator's session (a socket pair) ────────┘
+//! ```
+
+use std::io::Write;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use exocell_cell::agent::TtySize;
+use exocell_cell::launch::{Request, Workload, launch_for};
+use exocell_cell::plan::VmPlan;
+use exocell_cell::xgate::CapabilitySet;
+use exocell_cell::{CellError, Layout};
+use serde::{Deserialize, Serialize};
+
+use crate::containers::Containers;
+use crate::error::{ApiError, ApiResult};
+
+/// The verb of the command that runs [`launch_container`].
+pub const VERB: &str = "launch-container";
+
+/// What a launcher says on its standard output when it fails.
+#[derive(Debug, Serialize, Deserialize)]
+struct Failure {
+    status: u16,
+    message: String,
+}
+
+/// Starts the cell of container `id`; the server's end of its session. Blocks.
+pub fn launch(layout: &Layout, id: &str) -> ApiResult<UnixStream> {
+    let failed = |what: &str, error: std::io::Error| ApiError::internal(format!("{what}: {error}"));
+    let (session, operator) =
+        UnixStream::pair().map_err(|error| failed("cannot make a socket pair", error))?;
+    let output = Command::new("/proc/self/exe")
+        .arg("--root")
+        .arg(layout.root())
+        .args([VERB, id])
+        .stdin(OwnedFd::from(operator))
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .output()
+        .map_err(|error| failed("cannot run the launcher", error))?;
+    if output.status.success() {
+        return Ok(session);
+    }
+    match serde_json::from_slice::<Failure>(&output.stdout) {
+        Ok(failure) => Err(ApiError::new(
+            failure.status.try_into().unwrap_or(hyper::StatusCode::INTERNAL_SERVER_ERROR),
+            failure.message,
+        )),
+        Err(_) => Err(ApiError::internal(format!(
+            "the launcher failed ({}): {}",
+            output.status,
+            String::from_utf8_lossy(&output.stderr).trim()
+        ))),
+    }
+}
+
+/// The launcher: makes container `id` a cell whose operator is at the other
+/// end of standard input. The caller must have one thread. The result is the
+/// exit code.
+pub fn launch_container(layout: &Layout, id: &str) -> u8 {
+    let request = Request::begin();
+    match start(layout, id, request) {
+        Ok(()) => 0,
+        Err(error) => {
+            let error = ApiError::from(error);
+            let failure = Failure { status: error.status.as_u16(), message: error.message };
+            let text = serde_json::to_vec(&failure).unwrap_or_default();
+            // The server is told by the exit code if it cannot be told why.
+            let _ = std::io::stdout().write_all(&text);
+            125
+        }
+    }
+}
+
+fn start(layout: &Layout, id: &str, request: Request) -> Result<(), CellError> {
+    let containers = Containers::open(layout)
+        .map_err(CellError::host(format!("cannot use {}", layout.root().display())))?;
+    let container = containers.read(id)?;
+    let operator = std::io::stdin().as_fd().try_clone_to_owned();
+    let operator = operator.map_err(CellError::host("cannot take over the session"))?;
+    let caps = CapabilitySet::parse(&container.spec.capabilities, Path::new("/"))?;
+    let tty = container.tty_size.map(|(rows, cols)| TtySize { rows, cols });
+    let plan = VmPlan::new(layout, &container.spec, &caps, tty)?;
+    let workload = Workload::Vm(Box::new(plan));
+    launch_for(layout, container.spec, caps, workload, request, operator.into()).map(drop)
+}

@@ -1,0 +1,316 @@
+//! Starting, following and ending containers.
+
+use std::os::unix::net::UnixStream as BlockingStream;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use exocell_cell::agent::{FailureKind, Kind, Reply};
+use exocell_cell::control::{Client, ControlRequest};
+use exocell_cell::{CellError, Record, end};
+use nix::sys::signal::Signal;
+use tokio::net::UnixStream;
+use tokio::sync::oneshot;
+use tokio::time::timeout;
+
+use crate::containers::{Container, Seen};
+use crate::error::{ApiError, ApiResult};
+use crate::frames::{Chunk, read_frame};
+use crate::launcher;
+use crate::live::{Live, Overseer};
+use crate::state::Server;
+
+/// What a killed cell's exit code is.
+const KILLED: u8 = 128 + 9;
+/// How long a program gets to end where nobody says.
+const STOP_SECONDS: i64 = 10;
+
+type Started = oneshot::Sender<ApiResult<()>>;
+
+/// Starts container `key` and waits until its program runs. False when it runs
+/// already.
+///
+/// # Errors
+/// 400 when the program cannot be executed, in words that clients know.
+pub async fn start(server: &Arc<Server>, key: &str) -> ApiResult<bool> {
+    let live = server.live(server.find(key).await?.id());
+    let _changing = live.changing.lock().await;
+    let seen = server.find(&live.id).await?;
+    if seen.is_running() {
+        return Ok(false);
+    }
+    if seen.cell.is_some() {
+        return Err(ApiError::conflict(format!(
+            "container {} has ended, and its disk with it; make a new one (docker run)",
+            live.id
+        )));
+    }
+    let container = Container { started: true, ..seen.container };
+    let (starting, id) = (container.clone(), live.id.clone());
+    let launched = server
+        .blocking(move |server| {
+            server.containers.prepare(&starting.mounts)?;
+            let session = launcher::launch(server.layout(), &id)?;
+            server.containers.write(&starting)?;
+            Ok(session)
+        })
+        .await;
+    // Who was attached before hears that there will be nothing.
+    let session = match launched {
+        Ok(session) => session,
+        Err(error) => {
+            live.close().await;
+            return Err(error);
+        }
+    };
+    let (started, running) = oneshot::channel();
+    follow(server, &live, container.clone(), session, Some(started)).await?;
+    let lost = || ApiError::internal("the cell ended before its program started");
+    running.await.unwrap_or_else(|_| Err(lost()))?;
+    server.tell(&container, "start", &[]);
+    Ok(true)
+}
+
+/// Makes sure that a running container is followed, whoever started it.
+pub async fn adopt(server: &Arc<Server>, seen: &Seen) -> ApiResult<()> {
+    let live = server.live(seen.id());
+    if live.is_followed() {
+        return Ok(());
+    }
+    let record = seen.running()?.0.clone();
+    match server.blocking(move |_| Ok(onlook(&record)?)).await {
+        Ok(session) => follow(server, &live, seen.container.clone(), session, None).await,
+        // It may have ended, or have too many followers.
+        Err(error) => Err(error),
+    }
+}
+
+fn onlook(record: &Record) -> Result<BlockingStream, CellError> {
+    let client = Client::connect(record)?;
+    client.ask(&ControlRequest::Attach { replay: false })?;
+    Ok(client.into_stream())
+}
+
+async fn follow(
+    server: &Arc<Server>,
+    live: &Arc<Live>,
+    container: Container,
+    session: BlockingStream,
+    started: Option<Started>,
+) -> ApiResult<()> {
+    let failed = |error| ApiError::internal(format!("cannot follow the cell: {error}"));
+    session.set_nonblocking(true).map_err(failed)?;
+    let (mut output, input) = UnixStream::from_std(session).map_err(failed)?.into_split();
+    if !live.begin(input).await {
+        return Ok(());
+    }
+    let (server, live) = (server.clone(), live.clone());
+    tokio::spawn(async move {
+        let told = hear(&server, &live, &mut output, started).await;
+        live.close().await;
+        settle(&server, &live, &container, told).await;
+    });
+    Ok(())
+}
+
+/// Passes on what the session brings; the exit code, if it was told.
+async fn hear(
+    server: &Arc<Server>,
+    live: &Arc<Live>,
+    output: &mut tokio::net::unix::OwnedReadHalf,
+    mut started: Option<Started>,
+) -> Option<u8> {
+    let mut started = |result| started.take().map(|started| started.send(result));
+    while let Ok(Some(frame)) = read_frame(output).await {
+        if frame.kind != Kind::Reply {
+            if let Some(chunk) = Chunk::of(frame) {
+                live.tell(chunk, &Watch { server, id: &live.id }).await;
+            }
+            continue;
+        }
+        match frame.json::<Reply>() {
+            Ok(Reply::Started { .. }) => {
+                started(Ok(()));
+            }
+            Ok(Reply::Exited { code }) => {
+                started(Ok(()));
+                return Some(code);
+            }
+            Ok(Reply::Failed { kind, message }) => {
+                let (code, error) = not_started(kind, &message);
+                // Without a start to tell of, this is a follower cut off.
+                return started(Err(error)).map(|_| code);
+            }
+            Ok(_) | Err(_) => return None,
+        }
+    }
+    None
+}
+
+/// The exit code, and the words by which the docker command finds it.
+fn not_started(kind: FailureKind, message: &str) -> (u8, ApiError) {
+    let (code, words) = match kind {
+        FailureKind::NotFound => (127, "executable file not found"),
+        FailureKind::NotExecutable => (126, "permission denied"),
+        FailureKind::Invalid | FailureKind::Guest => (125, "the guest refused it"),
+    };
+    (code, ApiError::bad_request(format!("failed to start the program: {message}: {words}")))
+}
+
+/// Looks whether a container is over.
+struct Watch<'a> {
+    server: &'a Arc<Server>,
+    id: &'a str,
+}
+
+impl Overseer for Watch<'_> {
+    async fn is_over(&self) -> bool {
+        !is_alive(self.server, self.id).await
+    }
+}
+
+async fn is_alive(server: &Arc<Server>, id: &str) -> bool {
+    server.find(id).await.is_ok_and(|seen| seen.is_running())
+}
+
+/// [`adopt`] for the task that it starts.
+fn adopt_again<'a>(
+    server: &'a Arc<Server>,
+    seen: &'a Seen,
+) -> Pin<Box<dyn Future<Output = ApiResult<()>> + Send + 'a>> {
+    Box::pin(adopt(server, seen))
+}
+
+/// The session is over: finds out how the container is, and tells.
+async fn settle(server: &Arc<Server>, live: &Arc<Live>, container: &Container, told: Option<u8>) {
+    let mut found = server.find(&live.id).await;
+    while told.is_none()
+        && let Ok(seen) = &found
+        && seen.is_running()
+    {
+        // Cut off: it goes on, and so do we. Whoever waits is told later.
+        if adopt_again(server, seen).await.is_ok() {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        found = server.find(&live.id).await;
+    }
+    let recorded = found.as_ref().ok().and_then(|seen| seen.status()?.exit_code);
+    let code = told.or(recorded).unwrap_or(KILLED);
+    server.tell(container, "die", &[("exitCode", code.to_string())]);
+    live.ended(code);
+    // A record that is to be removed goes before its followers hear of the end.
+    let gone = found.is_err_and(|error| error.status == hyper::StatusCode::NOT_FOUND);
+    if gone || container.spec.remove {
+        let id = live.id.clone();
+        // What is left is swept by the next who looks.
+        let _ = server.blocking(move |server| server.containers.forget(&id)).await;
+        server.tell(container, "destroy", &[]);
+        server.bury(&live.id);
+    }
+}
+
+/// Waits until container `seen` has ended, at most `limit`; whether it has.
+async fn await_end(server: &Arc<Server>, seen: &Seen, limit: Duration) -> bool {
+    let live = server.live(seen.id());
+    let mut life = live.life();
+    let ends = life.borrow().ends;
+    if adopt(server, seen).await.is_err() || !live.is_followed() {
+        return !is_alive(server, seen.id()).await;
+    }
+    timeout(limit, life.wait_for(|life| life.ends > ends || life.removed)).await.is_ok()
+}
+
+/// Sends the program of `seen` a signal; SIGKILL ends the cell.
+pub async fn signal(server: &Arc<Server>, seen: &Seen, signal: Signal) -> ApiResult<()> {
+    let (record, status) = seen.running()?;
+    let (record, status) = (record.clone(), status.clone());
+    let sent =
+        server.blocking(move |server| Ok(end::kill(server.layout(), &record, &status, signal)?));
+    match sent.await {
+        // It ended before the signal came.
+        Err(_) if !is_alive(server, seen.id()).await => Ok(()),
+        other => other,
+    }?;
+    server.tell(&seen.container, "kill", &[("signal", (signal as i32).to_string())]);
+    Ok(())
+}
+
+/// How `key` is to be stopped, as far as its client says.
+#[derive(Debug, Clone, Default)]
+pub struct Stop {
+    /// Before it is killed; negative: never.
+    pub seconds: Option<i64>,
+    pub signal: Option<String>,
+}
+
+/// Ends container `key` in order. False when it does not run.
+pub async fn stop(server: &Arc<Server>, key: &str, how: Stop) -> ApiResult<bool> {
+    let seen = server.find(key).await?;
+    if !seen.is_running() {
+        return Ok(false);
+    }
+    let config = &seen.container.config;
+    let seconds = how.seconds.or(config.stop_timeout).unwrap_or(STOP_SECONDS);
+    let grace = u64::try_from(seconds).map_or(Duration::MAX, Duration::from_secs);
+    let name = how.signal.as_deref().or(config.stop_signal.as_deref()).unwrap_or("TERM");
+    let first = end::signal(name)?;
+    if !grace.is_zero() {
+        // Listens before it signals: a quick end is not to be missed.
+        let ended = await_end(server, &seen, grace);
+        let (ended, signalled) = tokio::join!(ended, signal(server, &seen, first));
+        if ended {
+            server.tell(&seen.container, "stop", &[]);
+            return Ok(true);
+        }
+        signalled?;
+    }
+    kill_now(server, &seen).await?;
+    server.tell(&seen.container, "stop", &[]);
+    Ok(true)
+}
+
+/// Ends a running container at once and waits until that is told.
+pub async fn kill_now(server: &Arc<Server>, seen: &Seen) -> ApiResult<()> {
+    let ended = await_end(server, seen, Duration::from_secs(10));
+    let (_, killed) = tokio::join!(ended, signal(server, seen, Signal::SIGKILL));
+    killed
+}
+
+/// Removes container `key`; `force` ends it first.
+pub async fn remove(server: &Arc<Server>, key: &str, force: bool) -> ApiResult<()> {
+    let seen = server.find(key).await?;
+    let live = server.live(seen.id());
+    let changing = live.changing.lock().await;
+    // It may have ended, or begun, while we waited.
+    let seen = server.find(seen.id()).await?;
+    if seen.is_running() {
+        if !force {
+            return Err(ApiError::conflict(format!(
+                "cannot remove container \"/{}\": container is running: stop the container before removing or force remove",
+                seen.container.name()
+            )));
+        }
+        kill_now(server, &seen).await?;
+    }
+    let (cell, id) = (seen.cell.clone(), seen.id().to_owned());
+    server
+        .blocking(move |server| {
+            // A record that removed itself is removed.
+            if let Some((record, _)) = cell
+                && let Ok((record, _, status)) = Record::find(server.layout(), &record.id)
+            {
+                end::remove(server.layout(), &record, &status, true)?;
+            }
+            server.containers.forget(&id)
+        })
+        .await?;
+    drop(changing);
+    // The end of one that removes itself has told that already.
+    if !(seen.container.spec.remove && seen.is_running()) {
+        server.tell(&seen.container, "destroy", &[]);
+    }
+    live.close().await;
+    server.bury(&live.id);
+    Ok(())
+}

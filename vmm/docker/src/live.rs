@@ -1,0 +1,242 @@
+//! A container's life as the server follows it: who is attached, how it ended,
+//! and the session over which the server is the operator of its cell.
+//!
+//! ```text
+//!             start: the session           the end is told
+//!  waiting ──────────────────────> following ─────────────> over
+//!     attached clients wait           get all it writes      closed
+//! ```
+//! A server that is started while cells run follows them as an onlooker does.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use exocell_cell::agent::{Kind, TtySize};
+use tokio::net::unix::OwnedWriteHalf;
+use tokio::sync::{mpsc, watch};
+use tokio::time::timeout;
+
+use crate::frames::{Chunk, write_frame, write_json};
+
+/// Chunks that wait for one attached client; then the program waits, as it
+/// does for a pipe.
+const CHUNKS_WAITING: usize = 64;
+/// How often a client that holds the program up is looked at.
+const HELD_UP: Duration = Duration::from_secs(1);
+
+/// What is known of a container's ends.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Life {
+    /// How often its program ended while this server followed it.
+    pub ends: u64,
+    /// Of its last end.
+    pub code: u8,
+    pub removed: bool,
+}
+
+/// Knows whether a program is over.
+pub trait Overseer: Sync {
+    fn is_over(&self) -> impl Future<Output = bool> + Send;
+}
+
+#[derive(Default)]
+struct Attached {
+    following: bool,
+    clients: Vec<mpsc::Sender<Chunk>>,
+}
+
+/// See the module's head.
+pub struct Live {
+    pub id: String,
+    /// Held while the container is started, stopped or removed.
+    pub changing: tokio::sync::Mutex<()>,
+    attached: Mutex<Attached>,
+    input: tokio::sync::Mutex<Option<OwnedWriteHalf>>,
+    life: watch::Sender<Life>,
+    /// Counts what it wrote; the log has it already.
+    written: watch::Sender<u64>,
+}
+
+impl Live {
+    pub fn new(id: &str) -> Self {
+        Self {
+            id: id.to_owned(),
+            changing: tokio::sync::Mutex::default(),
+            attached: Mutex::default(),
+            input: tokio::sync::Mutex::default(),
+            life: watch::Sender::default(),
+            written: watch::Sender::default(),
+        }
+    }
+
+    fn attached(&self) -> MutexGuard<'_, Attached> {
+        self.attached.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn life(&self) -> watch::Receiver<Life> {
+        self.life.subscribe()
+    }
+
+    pub fn written(&self) -> watch::Receiver<u64> {
+        self.written.subscribe()
+    }
+
+    /// What the program writes from now on. With `wait`, a program that does
+    /// not run yet; without it and with no program the stream is over.
+    pub fn attach(&self, wait: bool) -> mpsc::Receiver<Chunk> {
+        let (sender, receiver) = mpsc::channel(CHUNKS_WAITING);
+        let mut attached = self.attached();
+        if attached.following || wait {
+            attached.clients.push(sender);
+        }
+        receiver
+    }
+
+    /// Takes the session's writing half. False when there is a session already.
+    pub async fn begin(&self, input: OwnedWriteHalf) -> bool {
+        let mut current = self.input.lock().await;
+        let mut attached = self.attached();
+        if attached.following {
+            return false;
+        }
+        attached.following = true;
+        *current = Some(input);
+        true
+    }
+
+    pub fn is_followed(&self) -> bool {
+        self.attached().following
+    }
+
+    /// Hands `chunk` to everyone attached. A client that stops reading holds
+    /// the program up, until `overseer` finds that there is none any more.
+    pub async fn tell(&self, chunk: Chunk, overseer: &impl Overseer) {
+        self.written.send_modify(|count| *count += 1);
+        let clients = self.attached().clients.clone();
+        for client in clients {
+            while let Err(error) = client.try_send(chunk.clone()) {
+                let gone = matches!(error, mpsc::error::TrySendError::Closed(_));
+                if gone
+                    || (timeout(HELD_UP, client.reserve()).await.is_err()
+                        && overseer.is_over().await)
+                {
+                    self.detach(&client);
+                    break;
+                }
+            }
+        }
+    }
+
+    fn detach(&self, client: &mpsc::Sender<Chunk>) {
+        self.attached().clients.retain(|other| !other.same_channel(client));
+    }
+
+    /// The session is over: nobody is attached any more.
+    pub async fn close(&self) {
+        *self.input.lock().await = None;
+        *self.attached() = Attached::default();
+    }
+
+    /// Tells those who wait that the program ended.
+    pub fn ended(&self, code: u8) {
+        self.life.send_modify(|life| {
+            life.ends += 1;
+            life.code = code;
+        });
+    }
+
+    /// Tells them that the container is gone.
+    pub fn removed(&self) {
+        self.life.send_modify(|life| life.removed = true);
+    }
+
+    /// Writes to the program's input; one that is over takes nothing.
+    pub async fn stdin(&self, bytes: &[u8]) {
+        self.send(Kind::Stdin, bytes).await;
+    }
+
+    pub async fn stdin_eof(&self) {
+        self.send(Kind::StdinEof, &[]).await;
+    }
+
+    async fn send(&self, kind: Kind, bytes: &[u8]) {
+        if let Some(input) = &mut *self.input.lock().await {
+            // Its end is told by the other half.
+            let _ = write_frame(input, kind, bytes).await;
+        }
+    }
+
+    pub async fn resize(&self, size: TtySize) {
+        if let Some(input) = &mut *self.input.lock().await {
+            let _ = write_json(input, Kind::Resize, &size).await;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Says the same whenever it is asked.
+    struct Always(bool);
+
+    impl Overseer for Always {
+        async fn is_over(&self) -> bool {
+            self.0
+        }
+    }
+
+    fn chunk(text: &'static str) -> Chunk {
+        Chunk { stderr: false, bytes: text.into() }
+    }
+
+    async fn following() -> Live {
+        let live = Live::new("x");
+        let (ours, _theirs) = tokio::net::UnixStream::pair().unwrap();
+        assert!(live.begin(ours.into_split().1).await);
+        live
+    }
+
+    #[tokio::test]
+    async fn clients_that_wait_hear_all_and_late_ones_nothing() {
+        let live = Live::new("x");
+        let mut early = live.attach(true);
+        assert!(live.attach(false).recv().await.is_none());
+        let (ours, _theirs) = tokio::net::UnixStream::pair().unwrap();
+        assert!(live.begin(ours.into_split().1).await);
+        let mut later = live.attach(false);
+        live.tell(chunk("a"), &Always(false)).await;
+        live.close().await;
+        assert_eq!(early.recv().await, Some(chunk("a")));
+        assert_eq!(later.recv().await, Some(chunk("a")));
+        assert_eq!((early.recv().await, later.recv().await), (None, None));
+        assert!(live.attach(false).recv().await.is_none());
+    }
+
+    #[tokio::test]
+    async fn a_client_that_does_not_read_is_dropped_once_the_program_is_over() {
+        let live = following().await;
+        let mut stuck = live.attach(false);
+        for _ in 0..CHUNKS_WAITING {
+            live.tell(chunk("a"), &Always(false)).await;
+        }
+        live.tell(chunk("b"), &Always(true)).await;
+        let mut heard = 0;
+        while stuck.recv().await.is_some() {
+            heard += 1;
+        }
+        assert_eq!(heard, CHUNKS_WAITING);
+    }
+
+    #[tokio::test]
+    async fn ends_are_told_to_those_who_wait() {
+        let live = following().await;
+        let mut life = live.life();
+        live.ended(3);
+        life.changed().await.unwrap();
+        assert_eq!(*life.borrow(), Life { ends: 1, code: 3, removed: false });
+        assert!(live.is_followed());
+        live.close().await;
+        assert!(!live.is_followed());
+    }
+}

@@ -1,0 +1,161 @@
+//! Which call is which: the one list of what is spoken.
+
+use std::sync::Arc;
+
+use crate::error::{ApiError, ApiResult};
+use crate::http::{Call, Response};
+use crate::state::Server;
+use crate::{archive, attach, calls, exec, images, logs, stats, system, views, volumes};
+
+/// Answers one call.
+pub async fn route(server: &Arc<Server>, method: &str, call: Call) -> ApiResult<Response> {
+    let segments = call.target.segments.clone();
+    let path: Vec<&str> = segments.iter().map(String::as_str).collect();
+    match path.as_slice() {
+        ["_ping"] if matches!(method, "GET" | "HEAD") => Ok(system::ping()),
+        ["version"] if method == "GET" => Ok(system::version()),
+        ["info"] if method == "GET" => system::info(server).await,
+        ["events"] if method == "GET" => server.events.serve(&call),
+        ["system", "df"] if method == "GET" => system::disk_usage(server).await,
+        ["containers", rest @ ..] => containers(server, method, rest, call).await,
+        ["exec", rest @ ..] => execs(server, method, rest, call).await,
+        ["images", rest @ ..] => image(server, method, rest, call).await,
+        ["networks", rest @ ..] => match (method, rest) {
+            ("GET", []) => system::networks(&call),
+            ("GET", [name]) => system::inspect_network(name),
+            ("POST", ["prune"]) => Ok(views::ok(&serde_json::json!({ "NetworksDeleted": [] }))),
+            _ => Err(system::refuse_network()),
+        },
+        ["volumes", rest @ ..] => match (method, rest) {
+            ("GET", []) => volumes::list(server, &call).await,
+            ("POST", ["create"]) => volumes::create(server, call).await,
+            ("POST", ["prune"]) => Err(ApiError::unsupported(
+                "removing all volumes that no container uses",
+                "remove them by name",
+            )),
+            ("GET", [name]) => volumes::inspect(server, name),
+            ("DELETE", [name]) => volumes::remove(server, name).await,
+            _ => Err(unknown(method, &path)),
+        },
+        _ => Err(refusal(method, &path)),
+    }
+}
+
+async fn containers(
+    server: &Arc<Server>,
+    method: &str,
+    rest: &[&str],
+    call: Call,
+) -> ApiResult<Response> {
+    match (method, rest) {
+        ("GET", ["json"]) => calls::list(server, &call).await,
+        ("POST", ["create"]) => calls::create(server, call).await,
+        ("POST", ["prune"]) => calls::prune(server, &call).await,
+        ("DELETE", [id]) => calls::remove(server, id, &call).await,
+        ("GET", [id, "json"]) => calls::inspect(server, id).await,
+        ("POST", [id, "start"]) => calls::start(server, id).await,
+        ("POST", [id, "stop"]) => calls::stop(server, id, &call).await,
+        ("POST", [id, "restart"]) => calls::restart(server, id, &call).await,
+        ("POST", [id, "kill"]) => calls::kill(server, id, &call).await,
+        ("POST", [id, "wait"]) => calls::wait(server, id, &call).await,
+        ("POST", [id, "rename"]) => calls::rename(server, id, &call).await,
+        ("GET", [id, "logs"]) => logs::logs(server, id, &call).await,
+        ("POST", [id, "attach"]) => attach::attach(server, id, call).await,
+        ("POST", [id, "resize"]) => attach::resize(server, id, &call).await,
+        ("GET", [id, "stats"]) => stats::stats(server, id, &call).await,
+        ("GET", [id, "top"]) => stats::top(server, id, &call).await,
+        ("HEAD", [id, "archive"]) => archive::head(server, id, &call).await,
+        ("GET", [id, "archive"]) => archive::get(server, id, &call).await,
+        ("PUT", [id, "archive"]) => archive::put(server, id, call).await,
+        ("POST", [id, "exec"]) => exec::create(server, id, call).await,
+        (_, [id, verb]) => {
+            // A container that is not there is the first thing to say.
+            server.find(id).await?;
+            Err(refused_verb(verb).unwrap_or_else(|| unknown(method, &["containers", id, verb])))
+        }
+        _ => Err(unknown(method, &[&["containers"], rest].concat())),
+    }
+}
+
+/// What Docker does with containers and cells do not.
+fn refused_verb(verb: &str) -> Option<ApiError> {
+    let (what, remedy) = match verb {
+        "pause" | "unpause" => ("pausing a container", "stop it, or leave it running"),
+        "update" => ("changing a container's limits", "make a new one with other limits"),
+        "export" => ("exporting a container", "copy its files with archive (docker cp)"),
+        "changes" => ("listing a container's changes", "copy its files and compare"),
+        "attach" => ("attaching by websocket", "attach by taking the connection over"),
+        _ => return None,
+    };
+    Some(ApiError::unsupported(what, remedy))
+}
+
+async fn execs(
+    server: &Arc<Server>,
+    method: &str,
+    rest: &[&str],
+    call: Call,
+) -> ApiResult<Response> {
+    match (method, rest) {
+        ("POST", [id, "start"]) => exec::start(server, id, call).await,
+        ("POST", [id, "resize"]) => exec::resize(server, id, &call).await,
+        ("GET", [id, "json"]) => exec::inspect(server, id),
+        _ => Err(unknown(method, &[&["exec"], rest].concat())),
+    }
+}
+
+/// A name of an image may hold slashes.
+async fn image(
+    server: &Arc<Server>,
+    method: &str,
+    rest: &[&str],
+    call: Call,
+) -> ApiResult<Response> {
+    match (method, rest) {
+        ("GET", ["json"]) => images::list(server, &call).await,
+        ("POST", ["create"]) => images::create(server, &call).await,
+        ("POST", ["load"]) => images::load(server, call).await,
+        ("POST", ["prune"]) => images::prune(server, &call).await,
+        ("GET", ["search"]) => {
+            Err(ApiError::unsupported("searching a registry", "pull the image by its name"))
+        }
+        ("GET", ["get"] | [.., "get"]) => Err(ApiError::unsupported(
+            "saving an image",
+            "keep the archive that it was loaded from, or the registry's copy",
+        )),
+        ("GET", [name @ .., "json"]) => images::inspect(server, name.join("/")).await,
+        ("GET", [name @ .., "history"]) => images::history(server, name.join("/")).await,
+        ("POST", [name @ .., "tag"]) => images::tag(server, name.join("/"), &call).await,
+        ("POST", [.., "push"]) => {
+            Err(ApiError::unsupported("pushing an image", "push it from where it was built"))
+        }
+        ("DELETE", [_, ..]) => images::remove(server, rest.join("/"), &call).await,
+        _ => Err(unknown(method, &[&["images"], rest].concat())),
+    }
+}
+
+/// Why a call outside of the families above is not answered.
+fn refusal(method: &str, path: &[&str]) -> ApiError {
+    let (what, remedy) = match path {
+        ["build" | "session" | "grpc", ..] => (
+            "building an image",
+            "build it elsewhere and load the archive (docker load, exocell image import)",
+        ),
+        ["commit"] => ("making an image of a container", "copy its files out (docker cp)"),
+        ["auth"] => ("logging in to a registry", "send the credentials with the pull"),
+        ["distribution", ..] => ("looking into a registry", "pull the image"),
+        ["plugins", ..] => ("a plugin", "use what is built in"),
+        ["swarm" | "services" | "nodes" | "tasks" | "secrets" | "configs", ..] => {
+            return ApiError::new(
+                hyper::StatusCode::SERVICE_UNAVAILABLE,
+                "This node is not a swarm manager. Exocell has no swarm: start containers one by one.",
+            );
+        }
+        _ => return unknown(method, path),
+    };
+    ApiError::unsupported(what, remedy)
+}
+
+fn unknown(method: &str, path: &[&str]) -> ApiError {
+    ApiError::not_found(format!("page not found: {method} /{}", path.join("/")))
+}

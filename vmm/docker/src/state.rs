@@ -1,0 +1,91 @@
+//! What the server's calls share.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use exocell_cell::Layout;
+use exocell_cell::images::Store;
+
+use crate::admit::Defaults;
+use crate::containers::{Container, Containers, Seen};
+use crate::error::{ApiError, ApiResult};
+use crate::events::{Event, Events};
+use crate::exec::Execs;
+use crate::live::Live;
+
+/// The server: containers on disk, and what is known of them beyond that.
+pub struct Server {
+    pub containers: Containers,
+    pub defaults: Defaults,
+    pub events: Arc<Events>,
+    pub execs: Execs,
+    /// Held while a name is given away.
+    pub naming: tokio::sync::Mutex<()>,
+    lives: Mutex<HashMap<String, Arc<Live>>>,
+}
+
+impl Server {
+    pub fn new(containers: Containers, defaults: Defaults) -> Self {
+        Self {
+            containers,
+            defaults,
+            events: Arc::default(),
+            execs: Execs::default(),
+            naming: tokio::sync::Mutex::default(),
+            lives: Mutex::default(),
+        }
+    }
+
+    pub fn layout(&self) -> &Layout {
+        self.containers.layout()
+    }
+
+    pub fn images(&self) -> ApiResult<Store> {
+        Ok(Store::open(self.layout().images())?)
+    }
+
+    /// Runs what may block on a thread that may.
+    pub async fn blocking<T: Send + 'static>(
+        self: &Arc<Self>,
+        work: impl FnOnce(&Self) -> ApiResult<T> + Send + 'static,
+    ) -> ApiResult<T> {
+        let server = self.clone();
+        let joined = tokio::task::spawn_blocking(move || work(&server)).await;
+        joined.unwrap_or_else(|error| Err(ApiError::internal(format!("the call failed: {error}"))))
+    }
+
+    /// The container whose name, id or id prefix is `key`.
+    pub async fn find(self: &Arc<Self>, key: &str) -> ApiResult<Seen> {
+        let key = key.to_owned();
+        self.blocking(move |server| server.containers.find(&key)).await
+    }
+
+    fn lives(&self) -> MutexGuard<'_, HashMap<String, Arc<Live>>> {
+        self.lives.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What is known of the life of container `id`.
+    pub fn live(&self, id: &str) -> Arc<Live> {
+        let mut lives = self.lives();
+        lives.entry(id.to_owned()).or_insert_with(|| Arc::new(Live::new(id))).clone()
+    }
+
+    /// The container is gone: tells those who wait, and forgets it.
+    pub fn bury(&self, id: &str) {
+        let live = self.lives().remove(id);
+        if let Some(live) = live {
+            live.removed();
+        }
+        self.execs.forget_container(id);
+    }
+
+    /// Tells what happened to a container.
+    pub fn tell(&self, container: &Container, action: impl Into<String>, more: &[(&str, String)]) {
+        let own =
+            [("image", container.config.image.clone()), ("name", container.name().to_owned())];
+        let labels = container.config.labels.clone().into_iter();
+        let own = own.iter().chain(more).map(|(name, value)| ((*name).to_owned(), value.clone()));
+        let event = Event::new("container", action, container.id(), labels.chain(own).collect());
+        self.events.tell(event);
+    }
+}

@@ -1,0 +1,144 @@
+//! What the server says of itself: ping, version, info, disk usage; and the
+//! networks that there are not.
+
+use std::sync::Arc;
+
+use hyper::StatusCode;
+use serde_json::{Value, json};
+
+use crate::error::{ApiError, ApiResult};
+use crate::filters::Filters;
+use crate::http::{Call, Response, json as reply, text, with_header};
+use crate::state::Server;
+use crate::target::{VERSION_MAX, VERSION_MIN};
+use crate::views;
+
+/// The host's kernel release; containers have their own.
+fn kernel() -> String {
+    let release = nix::sys::utsname::uname();
+    release.map_or_else(|_| String::new(), |name| name.release().to_string_lossy().into_owned())
+}
+
+/// `GET` and `HEAD /_ping`. The classic builder is named, so that the docker
+/// command asks this server to build and hears why it does not.
+pub fn ping() -> Response {
+    let response = with_header(text(StatusCode::OK, "OK"), "builder-version", "1");
+    with_header(response, "cache-control", "no-cache, no-store, must-revalidate")
+}
+
+/// `GET /version`
+pub fn version() -> Response {
+    let version = env!("CARGO_PKG_VERSION");
+    let (newest, oldest) = (format!("1.{VERSION_MAX}"), format!("1.{VERSION_MIN}"));
+    views::ok(&json!({
+        "Platform": { "Name": "Exocell" }, "Version": version, "ApiVersion": newest,
+        "MinAPIVersion": oldest, "Os": "linux", "Arch": "amd64", "KernelVersion": kernel(),
+        "GitCommit": "", "GoVersion": "", "BuildTime": "", "Experimental": false,
+        "Components": [{
+            "Name": "Engine", "Version": version,
+            "Details": { "ApiVersion": newest, "MinAPIVersion": oldest, "Os": "linux",
+                "Arch": "amd64", "KernelVersion": kernel(), "Experimental": "false" },
+        }],
+    }))
+}
+
+/// Bytes of the host's memory.
+pub fn host_memory() -> u64 {
+    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let total = text.lines().find_map(|line| line.strip_prefix("MemTotal:"));
+    let kib = total.and_then(|line| line.split_ascii_whitespace().next()?.parse::<u64>().ok());
+    kib.unwrap_or(0) * 1024
+}
+
+/// `GET /info`
+pub async fn info(server: &Arc<Server>) -> ApiResult<Response> {
+    let (all, images) = server
+        .blocking(|server| Ok((server.containers.all()?, server.images()?.list()?.len())))
+        .await?;
+    let running = all.iter().filter(|seen| seen.is_running()).count();
+    let hostname = nix::unistd::gethostname().unwrap_or_default();
+    Ok(views::ok(&json!({
+        "ID": "exocell", "Name": hostname.to_string_lossy(), "ServerVersion": env!("CARGO_PKG_VERSION"),
+        "Containers": all.len(), "ContainersRunning": running, "ContainersPaused": 0,
+        "ContainersStopped": all.len() - running, "Images": images, "Driver": "exocell",
+        "DriverStatus": [["Boundary", "a guest kernel for each container"]],
+        "SystemStatus": null, "Plugins": { "Volume": ["local"], "Network": ["none"],
+            "Authorization": null, "Log": ["json-file"] },
+        "MemoryLimit": true, "SwapLimit": false, "CpuCfsPeriod": false, "CpuCfsQuota": false,
+        "CPUShares": true, "CPUSet": false, "PidsLimit": true, "IPv4Forwarding": false,
+        "OomKillDisable": false, "Debug": false, "NFd": 0, "NGoroutines": 0,
+        "SystemTime": crate::clock::rfc3339_ms(exocell_cell::now_ms()), "LoggingDriver": "json-file",
+        "CgroupDriver": "none", "CgroupVersion": "2", "NEventsListener": 0,
+        "KernelVersion": kernel(), "OperatingSystem": "Exocell", "OSVersion": "",
+        "OSType": "linux", "Architecture": "x86_64", "IndexServerAddress": "https://index.docker.io/v1/",
+        "RegistryConfig": { "InsecureRegistryCIDRs": ["127.0.0.0/8"], "IndexConfigs": {}, "Mirrors": null },
+        "NCPU": server.defaults.vcpus, "MemTotal": host_memory(),
+        "DockerRootDir": server.layout().root(), "HttpProxy": "", "HttpsProxy": "", "NoProxy": "",
+        "Labels": [], "ExperimentalBuild": false, "Runtimes": { "exocell": { "path": "exocell" } },
+        "DefaultRuntime": "exocell", "Swarm": { "LocalNodeState": "inactive" },
+        "LiveRestoreEnabled": true, "Isolation": "", "InitBinary": "exocell-init",
+        "SecurityOptions": ["name=exocell"], "Warnings": ["cells have no network yet"],
+    })))
+}
+
+/// `GET /system/df`
+pub async fn disk_usage(server: &Arc<Server>) -> ApiResult<Response> {
+    let (images, containers) =
+        server.blocking(|server| Ok((server.images()?.list()?, server.containers.all()?))).await?;
+    let total: u64 = images.iter().map(|image| image.size_bytes).sum();
+    let uses = |id: &str| containers.iter().filter(|seen| seen.container.image_id == id).count();
+    let images: Vec<_> = images
+        .iter()
+        .map(|image| {
+            let id = image.id.to_string();
+            json!({
+                "Id": id, "ParentId": "", "RepoTags": image.tags, "RepoDigests": [],
+                "Created": image.imported, "Size": image.size_bytes, "SharedSize": 0,
+                "VirtualSize": image.size_bytes, "Labels": image.config.labels,
+                "Containers": uses(&id),
+            })
+        })
+        .collect();
+    let rows: Vec<_> = containers.iter().map(views::row).collect();
+    Ok(views::ok(&json!({
+        "LayersSize": total, "Images": images, "Containers": rows, "Volumes": [], "BuildCache": [],
+    })))
+}
+
+/// The networks that containers may name. None reaches anything yet.
+fn network(name: &str) -> Value {
+    json!({
+        "Name": name, "Id": name, "Created": crate::clock::NEVER, "Scope": "local",
+        "Driver": if name == "none" { "null" } else { "bridge" }, "EnableIPv6": false,
+        "IPAM": { "Driver": "default", "Options": null, "Config": [] }, "Internal": true,
+        "Attachable": false, "Ingress": false, "ConfigFrom": { "Network": "" },
+        "ConfigOnly": false, "Containers": {}, "Options": {}, "Labels": {},
+    })
+}
+
+const NETWORKS: [&str; 2] = ["bridge", "none"];
+
+/// `GET /networks`
+pub fn networks(call: &Call) -> ApiResult<Response> {
+    let known = ["dangling", "driver", "id", "label", "name", "scope", "type"];
+    let filters = Filters::of(&call.target.query, &known)?;
+    let shown = NETWORKS.into_iter().filter(|name| {
+        filters.any("name", |wanted| name.contains(wanted))
+            && filters.any("id", |wanted| name.starts_with(wanted))
+            && filters.values("label").is_empty()
+    });
+    Ok(reply(StatusCode::OK, &shown.map(network).collect::<Vec<_>>()))
+}
+
+/// `GET /networks/{id}`
+pub fn inspect_network(name: &str) -> ApiResult<Response> {
+    match NETWORKS.contains(&name) {
+        true => Ok(views::ok(&network(name))),
+        false => Err(ApiError::not_found(format!("network {name} not found"))),
+    }
+}
+
+/// Everything on networks that would change one.
+pub fn refuse_network() -> ApiError {
+    ApiError::unsupported("making, joining or removing a network", "cells have no network yet")
+}

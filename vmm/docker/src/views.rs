@@ -1,0 +1,192 @@
+//! Containers as the API shows them.
+
+use exocell_cell::{State, Status};
+use serde_json::{Map, Value, json};
+
+use crate::admit::MountPoint;
+use crate::clock::rfc3339_ms;
+use crate::containers::{Container, Seen};
+use crate::http::Response;
+use crate::state::Server;
+
+/// What `HostConfig` shows where the client said nothing.
+fn host_defaults() -> Value {
+    json!({
+        "Binds": null, "NetworkMode": "bridge", "PortBindings": {}, "AutoRemove": false,
+        "LogConfig": { "Type": "json-file", "Config": {} },
+        "RestartPolicy": { "Name": "no", "MaximumRetryCount": 0 },
+        "VolumesFrom": null, "CapAdd": null, "CapDrop": null, "ExtraHosts": null, "Dns": [],
+        "DnsOptions": [], "DnsSearch": [], "GroupAdd": null, "IpcMode": "private", "Links": null,
+        "OomScoreAdj": 0, "PidMode": "", "Privileged": false, "PublishAllPorts": false,
+        "ReadonlyRootfs": false, "SecurityOpt": null, "UTSMode": "", "UsernsMode": "",
+        "ShmSize": 67_108_864, "Runtime": "exocell", "Isolation": "", "CpuShares": 0, "Memory": 0,
+        "NanoCpus": 0, "CpuPeriod": 0, "CpuQuota": 0, "CpusetCpus": "", "Devices": [],
+        "PidsLimit": null, "Ulimits": [], "Mounts": [], "ConsoleSize": [0, 0],
+    })
+}
+
+/// `HostConfig` with its gaps filled.
+pub fn host_config(container: &Container) -> Value {
+    let mut shown = host_defaults();
+    if let (Some(shown), Some(own)) = (shown.as_object_mut(), container.host.as_object()) {
+        let said = own.iter().filter(|(_, value)| !value.is_null());
+        shown.extend(said.map(|(name, value)| (name.clone(), value.clone())));
+        let unset = |value: &Value| value["Type"] == "" || value["Name"] == "";
+        let defaults = host_defaults();
+        for name in ["LogConfig", "RestartPolicy"] {
+            if unset(&shown[name]) {
+                shown.insert(name.to_owned(), defaults[name].clone());
+            }
+        }
+    }
+    shown
+}
+
+/// The `Config` of `inspect`.
+fn config(container: &Container) -> Value {
+    let mut shown = json!(container.config);
+    if let Some(shown) = shown.as_object_mut() {
+        let empty = |shown: &Map<String, Value>, name: &str| {
+            shown.get(name).and_then(Value::as_object).is_some_and(Map::is_empty)
+        };
+        // The docker command tells absent from empty here.
+        for name in ["ExposedPorts", "Volumes"] {
+            if empty(shown, name) {
+                shown.remove(name);
+            }
+        }
+        shown.entry("Volumes").or_insert(Value::Null);
+        shown.insert("OnBuild".to_owned(), Value::Null);
+    }
+    shown
+}
+
+fn mount(point: &MountPoint) -> Value {
+    json!({
+        "Type": if point.volume.is_some() { "volume" } else { "bind" },
+        "Name": point.volume, "Source": point.source, "Destination": point.target,
+        "Driver": if point.volume.is_some() { "local" } else { "" },
+        "Mode": if point.writable { "" } else { "ro" },
+        "RW": point.writable, "Propagation": "",
+    })
+}
+
+/// The networks that a container is said to be in: none reaches anything.
+fn networks(container: &Container) -> Value {
+    let name = match container.host["NetworkMode"].as_str() {
+        Some("none") => "none",
+        _ => "bridge",
+    };
+    json!({ name: {
+        "IPAMConfig": null, "Links": null, "Aliases": null, "NetworkID": name, "EndpointID": "",
+        "Gateway": "", "IPAddress": "", "IPPrefixLen": 0, "IPv6Gateway": "",
+        "GlobalIPv6Address": "", "GlobalIPv6PrefixLen": 0, "MacAddress": "", "DriverOpts": null,
+    }})
+}
+
+fn state(seen: &Seen) -> Value {
+    let status = seen.status().cloned().unwrap_or_default();
+    let alive = seen.is_running();
+    json!({
+        "Status": seen.state(), "Running": alive, "Paused": false, "Restarting": false,
+        "OOMKilled": false, "Dead": false,
+        "Pid": if alive { status.supervisor_pid } else { 0 },
+        "ExitCode": status.exit_code.unwrap_or(0),
+        "Error": status.reason.as_deref().unwrap_or_default(),
+        "StartedAt": rfc3339_ms(status.started_ms),
+        "FinishedAt": rfc3339_ms(status.finished_ms),
+    })
+}
+
+/// `GET /containers/{id}/json`
+pub fn inspect(server: &Server, seen: &Seen) -> Value {
+    let container = &seen.container;
+    let args = &container.spec.command;
+    let (path, args) = args.split_first().map_or(("", &[][..]), |(p, a)| (p.as_str(), a));
+    let execs = server.execs.of(seen.id());
+    let log = seen.cell.as_ref().map(|(record, _)| record.path("log"));
+    let networks = networks(container);
+    json!({
+        "Id": seen.id(), "Created": rfc3339_ms(container.spec.created_ms),
+        "Path": path, "Args": args, "State": state(seen), "Image": container.image_id,
+        "ResolvConfPath": "", "HostnamePath": "", "HostsPath": "", "LogPath": log,
+        "Name": format!("/{}", container.name()), "RestartCount": 0, "Driver": "exocell",
+        "Platform": "linux", "MountLabel": "", "ProcessLabel": "", "AppArmorProfile": "",
+        "ExecIDs": if execs.is_empty() { Value::Null } else { json!(execs) },
+        "HostConfig": host_config(container), "GraphDriver": { "Name": "exocell", "Data": {} },
+        "Mounts": container.mounts.iter().map(mount).collect::<Vec<_>>(),
+        "Config": config(container),
+        "NetworkSettings": {
+            "Bridge": "", "SandboxID": "", "SandboxKey": "", "Ports": {}, "Gateway": "",
+            "IPAddress": "", "IPPrefixLen": 0, "MacAddress": "", "Networks": networks,
+        },
+        "Warnings": container.warnings,
+    })
+}
+
+/// A row of `GET /containers/json`.
+pub fn row(seen: &Seen) -> Value {
+    let container = &seen.container;
+    json!({
+        "Id": seen.id(), "Names": [format!("/{}", container.name())],
+        "Image": container.config.image, "ImageID": container.image_id,
+        "Command": container.spec.command.join(" "),
+        "Created": container.spec.created_ms / 1000,
+        "Ports": [], "Labels": container.config.labels,
+        "State": seen.state(), "Status": status_text(seen),
+        "HostConfig": { "NetworkMode": host_config(container)["NetworkMode"] },
+        "NetworkSettings": { "Networks": networks(container) },
+        "Mounts": container.mounts.iter().map(mount).collect::<Vec<_>>(),
+    })
+}
+
+/// `Up 3 minutes`, `Exited (0) 3 minutes ago`, `Created`.
+fn status_text(seen: &Seen) -> String {
+    let ago = |then_ms: u64| duration(exocell_cell::now_ms().saturating_sub(then_ms) / 1000);
+    match seen.status() {
+        None => "Created".to_owned(),
+        Some(Status { state: State::Exited, exit_code, finished_ms, .. }) => {
+            format!("Exited ({}) {} ago", exit_code.unwrap_or(0), ago(*finished_ms))
+        }
+        Some(status) => {
+            format!("Up {}", ago(status.started_ms.max(seen.container.spec.created_ms)))
+        }
+    }
+}
+
+/// Seconds in words.
+fn duration(seconds: u64) -> String {
+    let plural = |count: u64, unit: &str| match count {
+        1 => format!("About a {unit}"),
+        count => format!("{count} {unit}s"),
+    };
+    match seconds {
+        0 => "Less than a second".to_owned(),
+        1 => "1 second".to_owned(),
+        2..60 => format!("{seconds} seconds"),
+        60..3600 => plural(seconds / 60, "minute"),
+        3600..172_800 => plural(seconds / 3600, "hour"),
+        _ => plural(seconds / 86_400, "day"),
+    }
+}
+
+/// A reply of one JSON value with status 200.
+pub fn ok(value: &Value) -> Response {
+    crate::http::json(hyper::StatusCode::OK, value)
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn durations_are_words() {
+        for (seconds, text) in [
+            (0, "Less than a second"),
+            (59, "59 seconds"),
+            (61, "About a minute"),
+            (7200, "2 hours"),
+            (172_800, "2 days"),
+        ] {
+            assert_eq!(super::duration(seconds), text);
+        }
+    }
+}

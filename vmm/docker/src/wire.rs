@@ -1,0 +1,278 @@
+//! The API's JSON, as far as it is read. Clients written in Go send `null`
+//! for what they leave out.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Deserializer, Serialize};
+use serde_json::Value;
+
+/// `null` is the default of its type.
+fn or_default<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(
+    deserializer: D,
+) -> Result<T, D::Error> {
+    Ok(Option::deserialize(deserializer)?.unwrap_or_default())
+}
+
+/// A list of words, or a single one.
+fn words<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Vec<String>>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Words {
+        List(Vec<String>),
+        One(String),
+    }
+    Ok(Option::deserialize(deserializer)?.map(|words| match words {
+        Words::List(list) => list,
+        Words::One(word) => vec![word],
+    }))
+}
+
+/// Names without values: `{"80/tcp": {}}`.
+pub type Names = BTreeMap<String, Value>;
+
+/// What is asked of a container, and what `inspect` shows under `Config`.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, rename_all = "PascalCase")]
+pub struct Config {
+    #[serde(deserialize_with = "or_default")]
+    pub hostname: String,
+    #[serde(deserialize_with = "or_default")]
+    pub domainname: String,
+    #[serde(deserialize_with = "or_default")]
+    pub user: String,
+    #[serde(deserialize_with = "or_default")]
+    pub attach_stdin: bool,
+    #[serde(deserialize_with = "or_default")]
+    pub attach_stdout: bool,
+    #[serde(deserialize_with = "or_default")]
+    pub attach_stderr: bool,
+    #[serde(deserialize_with = "or_default")]
+    pub exposed_ports: Names,
+    #[serde(deserialize_with = "or_default")]
+    pub tty: bool,
+    #[serde(deserialize_with = "or_default")]
+    pub open_stdin: bool,
+    #[serde(deserialize_with = "or_default")]
+    pub stdin_once: bool,
+    #[serde(deserialize_with = "or_default")]
+    pub env: Vec<String>,
+    #[serde(deserialize_with = "words")]
+    pub cmd: Option<Vec<String>>,
+    #[serde(deserialize_with = "words")]
+    pub entrypoint: Option<Vec<String>>,
+    #[serde(deserialize_with = "or_default")]
+    pub image: String,
+    #[serde(deserialize_with = "or_default")]
+    pub volumes: Names,
+    #[serde(deserialize_with = "or_default")]
+    pub working_dir: String,
+    #[serde(deserialize_with = "or_default")]
+    pub labels: BTreeMap<String, String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub stop_signal: Option<String>,
+    /// Seconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub stop_timeout: Option<i64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub healthcheck: Option<Value>,
+}
+
+/// The part of `HostConfig` that decides something here. All of it is kept as
+/// it came, for `inspect`.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(default, rename_all = "PascalCase")]
+pub struct HostConfig {
+    #[serde(deserialize_with = "or_default")]
+    pub binds: Vec<String>,
+    #[serde(deserialize_with = "or_default")]
+    pub mounts: Vec<Mount>,
+    /// Bytes; 0 is no limit.
+    #[serde(deserialize_with = "or_default")]
+    pub memory: i64,
+    /// Billionths of a CPU; 0 is no limit.
+    #[serde(deserialize_with = "or_default")]
+    pub nano_cpus: i64,
+    /// Microseconds of CPU a period.
+    #[serde(deserialize_with = "or_default")]
+    pub cpu_quota: i64,
+    /// Microseconds.
+    #[serde(deserialize_with = "or_default")]
+    pub cpu_period: i64,
+    /// 1024 is one share.
+    #[serde(deserialize_with = "or_default")]
+    pub cpu_shares: i64,
+    #[serde(deserialize_with = "or_default")]
+    pub cpuset_cpus: String,
+    #[serde(deserialize_with = "or_default")]
+    pub pids_limit: i64,
+    #[serde(deserialize_with = "or_default")]
+    pub auto_remove: bool,
+    #[serde(deserialize_with = "or_default")]
+    pub privileged: bool,
+    #[serde(deserialize_with = "or_default")]
+    pub readonly_rootfs: bool,
+    #[serde(deserialize_with = "or_default")]
+    pub network_mode: String,
+    #[serde(deserialize_with = "or_default")]
+    pub pid_mode: String,
+    #[serde(deserialize_with = "or_default")]
+    pub ipc_mode: String,
+    #[serde(rename = "UTSMode", deserialize_with = "or_default")]
+    pub uts_mode: String,
+    #[serde(deserialize_with = "or_default")]
+    pub userns_mode: String,
+    #[serde(deserialize_with = "or_default")]
+    pub devices: Vec<Value>,
+    #[serde(deserialize_with = "or_default")]
+    pub device_requests: Vec<Value>,
+    #[serde(deserialize_with = "or_default")]
+    pub device_cgroup_rules: Vec<String>,
+    #[serde(deserialize_with = "or_default")]
+    pub cap_drop: Vec<String>,
+    #[serde(deserialize_with = "or_default")]
+    pub security_opt: Vec<String>,
+    #[serde(deserialize_with = "or_default")]
+    pub sysctls: BTreeMap<String, String>,
+    #[serde(deserialize_with = "or_default")]
+    pub tmpfs: BTreeMap<String, String>,
+    #[serde(deserialize_with = "or_default")]
+    pub ulimits: Vec<Value>,
+    #[serde(deserialize_with = "or_default")]
+    pub extra_hosts: Vec<String>,
+    #[serde(deserialize_with = "or_default")]
+    pub port_bindings: BTreeMap<String, Value>,
+    #[serde(deserialize_with = "or_default")]
+    pub publish_all_ports: bool,
+    #[serde(deserialize_with = "or_default")]
+    pub links: Vec<String>,
+    #[serde(deserialize_with = "or_default")]
+    pub volumes_from: Vec<String>,
+    #[serde(deserialize_with = "or_default")]
+    pub restart_policy: RestartPolicy,
+    #[serde(deserialize_with = "or_default")]
+    pub log_config: LogConfig,
+    #[serde(deserialize_with = "or_default")]
+    pub runtime: String,
+    /// Rows and columns of the terminal.
+    #[serde(deserialize_with = "or_default")]
+    pub console_size: Vec<u16>,
+}
+
+/// One of `HostConfig.Mounts`.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(default, rename_all = "PascalCase")]
+pub struct Mount {
+    #[serde(rename = "Type", deserialize_with = "or_default")]
+    pub kind: String,
+    #[serde(deserialize_with = "or_default")]
+    pub source: String,
+    #[serde(deserialize_with = "or_default")]
+    pub target: String,
+    #[serde(deserialize_with = "or_default")]
+    pub read_only: bool,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(default, rename_all = "PascalCase")]
+pub struct RestartPolicy {
+    #[serde(deserialize_with = "or_default")]
+    pub name: String,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(default, rename_all = "PascalCase")]
+pub struct LogConfig {
+    #[serde(rename = "Type", deserialize_with = "or_default")]
+    pub kind: String,
+}
+
+/// The body of `POST /containers/create`: `Config` with its host's part beside.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Create {
+    pub config: Config,
+    pub host: HostConfig,
+    /// `HostConfig` as it came.
+    pub host_value: Value,
+}
+
+impl Create {
+    /// Reads the body's JSON.
+    pub fn read(mut body: Value) -> serde_json::Result<Self> {
+        let host_value = body.get_mut("HostConfig").map(Value::take).unwrap_or_default();
+        let host_value = if host_value.is_null() { serde_json::json!({}) } else { host_value };
+        // Lists would be taken for the fields in their order.
+        if !body.is_object() || !host_value.is_object() {
+            return Err(serde::de::Error::custom("it is no object"));
+        }
+        Ok(Self {
+            config: serde_json::from_value(body)?,
+            host: serde_json::from_value(host_value.clone())?,
+            host_value,
+        })
+    }
+}
+
+/// The body of `POST /containers/{id}/exec`.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(default, rename_all = "PascalCase")]
+pub struct ExecCreate {
+    #[serde(deserialize_with = "or_default")]
+    pub attach_stdin: bool,
+    #[serde(deserialize_with = "or_default")]
+    pub attach_stdout: bool,
+    #[serde(deserialize_with = "or_default")]
+    pub attach_stderr: bool,
+    #[serde(deserialize_with = "or_default")]
+    pub tty: bool,
+    #[serde(deserialize_with = "words")]
+    pub cmd: Option<Vec<String>>,
+    #[serde(deserialize_with = "or_default")]
+    pub env: Vec<String>,
+    #[serde(deserialize_with = "or_default")]
+    pub working_dir: String,
+    #[serde(deserialize_with = "or_default")]
+    pub user: String,
+    #[serde(deserialize_with = "or_default")]
+    pub privileged: bool,
+    #[serde(deserialize_with = "or_default")]
+    pub console_size: Vec<u16>,
+}
+
+/// The body of `POST /exec/{id}/start`.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(default, rename_all = "PascalCase")]
+pub struct ExecStart {
+    #[serde(deserialize_with = "or_default")]
+    pub detach: bool,
+    #[serde(deserialize_with = "or_default")]
+    pub tty: bool,
+    #[serde(deserialize_with = "or_default")]
+    pub console_size: Vec<u16>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn what_go_and_python_clients_send_is_read() {
+        let create = Create::read(json!({
+            "Image": "a", "Cmd": null, "Entrypoint": "run me", "Env": null, "Labels": {"a": "b"},
+            "Volumes": {"/x": {}}, "NetworkingConfig": {"EndpointsConfig": {}},
+            "HostConfig": {"Binds": null, "Memory": 5, "LogConfig": {"Type": "", "Config": {}},
+                "RestartPolicy": {"Name": "no", "MaximumRetryCount": 0}, "Devices": [],
+                "ConsoleSize": [24, 80], "UTSMode": "host", "Mounts": [{"Type": "bind"}]},
+        }))
+        .unwrap();
+        assert_eq!(create.config.entrypoint, Some(vec!["run me".to_owned()]));
+        assert_eq!((create.config.cmd, create.config.labels["a"].as_str()), (None, "b"));
+        assert_eq!((create.host.memory, create.host.uts_mode.as_str()), (5, "host"));
+        assert_eq!(create.host.mounts[0].kind, "bind");
+        assert_eq!(create.host_value["Memory"], 5);
+        assert_eq!(Create::read(json!({"Image": "a"})).unwrap().host_value, json!({}));
+        for bad in [json!(null), json!([]), json!({"Env": 1}), json!({"HostConfig": []})] {
+            assert!(Create::read(bad.clone()).is_err(), "{bad}");
+        }
+    }
+}
