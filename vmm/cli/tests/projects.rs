@@ -12,8 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use common::{IMAGE, exocell, given, text};
-use sha2::{Digest, Sha256};
+use common::{IMAGE, exocell, given, pip, text};
 
 const SOURCES: &str = include_str!("projects/sources.txt");
 const TOOLS: &str = include_str!("projects/tools.txt");
@@ -105,61 +104,18 @@ impl Ending {
 /// The directory that holds each source package unpacked and `tools`; fetched
 /// once for a set of pins.
 fn fetched() -> PathBuf {
-    let cache = match std::env::var_os("EXOCELL_CACHE") {
-        Some(cache) => PathBuf::from(cache),
-        None => {
-            PathBuf::from(std::env::var_os("HOME").expect("HOME is set")).join(".cache/exocell")
-        }
-    }
-    .join("projects");
-    let key = Sha256::digest([SOURCES, TOOLS].concat());
-    let key: String = key.iter().take(8).map(|byte| format!("{byte:02x}")).collect();
-    let place = cache.join(key);
-    if !place.exists() {
-        fs::create_dir_all(&cache).expect("a directory in EXOCELL_CACHE");
-        let work = tempfile::tempdir_in(&cache).expect("a directory in EXOCELL_CACHE");
-        fetch(work.path());
-        // Another test may have been faster; its tree is the same.
-        if fs::rename(work.path(), &place).is_err() {
-            assert!(place.exists(), "cannot rename to {}", place.display());
-        }
-    }
-    place
+    pip::kept("projects", &[SOURCES, TOOLS].concat(), fetch)
 }
 
 fn fetch(work: &Path) {
-    let list = |name: &str, pins: &str| {
-        let path = work.join(name);
-        fs::write(&path, pins).expect("a list of pins");
-        path
-    };
-    let (sources, tools) = (list("sources.txt", SOURCES), list("tools.txt", TOOLS));
+    let sources = pip::list(work, "sources.txt", SOURCES);
     let archives = work.join("archives");
-    pip(&["download", "--no-binary", ":all:", "-d", text(&archives), "-r", text(&sources)]);
-    let target = work.join("tools");
-    let wheels = ["install", "--only-binary", ":all:", "--no-compile", "--target"];
-    pip(&[&wheels[..], &[text(&target), "-r", text(&tools)]].concat());
+    let download = ["download", "--no-binary", ":all:", "-d", text(&archives)];
+    pip::pip(&[&download[..], &["-r", text(&sources)]].concat());
+    pip::install(&pip::list(work, "tools.txt", TOOLS), &work.join("tools"));
     for archive in fs::read_dir(&archives).expect("archives").flatten() {
         let archive = archive.path();
         let unpacked = Command::new("tar").arg("-xf").arg(&archive).arg("-C").arg(work).status();
         assert!(unpacked.expect("tar runs").success(), "cannot unpack {}", archive.display());
     }
-}
-
-/// Runs `pip` as this machine has it configured; what it fetches must have the
-/// hash that is pinned.
-fn pip(words: &[&str]) {
-    let (verb, rest) = words.split_first().expect("a verb");
-    let output = Command::new("python3")
-        .args(["-m", "pip", "--disable-pip-version-check", verb])
-        .args(["--quiet", "--no-deps", "--require-hashes"])
-        .args(rest)
-        .output()
-        .expect("python3 is installed by scripts/setup");
-    assert!(
-        output.status.success(),
-        "cannot fetch the projects to test with; does this machine reach a Python package \
-         registry (pip config list)? pip says: {}",
-        String::from_utf8_lossy(&output.stderr)
-    );
 }

@@ -4,9 +4,11 @@
 
 pub mod cell;
 pub mod compiled;
+pub mod docker;
 pub mod guest;
 pub mod host;
 pub mod lan;
+pub mod pip;
 pub mod pty;
 pub mod servers;
 

@@ -1,0 +1,330 @@
+//! The docker command, as it is installed, against `exocell serve --docker`.
+
+mod common;
+
+use std::fs;
+use std::time::Duration;
+
+use common::docker::{Server, gone, says};
+use common::{IMAGE, LIMIT, Started, eventually, finish, text};
+
+#[test]
+fn run_gives_a_programs_output_and_exit_code() {
+    let server = Server::start();
+    let hello = server.run(&[], &["sh", "-c", "echo hello; echo oh >&2"]).ok();
+    assert_eq!((hello.text(), hello.stderr.as_str()), ("hello", "oh\n"));
+    server.run(&[], &["sh", "-c", "exit 7"]).exited(7);
+    server.run(&[], &["sh", "-c", "kill -9 $$"]).exited(137);
+    let missing = server.run(&[], &["no-such-program"]).exited(127);
+    assert!(missing.stderr.contains("no-such-program"), "{}", missing.stderr);
+    server.run(&[], &["/etc/passwd"]).exited(126);
+    let input = finish(
+        &mut server.command(&["run", "--rm", "-i", "--network", "none", IMAGE, "cat"]),
+        b"in and out",
+    );
+    assert_eq!(input.ok().stdout, b"in and out");
+    let terminal = server.run(&["-t"], &["sh", "-c", "tty; stty size >&2"]).ok();
+    assert!(terminal.stdout.starts_with(b"/dev/pts/"), "{:?}", terminal.text());
+    assert!(terminal.stdout.ends_with(b"\r\n"));
+    assert_eq!((server.files(), server.records()), (vec![], vec![]), "--rm leaves nothing");
+}
+
+#[test]
+fn output_comes_whole_and_in_order() {
+    let server = Server::start();
+    let counted = server.run(&[], &["seq", "1", "200000"]).ok();
+    let expected: String = (1..=200_000).map(|number| format!("{number}\n")).collect();
+    assert!(counted.stdout == expected.as_bytes(), "{} bytes", counted.stdout.len());
+    let mut piped = server.command(&["run", "--rm", "-i", "--network", "none", IMAGE, "wc", "-c"]);
+    assert_eq!(finish(&mut piped, &vec![b'x'; 3 << 20]).ok().text(), (3 << 20).to_string());
+}
+
+#[test]
+fn a_container_is_made_with_what_its_client_asks() {
+    let server = Server::start();
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("given"), "by the host").unwrap();
+    let script = "pwd; id -u; echo $A $B; hostname; cat /ro/given; touch /ro/x || echo refused; \
+                  echo kept > /data/f; grep MemTotal /proc/meminfo | tr -dc 0-9";
+    let read_only = format!("{}:/ro:ro", text(folder.path()));
+    let flags = [
+        "-w",
+        "/tmp",
+        "-u",
+        "1000",
+        "-e",
+        "A=a",
+        "-e",
+        "B=b b",
+        "-h",
+        "here",
+        "-v",
+        &read_only,
+        "-v",
+        "data:/data",
+        "-m",
+        "128m",
+        "--entrypoint",
+        "sh",
+        "--label",
+        "l=v",
+    ];
+    let volume = server.run(&["-v", "data:/data"], &["chmod", "777", "/data"]);
+    volume.ok();
+    let made = server.run(&flags, &["-c", script]).ok();
+    let lines: Vec<&str> = made.text().lines().collect();
+    assert_eq!(lines[..4], ["/tmp", "1000", "a b b", "here"]);
+    assert_eq!(lines[4], "by the hostrefused");
+    let kib: u64 = lines[5].parse().expect("a number");
+    assert!((64 << 10..128 << 10).contains(&kib), "{kib} KiB of memory");
+    assert_eq!(server.run(&["-v", "data:/data"], &["cat", "/data/f"]).ok().text(), "kept");
+    assert_eq!(server.docker(&["volume", "ls", "-q"]).ok().text(), "data");
+    server.docker(&["volume", "rm", "data"]).ok();
+    assert_eq!(server.docker(&["volume", "ls", "-q"]).ok().text(), "");
+}
+
+#[test]
+fn a_running_container_is_looked_into_and_ended() {
+    let server = Server::start();
+    let id = server.idle("job");
+    assert_eq!(id.len(), 64);
+    assert_eq!(
+        server.inspect("job", "{{.Id}} {{.State.Status}} {{.Name}}"),
+        format!("{id} running /job")
+    );
+    assert_eq!(
+        server.docker(&["ps", "--format", "{{.Names}} {{.Image}}"]).ok().text(),
+        format!("job {IMAGE}")
+    );
+    let own = finish(&mut server.exocell(&["ps", "--json"]), b"").ok();
+    assert_eq!(own.json()["name"], "job");
+    let cell = server.cell("job");
+
+    let exec = ["exec", "-e", "X=1", "-w", "/usr", "-u", "daemon", "job"];
+    let ran = server.docker(
+        &[&exec[..], &["sh", "-c", "echo $X $(pwd) $(id -un); echo oh >&2; exit 3"]].concat(),
+    );
+    let ran = ran.exited(3);
+    assert_eq!((ran.text(), ran.stderr.as_str()), ("1 /usr daemon", "oh\n"));
+    server.docker(&["exec", "job", "no-such-program"]).exited(127);
+    let input = finish(&mut server.command(&["exec", "-i", "job", "wc", "-c"]), b"12345");
+    assert_eq!(input.ok().text(), "5");
+    server.docker(&["exec", "-d", "job", "touch", "/tmp/detached"]).ok();
+    says(&server, &["exec", "job", "ls", "/tmp/detached"], "/tmp/detached");
+
+    let top = server.docker(&["top", "job"]).ok();
+    assert!(top.text().contains("sleep infinity"), "{}", top.text());
+    let stats =
+        server.docker(&["stats", "--no-stream", "--format", "{{.Name}} {{.MemUsage}}"]).ok();
+    assert!(
+        stats.text().starts_with("job ") && stats.text().ends_with("256MiB"),
+        "{}",
+        stats.text()
+    );
+
+    server.docker(&["rename", "job", "work"]).ok();
+    assert_eq!(finish(&mut server.exocell(&["ps", "--json"]), b"").ok().json()["name"], "work");
+    let refused = server.docker(&["rm", "work"]).exited(1);
+    assert!(refused.stderr.contains("running"), "{}", refused.stderr);
+    server.docker(&["stop", "work"]).ok();
+    assert_eq!(server.inspect("work", "{{.State.Status}} {{.State.ExitCode}}"), "exited 143");
+    assert_eq!(server.docker(&["wait", "work"]).ok().text(), "143");
+    gone(&cell);
+    server.docker(&["rm", "work"]).ok();
+    assert_eq!((server.files(), server.records()), (vec![], vec![]));
+    server.docker(&["inspect", "work"]).exited(1);
+}
+
+#[test]
+fn signals_and_kills_reach_the_program() {
+    let server = Server::start();
+    let script = "trap 'echo got it; exit 4' USR1; echo ready; while :; do sleep 0.1; done";
+    let run = ["run", "-d", "--network", "none", "--name", "s", IMAGE, "sh", "-c", script];
+    server.docker(&run).ok();
+    says(&server, &["logs", "s"], "ready");
+    server.docker(&["kill", "-s", "USR1", "s"]).ok();
+    assert_eq!(server.docker(&["wait", "s"]).ok().text(), "4");
+    assert_eq!(server.docker(&["logs", "s"]).ok().text(), "ready\ngot it");
+    server.idle("k");
+    server.docker(&["kill", "k"]).ok();
+    assert_eq!(server.inspect("k", "{{.State.ExitCode}}"), "137");
+    server.docker(&["kill", "k"]).exited(1);
+    server.idle("f");
+    server.docker(&["rm", "-f", "f"]).ok();
+    assert_eq!(server.docker(&["ps", "-aq", "--filter", "name=f"]).ok().text(), "");
+}
+
+#[test]
+fn logs_are_followed_cut_and_stamped() {
+    let server = Server::start();
+    let script = "for i in 1 2 3; do echo out $i; echo err $i >&2; done; read line; echo last";
+    let create = ["create", "-i", "--network", "none", "--name", "l", IMAGE, "sh", "-c", script];
+    server.docker(&create).ok();
+    let mut attached = Started::new(&mut server.command(&["start", "-ai", "l"]));
+    says(&server, &["logs", "--tail", "1", "l"], "out 3");
+    let followed = Started::new(&mut server.command(&["logs", "-f", "l"]));
+    attached.write(b"\n");
+    attached.close_stdin();
+    let attached = attached.finish(LIMIT).expect("the program ends").ok();
+    assert_eq!(attached.text(), "out 1\nout 2\nout 3\nlast");
+    assert_eq!(attached.stderr, "err 1\nerr 2\nerr 3\n");
+    let followed = followed.finish(LIMIT).expect("logs end with the program").ok();
+    assert_eq!(
+        (followed.text(), followed.stderr.lines().count()),
+        ("out 1\nout 2\nout 3\nlast", 3)
+    );
+    let stamped = server.docker(&["logs", "-t", "--tail", "1", "l"]).ok();
+    let (time, line) = stamped.text().split_once(' ').expect("a time");
+    assert!(time.starts_with("20") && time.ends_with('Z') && line == "last", "{}", stamped.text());
+    assert_eq!(server.docker(&["logs", "--since", "2099-01-01", "l"]).ok().text(), "");
+}
+
+#[test]
+fn files_go_in_and_out() {
+    let server = Server::start();
+    server.idle("c");
+    let host = tempfile::tempdir().unwrap();
+    let (folder, back) = (host.path().join("folder"), host.path().join("back"));
+    fs::create_dir_all(folder.join("deep")).unwrap();
+    fs::write(folder.join("deep/file"), "content").unwrap();
+    std::os::unix::fs::symlink("deep/file", folder.join("link")).unwrap();
+    server.docker(&["cp", text(&folder), "c:/opt"]).ok();
+    server.docker(&["cp", &format!("{}/.", text(&folder)), "c:/mnt"]).ok();
+    server.docker(&["cp", text(&folder.join("deep/file")), "c:/opt/other"]).ok();
+    let listed =
+        server.docker(&["exec", "c", "sh", "-c", "cat /opt/folder/link /mnt/deep/file /opt/other"]);
+    assert_eq!(listed.ok().text(), "contentcontentcontent");
+    server.docker(&["cp", "c:/opt/folder", text(&back)]).ok();
+    assert_eq!(fs::read_to_string(back.join("link")).unwrap(), "content");
+    let into = host.path().join("into");
+    fs::create_dir(&into).unwrap();
+    server.docker(&["cp", "c:/opt/folder/.", text(&into)]).ok();
+    assert_eq!(fs::read_to_string(into.join("deep/file")).unwrap(), "content");
+    let missing = server.docker(&["cp", "c:/no/such", text(host.path())]).exited(1);
+    assert!(missing.stderr.contains("no/such"), "{}", missing.stderr);
+    server.docker(&["cp", text(&folder), "c:/no/such/"]).exited(1);
+    let stream = server.docker(&["cp", "c:/opt/other", "-"]).ok();
+    assert!(stream.stdout.starts_with(b"other"));
+}
+
+#[test]
+fn events_tell_a_containers_life() {
+    let server = Server::start();
+    let listening = Started::new(&mut server.command(&[
+        "events",
+        "--filter",
+        "container=e",
+        "--filter",
+        "type=container",
+        "--format",
+        "{{.Action}} {{.Actor.Attributes.exitCode}}",
+    ]));
+    server
+        .docker(&["run", "--network", "none", "--name", "e", IMAGE, "sh", "-c", "exit 5"])
+        .exited(5);
+    server.docker(&["rm", "e"]).ok();
+    let past = [
+        "events",
+        "--since",
+        "1",
+        "--until",
+        "4000000000",
+        "--filter",
+        "event=destroy",
+        "--format",
+        "{{.Action}}",
+    ];
+    let mut asked = Started::new(&mut server.command(&past));
+    asked.close_stdin();
+    std::thread::sleep(Duration::from_millis(500));
+    nix::sys::signal::kill(
+        nix::unistd::Pid::from_raw(listening.pid()),
+        nix::sys::signal::Signal::SIGINT,
+    )
+    .unwrap();
+    let heard = listening.finish(LIMIT).expect("events end by a signal");
+    let actions: Vec<&str> =
+        heard.text().lines().map(|line| line.split(' ').next().unwrap()).collect();
+    let expected = ["create", "attach", "start", "die", "destroy"];
+    assert_eq!(actions, expected, "{}", heard.text());
+    assert!(heard.text().contains("die 5"), "{}", heard.text());
+}
+
+#[test]
+fn lists_are_filtered_and_names_are_unique() {
+    let server = Server::start();
+    for (name, label) in [("one", "k=a"), ("two", "k=b")] {
+        server
+            .docker(&["create", "--name", name, "-l", label, "--network", "none", IMAGE, "true"])
+            .ok();
+    }
+    let named = |filter: &str| {
+        let args = ["ps", "-a", "--format", "{{.Names}} {{.State}}", "--filter", filter];
+        server.docker(&args).ok().text().to_owned()
+    };
+    assert_eq!(named("label=k=a"), "one created");
+    assert_eq!(named("status=created"), "two created\none created");
+    assert_eq!(named("status=running"), "");
+    assert_eq!(server.docker(&["ps", "-q"]).ok().text(), "");
+    let taken = server.docker(&["create", "--name", "one", IMAGE, "true"]).exited(1);
+    assert!(taken.stderr.contains("already in use"), "{}", taken.stderr);
+    server.docker(&["start", "-a", "one"]).ok();
+    assert_eq!(named("exited=0"), "one exited");
+    assert_eq!(server.docker(&["container", "prune", "-f"]).ok().text().lines().count(), 4);
+    assert_eq!((server.files(), server.records()), (vec![], vec![]));
+}
+
+#[test]
+fn what_cells_do_not_have_is_refused_by_name() {
+    let server = Server::start();
+    let run = |flags: &[&str]| server.run(flags, &["true"]).exited(125).stderr;
+    assert!(run(&["--privileged"]).contains("Privileged is not supported"));
+    assert!(run(&["-p", "80:80"]).contains("publishing ports is not supported"));
+    assert!(run(&["--pid", "host"]).contains("pid mode host"));
+    assert!(run(&["--device", "/dev/null"]).contains("Devices"));
+    assert!(run(&["-v", "/etc/passwd:/x"]).contains("not a folder"));
+    let warned = server.docker(&["run", "--rm", IMAGE, "true"]).ok();
+    assert!(warned.stderr.contains("no network"), "{}", warned.stderr);
+    server.idle("r");
+    for (args, word) in [
+        (&["pause", "r"][..], "pausing"),
+        (&["commit", "r", "x"], "image of a container"),
+        (&["network", "create", "n"], "no network yet"),
+        (&["save", IMAGE], "saving an image"),
+        (&["swarm", "init"], "swarm"),
+    ] {
+        let refused = server.docker(args).exited(1);
+        assert!(refused.stderr.contains(word), "{args:?}: {}", refused.stderr);
+    }
+    let build = finish(&mut server.command(&["build", "-"]), b"FROM scratch\n").exited(1);
+    assert!(build.stderr.contains("docker load"), "{}", build.stderr);
+}
+
+#[test]
+fn a_servers_kill_leaves_cells_that_the_next_one_knows() {
+    let mut server = Server::start();
+    server.docker(&["create", "--name", "made", "--network", "none", IMAGE, "echo", "later"]).ok();
+    server.idle("stays");
+    let run = ["run", "-d", "--rm", "--network", "none", "--name", "short", IMAGE, "sh", "-c"];
+    server
+        .docker(&[&run[..], &["while ! [ -e /tmp/end ]; do sleep 0.1; done; exit 6"]].concat())
+        .ok();
+    let (stays, short) = (server.cell("stays"), server.cell("short"));
+    server.kill();
+    server.resume();
+    let names = ["ps", "-a", "--format", "{{.Names}} {{.State}}"];
+    assert_eq!(server.docker(&names).ok().text(), "short running\nstays running\nmade created");
+    let waiting = Started::new(&mut server.command(&["wait", "short"]));
+    server.docker(&["exec", "short", "touch", "/tmp/end"]).ok();
+    let waited = waiting.finish(LIMIT).expect("it ends");
+    assert!(["6", "0"].contains(&waited.text()), "{}", waited.text());
+    gone(&short);
+    eventually("--rm holds", || server.docker(&names).text() == "stays running\nmade created");
+    assert_eq!(server.docker(&["start", "-a", "made"]).ok().text(), "later");
+    server.kill();
+    finish(&mut server.exocell(&["rm", "-f", "stays", "made"]), b"").ok();
+    gone(&stays);
+    server.resume();
+    assert_eq!(server.docker(&names).ok().text(), "");
+    assert_eq!((server.files(), server.records()), (vec![], vec![]));
+}
