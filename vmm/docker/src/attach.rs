@@ -89,7 +89,14 @@ async fn serve(
             return;
         }
     }
-    let feeder = (wish.stdin && output.is_some()).then(|| tokio::spawn(hijack::feed(input, stdin)));
+    let feed = || {
+        tokio::spawn(async move {
+            // What a client says before the start is kept for the program.
+            stdin.live.until_followed().await;
+            hijack::feed(input, stdin).await;
+        })
+    };
+    let feeder = (wish.stdin && output.is_some()).then(feed);
     if let Some(mut output) = output {
         while let Some(chunk) = output.recv().await {
             let wanted = if chunk.stderr { wish.stderr } else { wish.stdout };

@@ -13,7 +13,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt, ReadHalf, WriteHalf};
 
 use crate::error::{ApiError, ApiResult};
 use crate::frames::Chunk;
-use crate::http::{Body, BodySender, Call, Response, stream};
+use crate::http::{Body, BodySender, Call, Place, Response, stream};
 
 /// From this version on (as its part after `1.`) the content type says
 /// whether output is multiplexed.
@@ -46,12 +46,13 @@ pub fn wanted_size(call: &Call) -> ApiResult<TtySize> {
 pub struct Offer {
     upgrade: Option<OnUpgrade>,
     version: u32,
+    place: Place,
 }
 
 impl Offer {
     pub fn of(call: &mut Call) -> Self {
         let upgrade = call.upgrade.take().filter(|_| call.wants_upgrade);
-        Self { upgrade, version: call.target.version }
+        Self { upgrade, version: call.target.version, place: call.place.clone() }
     }
 
     /// The reply, and the client once it has it. A client that did not ask to
@@ -67,13 +68,11 @@ impl Offer {
             headers.insert(UPGRADE, HeaderValue::from_static("tcp"));
         }
         let client = async move {
-            match self.upgrade {
-                None => Some(Hijacked { end: End::Body(sender), tty }),
-                Some(upgrade) => {
-                    let end = End::Io(TokioIo::new(upgrade.await.ok()?));
-                    Some(Hijacked { end, tty })
-                }
-            }
+            let end = match self.upgrade {
+                None => End::Body(sender),
+                Some(upgrade) => End::Io(TokioIo::new(upgrade.await.ok()?)),
+            };
+            Some(Hijacked { end, tty, place: self.place })
         };
         (response, client)
     }
@@ -88,17 +87,19 @@ enum End {
 pub struct Hijacked {
     end: End,
     tty: bool,
+    place: Place,
 }
 
 impl Hijacked {
     pub fn into_split(self) -> (Input, Listener) {
-        match self.end {
+        let (input, end) = match self.end {
             End::Io(io) => {
                 let (read, write) = tokio::io::split(io);
-                (Input(Some(read)), Listener { end: Ear::Io(write), tty: self.tty })
+                (Input(Some(read)), Ear::Io(write))
             }
-            End::Body(sender) => (Input(None), Listener { end: Ear::Body(sender), tty: self.tty }),
-        }
+            End::Body(sender) => (Input(None), Ear::Body(sender)),
+        };
+        (input, Listener { end, tty: self.tty, _place: self.place })
     }
 
     /// Says one thing and hangs up.
@@ -119,6 +120,7 @@ enum Ear {
 pub struct Listener {
     end: Ear,
     tty: bool,
+    _place: Place,
 }
 
 impl Listener {

@@ -2,6 +2,7 @@
 
 use std::io::{self, Read, Write};
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -12,7 +13,7 @@ use hyper::header::{CONTENT_TYPE, HeaderName, HeaderValue};
 use hyper::{HeaderMap, StatusCode};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use tokio::sync::mpsc;
+use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use tokio::time::timeout;
 
 use crate::error::{ApiError, ApiResult};
@@ -41,7 +42,12 @@ pub struct Call {
     pub upgrade: Option<hyper::upgrade::OnUpgrade>,
     /// Whether the client asked for that (`Upgrade: tcp`).
     pub wants_upgrade: bool,
+    /// The connection's place among those that are open.
+    pub place: Place,
 }
+
+/// Held as long as its connection is open, taken over or not.
+pub type Place = Arc<OwnedSemaphorePermit>;
 
 impl Call {
     /// The body as JSON; an empty one is read as `null`.

@@ -20,7 +20,7 @@ use tokio::sync::Semaphore;
 use crate::admit::Defaults;
 use crate::containers::Containers;
 use crate::error::{ApiError, ApiResult, ServeError};
-use crate::http::{Call, Response, failed};
+use crate::http::{Call, Place, Response, failed};
 use crate::lifecycle;
 use crate::route::route;
 use crate::state::Server;
@@ -143,11 +143,7 @@ async fn accept(server: &Arc<Server>, listener: &UnixListener) {
         let Ok(place) = places.clone().acquire_owned().await else { return };
         match listener.accept().await {
             Ok((stream, _)) => {
-                let server = server.clone();
-                tokio::spawn(async move {
-                    converse(server, stream).await;
-                    drop(place);
-                });
+                tokio::spawn(converse(server.clone(), stream, Arc::new(place)));
             }
             // Out of descriptors: some will be free again.
             Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
@@ -155,10 +151,10 @@ async fn accept(server: &Arc<Server>, listener: &UnixListener) {
     }
 }
 
-async fn converse(server: Arc<Server>, stream: UnixStream) {
+async fn converse(server: Arc<Server>, stream: UnixStream, place: Place) {
     let service = service_fn(move |request| {
-        let server = server.clone();
-        async move { Ok::<_, Infallible>(answer(&server, request).await) }
+        let (server, place) = (server.clone(), place.clone());
+        async move { Ok::<_, Infallible>(answer(&server, request, place).await) }
     });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
@@ -171,8 +167,8 @@ async fn converse(server: Arc<Server>, stream: UnixStream) {
     let _ = connection.await;
 }
 
-async fn answer(server: &Arc<Server>, request: hyper::Request<Incoming>) -> Response {
-    let result = try_answer(server, request).await;
+async fn answer(server: &Arc<Server>, request: hyper::Request<Incoming>, place: Place) -> Response {
+    let result = try_answer(server, request, place).await;
     let mut response = result.unwrap_or_else(|error| failed(&error));
     let headers = response.headers_mut();
     let version = HeaderValue::from_str(&format!("1.{VERSION_MAX}"));
@@ -190,12 +186,14 @@ async fn answer(server: &Arc<Server>, request: hyper::Request<Incoming>) -> Resp
 async fn try_answer(
     server: &Arc<Server>,
     mut request: hyper::Request<Incoming>,
+    place: Place,
 ) -> ApiResult<Response> {
     let target = Target::parse(request.uri().path(), request.uri().query())?;
     let upgrade = hyper::upgrade::on(&mut request);
     let (head, body) = request.into_parts();
     let wants_upgrade = head.headers.contains_key(UPGRADE);
-    let call = Call { target, headers: head.headers, body, upgrade: Some(upgrade), wants_upgrade };
+    let (headers, upgrade) = (head.headers, Some(upgrade));
+    let call = Call { target, headers, body, upgrade, wants_upgrade, place };
     // On a task of its own: a client that hangs up does not stop a call half way.
     let (server, method) = (server.clone(), head.method);
     let answered = tokio::spawn(async move { route(&server, method.as_str(), call).await });

@@ -53,6 +53,8 @@ pub struct Live {
     attached: Mutex<Attached>,
     input: tokio::sync::Mutex<Option<OwnedWriteHalf>>,
     life: watch::Sender<Life>,
+    /// Whether there is a session.
+    session: watch::Sender<bool>,
     /// Counts what it wrote; the log has it already.
     written: watch::Sender<u64>,
 }
@@ -65,6 +67,7 @@ impl Live {
             attached: Mutex::default(),
             input: tokio::sync::Mutex::default(),
             life: watch::Sender::default(),
+            session: watch::Sender::default(),
             written: watch::Sender::default(),
         }
     }
@@ -101,6 +104,7 @@ impl Live {
         }
         attached.following = true;
         *current = Some(input);
+        self.session.send_replace(true);
         true
     }
 
@@ -135,6 +139,13 @@ impl Live {
     pub async fn close(&self) {
         *self.input.lock().await = None;
         *self.attached() = Attached::default();
+        self.session.send_replace(false);
+    }
+
+    /// Waits until there is a program to give input to.
+    pub async fn until_followed(&self) {
+        // The sender is in our hands: it does not go.
+        let _ = self.session.subscribe().wait_for(|session| *session).await;
     }
 
     /// Tells those who wait that the program ended.

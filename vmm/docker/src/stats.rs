@@ -19,6 +19,9 @@ use crate::state::Server;
 
 /// How often a stream of figures goes on.
 const INTERVAL: Duration = Duration::from_secs(1);
+/// What `ps` is asked for where the client does not say: no start times, for a
+/// guest knows no time of its boot.
+const TOP_ARGUMENTS: &str = "-eo user,pid,ppid,tty,time,args";
 /// The guest's list of processes, in bytes.
 const TOP_BYTES_MAX: usize = 1 << 20;
 
@@ -128,7 +131,7 @@ fn host_cpu_ns() -> u64 {
 
 /// `GET /containers/{id}/top`: `ps` of the container's own.
 pub async fn top(server: &Arc<Server>, key: &str, call: &Call) -> ApiResult<Response> {
-    let arguments = call.target.query.get("ps_args").unwrap_or("-ef").to_owned();
+    let arguments = call.target.query.get("ps_args").unwrap_or(TOP_ARGUMENTS).to_owned();
     let seen = server.find(key).await?;
     let record = seen.running()?.0.clone();
     let env = seen.container.config.env.clone();
