@@ -73,11 +73,10 @@ async fn figures(server: &Arc<Server>, seen: &Seen, before: &Value) -> ApiResult
             None => Ok(nothing()),
         })
         .await?;
-    let past = |field: &str| match before {
-        Value::Null => nothing()[field].clone(),
-        before => before[field].clone(),
+    now["precpu_stats"] = match before {
+        Value::Null => nothing()["cpu_stats"].clone(),
+        before => before["cpu_stats"].clone(),
     };
-    now["precpu_stats"] = past("cpu_stats");
     now["preread"] = before["read"].as_str().unwrap_or(NEVER).into();
     now["name"] = format!("/{name}").into();
     now["id"] = id.into();
