@@ -161,7 +161,7 @@ fn logs_are_followed_cut_and_stamped() {
     let create = ["create", "-i", "--network", "none", "--name", "l", IMAGE, "sh", "-c", script];
     server.docker(&create).ok();
     let mut attached = Started::new(&mut server.command(&["start", "-ai", "l"]));
-    says(&server, &["logs", "--tail", "1", "l"], "out 3");
+    says(&server, &["logs", "--tail", "2", "l"], "out 3");
     let followed = Started::new(&mut server.command(&["logs", "-f", "l"]));
     attached.write(b"\n");
     attached.close_stdin();
@@ -270,7 +270,7 @@ fn lists_are_filtered_and_names_are_unique() {
     assert!(taken.stderr.contains("already in use"), "{}", taken.stderr);
     server.docker(&["start", "-a", "one"]).ok();
     assert_eq!(named("exited=0"), "one exited");
-    assert_eq!(server.docker(&["container", "prune", "-f"]).ok().text().lines().count(), 4);
+    assert_eq!(server.docker(&["container", "prune", "-f"]).ok().text().lines().count(), 5);
     assert_eq!((server.files(), server.records()), (vec![], vec![]));
 }
 

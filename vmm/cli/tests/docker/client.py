@@ -4,6 +4,7 @@ import io
 import socket
 import sys
 import tarfile
+import time
 
 import docker
 
@@ -83,7 +84,9 @@ def signalled_by_pid(container):
     """How the SWE-bench harness ends a program that takes too long."""
     made = client.api.exec_create(container.id, "sleep 1000")
     stream = client.api.exec_start(made["Id"], stream=True)
-    pid = client.api.exec_inspect(made["Id"])["Pid"]
+    # It starts once its client has the reply's head.
+    while not (pid := client.api.exec_inspect(made["Id"])["Pid"]):
+        time.sleep(0.01)
     assert pid > 1
     assert container.exec_run(f"kill -TERM {pid}").exit_code == 0
     assert b"".join(stream) == b""
