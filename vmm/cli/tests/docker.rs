@@ -161,7 +161,7 @@ fn logs_are_followed_cut_and_stamped() {
     let create = ["create", "-i", "--network", "none", "--name", "l", IMAGE, "sh", "-c", script];
     server.docker(&create).ok();
     let mut attached = Started::new(&mut server.command(&["start", "-ai", "l"]));
-    says(&server, &["logs", "--tail", "2", "l"], "out 3");
+    says(&server, &["logs", "l"], "out 1\nout 2\nout 3");
     let followed = Started::new(&mut server.command(&["logs", "-f", "l"]));
     attached.write(b"\n");
     attached.close_stdin();
