@@ -363,7 +363,9 @@ pub enum KernelCommand {
 #[derive(Args)]
 #[command(after_help = "Example:
   exocell serve --docker /run/exocell.sock &
-  DOCKER_HOST=unix:///run/exocell.sock docker run --rm exocell/base echo hello")]
+  DOCKER_HOST=unix:///run/exocell.sock docker run --rm exocell/base echo hello
+
+A port that docker run publishes (-p) is on the loopback unless the client names an address.")]
 pub struct ServeArgs {
     /// Where to listen; only this user may connect.
     #[arg(long, value_name = "SOCKET")]
@@ -377,6 +379,10 @@ pub struct ServeArgs {
     /// Processes and threads of a container whose client names no limit.
     #[arg(long, value_name = "N", default_value_t = 4096)]
     pub pids_limit: u32,
+    /// Let containers talk to HOST[:PORTS][/udp], HOST/icmp or NETWORK:PORTS. Without a rule they
+    /// have no network but their published ports, and with --network none not even a rule.
+    #[arg(long, value_name = "RULE")]
+    pub allow_net: Vec<String>,
 }
 
 /// Say what this host offers and what each lack costs.

@@ -279,17 +279,18 @@ fn what_cells_do_not_have_is_refused_by_name() {
     let server = Server::start();
     let run = |flags: &[&str]| server.run(flags, &["true"]).exited(125).stderr;
     assert!(run(&["--privileged"]).contains("Privileged is not supported"));
-    assert!(run(&["-p", "80:80"]).contains("publishing ports is not supported"));
+    assert!(run(&["-p", "80:80"]).contains("conflicting options"));
+    assert!(run(&["-p", "80:80/udp"]).contains("publishing 80/udp is not supported"));
     assert!(run(&["--pid", "host"]).contains("pid mode host"));
     assert!(run(&["--device", "/dev/null"]).contains("Devices"));
     assert!(run(&["-v", "/etc/passwd:/x"]).contains("not a folder"));
     let warned = server.docker(&["run", "--rm", IMAGE, "true"]).ok();
-    assert!(warned.stderr.contains("no network"), "{}", warned.stderr);
+    assert!(warned.stderr.contains("--allow-net"), "{}", warned.stderr);
     server.idle("r");
     for (args, word) in [
         (&["pause", "r"][..], "pausing"),
         (&["commit", "r", "x"], "image of a container"),
-        (&["network", "create", "n"], "no network yet"),
+        (&["network", "create", "n"], "--allow-net"),
         (&["save", IMAGE], "saving an image"),
         (&["swarm", "init"], "swarm"),
     ] {

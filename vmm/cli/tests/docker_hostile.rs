@@ -72,7 +72,7 @@ fn errors_come_in_the_apis_form() {
         ("POST /containers/create", r#"{"Image":"nothing"}"#, 404, "No such image: nothing"),
         ("POST /containers/create?name=a/b", r#"{"Image":"x"}"#, 400, "no name"),
         ("POST /build", "", 501, "docker load"),
-        ("POST /networks/create", "{}", 501, "no network yet"),
+        ("POST /networks/create", "{}", 501, "--allow-net"),
         ("GET /volumes/..", "", 404, "no such volume"),
         ("POST /volumes/create", r#"{"Name":"../x"}"#, 400, "no name"),
     ] {

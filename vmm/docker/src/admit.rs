@@ -1,22 +1,27 @@
 //! What a client asks of a container, held against what a cell can be: refused
 //! by name, taken with a warning, or turned into a capability table.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use exocell_cell::images::ImageConfig;
+use exocell_cell::network::Publish;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::error::{ApiError, ApiResult};
-use crate::wire::{Config, Create, HostConfig, Mount};
+use crate::ports;
+use crate::wire::{Config, Create, HostConfig, Mount, Names};
 
 /// What a container gets where its client names no limit.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Defaults {
     pub memory_bytes: u64,
     pub disk_bytes: u64,
     pub vcpus: u32,
     pub processes: u32,
+    /// What a container may connect to, rules as a capability table has them.
+    pub connect: Vec<String>,
 }
 
 /// A folder of the host or a volume in a container.
@@ -36,6 +41,7 @@ pub struct MountPoint {
 pub struct Admitted {
     pub args: Vec<String>,
     pub mounts: Vec<MountPoint>,
+    pub publish: Vec<Publish>,
     /// The capability table, JSON.
     pub capabilities: String,
     pub warnings: Vec<String>,
@@ -61,12 +67,26 @@ pub fn admit(
         )));
     }
     let mounts = mounts(host, volumes)?;
+    let publish = publish(create, image)?;
     Ok(Admitted {
         args,
-        capabilities: table(host, defaults, &mounts)?.to_string(),
-        warnings: warnings(host),
+        capabilities: table(host, defaults, &mounts, &publish)?.to_string(),
+        warnings: warnings(host, defaults),
         mounts,
+        publish,
     })
+}
+
+fn publish(create: &Create, image: &ImageConfig) -> ApiResult<Vec<Publish>> {
+    let mut exposed: Names = create.config.exposed_ports.clone();
+    exposed.extend(image.exposed_ports.iter().map(|port| (port.clone(), json!({}))));
+    let publish = ports::published(&create.host, &exposed)?;
+    if !publish.is_empty() && create.host.network_mode == "none" {
+        return Err(ApiError::bad_request(
+            "conflicting options: published ports and the network mode none",
+        ));
+    }
+    Ok(publish)
 }
 
 /// Entrypoint and command as Docker merges them: a client's entrypoint, even
@@ -121,11 +141,6 @@ fn refuse(host: &HostConfig) -> ApiResult<()> {
             "use json-file, whose logs are kept with the cell",
         ),
         (!matches!(runtime, "" | "exocell" | "runc"), "this runtime", "leave it out"),
-        (
-            host.publish_all_ports || !host.port_bindings.is_empty(),
-            "publishing ports",
-            "cells have no network yet",
-        ),
     ];
     match refused.into_iter().find(|(asked, ..)| *asked) {
         Some((_, what, remedy)) => Err(ApiError::unsupported(what, remedy)),
@@ -134,7 +149,7 @@ fn refuse(host: &HostConfig) -> ApiResult<()> {
 }
 
 /// What is taken but not done, in words for the client.
-fn warnings(host: &HostConfig) -> Vec<String> {
+fn warnings(host: &HostConfig, defaults: &Defaults) -> Vec<String> {
     let no_new_privileges =
         host.security_opt.iter().any(|option| option.starts_with("no-new-privileges"));
     let fractional = cpus(host).is_some_and(|cpus| cpus.fract() != 0.0);
@@ -142,10 +157,10 @@ fn warnings(host: &HostConfig) -> Vec<String> {
     let tmpfs = host.tmpfs.len() + host.mounts.iter().filter(|m| m.kind == "tmpfs").count() > 0;
     [
         (
-            host.network_mode != "none",
-            "cells have no network yet: the container sees a loopback only",
+            host.network_mode != "none" && defaults.connect.is_empty(),
+            "the container has no network to connect to: exocell serve grants one with --allow-net",
         ),
-        (!host.extra_hosts.is_empty(), "ExtraHosts is not used: there is no network to reach them"),
+        (!host.extra_hosts.is_empty(), "ExtraHosts is not used: the host resolves every name"),
         (fractional, "a part of a CPU is given as a whole one"),
         (!host.cpuset_cpus.is_empty(), "CpusetCpus is not used"),
         (!host.cap_drop.is_empty(), "CapDrop is not used: the cell's kernel is the boundary"),
@@ -169,7 +184,12 @@ fn cpus(host: &HostConfig) -> Option<f64> {
     (host.cpu_quota > 0).then(|| host.cpu_quota as f64 / period as f64)
 }
 
-fn table(host: &HostConfig, defaults: &Defaults, mounts: &[MountPoint]) -> ApiResult<Value> {
+fn table(
+    host: &HostConfig,
+    defaults: &Defaults,
+    mounts: &[MountPoint],
+    publish: &[Publish],
+) -> ApiResult<Value> {
     if host.memory < 0 || host.nano_cpus < 0 {
         return Err(ApiError::bad_request("a limit is negative"));
     }
@@ -190,7 +210,7 @@ fn table(host: &HostConfig, defaults: &Defaults, mounts: &[MountPoint]) -> ApiRe
     };
     let processes = u32::try_from(host.pids_limit).ok().filter(|limit| *limit > 0);
     let folders: Vec<Value> = mounts.iter().map(folder).collect();
-    Ok(json!({
+    let mut table = json!({
         "version": 1,
         "memory": { "limit": memory.to_string() },
         "cpu": { "count": vcpus, "weight": weight },
@@ -198,7 +218,13 @@ fn table(host: &HostConfig, defaults: &Defaults, mounts: &[MountPoint]) -> ApiRe
         "processes": { "max": processes.unwrap_or(defaults.processes) },
         "clock": {}, "random": {}, "stdio": {},
         "folder": folders,
-    }))
+    });
+    if host.network_mode != "none" && !(defaults.connect.is_empty() && publish.is_empty()) {
+        let listen: BTreeSet<u16> = publish.iter().map(|publish| publish.guest_port).collect();
+        let listen: Vec<String> = listen.iter().map(u16::to_string).collect();
+        table["network"] = json!({ "connect": defaults.connect, "listen": listen });
+    }
+    Ok(table)
 }
 
 fn folder(mount: &MountPoint) -> Value {
@@ -290,8 +316,10 @@ mod tests {
     use super::*;
     use exocell_cell::xgate::CapabilitySet;
 
-    const DEFAULTS: Defaults =
-        Defaults { memory_bytes: 1 << 30, disk_bytes: 1 << 30, vcpus: 2, processes: 100 };
+    fn defaults(connect: &[&str]) -> Defaults {
+        let connect = connect.iter().map(ToString::to_string).collect();
+        Defaults { memory_bytes: 1 << 30, disk_bytes: 1 << 30, vcpus: 2, processes: 100, connect }
+    }
 
     fn create(host: Value) -> Create {
         let body = json!({ "Image": "i", "Cmd": ["c"], "HostConfig": host });
@@ -299,7 +327,7 @@ mod tests {
     }
 
     fn admitted(host: Value) -> ApiResult<Admitted> {
-        admit(&create(host), &ImageConfig::default(), &DEFAULTS, Path::new("/volumes"))
+        admit(&create(host), &ImageConfig::default(), &defaults(&[]), Path::new("/volumes"))
     }
 
     #[test]
@@ -323,6 +351,24 @@ mod tests {
     }
 
     #[test]
+    fn a_network_is_what_the_server_grants_and_the_client_publishes() {
+        let table = |host: Value, connect: &[&str]| {
+            let image = ImageConfig::default();
+            let admitted =
+                admit(&create(host), &image, &defaults(connect), Path::new("/volumes")).unwrap();
+            let caps = CapabilitySet::parse(&admitted.capabilities, Path::new("/")).unwrap();
+            (caps.network().map(ToString::to_string), admitted.warnings.len())
+        };
+        let ports = json!({"80/tcp": [{"HostPort": "8080"}, {"HostPort": "8081"}]});
+        assert_eq!(table(json!({}), &[]), (None, 1));
+        assert_eq!(table(json!({"NetworkMode": "none"}), &["a.test:1"]), (None, 0));
+        let (granted, warnings) = table(json!({}), &["a.test:1"]);
+        assert!(granted.unwrap().contains("a.test:1") && warnings == 0);
+        let (granted, warnings) = table(json!({"PortBindings": ports}), &[]);
+        assert!(granted.unwrap().contains("80") && warnings == 1);
+    }
+
+    #[test]
     fn what_a_cell_cannot_be_is_refused_by_name() {
         for (host, status, word) in [
             (json!({"Privileged": true}), 501, "Privileged"),
@@ -330,7 +376,8 @@ mod tests {
             (json!({"NetworkMode": "container:x"}), 501, "network mode"),
             (json!({"NetworkMode": "mine"}), 404, "network mine not found"),
             (json!({"Devices": [{}]}), 501, "Devices"),
-            (json!({"PortBindings": {"80/tcp": []}}), 501, "ports"),
+            (json!({"PortBindings": {"80/udp": []}}), 501, "80/udp"),
+            (json!({"PortBindings": {"80/tcp": []}, "NetworkMode": "none"}), 400, "none"),
             (json!({"LogConfig": {"Type": "syslog"}}), 501, "log driver"),
             (json!({"Runtime": "nvidia"}), 501, "runtime"),
             (json!({"Mounts": [{"Type": "npipe", "Target": "/x"}]}), 501, "npipe"),

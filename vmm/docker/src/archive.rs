@@ -182,12 +182,14 @@ fn send(guest: &UnixStream, path: &str, out: &mut impl Write) -> io::Result<()> 
     })
 }
 
-/// Copies an archive, `.` in the place of the first part of each name.
+/// Copies an archive without the first part of each name; the folder itself is
+/// `./`.
 fn rename(from: impl Read, to: &mut impl Write) -> io::Result<()> {
-    let strip = |path: &std::path::Path| {
+    let strip = |path: &std::path::Path| -> std::path::PathBuf {
         let mut parts = path.components();
         parts.next();
-        std::path::Path::new("./").join(parts.as_path())
+        let rest = parts.as_path();
+        if rest.as_os_str().is_empty() { "./".into() } else { rest.to_owned() }
     };
     let mut builder = tar::Builder::new(to);
     for entry in Archive::new(from).entries()? {
@@ -285,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn the_contents_of_a_directory_begin_with_a_dot() {
+    fn the_contents_of_a_directory_stand_for_it() {
         let bytes = archive(&[
             ("d", EntryType::Directory, 0o755, ""),
             ("d/f", EntryType::Regular, 0o644, "x"),
@@ -305,12 +307,8 @@ mod tests {
             })
             .collect();
         let name = |name: &str, link: Option<&str>| (name.to_owned(), link.map(str::to_owned));
-        let expected = [
-            name("./", None),
-            name("./f", None),
-            name("./h", Some("./f")),
-            name("./s", Some("d/f")),
-        ];
+        let expected =
+            [name("./", None), name("f", None), name("h", Some("f")), name("s", Some("d/f"))];
         assert_eq!(names, expected);
     }
 

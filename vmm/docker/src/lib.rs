@@ -28,6 +28,7 @@ mod lifecycle;
 mod listen;
 mod live;
 mod logs;
+mod ports;
 mod route;
 mod state;
 mod stats;

@@ -18,6 +18,7 @@ use crate::error::{ApiError, ApiResult};
 use crate::frames::{Chunk, read_frame};
 use crate::launcher;
 use crate::live::{Live, Overseer};
+use crate::ports;
 use crate::state::Server;
 
 /// What a killed cell's exit code is.
@@ -45,19 +46,11 @@ pub async fn start(server: &Arc<Server>, key: &str) -> ApiResult<bool> {
             live.id
         )));
     }
-    let container = Container { started: true, ..seen.container };
-    let (starting, id) = (container.clone(), live.id.clone());
-    let launched = server
-        .blocking(move |server| {
-            server.containers.prepare(&starting.mounts)?;
-            let session = launcher::launch(server.layout(), &id)?;
-            server.containers.write(&starting)?;
-            Ok(session)
-        })
-        .await;
+    let starting = seen.container;
+    let launched = server.blocking(move |server| launch(server, starting)).await;
     // Who was attached before hears that there will be nothing.
-    let session = match launched {
-        Ok(session) => session,
+    let (container, session) = match launched {
+        Ok(launched) => launched,
         Err(error) => {
             live.close().await;
             return Err(error);
@@ -69,6 +62,19 @@ pub async fn start(server: &Arc<Server>, key: &str) -> ApiResult<bool> {
     running.await.unwrap_or_else(|_| Err(lost()))?;
     server.tell(&container, "start", &[]);
     Ok(true)
+}
+
+/// Makes `container` a cell; what it is from then on, and its session. Blocks.
+fn launch(server: &Server, mut container: Container) -> ApiResult<(Container, BlockingStream)> {
+    server.containers.prepare(&container.mounts)?;
+    ports::number(&mut container.spec.publish)
+        .map_err(|error| ApiError::internal(format!("cannot publish a port: {error}")))?;
+    // The launcher reads it.
+    server.containers.write(&container)?;
+    let session = launcher::launch(server.layout(), container.id())?;
+    container.started = true;
+    server.containers.write(&container)?;
+    Ok((container, session))
 }
 
 /// Makes sure that a running container is followed, whoever started it.

@@ -66,7 +66,7 @@ async fn run(options: &Options, ready: impl FnOnce()) -> Result<(), ServeError> 
         .map_err(ServeError::host(format!("cannot use {}", root.display())))?;
     let _lock = lock(&root)?;
     let listener = bind(&options.socket).await?;
-    let server = Arc::new(Server::new(containers, options.defaults));
+    let server = Arc::new(Server::new(containers, options.defaults.clone()));
     adopt_all(&server).await;
     let failed = |error| ServeError::host("cannot wait for signals")(error);
     let mut term = signal(SignalKind::terminate()).map_err(failed)?;

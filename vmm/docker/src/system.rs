@@ -1,5 +1,5 @@
 //! What the server says of itself: ping, version, info, disk usage; and the
-//! networks that there are not.
+//! two networks that there are.
 
 use std::sync::Arc;
 
@@ -77,7 +77,7 @@ pub async fn info(server: &Arc<Server>) -> ApiResult<Response> {
         "Labels": [], "ExperimentalBuild": false, "Runtimes": { "exocell": { "path": "exocell" } },
         "DefaultRuntime": "exocell", "Swarm": { "LocalNodeState": "inactive" },
         "LiveRestoreEnabled": true, "Isolation": "", "InitBinary": "exocell-init",
-        "SecurityOptions": ["name=exocell"], "Warnings": ["cells have no network yet"],
+        "SecurityOptions": ["name=exocell"], "Warnings": null,
     })))
 }
 
@@ -105,7 +105,8 @@ pub async fn disk_usage(server: &Arc<Server>) -> ApiResult<Response> {
     })))
 }
 
-/// The networks that containers may name. None reaches anything yet.
+/// The networks that containers may name: `bridge` is what the server grants,
+/// and no container reaches another.
 fn network(name: &str) -> Value {
     json!({
         "Name": name, "Id": name, "Created": crate::clock::NEVER, "Scope": "local",
@@ -140,5 +141,8 @@ pub fn inspect_network(name: &str) -> ApiResult<Response> {
 
 /// Everything on networks that would change one.
 pub fn refuse_network() -> ApiError {
-    ApiError::unsupported("making, joining or removing a network", "cells have no network yet")
+    ApiError::unsupported(
+        "making, joining or removing a network",
+        "a container reaches what exocell serve grants it with --allow-net",
+    )
 }

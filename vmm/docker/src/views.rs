@@ -7,6 +7,7 @@ use crate::admit::MountPoint;
 use crate::clock::rfc3339_ms;
 use crate::containers::{Container, Seen};
 use crate::http::Response;
+use crate::ports;
 use crate::state::Server;
 
 /// What `HostConfig` shows where the client said nothing.
@@ -71,7 +72,7 @@ fn mount(point: &MountPoint) -> Value {
     })
 }
 
-/// The networks that a container is said to be in: none reaches anything.
+/// The network that a container is said to be in; it has no address there.
 fn networks(container: &Container) -> Value {
     let name = match container.host["NetworkMode"].as_str() {
         Some("none") => "none",
@@ -106,6 +107,7 @@ pub fn inspect(server: &Server, seen: &Seen) -> Value {
     let execs = server.execs.of(seen.id());
     let log = seen.cell.as_ref().map(|(record, _)| record.path("log"));
     let networks = networks(container);
+    let open: &[_] = if seen.is_running() { &container.spec.publish } else { &[] };
     json!({
         "Id": seen.id(), "Created": rfc3339_ms(container.spec.created_ms),
         "Path": path, "Args": args, "State": state(seen), "Image": container.image_id,
@@ -117,7 +119,7 @@ pub fn inspect(server: &Server, seen: &Seen) -> Value {
         "Mounts": container.mounts.iter().map(mount).collect::<Vec<_>>(),
         "Config": config(container),
         "NetworkSettings": {
-            "Bridge": "", "SandboxID": "", "SandboxKey": "", "Ports": {}, "Gateway": "",
+            "Bridge": "", "SandboxID": "", "SandboxKey": "", "Ports": ports::settings(open), "Gateway": "",
             "IPAddress": "", "IPPrefixLen": 0, "MacAddress": "", "Networks": networks,
         },
         "Warnings": container.warnings,
@@ -127,12 +129,13 @@ pub fn inspect(server: &Server, seen: &Seen) -> Value {
 /// A row of `GET /containers/json`.
 pub fn row(seen: &Seen) -> Value {
     let container = &seen.container;
+    let open: &[_] = if seen.is_running() { &container.spec.publish } else { &[] };
     json!({
         "Id": seen.id(), "Names": [format!("/{}", container.name())],
         "Image": container.config.image, "ImageID": container.image_id,
         "Command": container.spec.command.join(" "),
         "Created": container.spec.created_ms / 1000,
-        "Ports": [], "Labels": container.config.labels,
+        "Ports": ports::row(open), "Labels": container.config.labels,
         "State": seen.state(), "Status": status_text(seen),
         "HostConfig": { "NetworkMode": host_config(container)["NetworkMode"] },
         "NetworkSettings": { "Networks": networks(container) },

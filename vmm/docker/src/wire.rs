@@ -140,7 +140,7 @@ pub struct HostConfig {
     #[serde(deserialize_with = "or_default")]
     pub extra_hosts: Vec<String>,
     #[serde(deserialize_with = "or_default")]
-    pub port_bindings: BTreeMap<String, Value>,
+    pub port_bindings: BTreeMap<String, Option<Vec<PortBinding>>>,
     #[serde(deserialize_with = "or_default")]
     pub publish_all_ports: bool,
     #[serde(deserialize_with = "or_default")]
@@ -170,6 +170,16 @@ pub struct Mount {
     pub target: String,
     #[serde(deserialize_with = "or_default")]
     pub read_only: bool,
+}
+
+/// Where a port of a container is published.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(default, rename_all = "PascalCase")]
+pub struct PortBinding {
+    #[serde(deserialize_with = "or_default")]
+    pub host_ip: String,
+    #[serde(deserialize_with = "or_default")]
+    pub host_port: String,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]

@@ -1,10 +1,11 @@
 //! `exocell serve`: the Docker Engine API over cells.
 
 use exocell_cell::plan::VCPUS_MAX;
-use exocell_cell::xgate::parse_bytes;
+use exocell_cell::xgate::{Endpoint, parse_bytes};
 use exocell_cell::{CellError, Layout};
 use exocell_docker::{Defaults, Options, host_memory, serve as serve_docker};
 
+use super::run::network_rule;
 use crate::args::ServeArgs;
 use crate::show::say;
 
@@ -25,10 +26,23 @@ pub fn serve(layout: &Layout, args: &ServeArgs) -> Result<u8, CellError> {
         disk_bytes: size("--disk", &args.disk)?,
         vcpus: host.min(VCPUS_MAX),
         processes: args.pids_limit,
+        connect: rules(&args.allow_net)?,
     };
     let socket = std::path::absolute(&args.docker).map_err(CellError::host("cannot listen"))?;
     let options = Options { layout: layout.clone(), socket, defaults };
     let ready = || say!("exocell serves unix://{}", options.socket.display());
     serve_docker(&options, ready).map_err(|error| CellError::Usage(error.to_string()))?;
     Ok(0)
+}
+
+/// The rules of `--allow-net` as a capability table has them.
+fn rules(texts: &[String]) -> Result<Vec<String>, CellError> {
+    let read = |text: &String| {
+        let rule = network_rule(text);
+        match rule.parse::<Endpoint>() {
+            Ok(_) => Ok(rule),
+            Err(error) => Err(CellError::Usage(format!("--allow-net: {error}"))),
+        }
+    };
+    texts.iter().map(read).collect()
 }

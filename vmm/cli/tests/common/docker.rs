@@ -14,15 +14,22 @@ use super::{Finished, IMAGE, eventually, finish, given, program, text, until};
 pub struct Server {
     root: tempfile::TempDir,
     child: Option<Child>,
+    flags: Vec<String>,
 }
 
 impl Server {
     /// A server that has this machine's images and guest kernel.
     pub fn start() -> Self {
+        Self::with(&[])
+    }
+
+    /// The same with more flags.
+    pub fn with(flags: &[&str]) -> Self {
         let root = tempfile::tempdir().expect("a state root");
         let images = state_root().join("images");
         std::os::unix::fs::symlink(images, root.path().join("images")).expect("a link");
-        let mut server = Self { root, child: None };
+        let flags = flags.iter().map(ToString::to_string).collect();
+        let mut server = Self { root, child: None, flags };
         server.resume();
         server
     }
@@ -32,6 +39,7 @@ impl Server {
         let mut child = self
             .exocell(&["serve", "--memory", "256m", "--disk", "256m", "--docker"])
             .arg(self.socket())
+            .args(&self.flags)
             .stdout(Stdio::piped())
             .spawn()
             .expect("exocell serve");
