@@ -53,7 +53,8 @@ const LAYERS: &[(&str, &[&str])] = &[
     // What sits on the cell reaches everything through it.
     ("exocell-benches", &["exocell-cell", "exocell-exovisor", "exocell-xgate"]),
     ("exocell-docker", &["exocell-cell"]),
-    ("exocell-cli", &["exocell-benches", "exocell-cell", "exocell-docker"]),
+    ("exocell-swebench", &[]),
+    ("exocell-cli", &["exocell-benches", "exocell-cell", "exocell-docker", "exocell-swebench"]),
     ("exocell-shim", &["exocell-cell"]),
 ];
 

@@ -43,6 +43,9 @@ pub enum Command {
     #[command(subcommand)]
     Kernel(KernelCommand),
     Serve(ServeArgs),
+    /// Evaluate patches of SWE-bench in cells.
+    #[command(subcommand)]
+    Swebench(SwebenchCommand),
     /// What a server runs for each container that it starts.
     #[command(name = exocell_docker::launcher::VERB, hide = true)]
     LaunchContainer {
@@ -381,6 +384,60 @@ pub struct ServeArgs {
     pub pids_limit: u32,
     /// Let containers talk to HOST[:PORTS][/udp], HOST/icmp or NETWORK:PORTS. Without a rule they
     /// have no network but their published ports, and with --network none not even a rule.
+    #[arg(long, value_name = "RULE")]
+    pub allow_net: Vec<String>,
+}
+
+#[derive(Subcommand)]
+pub enum SwebenchCommand {
+    Run(SwebenchRunArgs),
+}
+
+/// Apply each prediction's patch and run its instance's tests, in a cell of its own.
+#[derive(Args)]
+#[command(after_help = "Example:
+  exocell swebench run --dataset instances.jsonl --predictions gold --jobs 4
+
+Files have the forms of the official harness: rows with image, eval_script and log_parser come
+in; LOGS/RUN_ID/MODEL/INSTANCE_ID/report.json and MODEL.RUN_ID.json go out. An instance that has
+its report.json is not run again. Images must be there (exocell image pull, exocell image ls).")]
+pub struct SwebenchRunArgs {
+    /// Instances: a .json list, or .jsonl with one a line.
+    #[arg(long, value_name = "FILE")]
+    pub dataset: PathBuf,
+    /// Patches, .json or .jsonl; `gold` takes the dataset's own.
+    #[arg(long, value_name = "FILE|gold")]
+    pub predictions: PathBuf,
+    /// Instances at once [default: the number of processors].
+    #[arg(long, value_name = "N")]
+    pub jobs: Option<usize>,
+    /// The run's name: its folder, and what goes on where it was ended.
+    #[arg(long, value_name = "ID", default_value = "run")]
+    pub run_id: String,
+    /// Only this instance (may be repeated).
+    #[arg(short, long = "instance", value_name = "INSTANCE_ID")]
+    pub instances: Vec<String>,
+    /// For the tests of one instance.
+    #[arg(long, value_name = "DURATION", default_value = "30m")]
+    pub timeout: String,
+    #[arg(long, value_name = "DIR", default_value = "logs/run_evaluation")]
+    pub logs: PathBuf,
+    /// Where the final report goes.
+    #[arg(long, value_name = "DIR", default_value = ".")]
+    pub report_dir: PathBuf,
+    /// Memory of each cell.
+    #[arg(short, long, value_name = "BYTES", default_value = "4g")]
+    pub memory: String,
+    /// Private disk of each cell.
+    #[arg(long, value_name = "BYTES", default_value = "10g")]
+    pub disk: String,
+    /// Number of vCPUs of each cell.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub cpus: u32,
+    /// Processes and threads of each cell.
+    #[arg(long, value_name = "N", default_value_t = 4096)]
+    pub pids_limit: u32,
+    /// Let cells talk to HOST[:PORTS]; by default they have no network.
     #[arg(long, value_name = "RULE")]
     pub allow_net: Vec<String>,
 }

@@ -11,6 +11,7 @@ mod kernel;
 mod run;
 mod serve;
 mod stats;
+mod swebench;
 
 use exocell_cell::{CellError, Layout};
 
@@ -36,6 +37,7 @@ pub fn dispatch(cli: Cli) -> Result<u8, CellError> {
         Command::Image(command) => image::image(&layout, command),
         Command::Caps(command) => caps::caps(command),
         Command::Kernel(command) => kernel::kernel(&layout, &command),
+        Command::Swebench(command) => swebench::swebench(&layout, &command),
         Command::Serve(args) => serve::serve(&layout, &args),
         Command::LaunchContainer { id } => {
             Ok(exocell_docker::launcher::launch_container(&layout, &id))

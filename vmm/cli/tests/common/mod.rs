@@ -7,6 +7,7 @@ pub mod compiled;
 pub mod docker;
 pub mod guest;
 pub mod host;
+pub mod instance;
 pub mod lan;
 pub mod pip;
 pub mod pty;

@@ -1,0 +1,87 @@
+//! `exocell swebench`: evaluations of SWE-bench.
+
+use std::time::Duration;
+
+use exocell_cell::xgate::parse_duration;
+use exocell_cell::{CellError, Layout};
+use exocell_swebench::{Exocell, Finished, Options, Report, run};
+
+use crate::args::{SwebenchCommand, SwebenchRunArgs};
+use crate::show::say;
+
+/// A cell lives at most this much longer than its tests may take, whatever
+/// becomes of the command.
+const BESIDE_TESTS: Duration = Duration::from_secs(600);
+
+pub fn swebench(layout: &Layout, command: &SwebenchCommand) -> Result<u8, CellError> {
+    let SwebenchCommand::Run(args) = command;
+    let options = options(layout, args)?;
+    let (report, path) =
+        run(&options, &progress).map_err(|error| CellError::Usage(error.to_string()))?;
+    summarize(&report);
+    say!("report: {}", path.display());
+    Ok(0)
+}
+
+fn options(layout: &Layout, args: &SwebenchRunArgs) -> Result<Options, CellError> {
+    let timeout = parse_duration(&args.timeout)
+        .map_err(|error| CellError::Usage(format!("--timeout: {error}")))?;
+    let jobs = args.jobs.unwrap_or_else(|| {
+        std::thread::available_parallelism().map_or(1, std::num::NonZeroUsize::get)
+    });
+    let root = std::path::absolute(layout.root()).map_err(CellError::host("cannot find --root"))?;
+    Ok(Options {
+        // The link of this process, whatever becomes of the file's name.
+        exocell: Exocell { executable: "/proc/self/exe".into(), root },
+        dataset: args.dataset.clone(),
+        predictions: (args.predictions.as_os_str() != "gold").then(|| args.predictions.clone()),
+        only: args.instances.clone(),
+        run_id: args.run_id.clone(),
+        logs: args.logs.clone(),
+        report_dir: args.report_dir.clone(),
+        jobs,
+        timeout,
+        flags: flags(args, timeout),
+    })
+}
+
+/// For `exocell run`.
+fn flags(args: &SwebenchRunArgs, timeout: Duration) -> Vec<String> {
+    let life = timeout.saturating_add(BESIDE_TESTS).as_secs();
+    let mut flags: Vec<String> = [
+        ("--memory", args.memory.clone()),
+        ("--disk", args.disk.clone()),
+        ("--cpus", args.cpus.to_string()),
+        ("--pids-limit", args.pids_limit.to_string()),
+        ("--timeout", format!("{life}s")),
+    ]
+    .into_iter()
+    .flat_map(|(flag, value)| [flag.to_owned(), value])
+    .collect();
+    flags.extend(args.allow_net.iter().flat_map(|rule| ["--allow-net".to_owned(), rule.clone()]));
+    flags
+}
+
+fn progress(finished: &Finished<'_>) {
+    let Finished { instance_id, resolved, took, done, of } = finished;
+    let verdict = match resolved {
+        Ok(true) => "resolved".to_owned(),
+        Ok(false) => "not resolved".to_owned(),
+        Err(reason) => format!("error: {}", reason.lines().next().unwrap_or_default()),
+    };
+    eprintln!("[{done}/{of}] {instance_id}: {verdict} ({:.1} s)", took.as_secs_f64());
+}
+
+fn summarize(report: &Report) {
+    for (what, count) in [
+        ("total", report.total_instances),
+        ("submitted", report.submitted_instances),
+        ("completed", report.completed_instances),
+        ("resolved", report.resolved_instances),
+        ("unresolved", report.unresolved_instances),
+        ("without a patch", report.empty_patch_instances),
+        ("with an error", report.error_instances),
+    ] {
+        say!("instances {what}: {count}");
+    }
+}
