@@ -61,11 +61,24 @@ fn seccomp() -> Result<String, String> {
     let actions = fs::read_to_string("/proc/sys/kernel/seccomp/actions_avail").map_err(|_| {
         "the host's kernel lacks CONFIG_SECCOMP_FILTER; no cell can be confined".to_owned()
     })?;
-    if actions.split_whitespace().any(|action| action == "trap") {
-        Ok("filters can trap".to_owned())
-    } else {
-        Err("filters cannot trap; the para platform needs it".to_owned())
+    if !actions.split_whitespace().any(|action| action == "user_notif") || !killable_notifications()
+    {
+        return Err("filters cannot notify, or interrupts cancel notifications; \
+             the para platform needs Linux 5.19 or newer"
+            .to_owned());
     }
+    Ok("filters can notify".to_owned())
+}
+
+/// Whether the host knows `SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV` (Linux 5.19).
+fn killable_notifications() -> bool {
+    let flags =
+        libc::SECCOMP_FILTER_FLAG_NEW_LISTENER | libc::SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV;
+    let no_filter = std::ptr::null::<libc::c_void>();
+    // SAFETY: unknown flags fail with EINVAL, known ones with EFAULT for the
+    // null pointer; neither installs anything. Needed to tell the two apart.
+    unsafe { libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, flags, no_filter) };
+    nix::errno::Errno::last() == nix::errno::Errno::EFAULT
 }
 
 fn memfd() -> Result<String, String> {

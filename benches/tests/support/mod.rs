@@ -41,7 +41,8 @@ pub fn traced_isolate(log: &Path, folder: &Path, module: &str) -> String {
 
 fn strace(log: &Path) -> Command {
     let mut command = Command::new("strace");
-    command.args(["-f", "-Y", "-qq", "-e", "signal=SIGSYS", "-o"]).arg(log);
+    // It looks through all processes for each pid in a notification; not so raw.
+    command.args(["-f", "-Y", "-qq", "-e", "signal=none", "-e", "raw=ioctl", "-o"]).arg(log);
     command
 }
 

@@ -7,6 +7,9 @@ use exocell_cell::vmm::jail::ThreadClass;
 
 type Calls = BTreeSet<String>;
 
+/// ENOSYS, and the same where arguments are raw.
+const REFUSED: [&str; 2] = [" = -1 ENOSYS", " = -1 (errno 38)"];
+
 /// What was called, by class.
 #[derive(Debug, Default)]
 pub struct Trace {
@@ -22,10 +25,10 @@ pub struct Trace {
 struct Thread {
     is_supervisor: bool,
     has_filter: bool,
+    /// Its calls are the guest's, not the host's.
+    runs_guest_code: bool,
     /// Begun, its result still to come.
     begun: Option<String>,
-    /// Done, but a SIGSYS may still tell that it was the guest's, not the host's.
-    done: Option<(&'static str, String, bool)>,
 }
 
 impl Trace {
@@ -47,7 +50,6 @@ impl Trace {
             let Some((tid, name)) = head.split_once('<') else { continue };
             trace.step(threads.entry(tid).or_default(), name, rest.trim_start());
         }
-        threads.into_values().filter_map(|thread| thread.done).for_each(|done| trace.add(done));
         self
     }
 
@@ -60,26 +62,19 @@ impl Trace {
     }
 
     fn step(&mut self, thread: &mut Thread, name: &str, event: &str) {
-        if event.starts_with("--- SIGSYS") {
-            // The stub's own filter handed a guest call to the guest kernel.
-            thread.done = None;
-            return;
-        }
-        if let Some(done) = thread.done.take() {
-            self.add(done);
-        }
+        // The last that a stub's thread does for itself.
+        thread.runs_guest_code |= event.starts_with("close_range(") && event.contains("_UNSHARE");
         let Some((call, arguments)) = parse(event, &mut thread.begun) else { return };
         thread.is_supervisor |= call == "setsid" && name == "exocell";
         let class =
             if self.is_isolate { thread.class_in_isolate(name) } else { thread.class(name) };
-        let refused = arguments.contains(" = -1 ENOSYS") && call != "rt_sigreturn";
+        let refused = REFUSED.iter().any(|answer| arguments.contains(answer));
+        let refused = refused && call != "rt_sigreturn";
         thread.has_filter |= call == "seccomp" && arguments.trim_end().ends_with("= 0");
-        thread.done = class.map(|class| (class.name(), call, refused));
-    }
-
-    fn add(&mut self, (class, call, refused): (&'static str, String, bool)) {
-        let set = if refused { &mut self.refused } else { &mut self.used };
-        set.insert((class, call));
+        if let Some(class) = class {
+            let set = if refused { &mut self.refused } else { &mut self.used };
+            set.insert((class.name(), call));
+        }
     }
 }
 
@@ -97,6 +92,7 @@ impl Thread {
             "exocell" if !self.has_filter => None,
             "exocell" if self.is_supervisor => Some(ThreadClass::Control),
             "strace" => None,
+            _ if self.runs_guest_code => None,
             _ => Some(ThreadClass::GuestKernel),
         }
     }
@@ -137,13 +133,18 @@ fn guest_calls_and_refusals_are_told_apart() {
         "7<devices> openat(AT_FDCWD, \"/x\") = 3\n\
          7<devices> seccomp(SECCOMP_SET_MODE_FILTER, 0, {len=9}) = 0\n\
          7<devices> epoll_wait(4,  <unfinished ...>\n\
-         9<uml-userspace> getppid() = 110\n\
-         9<uml-userspace> --- SIGSYS {si_signo=SIGSYS} ---\n\
+         8<uml-userspace> close_range(0, 4294967295, CLOSE_RANGE_UNSHARE <unfinished ...>\n\
+         8<uml-userspace> <... close_range resumed>) = 0\n\
+         8<uml-userspace> getppid() = 110\n\
          7<devices> <... epoll_wait resumed>[], 8, -1) = 0\n\
          7<devices> uname({}) = -1 ENOSYS (Function not implemented)\n\
+         7<devices> ioctl(0x3, 0x5401, 0) = -1 (errno 38)\n\
          9<uml-userspace> futex(0x1, FUTEX_WAIT) = 0\n",
     );
     assert_eq!(trace.used(ThreadClass::Device), BTreeSet::from(["epoll_wait".to_owned()]));
-    assert_eq!(trace.refused(ThreadClass::Device), BTreeSet::from(["uname".to_owned()]));
+    assert_eq!(
+        trace.refused(ThreadClass::Device),
+        BTreeSet::from(["ioctl".to_owned(), "uname".to_owned()])
+    );
     assert_eq!(trace.used(ThreadClass::GuestKernel), BTreeSet::from(["futex".to_owned()]));
 }

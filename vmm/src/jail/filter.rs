@@ -1,8 +1,10 @@
 //! System call filters: one list per thread class, each rule with its reason.
 //!
-//! What is not listed answers ENOSYS instead of killing: a kill would outrank
-//! the trap by which stubs hand guest system calls to the guest kernel
-//! (seccomp(2), "the action values, in order of precedence").
+//! What is not listed answers ENOSYS instead of killing. In stubs the guest
+//! kernel is notified of guest system calls, by a filter of its own, and the
+//! stricter action wins (seccomp(2), "the action values, in order of
+//! precedence"): for the guest kernel's class that leaves only the action of a
+//! tracer, which answers ENOSYS too where there is none.
 
 use std::collections::BTreeMap;
 
@@ -122,6 +124,11 @@ impl Pin {
     }
 }
 
+/// Of a listener for calls that a filter reports (seccomp_unotify(2)).
+const NOTIF_RECV: u64 = 0xc050_2100;
+const NOTIF_SEND: u64 = 0xc018_2101;
+const NOTIF_SET_FLAGS: u64 = 0x4008_2104;
+
 /// clone(2) flags that make namespaces.
 const NEW_NAMESPACES: u64 = (libc::CLONE_NEWNS
     | libc::CLONE_NEWCGROUP
@@ -233,13 +240,21 @@ const GUEST_KERNEL: &[Rule] = rules! {
     access Any, "looks for a directory of its own and finds none";
     mkdir Any, "tries to make a directory of its own; the root is read-only";
     unlink Any, "clears that directory";
-    ioctl OneOf(1, &[libc::TCGETS, libc::TIOCGWINSZ, libc::FIOASYNC]), "is the console a terminal?";
+    ioctl OneOf(1, &[
+        libc::TCGETS,
+        libc::TIOCGWINSZ,
+        libc::FIOASYNC,
+        NOTIF_RECV,
+        NOTIF_SEND,
+        NOTIF_SET_FLAGS,
+    ]), "is the console a terminal? guest system calls";
     pipe2 Any, "wake-ups of the notification thread; what a stub starts with";
     socket OneOf(0, &[libc::AF_UNIX as u64]), "device sockets; the network namespace is empty";
     connect Any, "to device sockets; the root holds no others";
-    socketpair OneOf(0, &[libc::AF_UNIX as u64]), "stubs of the stock kernel, which is for comparison";
-    sendmsg Any, "device messages";
-    recvmsg Any, "stubs of the stock kernel, which is for comparison";
+    socketpair OneOf(0, &[libc::AF_UNIX as u64]), "on which stubs hand their listeners over";
+    setsockopt OneOf(2, &[libc::SO_RCVTIMEO as u64]), "the wait for a listener is bounded";
+    sendmsg Any, "device messages; the listener of a stub's thread";
+    recvmsg Any, "device messages; the listener of a stub's thread";
     epoll_create Any, "device notification";
     epoll_create1 Any, "device notification";
     epoll_ctl Any, "device notification";
@@ -448,7 +463,10 @@ fn compile(class: ThreadClass) -> Result<BpfProgram, JailError> {
     for rule in class.rules() {
         rules.entry(rule.number).or_default().extend(rule.pin.rules().map_err(failed)?);
     }
-    let refused = SeccompAction::Errno(libc::ENOSYS as u32);
+    let refused = match class {
+        ThreadClass::GuestKernel => SeccompAction::Trace(0),
+        _ => SeccompAction::Errno(libc::ENOSYS as u32),
+    };
     SeccompFilter::new(rules, refused, SeccompAction::Allow, TargetArch::x86_64)
         .and_then(BpfProgram::try_from)
         .map_err(failed)
