@@ -198,6 +198,8 @@ static void deaths(void)
 		pid_t child = fork();
 
 		if (child == 0) {
+			/* A caller may have it ignored. */
+			signal(fatal[i], SIG_DFL);
 			raise(fatal[i]);
 			_exit(0);
 		}
