@@ -54,7 +54,7 @@ test: build kernel base-image
 	export EXOCELL_INIT=$(init) EXOCELL_TEST_BIN=$(exocell) EXOCELL_TEST_BASE=$$(realpath $(base_tree))
 	export EXOCELL_TEST_KERNEL=$$($(exocell) kernel status --json | sed -n 's/.*"path": *"\([^"]*\)".*/\1/p')
 	$(static_cargo) test --release --locked -p exocell-init --target $(static_target)
-	cargo test --release --locked --workspace --exclude exocell-init
+	cargo test --release --locked --workspace --exclude exocell-init --no-fail-fast
 
 # Coverage for libFuzzer without a nightly compiler: what cargo-fuzz passes, but for the sanitizer.
 fuzz_flags := --cfg fuzzing -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4
