@@ -138,6 +138,9 @@ const NEW_NAMESPACES: u64 = (libc::CLONE_NEWNS
     | libc::CLONE_NEWPID
     | libc::CLONE_NEWNET) as u64;
 
+/// mremap(2) flags of a move to a given address.
+const MOVE_FIXED: &[u64] = &[(libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED) as u64];
+
 macro_rules! rules {
     ($($call:ident $pin:expr, $why:literal;)*) => {
         &[$(Rule { name: stringify!($call), number: numbers::$call, pin: $pin, why: $why }),*]
@@ -218,6 +221,7 @@ const GUEST_KERNEL: &[Rule] = rules! {
     exit_group Any, "ends the guest kernel process";
     mmap Any, "guest physical memory, guest user mappings in stubs";
     munmap Any, "guest user mappings in stubs";
+    mremap OneOf(3, MOVE_FIXED), "a stub moves the host's vDSO to where guest programs find it";
     mprotect Any, "the guest kernel's read-only data";
     madvise Any, "guest memory that goes back to the host";
     brk Any, "libc start-up";

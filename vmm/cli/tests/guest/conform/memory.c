@@ -53,6 +53,20 @@ static void fixed(void)
 	say_call("page zero", (long)mmap(NULL, PAGE, RW, ANON | MAP_FIXED, -1, 0) == -1 ? -1 : 0);
 }
 
+/* Calls code at a place that may not run. */
+static void say_run(const char *what, char *at)
+{
+	struct sigaction action = { .sa_sigaction = on_fault, .sa_flags = SA_SIGINFO };
+
+	sigaction(SIGSEGV, &action, NULL);
+	if (!sigsetjmp(back, 1)) {
+		((void (*)(void))at)();
+		say("%s runs", what);
+	} else {
+		say("%s: SIG%s code %d", what, sigabbrev_np(fault_signal), fault_code);
+	}
+}
+
 static void protections(void)
 {
 	char *at = map(3, RW, ANON);
@@ -71,13 +85,13 @@ static void protections(void)
 	((void (*)(void))at)();
 	say("code that was written runs");
 	mprotect(at, PAGE, RW);
-	struct sigaction action = { .sa_sigaction = on_fault, .sa_flags = SA_SIGINFO };
-	sigaction(SIGSEGV, &action, NULL);
-	if (!sigsetjmp(back, 1))
-		((void (*)(void))at)();
-	else
-		say("code without the right to run: SIG%s code %d", sigabbrev_np(fault_signal),
-		    fault_code);
+	say_run("a page that was code", at);
+
+	char *heap = sbrk(PAGE), stack[] = { (char)0xc3 };
+
+	*heap = (char)0xc3;
+	say_run("heap", heap);
+	say_run("stack", stack);
 }
 
 static void remapping(void)

@@ -2,6 +2,7 @@
 #include "conform.h"
 
 #include <sys/resource.h>
+#include <sys/syscall.h>
 #include <sys/time.h>
 #include <sys/timerfd.h>
 
@@ -21,6 +22,26 @@ static long ms_of(clockid_t clock)
 	return t.tv_sec * 1000 + t.tv_nsec / 1000000;
 }
 
+static int after(const struct timespec *a, const struct timespec *b)
+{
+	return a->tv_sec > b->tv_sec || (a->tv_sec == b->tv_sec && a->tv_nsec > b->tv_nsec);
+}
+
+/* How often what libc reads by itself and what the kernel says are not in order. */
+static int disorder(clockid_t clock)
+{
+	struct timespec first, kernel, last;
+	int wrong = 0;
+
+	for (int i = 0; i < 5000; i++) {
+		clock_gettime(clock, &first);
+		syscall(SYS_clock_gettime, clock, &kernel);
+		clock_gettime(clock, &last);
+		wrong += after(&first, &kernel) || after(&kernel, &last);
+	}
+	return wrong;
+}
+
 static void clocks(void)
 {
 	static const clockid_t all[] = { CLOCK_REALTIME, CLOCK_MONOTONIC, CLOCK_BOOTTIME,
@@ -37,11 +58,12 @@ static void clocks(void)
 	int back = 0;
 	for (int i = 0; i < 20000; i++) {
 		clock_gettime(CLOCK_MONOTONIC, &now);
-		back += now.tv_sec < last.tv_sec ||
-			(now.tv_sec == last.tv_sec && now.tv_nsec < last.tv_nsec);
+		back += after(&last, &now);
 		last = now;
 	}
 	say("went back %d times", back);
+	for (size_t c = 0; c < sizeof(all) / sizeof(*all); c++)
+		say("clock %d is the kernel's, but for %d", all[c], disorder(all[c]));
 	clock_getres(CLOCK_MONOTONIC, &now);
 	say("resolution %ld", now.tv_nsec);
 }
