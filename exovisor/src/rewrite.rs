@@ -4,6 +4,8 @@
 //!   definition, which the pool serves like any other; indices stay as they are.
 //! - `memory.atomic.wait` and `notify` on the shared memory become calls of host functions: the
 //!   instruction would block the whole thread below all fibers, and nothing could end it.
+//! - `memory.fill` of much of it with zeros does, too: linkers write it for static variables,
+//!   because they do not know that the memory is new, and it would touch all their pages.
 //! - The mutable globals of a module with threads are exported under reserved names, so that an
 //!   instance can be used for one thread after the other.
 //!
@@ -23,12 +25,14 @@ use wasmparser::{FunctionBody, Operator, Parser};
 /// Module part of the names of the host functions that stand for instructions.
 pub(crate) const ATOMICS: &str = "\0exocell atomics";
 /// Their field parts, in the order in which they are imported.
-pub(crate) const ATOMIC_NAMES: [&str; 3] = ["wait32", "wait64", "notify"];
+pub(crate) const ATOMIC_NAMES: [&str; 4] = ["wait32", "wait64", "notify", "clear"];
 /// What the names of exported globals begin with; their index follows.
 pub(crate) const GLOBAL_EXPORT: &str = "\0exocell global ";
 /// What no export of a module may begin with.
 pub(crate) const RESERVED: &str = "\0exocell";
 
+/// From how many bytes on zeros are not written.
+const CLEARED_FROM_BYTES: u32 = 32 << 10;
 /// The stack below the first value of a hosted `__stack_pointer`, in bytes.
 const STACK_BYTES: u64 = 1 << 20;
 const PAGE_BYTES: u64 = 64 << 10;
@@ -103,6 +107,7 @@ impl<'a> Rewriter<'a> {
         types.ty().function([I32, I32, I64, I64], [I32]);
         types.ty().function([I32, I64, I64, I64], [I32]);
         types.ty().function([I32, I32, I64], [I32]);
+        types.ty().function([I32, I32, I32], []);
     }
 
     fn add_tables(&mut self, tables: &mut TableSection) -> Result<(), Error<Infallible>> {
@@ -183,17 +188,36 @@ impl<'a> Rewriter<'a> {
         Ok(())
     }
 
-    /// The call that stands for an atomic instruction on the shared memory, and its offset.
-    fn atomic(&self, operator: &Operator<'_>) -> Option<(u32, u64)> {
+    /// The call that stands for an instruction on the shared memory, and its offset if it has one.
+    /// `before` are the two operators before it.
+    fn call(
+        &self,
+        operator: &Operator<'_>,
+        before: &[Option<Operator<'_>>; 2],
+    ) -> Option<(u32, Option<u64>)> {
         let (index, memarg) = match operator {
+            Operator::MemoryFill { mem: 0 } if self.shape.is_threaded() && are_zeros(before) => {
+                return Some((self.shape.imported_functions.saturating_add(3), None));
+            }
             Operator::MemoryAtomicWait32 { memarg } => (0, memarg),
             Operator::MemoryAtomicWait64 { memarg } => (1, memarg),
             Operator::MemoryAtomicNotify { memarg } => (2, memarg),
             _ => return None,
         };
         let shared = self.shape.is_threaded() && memarg.memory == 0;
-        shared.then_some((self.shape.imported_functions.saturating_add(index), memarg.offset))
+        let callee = self.shape.imported_functions.saturating_add(index);
+        shared.then_some((callee, Some(memarg.offset)))
     }
+}
+
+/// Whether what is filled is many bytes, and with zeros.
+fn are_zeros(before: &[Option<Operator<'_>>; 2]) -> bool {
+    let [Some(Operator::I32Const { value: 0 }), Some(Operator::I32Const { value: length })] =
+        before
+    else {
+        return false;
+    };
+    *length as u32 >= CLEARED_FROM_BYTES
 }
 
 fn changes_tables(operator: &Operator<'_>) -> bool {
@@ -290,12 +314,17 @@ impl Reencode for Rewriter<'_> {
     ) -> Result<(), Error<Infallible>> {
         let mut function: Function = self.new_function_with_parsed_locals(&body)?;
         let mut reader = body.get_operators_reader()?;
+        let mut before = [None, None];
         while !reader.eof() {
             let operator = reader.read()?;
             self.reusable &= !changes_tables(&operator);
-            match self.atomic(&operator) {
+            let call = self.call(&operator, &before);
+            before = [before[1].take(), Some(operator.clone())];
+            match call {
                 Some((callee, offset)) => {
-                    function.instruction(&Instruction::I64Const(offset as i64));
+                    if let Some(offset) = offset {
+                        function.instruction(&Instruction::I64Const(offset as i64));
+                    }
                     function.instruction(&Instruction::Call(callee));
                 }
                 None => {

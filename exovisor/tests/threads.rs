@@ -87,6 +87,19 @@ const MODULE: &str = r#"(module
     (memory.atomic.notify offset=4 (local.get $address) (local.get $count)))
   (func (export "grow") (param i32) (result i32) (memory.grow (local.get 0)))
   (func (export "threads") (result i32) (call $threads))
+  ;; Writes all but the first page's words, after summing up what was there.
+  (func (export "stain") (param $at i32) (result i32) (local $seen i32)
+    (loop $more
+      (local.set $seen (i32.or (local.get $seen) (i32.load (local.get $at))))
+      (i32.store (local.get $at) (i32.const 77))
+      (local.set $at (i32.add (local.get $at) (i32.const 4)))
+      (br_if $more (i32.lt_u (local.get $at) (i32.shl (memory.size) (i32.const 16)))))
+    (local.get $seen))
+  ;; Zeros that a linker would write: 40,000 of them.
+  (func (export "zeros") (param $at i32) (param $look i32) (result i32)
+    (memory.fill (i32.const 0) (i32.const 77) (i32.const 65536))
+    (memory.fill (local.get $at) (i32.const 0) (i32.const 40000))
+    (i32.load8_u (local.get $look)))
   (func (export "spin") (loop $again (br $again)))
   (func (export "one") (result i32) (i32.const 1))
 )"#;
@@ -316,6 +329,46 @@ fn memory_is_limited_for_all_threads_together() {
     let none = CallLimits { memory_bytes: 1 << 15, ..limits() };
     let report = world.run_with("one", &[], none);
     assert_eq!(report.outcome, Outcome::OutOfMemory { limit: 1 << 15 });
+}
+
+#[test]
+fn a_memory_is_new_though_it_was_used_before() {
+    let world = World::new();
+    for _ in 0..10 {
+        assert_eq!(returned(&world.run("stain", &[0])), Ok(0));
+        assert_eq!(returned(&world.run("all", &[ADD, 3])), Ok(3));
+        // Nor does a call that was ended, or one that made it larger, leave something behind.
+        assert_eq!(
+            world.run_with("all", &[SPIN, 2], soon()).outcome,
+            Outcome::Ended(Cause::Deadline)
+        );
+        assert_eq!(returned(&world.run("grow", &[3])), Ok(1));
+        assert_eq!(returned(&world.run("grow", &[0])), Ok(1));
+    }
+}
+
+#[test]
+fn many_zeros_are_written_like_few() {
+    let world = World::new();
+    let zeros = |at, look| returned(&world.run("zeros", &[at, look]));
+    for (at, look, seen) in [
+        (0, 0, 0),
+        (0, 39_999, 0),
+        (0, 40_000, 77),
+        (5_001, 5_000, 77),
+        (5_001, 5_001, 0),
+        (5_001, 8_192, 0),
+        (5_001, 45_000, 0),
+        (5_001, 45_001, 77),
+        (25_536, 65_535, 0),
+    ] {
+        assert_eq!(zeros(at, look), Ok(seen), "{at} {look}");
+    }
+    for at in [25_537, 65_536, -1] {
+        let traps =
+            |outcome| matches!(&outcome, Outcome::Trap(why) if why.contains("out of bounds"));
+        assert!(zeros(at, 0).is_err_and(traps), "{at}");
+    }
 }
 
 #[test]

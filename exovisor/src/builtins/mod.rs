@@ -22,7 +22,7 @@ pub(crate) fn link(linker: &mut Linker<State>) -> Result<()> {
 
 /// The isolate's memory if its threads share it.
 pub(crate) fn shared(caller: &Caller<'_, State>) -> Option<SharedMemory> {
-    caller.data().team.as_ref().map(|team| team.memory.clone())
+    caller.data().team.as_ref().map(|team| team.memory().clone())
 }
 
 /// The isolate's memory, wherever it is.

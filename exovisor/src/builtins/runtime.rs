@@ -165,7 +165,7 @@ fn with_heap<T>(
 ) -> Result<T> {
     if let Some(team) = caller.data().team.clone() {
         let mut heap = team.heap.lock().unwrap_or_else(PoisonError::into_inner);
-        return work(&mut heap, &mut GuestMemory::Shared(team.memory.data()));
+        return work(&mut heap, &mut GuestMemory::Shared(team.memory().data()));
     }
     let mut heap = caller.data_mut().heap.take().unwrap_or_default();
     let result = memory(caller, None).and_then(|mut memory| work(&mut heap, &mut memory));

@@ -24,7 +24,7 @@ pub(crate) fn link(linker: &mut Linker<State>) -> Result<()> {
     linker.func_wrap(ENV, "THREADS", |caller: Caller<'_, State>| {
         caller.data().team.as_ref().map_or(1, |team| team.threads_now())
     })?;
-    let [wait32, wait64, notify] = ATOMIC_NAMES;
+    let [wait32, wait64, notify, clear] = ATOMIC_NAMES;
     linker.func_wrap_async(
         ATOMICS,
         wait32,
@@ -46,8 +46,18 @@ pub(crate) fn link(linker: &mut Linker<State>) -> Result<()> {
             let team = team(&caller)?;
             let address = effective(address, offset)?;
             // Asked to wake nobody, it only checks the address.
-            team.memory.atomic_notify(address, 0)?;
+            team.memory().atomic_notify(address, 0)?;
             Ok(team.waits.notify(address, count as u32) as i32)
+        },
+    )?;
+    linker.func_wrap(
+        ATOMICS,
+        clear,
+        |caller: Caller<'_, State>, address: i32, _: i32, length: i32| -> Result<()> {
+            let start = address as u32 as usize;
+            let range = start..start.saturating_add(length as u32 as usize);
+            let cleared = super::clear::clear(team(&caller)?.memory(), range);
+            Ok(cleared.then_some(()).ok_or(Trap::MemoryOutOfBounds)?)
         },
     )?;
     Ok(())
@@ -64,8 +74,8 @@ impl Expected {
     fn is_at(self, team: &Team, address: u64) -> Result<bool, Trap> {
         let now = Some(Duration::ZERO);
         let result = match self {
-            Self::Word(word) => team.memory.atomic_wait32(address, word, now),
-            Self::Double(double) => team.memory.atomic_wait64(address, double, now),
+            Self::Word(word) => team.memory().atomic_wait32(address, word, now),
+            Self::Double(double) => team.memory().atomic_wait64(address, double, now),
         };
         Ok(result? != WaitResult::Mismatch)
     }

@@ -12,7 +12,9 @@
 //! many as the machine has cores. The first error of a thread ends the whole isolate and is its
 //! outcome. The end of the call ends all threads, and is reported once they are gone.
 
+mod clear;
 mod host;
+mod spares;
 mod template;
 mod waits;
 
@@ -20,7 +22,7 @@ pub(crate) use host::link;
 pub(crate) use template::{Bound, Template, Unbound};
 pub(crate) use waits::Waits;
 
-use crate::admission::AdmittedModule;
+use crate::admission::{AdmittedModule, Link};
 use crate::builtins::Heap;
 use crate::call;
 use crate::ending::{Cause, Stopper};
@@ -41,8 +43,7 @@ const ENTRY: &str = "wasi_thread_start";
 /// The threads of one isolate and what they share.
 pub(crate) struct Team {
     module: Arc<AdmittedModule>,
-    instance: InstancePre<State>,
-    pub memory: SharedMemory,
+    bound: Bound,
     pub waits: Waits,
     pub heap: Mutex<Heap>,
     terms: Terms,
@@ -90,11 +91,9 @@ impl Team {
         home: Home,
         main: Stopper,
     ) -> Arc<Self> {
-        let Bound { memory, instance } = bound;
         Arc::new(Self {
             module: Arc::clone(module),
-            instance,
-            memory,
+            bound,
             waits: Waits::default(),
             heap: Mutex::default(),
             terms,
@@ -107,13 +106,18 @@ impl Team {
 
     /// What instances of this isolate are made from.
     pub fn instance(&self) -> &InstancePre<State> {
-        &self.instance
+        &self.bound.instance
+    }
+
+    /// What its threads share.
+    pub fn memory(&self) -> &SharedMemory {
+        &self.bound.memory
     }
 
     /// Whether memory has grown as far as it may and the module wanted it larger.
     pub fn is_full(&self) -> bool {
-        let limit = self.memory.ty().maximum();
-        limit.is_some_and(|limit| self.memory.size() >= limit)
+        let limit = self.memory().ty().maximum();
+        limit.is_some_and(|limit| self.memory().size() >= limit)
     }
 
     /// How many threads are worth having at this moment: this one and one for each worker that
@@ -201,7 +205,7 @@ impl Team {
         let broken = |error: wasmtime::Error| Outcome::Trap(format!("{:#}", error.root_cause()));
         let state = self.state(stopper);
         let mut store = call::store(&self.module, state, self.terms.fuel).map_err(broken)?;
-        let instance = self.instance.instantiate_async(&mut store).await.map_err(broken)?;
+        let instance = self.instance().instantiate_async(&mut store).await.map_err(broken)?;
         let start = instance.get_typed_func(&mut store, ENTRY).map_err(broken)?;
         let names = instance.exports(&mut store).map(|export| export.name().to_owned());
         let names: Vec<String> = names.filter(|name| name.starts_with(GLOBAL_EXPORT)).collect();
@@ -237,6 +241,15 @@ impl Team {
         // More than run at once are not needed, and each holds an instance of the pool.
         if self.module.reusable && !crew.closed && crew.idle.len() < self.home.workers().1 {
             crew.idle.push(slot);
+        }
+    }
+}
+
+impl Drop for Team {
+    /// The last of its stores goes, so that no code can reach the memory any more.
+    fn drop(&mut self) {
+        if let Link::Team(template) = &self.module.link {
+            template.give_back(self.bound.clone());
         }
     }
 }

@@ -1,6 +1,7 @@
 //! A module with a shared memory, which cannot be linked before the memory is there.
 
 use crate::isolate::State;
+use crate::threads::spares::Spares;
 use wasmtime::{InstancePre, Linker, MemoryType, Module, Result, SharedMemory, Store, format_err};
 
 const PAGE_BYTES: u64 = 64 << 10;
@@ -12,9 +13,11 @@ pub(crate) struct Template {
     memory: MemoryType,
     /// Both parts of the memory's name.
     name: (String, String),
+    spares: Spares,
 }
 
 /// An isolate's memory, and its module linked to it.
+#[derive(Clone)]
 pub(crate) struct Bound {
     pub memory: SharedMemory,
     pub instance: InstancePre<State>,
@@ -46,10 +49,16 @@ impl Template {
         });
         let (memory, name) =
             memory.ok_or_else(|| format_err!("the module has no shared memory"))?;
-        Ok(Self { linker: linker.clone(), module: module.clone(), memory, name })
+        Ok(Self {
+            linker: linker.clone(),
+            module: module.clone(),
+            memory,
+            name,
+            spares: Spares::default(),
+        })
     }
 
-    /// Makes a memory of at most `bytes_max` bytes and links the module to it.
+    /// A memory of at most `bytes_max` bytes, all zero, with the module linked to it.
     ///
     /// # Errors
     /// [`Unbound`].
@@ -61,11 +70,19 @@ impl Template {
             return Err(Unbound::TooLarge);
         }
         let maximum = pages(self.memory.maximum().unwrap_or(0)).min(pages_max);
+        if let Some(spare) = self.spares.take(u64::from(maximum)) {
+            return Ok(spare);
+        }
         let engine = self.module.engine();
         let memory = SharedMemory::new(engine, MemoryType::shared(minimum, maximum))?;
         let mut linker = self.linker.clone();
         let store = Store::new(engine, State::detached(engine));
         linker.define(&store, &self.name.0, &self.name.1, memory.clone())?;
         Ok(Bound { memory, instance: linker.instantiate_pre(&self.module)? })
+    }
+
+    /// Takes back what no instance uses any more.
+    pub fn give_back(&self, bound: Bound) {
+        self.spares.keep(bound);
     }
 }

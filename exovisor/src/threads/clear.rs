@@ -1,0 +1,83 @@
+//! Zeros in a shared memory without touching its pages.
+
+#![allow(unsafe_code)]
+
+use std::cell::UnsafeCell;
+use std::ops::Range;
+use std::sync::atomic::{AtomicU8, Ordering};
+use wasmtime::SharedMemory;
+
+const PAGE_BYTES: usize = 4096;
+
+/// Makes `range` of `memory` zero: whole pages go back to the host, which answers with zeros when
+/// they are touched again, and only the rest is written. False if the range is not all inside.
+pub(crate) fn clear(memory: &SharedMemory, range: Range<usize>) -> bool {
+    let Some(bytes) = memory.data().get(range) else { return false };
+    let start = bytes.as_ptr().addr();
+    let pages = whole_pages(start, bytes.len());
+    let (before, rest) = bytes.split_at(pages.start);
+    let (pages, after) = rest.split_at(pages.len());
+    if !give_back(pages) {
+        write_zeros(pages);
+    }
+    write_zeros(before);
+    write_zeros(after);
+    true
+}
+
+/// Which of `length` bytes from address `start` on are in pages of which all is meant.
+fn whole_pages(start: usize, length: usize) -> Range<usize> {
+    let first = (start.next_multiple_of(PAGE_BYTES) - start).min(length);
+    let last = (start + length) / PAGE_BYTES * PAGE_BYTES;
+    first..last.saturating_sub(start).max(first)
+}
+
+fn give_back(pages: &[UnsafeCell<u8>]) -> bool {
+    // SAFETY: the memory is a private anonymous mapping of the engine's (shared memories get no
+    // image), and these whole pages lie in its accessible part, which the borrow keeps mapped.
+    // Reading zeros afterwards is what the caller wants; whoever reads meanwhile sees one or the
+    // other, as with writes. There is no other way to free pages that stay mapped.
+    unsafe {
+        libc::madvise(pages.as_ptr().cast_mut().cast(), pages.len(), libc::MADV_DONTNEED) == 0
+    }
+}
+
+fn write_zeros(bytes: &[UnsafeCell<u8>]) {
+    for byte in bytes {
+        // SAFETY: the cell is valid for writes as long as it is borrowed; other threads may
+        // access it, so the write is atomic.
+        unsafe { AtomicU8::from_ptr(byte.get()) }.store(0, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use wasmtime::{Config, Engine, MemoryType};
+
+    #[test]
+    fn pages_are_whole() {
+        assert_eq!(whole_pages(4096, 8192), 0..8192);
+        assert_eq!(whole_pages(4097, 8192), 4095..4095 + 4096);
+        assert_eq!(whole_pages(4097, 4094), 4094..4094);
+        assert_eq!(whole_pages(4097, 100), 100..100);
+        assert_eq!(whole_pages(8192, 0), 0..0);
+    }
+
+    #[test]
+    fn the_range_is_zero_and_nothing_else() {
+        let engine = Engine::new(Config::new().shared_memory(true)).unwrap();
+        let memory = SharedMemory::new(&engine, MemoryType::shared(1, 2)).unwrap();
+        let cell = |at: usize| {
+            // SAFETY: no other thread has this memory.
+            unsafe { AtomicU8::from_ptr(memory.data()[at].get()) }
+        };
+        for range in [100..20_000, 0..65536, 4096..8192, 5000..5001, 7..7] {
+            (0..65536).for_each(|at| cell(at).store(1, Ordering::Relaxed));
+            assert!(clear(&memory, range.clone()));
+            let zero = |at: &usize| cell(*at).load(Ordering::Relaxed) == 0;
+            assert!((0..65536).all(|at| zero(&at) == range.contains(&at)), "{range:?}");
+        }
+        assert!(!clear(&memory, 65530..65537) && !clear(&memory, usize::MAX - 1..usize::MAX));
+    }
+}
