@@ -80,14 +80,31 @@ impl Function {
         &self.module.owner
     }
 
+    /// Arguments from text: numbers, in the types that the function takes.
+    ///
     /// # Errors
-    /// [`ArgumentError`] when number or types differ.
-    pub(crate) fn check(&self, arguments: &[Value]) -> Result<(), ArgumentError> {
-        let types: &[ValType] = match &self.shape {
+    /// [`ArgumentError`] when there are more or fewer, or one is no such number.
+    pub fn parse(&self, texts: &[String]) -> Result<Vec<Value>, ArgumentError> {
+        let types = self.parameters();
+        let values: Option<Vec<Value>> =
+            texts.iter().zip(types).map(|(text, ty)| Value::parse(text, ty)).collect();
+        let values = values.filter(|values| values.len() == texts.len());
+        let values = values.filter(|values| values.len() == types.len());
+        values.ok_or(ArgumentError { wanted: types.len(), given: texts.len() })
+    }
+
+    fn parameters(&self) -> &[ValType] {
+        match &self.shape {
             Shape::Unit => &[],
             Shape::I32ToI32 => &[ValType::I32],
             Shape::Other { parameters, .. } => parameters,
-        };
+        }
+    }
+
+    /// # Errors
+    /// [`ArgumentError`] when number or types differ.
+    pub(crate) fn check(&self, arguments: &[Value]) -> Result<(), ArgumentError> {
+        let types = self.parameters();
         let fits = |(value, ty): (&Value, &ValType)| value.has_type(ty);
         if types.len() == arguments.len() && arguments.iter().zip(types).all(fits) {
             return Ok(());
@@ -148,6 +165,16 @@ impl Shape {
 }
 
 impl Value {
+    fn parse(text: &str, ty: &ValType) -> Option<Self> {
+        match ty {
+            ValType::I32 => text.parse().ok().map(Self::I32),
+            ValType::I64 => text.parse().ok().map(Self::I64),
+            ValType::F32 => text.parse().ok().map(Self::F32),
+            ValType::F64 => text.parse().ok().map(Self::F64),
+            _ => None,
+        }
+    }
+
     fn has_type(&self, ty: &ValType) -> bool {
         matches!(
             (self, ty),

@@ -64,3 +64,7 @@ pub const MATMUL: &str = r#"(module (memory 100)
 /// Never ends.
 pub const SPIN: &str = r#"(module (memory 1) (func (export "run") (param i32) (result i32)
   (i32.store (i32.const 128) (local.get 0)) (loop $l (br $l)) (i32.const 0)))"#;
+
+/// Never ends, and has no memory.
+pub const SPIN_BARE: &str = r#"(module (func (export "run") (param i32) (result i32)
+  (loop $l (br $l)) (i32.const 0)))"#;

@@ -1,11 +1,12 @@
 //! Isolates against wasmtime as a program embeds it plainly, in one process and one run.
 //!
 //! Rows: `sfib_fresh` (a fresh isolate each call, N tenants), `call_empty`, `call_touch` (what a
-//! call costs beside its work), `preempt_*` (long calls while another wants the CPU),
+//! call costs beside its work), `isolate_bytes_*`, `preempt_*` (long calls while another wants the CPU),
 //! `shares_error`; `parallel_*` (loops over threads), `thread_spawn`. All but these count CPU time, because the machine is shared.
 
 mod clock;
 mod guests;
+mod live;
 mod ours;
 mod parallel;
 mod plain;
@@ -34,6 +35,9 @@ pub struct IsolatesArgs {
     /// Threads that serve them.
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub workers: u32,
+    /// Isolates alive at once whose memory is counted; 0 for none.
+    #[arg(long, default_value_t = 10_000)]
+    pub live: u32,
     #[command(flatten)]
     pub options: Options,
 }
@@ -65,7 +69,8 @@ fn with_peers(options: &Options) -> bool {
 
 /// Fresh isolates: throughput, and what a call costs beside its work.
 pub fn measure(args: &IsolatesArgs) -> Result<Vec<Row>, BenchError> {
-    let mut rows = Vec::new();
+    // First, while the process is small.
+    let mut rows = if args.live > 0 { live::measure(args.live)? } else { Vec::new() };
     for tenants in &args.tenants {
         rows.extend(fresh("sfib_fresh", guests::SFIB, 20, *tenants, args.calls, args)?);
     }

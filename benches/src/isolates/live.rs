@@ -1,0 +1,136 @@
+//! What an isolate costs that has begun and waits for its next turn.
+
+use std::fs;
+use std::sync::mpsc;
+use std::time::Duration;
+
+use exocell_exovisor::{
+    Admission, Call, CallLimits, Metering, Policy, Pool, Priority, Report, Scheduler,
+    SchedulerConfig, Slots, Value,
+};
+use exocell_xgate::CapabilitySet;
+
+use super::{OURS, guests};
+use crate::BenchError;
+use crate::row::{Row, Unit};
+
+const OWNER: &str = "bench";
+/// Short, because each isolate has to have had a turn.
+const SLICE: Duration = Duration::from_micros(50);
+/// One page of Wasm, the least that a memory can be.
+const MEMORY_BYTES: usize = 64 << 10;
+/// Of a stack's memory only touched pages count; this is address space.
+const STACK_BYTES: usize = 64 << 10;
+
+fn failed(why: impl ToString) -> BenchError {
+    BenchError::Subject { subject: OURS.to_owned(), why: why.to_string() }
+}
+
+/// Resident memory and page tables of this process, in bytes.
+fn held_bytes() -> Result<u64, BenchError> {
+    let status = fs::read_to_string("/proc/self/status").map_err(failed)?;
+    Ok(["VmRSS:", "VmPTE:"].iter().filter_map(|name| kilobytes(&status, name)).sum::<u64>() << 10)
+}
+
+/// A line of proc_pid_status(5).
+fn kilobytes(status: &str, name: &str) -> Option<u64> {
+    let line = status.lines().find(|line| line.starts_with(name))?;
+    line.split_whitespace().nth(1)?.parse().ok()
+}
+
+/// Bytes of each of `count` isolates that have been preempted once, all alive at once: without a
+/// memory, and with one of which a page is written.
+pub fn measure(count: u32) -> Result<Vec<Row>, BenchError> {
+    let kinds = [("none", guests::SPIN_BARE), ("written", guests::SPIN)];
+    let mut rows = Vec::new();
+    for (memory, text) in kinds {
+        let bytes = measure_one(text, count)?;
+        let params = [("live", count.to_string()), ("memory", memory.to_owned())];
+        let bench = format!("isolate_bytes_{memory}");
+        rows.extend(Row::of(bench, OURS, Unit::Bytes, &[bytes], &params));
+    }
+    Ok(rows)
+}
+
+fn policy(count: u32) -> Policy {
+    let pool = Pool {
+        isolates: count + 1,
+        stacks: count / 2 + 1,
+        memory_bytes: MEMORY_BYTES,
+        table_elements: 0,
+        slots: Slots::Compact,
+        keep_resident_bytes: 0,
+    };
+    Policy {
+        wasm_stack_bytes: STACK_BYTES,
+        host_stack_bytes: STACK_BYTES,
+        // A mapping each for the first content would use up what a process may have.
+        copy_on_write: false,
+        ..Policy::pooled(pool)
+    }
+}
+
+fn measure_one(text: &str, count: u32) -> Result<f64, BenchError> {
+    let all = count as usize;
+    let config =
+        SchedulerConfig { slice: SLICE, waiting_max: all, begun_max: all, ..Default::default() };
+    let scheduler = Scheduler::new(&config).map_err(failed)?;
+    let tenant = scheduler.tenant(OWNER, 1, Priority::Normal);
+    let caps = CapabilitySet::nothing();
+    let function = Admission::new(policy(count))
+        .admit_for(OWNER, text.as_bytes(), &caps, Metering::Time)
+        .and_then(|admitted| admitted.function(OWNER, "run"))
+        .map_err(failed)?;
+    let limits =
+        CallLimits { memory_bytes: 1 << 20, deadline: None, cpu_ns: None, threads: 0, fuel: 0 };
+    let before = held_bytes()?;
+    let (send, ended) = mpsc::channel();
+    for _ in 0..count {
+        let send = send.clone();
+        let done = move |report: Report| {
+            // Nobody listens once the measurement has failed.
+            let _ = send.send(report.preemptions);
+        };
+        let call = Call::new(&function, &[Value::I32(1)], limits.clone());
+        scheduler.submit(&tenant, call, done).map_err(failed)?;
+    }
+    drop(send);
+    // Turns are a slice or longer, so that by then each has had some.
+    let enough = 4 * u64::from(count) * u64::try_from(SLICE.as_nanos()).map_err(failed)?;
+    while scheduler.stats().first().is_none_or(|(_, stats)| stats.cpu_ns < enough) {
+        if let Ok(_over) = ended.try_recv() {
+            return Err(failed(format!(
+                "an isolate could not live beside {count}; sysctl vm.max_map_count permits two \
+                 mappings for each"
+            )));
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let after = held_bytes()?;
+    drop(scheduler);
+    let alive = ended.iter().filter(|preemptions| *preemptions > 0).count();
+    if alive != all {
+        return Err(failed(format!("only {alive} of {count} isolates were alive at once")));
+    }
+    Ok(after.saturating_sub(before) as f64 / f64::from(count))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_of_the_status_are_found() {
+        let status = "Name:\tx\nVmRSS:\t    123 kB\nVmPTE:\t 40 kB\n";
+        assert_eq!(kilobytes(status, "VmRSS:"), Some(123));
+        assert_eq!(kilobytes(status, "VmSwap:"), None);
+        assert!(held_bytes().unwrap() > 0);
+    }
+
+    #[test]
+    fn isolates_that_live_at_once_are_counted() {
+        let rows = measure(300).unwrap();
+        assert_eq!(rows.len(), 2);
+        assert!(rows.iter().all(|row| row.min > 1000.0 && row.min < 100_000.0), "{rows:?}");
+    }
+}

@@ -1,0 +1,23 @@
+//! Wasm modules of many tenants behind HTTP.
+//!
+//! ```text
+//! exocell module add ──> [ModuleStore] ──admitted at the start──> [Service]
+//! client ──POST /v1/call/MODULE/FUNCTION, tenant's key──> http.rs ──> call.rs ──> scheduler
+//! ```
+//!
+//! A module belongs to a tenant; whoever has the tenant's key may call it, under the capabilities
+//! that the module was added with. Clients are hostile: heads, bodies, connections and the time
+//! for each are bounded ([`http`](crate::Limits)).
+
+#![forbid(unsafe_code)]
+
+mod call;
+mod http;
+mod keys;
+mod metrics;
+mod server;
+mod store;
+
+pub use http::Limits;
+pub use server::{Listener, Service, ServiceError};
+pub use store::{Added, ModuleEntry, ModuleStore, StoreError};

@@ -1,0 +1,244 @@
+//! Modules and tenants on disk: `NAME.wasm`, `NAME.json`, and `tenants/TENANT.json`.
+
+use crate::keys;
+use exocell_exovisor::{Admission, AdmissionError, Metering, Policy};
+use exocell_xgate::{CapabilitySet, CapsError};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use std::fs::{self, DirBuilder, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+/// Longest name of a module or a tenant, in bytes.
+const NAME_BYTES_MAX: usize = 64;
+
+/// Why the store refuses something.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// A name that could be mistaken for a path or a flag.
+    #[error(
+        "`{0}` is no name: lower-case letters, digits, `-`, `_` and `.`, a letter or digit first, at most 64"
+    )]
+    Name(String),
+    /// There is one of that name.
+    #[error("there is a module {0} already; exocell module rm {0} removes it")]
+    Taken(String),
+    /// There is none of that name.
+    #[error("there is no module {0}; exocell module ls lists them")]
+    NotFound(String),
+    /// The module itself is refused.
+    #[error(transparent)]
+    Module(#[from] AdmissionError),
+    /// Its capability table is wrong.
+    #[error(transparent)]
+    Caps(#[from] CapsError),
+    /// The table lacks what nothing runs without.
+    #[error("the capability table grants no `memory`, without which no module runs")]
+    NoMemory,
+    /// A file of the store is damaged.
+    #[error("{path} is damaged ({why}); remove it and add the module again")]
+    Damaged {
+        /// Which.
+        path: PathBuf,
+        /// What is wrong.
+        why: String,
+    },
+    /// The disk.
+    #[error("{path}: {source}")]
+    Host {
+        /// Which file.
+        path: PathBuf,
+        /// What the host says.
+        source: io::Error,
+    },
+}
+
+/// A module as it is kept.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ModuleEntry {
+    /// What it is called under.
+    pub name: String,
+    /// Whose it is.
+    pub tenant: String,
+    /// Length of the binary or text.
+    pub bytes: u64,
+    /// Its capability table, as JSON.
+    pub caps: String,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct TenantEntry {
+    key_sha256: String,
+}
+
+/// What became of adding a module.
+#[derive(Debug)]
+pub struct Added {
+    /// The tenant's key, if it had none: it is not kept and cannot be shown again.
+    pub key: Option<String>,
+}
+
+/// The store below one directory, which only its owner can read.
+#[derive(Clone, Debug)]
+pub struct ModuleStore {
+    dir: PathBuf,
+}
+
+impl ModuleStore {
+    /// Opens or makes the store in `dir`.
+    ///
+    /// # Errors
+    /// [`StoreError::Host`].
+    pub fn open(dir: &Path) -> Result<Self, StoreError> {
+        let tenants = dir.join("tenants");
+        DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(&tenants)
+            .map_err(|source| StoreError::Host { path: tenants, source })?;
+        Ok(Self { dir: dir.to_owned() })
+    }
+
+    /// Checks and keeps a module of `tenant`, with the capabilities of its calls.
+    ///
+    /// # Errors
+    /// [`StoreError`]; then nothing is kept.
+    pub fn add(
+        &self,
+        name: &str,
+        tenant: &str,
+        module: &[u8],
+        caps: &CapabilitySet,
+    ) -> Result<Added, StoreError> {
+        check_name(name)?;
+        check_name(tenant)?;
+        if self.json(name).exists() {
+            return Err(StoreError::Taken(name.to_owned()));
+        }
+        caps.memory_bytes().ok_or(StoreError::NoMemory)?;
+        Admission::new(Policy::default()).admit_for(tenant, module, caps, metering(caps))?;
+        let key = self.key_for(tenant)?;
+        write(&self.wasm(name), module)?;
+        let (name, tenant) = (name.to_owned(), tenant.to_owned());
+        let entry = ModuleEntry { name, tenant, bytes: module.len() as u64, caps: caps.to_json() };
+        write_json(&self.json(&entry.name), &entry)?;
+        Ok(Added { key })
+    }
+
+    /// A key for a tenant that has none.
+    fn key_for(&self, tenant: &str) -> Result<Option<String>, StoreError> {
+        let path = self.tenant(tenant);
+        if path.exists() {
+            return Ok(None);
+        }
+        let key =
+            keys::generate().map_err(|source| StoreError::Host { path: path.clone(), source })?;
+        write_json(&path, &TenantEntry { key_sha256: keys::hash(&key) })?;
+        Ok(Some(key))
+    }
+
+    /// All modules, by name.
+    ///
+    /// # Errors
+    /// [`StoreError`] of the first that cannot be read.
+    pub fn list(&self) -> Result<Vec<ModuleEntry>, StoreError> {
+        let failed = |source| StoreError::Host { path: self.dir.clone(), source };
+        let mut entries = Vec::new();
+        for file in fs::read_dir(&self.dir).map_err(failed)? {
+            let path = file.map_err(failed)?.path();
+            if path.extension().is_some_and(|extension| extension == "json") {
+                entries.push(read_json::<ModuleEntry>(&path)?);
+            }
+        }
+        entries.sort_by(|one, other| one.name.cmp(&other.name));
+        Ok(entries)
+    }
+
+    /// Removes a module. Its tenant keeps the key.
+    ///
+    /// # Errors
+    /// [`StoreError::NotFound`], [`StoreError::Host`].
+    pub fn remove(&self, name: &str) -> Result<(), StoreError> {
+        check_name(name)?;
+        // Without the entry the binary is nothing, so the entry goes first.
+        for path in [self.json(name), self.wasm(name)] {
+            match fs::remove_file(&path) {
+                Ok(()) => {}
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                    return Err(StoreError::NotFound(name.to_owned()));
+                }
+                Err(source) => return Err(StoreError::Host { path, source }),
+            }
+        }
+        Ok(())
+    }
+
+    /// A module's bytes.
+    pub(crate) fn module(&self, name: &str) -> Result<Vec<u8>, StoreError> {
+        let path = self.wasm(name);
+        fs::read(&path).map_err(|source| StoreError::Host { path, source })
+    }
+
+    /// The hash of a tenant's key.
+    pub(crate) fn key_hash(&self, tenant: &str) -> Result<String, StoreError> {
+        Ok(read_json::<TenantEntry>(&self.tenant(tenant))?.key_sha256)
+    }
+
+    fn json(&self, name: &str) -> PathBuf {
+        self.dir.join(format!("{name}.json"))
+    }
+
+    fn wasm(&self, name: &str) -> PathBuf {
+        self.dir.join(format!("{name}.wasm"))
+    }
+
+    fn tenant(&self, name: &str) -> PathBuf {
+        self.dir.join("tenants").join(format!("{name}.json"))
+    }
+}
+
+/// Fuel if it is granted, else CPU time.
+pub(crate) fn metering(caps: &CapabilitySet) -> Metering {
+    if caps.fuel().is_some() { Metering::Fuel } else { Metering::Time }
+}
+
+fn check_name(name: &str) -> Result<(), StoreError> {
+    let good = |byte: u8| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_' | b'.');
+    let first = name.bytes().next().is_some_and(|byte| byte.is_ascii_alphanumeric());
+    if first && name.len() <= NAME_BYTES_MAX && name.bytes().all(good) {
+        return Ok(());
+    }
+    Err(StoreError::Name(name.chars().take(NAME_BYTES_MAX).collect()))
+}
+
+fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T, StoreError> {
+    let text =
+        fs::read(path).map_err(|source| StoreError::Host { path: path.to_owned(), source })?;
+    serde_json::from_slice(&text)
+        .map_err(|error| StoreError::Damaged { path: path.to_owned(), why: error.to_string() })
+}
+
+fn write_json(path: &Path, value: &impl Serialize) -> Result<(), StoreError> {
+    let damaged = |error: serde_json::Error| StoreError::Damaged {
+        path: path.into(),
+        why: error.to_string(),
+    };
+    write(path, &serde_json::to_vec(value).map_err(damaged)?)
+}
+
+/// Whole or not at all: under another name first.
+fn write(path: &Path, bytes: &[u8]) -> Result<(), StoreError> {
+    let partial = path.with_extension(format!("partial-{}", std::process::id()));
+    let written = OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(0o600)
+        .open(&partial)
+        .and_then(|mut file| file.write_all(bytes))
+        .and_then(|()| fs::rename(&partial, path));
+    written.map_err(|source| StoreError::Host { path: path.to_owned(), source })
+}

@@ -1,0 +1,250 @@
+//! Clients that behave, and clients that do not.
+
+use exocell_exovisor::Pool;
+use exocell_service::{Limits, Listener, ModuleStore, Service, StoreError};
+use exocell_xgate::CapabilitySet;
+use std::io::{Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::runtime::Runtime;
+
+const MODULE: &str = r#"(module (memory 1 100)
+  (func (export "add") (param i32 i64) (result i64) (i64.add (i64.extend_i32_s (local.get 0)) (local.get 1)))
+  (func (export "half") (param f64) (result f64) (f64.div (local.get 0) (f64.const 2)))
+  (func (export "trap") unreachable)
+  (func (export "spin") (loop $again (br $again)))
+  (func (export "bomb") (loop $more (br_if $more (i32.ne (memory.grow (i32.const 1)) (i32.const -1)))) unreachable))"#;
+
+fn caps(text: &str) -> CapabilitySet {
+    let text = format!("version = 1\n[memory]\nlimit = \"1M\"\n{text}");
+    CapabilitySet::parse(&text, Path::new("/")).expect("the test's grant is right")
+}
+
+struct World {
+    _runtime: Runtime,
+    _dir: tempfile::TempDir,
+    address: SocketAddr,
+    keys: [String; 2],
+}
+
+impl World {
+    /// Tenant `a` has the module `math`, `b` the module `other`.
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let store = ModuleStore::open(dir.path()).unwrap();
+        let caps = caps("[time]\ndeadline = \"200ms\"");
+        let keys = [("math", "a"), ("other", "b")].map(|(name, tenant)| {
+            let added = store.add(name, tenant, MODULE.as_bytes(), &caps).unwrap();
+            added.key.expect("the tenant is new")
+        });
+        let limits = Limits {
+            head_bytes: 2000,
+            body_bytes: 1000,
+            client_time: Duration::from_millis(300),
+            connections: 20,
+        };
+        let pool = Pool { isolates: 50, stacks: 50, ..Pool::default() };
+        let service = Arc::new(Service::new(&store, pool, limits).unwrap());
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .enable_all()
+            .build()
+            .unwrap();
+        let listener = runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0")).unwrap();
+        let address = listener.local_addr().unwrap();
+        runtime.spawn(async move { service.serve(Listener::Tcp(listener)).await });
+        Self { _runtime: runtime, _dir: dir, address, keys }
+    }
+
+    fn connect(&self) -> TcpStream {
+        let stream = TcpStream::connect(self.address).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+        stream
+    }
+
+    /// Sends all of it and answers with what comes until the end.
+    fn send(&self, text: &str) -> String {
+        let mut stream = self.connect();
+        // A server that refuses early may close before it has read all.
+        let _ = stream.write_all(text.as_bytes());
+        let mut answer = String::new();
+        let _ = stream.read_to_string(&mut answer);
+        answer
+    }
+
+    fn post(&self, path: &str, key: &str, body: &str) -> String {
+        let length = body.len();
+        self.send(&format!(
+            "POST {path} HTTP/1.1\r\nAuthorization: Bearer {key}\r\nConnection: close\r\n\
+             Content-Length: {length}\r\n\r\n{body}"
+        ))
+    }
+
+    fn call(&self, function: &str, body: &str) -> String {
+        self.post(&format!("/v1/call/math/{function}"), &self.keys[0], body)
+    }
+
+    fn get(&self, path: &str, key: &str) -> String {
+        self.send(&format!(
+            "GET {path} HTTP/1.1\r\nAuthorization: Bearer {key}\r\nConnection: close\r\n\r\n"
+        ))
+    }
+
+    fn is_well(&self) {
+        let answer = self.call("add", "[2, 40]");
+        assert!(answer.contains("\"results\":[42]"), "{answer}");
+    }
+}
+
+fn has(answer: &str, status: u16, words: &str) {
+    let right = answer.starts_with(&format!("HTTP/1.1 {status} ")) && answer.contains(words);
+    assert!(right, "not {status} with {words}: {answer}");
+}
+
+#[test]
+fn functions_are_called_with_numbers() {
+    let world = World::new();
+    has(&world.call("add", "[-2, 9007199254740993]"), 200, "\"results\":[9007199254740991]");
+    has(&world.call("half", "[3]"), 200, "\"results\":[1.5]");
+    has(&world.call("trap", "[]"), 200, "\"trap\":");
+    has(&world.call("spin", "[]"), 200, "\"ended\":\"deadline\"");
+    has(&world.call("bomb", "[]"), 200, "\"out_of_memory\":\"1M\"");
+    has(&world.call("nothing", "[]"), 404, "exports no function");
+    for body in ["[1]", "[1, 2, 3]", "[1.5, 2]", "[3000000000, 2]", "{}", "[\"1\", 2]", "", "[1, 2"]
+    {
+        has(&world.call("add", body), 400, "error");
+    }
+}
+
+#[test]
+fn one_connection_carries_many_requests() {
+    let world = World::new();
+    let mut stream = world.connect();
+    let request = format!(
+        "POST /v1/call/math/half HTTP/1.1\r\nAuthorization: Bearer {}\r\nContent-Length: 3\r\n\r\n[8]",
+        world.keys[0]
+    );
+    // Two at once, the second in pieces.
+    let both = request.repeat(2);
+    let (first, second) = both.as_bytes().split_at(request.len() + 30);
+    stream.write_all(first).unwrap();
+    stream.write_all(second).unwrap();
+    stream.shutdown(Shutdown::Write).unwrap();
+    let mut answers = String::new();
+    stream.read_to_string(&mut answers).unwrap();
+    assert_eq!(answers.matches("\"results\":[4.0]").count(), 2, "{answers}");
+}
+
+#[test]
+fn keys_open_the_modules_of_their_tenant_only() {
+    let world = World::new();
+    let [a, b] = &world.keys;
+    has(&world.post("/v1/call/math/half", b, "[1]"), 401, "key");
+    has(&world.post("/v1/call/math/half", "", "[1]"), 401, "key");
+    has(&world.post("/v1/call/missing/half", a, "[1]"), 401, "key");
+    has(&world.post("/v1/call/other/half", b, "[1]"), 200, "0.5");
+    has(&world.get("/v1/stats", "wrong"), 401, "key");
+    has(&world.get("/v1/call/math/half", a), 405, "method");
+    has(&world.get("/etc/passwd", a), 404, "nothing here");
+}
+
+#[test]
+fn each_tenant_is_counted() {
+    let world = World::new();
+    let [a, b] = &world.keys;
+    world.is_well();
+    world.call("trap", "[]");
+    world.post("/v1/call/math/half", b, "[1]");
+    has(&world.get("/v1/stats", a), 200, "\"invocations\":2");
+    has(&world.get("/v1/stats", a), 200, "\"traps\":1");
+    has(&world.get("/v1/stats", b), 200, "\"invocations\":0");
+    let metrics = world.get("/metrics", "");
+    has(&metrics, 200, "exocell_invocations_total{tenant=\"a\"} 2");
+    has(&metrics, 200, "exocell_denials_total{tenant=\"a\"} 1");
+    has(&metrics, 200, "exocell_traps_total{tenant=\"b\"} 0");
+}
+
+#[test]
+fn large_and_malformed_requests_are_refused() {
+    let world = World::new();
+    has(&world.call("half", &" ".repeat(1001)), 413, "too long");
+    has(&world.send(&format!("GET /{} HTTP/1.1\r\n", "a".repeat(4000))), 431, "too long");
+    has(
+        &world.send("POST / HTTP/1.1\r\nContent-Length: 18446744073709551617\r\n\r\n"),
+        400,
+        "number",
+    );
+    has(
+        &world.send("POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"),
+        400,
+        "plain",
+    );
+    has(&world.send("\u{16}\u{3}\u{1}\0 nonsense\r\n\r\n"), 400, "malformed");
+    let deep = "[".repeat(900);
+    has(&world.call("half", &deep), 400, "no array");
+    world.is_well();
+}
+
+#[test]
+fn slow_clients_are_cut_off_and_do_not_keep_others_out() {
+    let world = World::new();
+    // More than may be connected at once: nothing, half a head, half a body.
+    let slow: Vec<TcpStream> = (0..30)
+        .map(|index| {
+            let mut stream = world.connect();
+            let text = match index % 3 {
+                0 => String::new(),
+                1 => "POST /v1/call/math/half HTTP/1.1\r\nAuth".to_owned(),
+                _ => "POST /v1/call/math/half HTTP/1.1\r\nContent-Length: 3\r\n\r\n[".to_owned(),
+            };
+            stream.write_all(text.as_bytes()).unwrap();
+            stream
+        })
+        .collect();
+    world.is_well();
+    for (index, mut stream) in slow.into_iter().enumerate() {
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        let told = answer.starts_with("HTTP/1.1 408 ");
+        assert_eq!(told, index % 3 != 0, "{index}: {answer}");
+    }
+}
+
+#[test]
+fn one_tenants_loops_leave_anothers_calls_alone() {
+    let world = World::new();
+    std::thread::scope(|scope| {
+        for _ in 0..10 {
+            scope.spawn(|| has(&world.call("spin", "[]"), 200, "deadline"));
+        }
+        for _ in 0..10 {
+            has(&world.post("/v1/call/other/half", &world.keys[1], "[5]"), 200, "2.5");
+        }
+    });
+}
+
+#[test]
+fn the_store_keeps_modules_and_no_keys() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = ModuleStore::open(dir.path()).unwrap();
+    let key = store.add("one", "a", MODULE.as_bytes(), &caps("")).unwrap().key.unwrap();
+    assert!(store.add("two", "a", MODULE.as_bytes(), &caps("")).unwrap().key.is_none());
+    let taken = store.add("one", "b", MODULE.as_bytes(), &caps(""));
+    assert!(matches!(taken, Err(StoreError::Taken(_))));
+    for name in ["", ".hidden", "../up", "a/b", "Upper", "-flag", &"x".repeat(65)] {
+        let refused = store.add(name, "a", MODULE.as_bytes(), &caps(""));
+        assert!(matches!(refused, Err(StoreError::Name(_))), "{name}");
+    }
+    assert!(matches!(store.add("bad", "a", b"\0asm junk", &caps("")), Err(StoreError::Module(_))));
+    let bare = CapabilitySet::nothing();
+    assert!(matches!(store.add("bare", "a", MODULE.as_bytes(), &bare), Err(StoreError::NoMemory)));
+    let names: Vec<String> = store.list().unwrap().into_iter().map(|entry| entry.name).collect();
+    assert_eq!(names, ["one", "two"]);
+    let kept = std::fs::read_to_string(dir.path().join("tenants/a.json")).unwrap();
+    assert!(!kept.contains(&key));
+    store.remove("one").unwrap();
+    assert!(matches!(store.remove("one"), Err(StoreError::NotFound(_))));
+    assert_eq!(store.list().unwrap().len(), 1);
+}
