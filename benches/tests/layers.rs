@@ -54,7 +54,17 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("exocell-benches", &["exocell-cell", "exocell-exovisor", "exocell-xgate"]),
     ("exocell-docker", &["exocell-cell"]),
     ("exocell-swebench", &[]),
-    ("exocell-cli", &["exocell-benches", "exocell-cell", "exocell-docker", "exocell-swebench"]),
+    ("exocell-service", &["exocell-exovisor", "exocell-xgate"]),
+    (
+        "exocell-cli",
+        &[
+            "exocell-benches",
+            "exocell-cell",
+            "exocell-docker",
+            "exocell-service",
+            "exocell-swebench",
+        ],
+    ),
     ("exocell-shim", &["exocell-cell"]),
 ];
 

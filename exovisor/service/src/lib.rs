@@ -18,6 +18,7 @@ mod metrics;
 mod server;
 mod store;
 
+pub use exocell_exovisor::{Pool, Slots};
 pub use http::Limits;
 pub use server::{Listener, Service, ServiceError};
 pub use store::{Added, ModuleEntry, ModuleStore, StoreError};

@@ -10,11 +10,13 @@ use exocell_exovisor::{
 };
 use exocell_xgate::CapabilitySet;
 use std::collections::BTreeMap;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpListener, UnixListener};
+use tokio::net::{TcpListener, UnixListener, UnixStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// Why there is no service.
@@ -31,6 +33,14 @@ pub enum ServiceError {
         /// Why.
         source: AdmissionError,
     },
+    /// It cannot be listened there.
+    #[error("cannot listen at {place}: {source}")]
+    Listen {
+        /// Where.
+        place: String,
+        /// Why.
+        source: std::io::Error,
+    },
     /// No workers.
     #[error(transparent)]
     Scheduler(#[from] SchedulerError),
@@ -42,6 +52,42 @@ pub enum Listener {
     Tcp(TcpListener),
     /// A path.
     Unix(UnixListener),
+}
+
+impl Listener {
+    /// Listens at `ADDRESS:PORT`, or at a path (with a `/`) that only this user may connect to. A
+    /// socket that a dead server left there is replaced.
+    ///
+    /// # Errors
+    /// [`ServiceError::Listen`].
+    pub async fn bind(place: &str) -> Result<Self, ServiceError> {
+        let failed = |source| ServiceError::Listen { place: place.to_owned(), source };
+        if !place.contains('/') {
+            return Ok(Self::Tcp(TcpListener::bind(place).await.map_err(failed)?));
+        }
+        let is_socket = fs::symlink_metadata(place).is_ok_and(|file| file.file_type().is_socket());
+        if is_socket && UnixStream::connect(place).await.is_err() {
+            fs::remove_file(place).map_err(failed)?;
+        }
+        let listener = UnixListener::bind(place).map_err(failed)?;
+        fs::set_permissions(place, Permissions::from_mode(0o600)).map_err(failed)?;
+        Ok(Self::Unix(listener))
+    }
+
+    /// Where it is, with the port that was chosen if none was named.
+    #[must_use]
+    pub fn place(&self) -> String {
+        match self {
+            Self::Tcp(listener) => {
+                listener.local_addr().map_or_else(|_| "tcp".to_owned(), |at| format!("http://{at}"))
+            }
+            Self::Unix(listener) => {
+                let at = listener.local_addr().ok();
+                let path = at.as_ref().and_then(|at| at.as_pathname());
+                format!("unix://{}", path.unwrap_or(Path::new("")).display())
+            }
+        }
+    }
 }
 
 /// All modules of a store, ready to be called.
@@ -86,6 +132,27 @@ impl Service {
             modules.insert(entry.name, module);
         }
         Ok(Self { modules, tenants, scheduler, limits })
+    }
+
+    /// Listens at `place` (see [`Listener::bind`]) and serves until the process ends; `ready` is
+    /// told where, once clients may come.
+    ///
+    /// # Errors
+    /// [`ServiceError::Listen`].
+    pub fn run(self, place: &str, ready: impl FnOnce(&str)) -> Result<(), ServiceError> {
+        let failed = |source| ServiceError::Listen { place: place.to_owned(), source };
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .thread_name("http")
+            .enable_all()
+            .build()
+            .map_err(failed)?;
+        runtime.block_on(async {
+            let listener = Listener::bind(place).await?;
+            ready(&listener.place());
+            Arc::new(self).serve(listener).await;
+            Ok(())
+        })
     }
 
     /// Serves clients until the future is dropped.

@@ -51,6 +51,9 @@ pub enum Command {
     LaunchContainer {
         id: String,
     },
+    /// Add, list and remove Wasm modules that `exocell serve --http` serves.
+    #[command(subcommand)]
+    Module(ModuleCommand),
     Doctor(DoctorArgs),
     /// Measure cells and their peers on this machine, in one run.
     #[command(subcommand)]
@@ -362,17 +365,25 @@ pub enum KernelCommand {
     },
 }
 
-/// Serve the Docker Engine API on a unix socket: its containers are cells.
+/// Serve the Docker Engine API, whose containers are cells, or Wasm modules over HTTP, or both.
 #[derive(Args)]
-#[command(after_help = "Example:
+#[command(after_help = "Examples:
+  exocell serve --http 127.0.0.1:8080 &
+  curl -H 'Authorization: Bearer KEY' -d '[20]' http://127.0.0.1:8080/v1/call/MODULE/FUNCTION
   exocell serve --docker /run/exocell.sock &
   DOCKER_HOST=unix:///run/exocell.sock docker run --rm exocell/base echo hello
 
 A port that docker run publishes (-p) is on the loopback unless the client names an address.")]
 pub struct ServeArgs {
-    /// Where to listen; only this user may connect.
-    #[arg(long, value_name = "SOCKET")]
-    pub docker: PathBuf,
+    /// Where the Docker Engine API listens; only this user may connect.
+    #[arg(long, value_name = "SOCKET", required_unless_present = "http")]
+    pub docker: Option<PathBuf>,
+    /// Where the modules of `exocell module` can be called: ADDRESS:PORT or a path.
+    #[arg(long, value_name = "ADDR|SOCKET")]
+    pub http: Option<String>,
+    /// Calls of modules that may have begun and not ended.
+    #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(2..=100_000))]
+    pub isolates: u32,
     /// Memory of a container whose client names no limit [default: 2g, at most half the host's].
     #[arg(long, value_name = "BYTES")]
     pub memory: Option<String>,
@@ -386,6 +397,36 @@ pub struct ServeArgs {
     /// have no network but their published ports, and with --network none not even a rule.
     #[arg(long, value_name = "RULE")]
     pub allow_net: Vec<String>,
+}
+
+#[derive(Subcommand)]
+pub enum ModuleCommand {
+    /// Check a module and keep it; prints the tenant's key if it is new.
+    #[command(
+        after_help = "Example: exocell module add --tenant alice --caps table.toml sums sums.wasm"
+    )]
+    Add {
+        /// Whose it is; whoever has this tenant's key may call it.
+        #[arg(long, value_name = "NAME")]
+        tenant: String,
+        /// What its calls may do [default: 64 MiB of memory, 10 seconds].
+        #[arg(long, value_name = "FILE")]
+        caps: Option<PathBuf>,
+        /// What it is called under.
+        name: String,
+        /// The module, binary or text.
+        file: PathBuf,
+    },
+    /// Print the modules and whose they are.
+    Ls {
+        #[arg(long)]
+        json: bool,
+    },
+    /// Remove modules; a running service keeps what it has.
+    Rm {
+        #[arg(required = true)]
+        names: Vec<String>,
+    },
 }
 
 #[derive(Subcommand)]

@@ -8,6 +8,7 @@ mod exec;
 mod explain;
 mod image;
 mod kernel;
+mod module;
 mod run;
 mod serve;
 mod stats;
@@ -42,6 +43,7 @@ pub fn dispatch(cli: Cli) -> Result<u8, CellError> {
         Command::LaunchContainer { id } => {
             Ok(exocell_docker::launcher::launch_container(&layout, &id))
         }
+        Command::Module(command) => module::module(&layout, command),
         Command::Doctor(args) => doctor::doctor(&args),
         Command::Bench(command) => match exocell_benches::run(layout.root(), &command) {
             Ok(()) => Ok(0),

@@ -1,10 +1,13 @@
-//! `exocell serve`: the Docker Engine API over cells.
+//! `exocell serve`: the Docker Engine API over cells, and modules over HTTP.
 
 use exocell_cell::plan::VCPUS_MAX;
 use exocell_cell::xgate::{Endpoint, parse_bytes};
 use exocell_cell::{CellError, Layout};
 use exocell_docker::{Defaults, Options, host_memory, serve as serve_docker};
+use exocell_service::{Limits, Pool, Service, ServiceError};
+use std::path::Path;
 
+use super::module;
 use super::run::network_rule;
 use crate::args::ServeArgs;
 use crate::show::say;
@@ -12,7 +15,38 @@ use crate::show::say;
 /// A container's memory where nobody says, on a host that has four times it.
 const MEMORY_BYTES: u64 = 2 << 30;
 
+/// One front on this thread; if there are two, the other on its own.
 pub fn serve(layout: &Layout, args: &ServeArgs) -> Result<u8, CellError> {
+    match (&args.docker, &args.http) {
+        (Some(socket), None) => docker(layout, args, socket),
+        (None, Some(place)) => http(service(layout, args)?, place),
+        (Some(socket), Some(place)) => {
+            let (service, place) = (service(layout, args)?, place.clone());
+            std::thread::spawn(move || {
+                if let Err(error) = http(service, &place) {
+                    eprintln!("exocell: {error}");
+                    std::process::exit(125);
+                }
+            });
+            docker(layout, args, socket)
+        }
+        (None, None) => Err(CellError::Usage("say --docker or --http".to_owned())),
+    }
+}
+
+fn service(layout: &Layout, args: &ServeArgs) -> Result<Service, CellError> {
+    let refused = |error: ServiceError| CellError::Usage(error.to_string());
+    let pool = Pool { isolates: args.isolates, stacks: args.isolates, ..Pool::default() };
+    Service::new(&module::store(layout)?, pool, Limits::default()).map_err(refused)
+}
+
+fn http(service: Service, place: &str) -> Result<u8, CellError> {
+    let served = service.run(place, |place| say!("exocell serves {place}"));
+    served.map_err(|error| CellError::Usage(error.to_string()))?;
+    Ok(0)
+}
+
+fn docker(layout: &Layout, args: &ServeArgs, socket: &Path) -> Result<u8, CellError> {
     let size = |flag: &str, text: &str| {
         parse_bytes(text).map_err(|error| CellError::Usage(format!("{flag}: {error}")))
     };
@@ -28,7 +62,7 @@ pub fn serve(layout: &Layout, args: &ServeArgs) -> Result<u8, CellError> {
         processes: args.pids_limit,
         connect: rules(&args.allow_net)?,
     };
-    let socket = std::path::absolute(&args.docker).map_err(CellError::host("cannot listen"))?;
+    let socket = std::path::absolute(socket).map_err(CellError::host("cannot listen"))?;
     let options = Options { layout: layout.clone(), socket, defaults };
     let ready = || say!("exocell serves unix://{}", options.socket.display());
     serve_docker(&options, ready).map_err(|error| CellError::Usage(error.to_string()))?;

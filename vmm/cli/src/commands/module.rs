@@ -1,0 +1,74 @@
+//! `exocell module`: what `exocell serve --http` serves.
+
+use std::fs;
+use std::path::Path;
+
+use exocell_cell::xgate::CapabilitySet;
+use exocell_cell::{CellError, Layout};
+use exocell_service::{ModuleEntry, ModuleStore, StoreError};
+use serde_json::json;
+
+use super::{print_json, run::read_table};
+use crate::args::ModuleCommand;
+use crate::show::{self, say};
+
+/// What a call may do where nobody says.
+const DEFAULT_CAPS: &str = "version = 1\n[memory]\nlimit = \"64M\"\n[time]\ndeadline = \"10s\"";
+
+pub fn module(layout: &Layout, command: ModuleCommand) -> Result<u8, CellError> {
+    let store = store(layout)?;
+    match command {
+        ModuleCommand::Add { tenant, caps, name, file } => {
+            add(&store, &tenant, caps.as_deref(), &name, &file)?;
+        }
+        ModuleCommand::Ls { json } => list(&store.list().map_err(refused)?, json)?,
+        ModuleCommand::Rm { names } => {
+            for name in &names {
+                store.remove(name).map_err(refused)?;
+            }
+        }
+    }
+    Ok(0)
+}
+
+/// The modules of this state root.
+pub fn store(layout: &Layout) -> Result<ModuleStore, CellError> {
+    ModuleStore::open(&layout.root().join("modules")).map_err(refused)
+}
+
+fn refused(error: StoreError) -> CellError {
+    CellError::Usage(error.to_string())
+}
+
+fn add(
+    store: &ModuleStore,
+    tenant: &str,
+    caps: Option<&Path>,
+    name: &str,
+    file: &Path,
+) -> Result<(), CellError> {
+    let caps = match caps {
+        Some(path) => read_table(path)?,
+        None => CapabilitySet::parse(DEFAULT_CAPS, Path::new("/"))?,
+    };
+    let unread = CellError::host(format!("cannot read the module {}", file.display()));
+    let module = fs::read(file).map_err(unread)?;
+    if let Some(key) = store.add(name, tenant, &module, &caps).map_err(refused)?.key {
+        say!("{key}");
+    }
+    Ok(())
+}
+
+fn list(entries: &[ModuleEntry], as_json: bool) -> Result<(), CellError> {
+    if as_json {
+        for ModuleEntry { name, tenant, bytes, .. } in entries {
+            print_json(&json!({ "name": name, "tenant": tenant, "bytes": bytes }), false)?;
+        }
+        return Ok(());
+    }
+    let row = |entry: &ModuleEntry| {
+        vec![entry.name.clone(), entry.tenant.clone(), show::bytes(entry.bytes)]
+    };
+    show::table(&["NAME", "TENANT", "SIZE"], &entries.iter().map(row).collect::<Vec<_>>());
+    Ok(())
+}
