@@ -241,7 +241,7 @@ pub(crate) enum Link {
     /// Everything but the store is there.
     Alone(InstancePre<State>),
     /// Its memory is made for each isolate.
-    Team(Template),
+    Team(Box<Template>),
 }
 
 impl Link {
@@ -266,7 +266,7 @@ impl Link {
         let template = Template::new(&linker, module)?;
         match template.bind(u64::MAX) {
             // The memory was made to see whether all fits, and goes again.
-            Ok(_) | Err(Unbound::TooLarge) => Ok(Self::Team(template)),
+            Ok(_) | Err(Unbound::TooLarge) => Ok(Self::Team(Box::new(template))),
             Err(Unbound::Failed(error)) => Err(error),
         }
     }
