@@ -91,10 +91,10 @@ fn module(calls: &[usize], values: &[i64]) -> String {
     )
 }
 
-fn everything(folder: &Path) -> exocell_xgate::CapabilitySet {
+fn everything(folder: &Path, deadline: &str) -> exocell_xgate::CapabilitySet {
     let folder = folder.display();
     caps_with(&format!(
-        "[clock]\n[random]\n[network]\n[time]\ndeadline = \"300ms\"\n\
+        "[clock]\n[random]\n[network]\n[time]\ndeadline = \"{deadline}\"\n\
          [[folder]]\nhost = \"{folder}\"\nguest = \"/\"\nrights = [\"read\", \"write\"]"
     ))
 }
@@ -102,7 +102,7 @@ fn everything(folder: &Path) -> exocell_xgate::CapabilitySet {
 #[test]
 fn every_name_has_the_signature_of_the_standard() {
     let folder = tempfile::tempdir().unwrap();
-    let caps = everything(folder.path());
+    let caps = everything(folder.path(), "60s");
     let wasi = Import::all().iter().filter(|import| import.module == "wasi_snapshot_preview1");
     let names: Vec<&str> = wasi.map(|import| import.name).collect();
     assert_eq!(names.len(), SIGNATURES.len());
@@ -138,7 +138,7 @@ proptest! {
         let outer = tempfile::tempdir().unwrap();
         let folder = outer.path().join("granted");
         std::fs::create_dir(&folder).unwrap();
-        let caps = everything(&folder);
+        let caps = everything(&folder, "300ms");
         let outcome = ready(&module(&calls, &values), &caps, &table(&caps), Spec::default()).run();
         let fine = matches!(outcome, Outcome::Exited(_) | Outcome::Trap(_) | Outcome::Ended(Cause::Deadline));
         prop_assert!(fine, "{outcome:?}");

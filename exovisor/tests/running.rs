@@ -109,7 +109,7 @@ fn a_loop_ends_at_the_deadline() {
     let begin = Instant::now();
     let caps = caps_with("[time]\ndeadline = \"200ms\"");
     assert_eq!(run(&module("(loop $l (br $l))"), &caps), Outcome::Ended(Cause::Deadline));
-    assert!((150..5000).contains(&begin.elapsed().as_millis()), "{:?}", begin.elapsed());
+    assert!(begin.elapsed() >= Duration::from_millis(200));
 }
 
 #[test]

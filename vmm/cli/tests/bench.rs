@@ -31,6 +31,21 @@ fn micro_prints_a_row_for_each_measurement_and_subject() {
 }
 
 #[test]
+fn isolates_that_live_at_once_are_counted() {
+    let words = ["bench", "isolates", "--live", "300", "--tenants", "2", "--calls", "20"];
+    let ended = run([&words[..], &["--peers", "none", "--rounds", "1", "--json"]].concat()).ok();
+    let rows: Vec<Value> =
+        ended.text().lines().map(|line| serde_json::from_str(line).expect("a JSON line")).collect();
+    let row = |bench: &str| rows.iter().find(|row| row["bench"] == bench).expect("it is measured");
+    for bench in ["isolate_bytes_none", "isolate_bytes_written"] {
+        let bytes = row(bench)["min"].as_f64().unwrap();
+        assert!((1_000.0..100_000.0).contains(&bytes), "{}", row(bench));
+        assert_eq!(row(bench)["params"]["live"], "300");
+    }
+    assert_eq!(row("sfib_fresh")["params"]["tenants"], "2");
+}
+
+#[test]
 fn a_measurement_that_is_not_there_is_named_with_those_that_are() {
     let words = ["bench", "micro", "--only", "nul_syscall", "--peers", "none"];
     run(words).exited(125).complains_of(&["nul_syscall", "null_syscall", "fork_exec"]);
