@@ -15,7 +15,12 @@ pub(crate) fn generate() -> io::Result<String> {
 
 /// What is kept of a key. Hashes are compared, not keys, so the time it takes tells nothing.
 pub(crate) fn hash(key: &str) -> String {
-    hex(&Sha256::digest(key.as_bytes()))
+    sha256(key.as_bytes())
+}
+
+/// In hexadecimal digits.
+pub(crate) fn sha256(bytes: &[u8]) -> String {
+    hex(&Sha256::digest(bytes))
 }
 
 fn hex(bytes: &[u8]) -> String {

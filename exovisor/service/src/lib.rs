@@ -1,12 +1,13 @@
 //! Wasm modules of many tenants behind HTTP.
 //!
 //! ```text
-//! exocell module add ──> [ModuleStore] ──admitted at the start──> [Service]
+//! exocell module add ──> [ModuleStore] ──loaded.rs: admitted──> [Service]
 //! client ──POST /v1/call/MODULE/FUNCTION, tenant's key──> http.rs ──> call.rs ──> scheduler
 //! ```
 //!
 //! A module belongs to a tenant; whoever has the tenant's key may call it, under the capabilities
-//! that the module was added with. Clients are hostile: heads, bodies, connections and the time
+//! that the module was added with. What all tenants used has a listener of its own, for the
+//! operator. Clients are hostile: heads, bodies, connections and the time
 //! for each are bounded ([`http`](crate::Limits)).
 
 #![forbid(unsafe_code)]
@@ -14,11 +15,14 @@
 mod call;
 mod http;
 mod keys;
+mod listener;
+mod loaded;
 mod metrics;
 mod server;
 mod store;
 
 pub use exocell_exovisor::{Pool, Slots};
 pub use http::Limits;
-pub use server::{Listener, Service, ServiceError};
+pub use listener::Listener;
+pub use server::{Front, Service, ServiceError};
 pub use store::{Added, ModuleEntry, ModuleStore, StoreError};

@@ -1,23 +1,20 @@
 //! Connections, and which request goes where.
 
-use crate::call::Module;
 use crate::http::{self, Answer, Limits, Over, Request};
 use crate::keys;
+use crate::listener::{Listener, Stream};
+use crate::loaded::{Account, Loaded, Loader};
 use crate::metrics::{self, Tenant};
 use crate::store::{ModuleStore, StoreError};
 use exocell_exovisor::{
-    Admission, AdmissionError, Policy, Pool, Priority, Scheduler, SchedulerConfig, SchedulerError,
+    Admission, AdmissionError, Policy, Pool, Scheduler, SchedulerConfig, SchedulerError,
 };
-use exocell_xgate::CapabilitySet;
-use std::collections::BTreeMap;
-use std::fs::{self, Permissions};
-use std::os::unix::fs::{FileTypeExt, PermissionsExt};
-use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpListener, UnixListener, UnixStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
+use tokio::sync::Semaphore;
+
+/// How often it looks whether modules came or went.
+const RELOAD_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Why there is no service.
 #[derive(Debug, thiserror::Error)]
@@ -46,62 +43,21 @@ pub enum ServiceError {
     Scheduler(#[from] SchedulerError),
 }
 
-/// Where clients come.
-pub enum Listener {
-    /// An address of the host.
-    Tcp(TcpListener),
-    /// A path.
-    Unix(UnixListener),
-}
-
-impl Listener {
-    /// Listens at `ADDRESS:PORT`, or at a path (with a `/`) that only this user may connect to. A
-    /// socket that a dead server left there is replaced.
-    ///
-    /// # Errors
-    /// [`ServiceError::Listen`].
-    pub async fn bind(place: &str) -> Result<Self, ServiceError> {
-        let failed = |source| ServiceError::Listen { place: place.to_owned(), source };
-        if !place.contains('/') {
-            return Ok(Self::Tcp(TcpListener::bind(place).await.map_err(failed)?));
-        }
-        let is_socket = fs::symlink_metadata(place).is_ok_and(|file| file.file_type().is_socket());
-        if is_socket && UnixStream::connect(place).await.is_err() {
-            fs::remove_file(place).map_err(failed)?;
-        }
-        let listener = UnixListener::bind(place).map_err(failed)?;
-        fs::set_permissions(place, Permissions::from_mode(0o600)).map_err(failed)?;
-        Ok(Self::Unix(listener))
-    }
-
-    /// Where it is, with the port that was chosen if none was named.
-    #[must_use]
-    pub fn place(&self) -> String {
-        match self {
-            Self::Tcp(listener) => {
-                listener.local_addr().map_or_else(|_| "tcp".to_owned(), |at| format!("http://{at}"))
-            }
-            Self::Unix(listener) => {
-                let at = listener.local_addr().ok();
-                let path = at.as_ref().and_then(|at| at.as_pathname());
-                format!("unix://{}", path.unwrap_or(Path::new("")).display())
-            }
-        }
-    }
+/// For whom a listener is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Front {
+    /// Tenants: calls, and each its own figures.
+    Calls,
+    /// The operator: the figures of all.
+    Metrics,
 }
 
 /// All modules of a store, ready to be called.
 pub struct Service {
-    modules: BTreeMap<String, Module>,
-    tenants: BTreeMap<String, Account>,
+    loader: Loader,
+    loaded: RwLock<Arc<Loaded>>,
     scheduler: Scheduler,
     limits: Limits,
-}
-
-struct Account {
-    tenant: exocell_exovisor::Tenant,
-    key_sha256: String,
-    denials: AtomicU64,
 }
 
 impl Service {
@@ -110,90 +66,121 @@ impl Service {
     /// # Errors
     /// [`ServiceError`] names the first module that cannot be served.
     pub fn new(store: &ModuleStore, pool: Pool, limits: Limits) -> Result<Self, ServiceError> {
-        // A tenant may use up half of the pool and no more.
-        let begun_max = (pool.isolates as usize / 2).max(1);
-        let config = SchedulerConfig { begun_max, ..SchedulerConfig::default() };
-        let scheduler = Scheduler::new(&config)?;
-        let admission = Admission::new(Policy::pooled(pool));
-        let (mut modules, mut tenants) = (BTreeMap::new(), BTreeMap::<String, Account>::new());
-        for entry in store.list()? {
-            if !tenants.contains_key(&entry.tenant) {
-                let tenant = scheduler.tenant(&entry.tenant, 1, Priority::Normal);
-                let key_sha256 = store.key_hash(&entry.tenant)?;
-                let account = Account { tenant, key_sha256, denials: AtomicU64::new(0) };
-                tenants.insert(entry.tenant.clone(), account);
+        // A tenant may use up half of the pool and of the connections, and no more.
+        let half = |all: usize| (all / 2).max(1);
+        let begun_max = half(pool.isolates as usize);
+        let scheduler =
+            Scheduler::new(&SchedulerConfig { begun_max, ..SchedulerConfig::default() })?;
+        let loader = Loader {
+            store: store.clone(),
+            admission: Admission::new(Policy::pooled(pool)),
+            calls_max: half(limits.connections),
+        };
+        let mut refused = None;
+        let loaded = loader.load(&Loaded::default(), &scheduler, |error| {
+            refused.get_or_insert(error);
+        })?;
+        match refused {
+            Some(error) => Err(error),
+            None => {
+                let loaded = RwLock::new(Arc::new(loaded));
+                Ok(Self { loader, loaded, scheduler, limits })
             }
-            let Some(account) = tenants.get(&entry.tenant) else { continue };
-            let caps =
-                CapabilitySet::parse(&entry.caps, Path::new("/")).map_err(StoreError::from)?;
-            let bytes = store.module(&entry.name)?;
-            let module = Module::admit(&admission, account.tenant.clone(), &bytes, caps)
-                .map_err(|source| ServiceError::Module { name: entry.name.clone(), source })?;
-            modules.insert(entry.name, module);
         }
-        Ok(Self { modules, tenants, scheduler, limits })
     }
 
-    /// Listens at `place` (see [`Listener::bind`]) and serves until the process ends; `ready` is
+    /// Serves what the store holds by now; a call that runs is not touched. A module that cannot
+    /// be served is told to `refused` and left out.
+    ///
+    /// # Errors
+    /// [`StoreError`]; then all is as it was.
+    pub fn reload(&self, refused: impl FnMut(ServiceError)) -> Result<(), StoreError> {
+        let loaded = self.loader.load(&self.loaded(), &self.scheduler, refused)?;
+        *self.loaded.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(loaded);
+        Ok(())
+    }
+
+    /// Listens at `calls` and, for the operator, at `metrics` (see [`Listener::bind`]) and serves
+    /// until the process ends; modules that are added or removed meanwhile are, too. `ready` is
     /// told where, once clients may come.
     ///
     /// # Errors
     /// [`ServiceError::Listen`].
-    pub fn run(self, place: &str, ready: impl FnOnce(&str)) -> Result<(), ServiceError> {
-        let failed = |source| ServiceError::Listen { place: place.to_owned(), source };
+    pub fn run(
+        self,
+        calls: &str,
+        metrics: Option<&str>,
+        ready: impl Fn(&str),
+    ) -> Result<(), ServiceError> {
+        let failed = |source| ServiceError::Listen { place: calls.to_owned(), source };
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(2)
             .thread_name("http")
             .enable_all()
             .build()
             .map_err(failed)?;
+        let service = Arc::new(self);
         runtime.block_on(async {
-            let listener = Listener::bind(place).await?;
+            if let Some(place) = metrics {
+                let (service, listener) = (Arc::clone(&service), Listener::bind(place).await?);
+                ready(&listener.place());
+                tokio::spawn(async move { service.serve(listener, Front::Metrics).await });
+            }
+            let listener = Listener::bind(calls).await?;
+            let reloading = Arc::clone(&service);
+            let thread = std::thread::Builder::new().name("modules".to_owned());
+            thread.spawn(move || reloading.keep_loaded()).map_err(failed)?;
             ready(&listener.place());
-            Arc::new(self).serve(listener).await;
+            service.serve(listener, Front::Calls).await;
             Ok(())
         })
     }
 
-    /// Serves clients until the future is dropped.
-    pub async fn serve(self: &Arc<Self>, listener: Listener) {
-        let room = Arc::new(Semaphore::new(self.limits.connections));
+    fn keep_loaded(&self) {
+        let mut known = None;
         loop {
-            // It is never closed.
-            let Ok(permit) = Arc::clone(&room).acquire_owned().await else { return };
-            let accepted = match &listener {
-                Listener::Tcp(listener) => {
-                    listener.accept().await.map(|(stream, _)| self.take(stream, permit))
-                }
-                Listener::Unix(listener) => {
-                    listener.accept().await.map(|(stream, _)| self.take(stream, permit))
-                }
-            };
-            if accepted.is_err() {
-                // Out of descriptors, most likely; some come back as clients go.
-                tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+            std::thread::sleep(RELOAD_INTERVAL);
+            let changed = self.loader.store.changed();
+            if changed.is_some() && changed == known {
+                continue;
+            }
+            let told = |error: ServiceError| eprintln!("exocell: not served: {error}");
+            match self.reload(told) {
+                Ok(()) => known = changed,
+                Err(error) => eprintln!("exocell: {error}"),
             }
         }
     }
 
-    fn take(
-        self: &Arc<Self>,
-        stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
-        permit: OwnedSemaphorePermit,
-    ) {
-        let service = Arc::clone(self);
-        tokio::spawn(async move {
-            service.connection(stream).await;
-            drop(permit);
-        });
+    fn loaded(&self) -> Arc<Loaded> {
+        Arc::clone(&self.loaded.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    async fn connection(&self, mut stream: impl AsyncRead + AsyncWrite + Unpin) {
+    /// Serves clients until the future is dropped.
+    pub async fn serve(self: &Arc<Self>, listener: Listener, front: Front) {
+        let room = Arc::new(Semaphore::new(self.limits.connections));
+        loop {
+            // It is never closed.
+            let Ok(permit) = Arc::clone(&room).acquire_owned().await else { return };
+            let Ok(stream) = listener.accept().await else {
+                // Out of descriptors, most likely; some come back as clients go.
+                tokio::time::sleep(Duration::from_millis(50)).await;
+                continue;
+            };
+            let service = Arc::clone(self);
+            tokio::spawn(async move {
+                service.connection(stream, front).await;
+                drop(permit);
+            });
+        }
+    }
+
+    async fn connection(&self, mut stream: Box<dyn Stream>, front: Front) {
         let mut buffer = Vec::new();
         loop {
             match http::read(&mut stream, &mut buffer, &self.limits).await {
                 Ok(request) => {
-                    let answer = self.answer(&request).await;
+                    let answer = self.answer(&request, front).await;
                     let keep = request.keep_alive;
                     if !http::write(&mut stream, &answer, keep, &self.limits).await || !keep {
                         return;
@@ -208,63 +195,61 @@ impl Service {
         }
     }
 
-    async fn answer(&self, request: &Request) -> Answer {
+    async fn answer(&self, request: &Request, front: Front) -> Answer {
         let parts: Vec<&str> = request.path.split('/').skip(1).collect();
-        match (request.method.as_str(), &parts[..]) {
-            ("GET", ["metrics"]) => self.metrics(),
-            ("GET", ["v1", "stats"]) => match self.caller(request) {
-                Some((name, account)) => {
-                    Answer::json(200, &metrics::json(&self.used(name, account)))
-                }
-                None => Answer::error(401, "a key of a tenant is needed"),
-            },
-            ("POST", ["v1", "call", module, function]) => {
+        match (front, request.method.as_str(), &parts[..]) {
+            (Front::Metrics, "GET", ["metrics"]) => self.metrics(),
+            (Front::Metrics, _, _) => Answer::error(404, "there is nothing here; try GET /metrics"),
+            (Front::Calls, "GET", ["v1", "stats"]) => self.stats(request),
+            (Front::Calls, "POST", ["v1", "call", module, function]) => {
                 self.call(request, module, function).await
             }
-            (_, ["metrics"] | ["v1", "stats"] | ["v1", "call", _, _]) => {
+            (Front::Calls, _, ["v1", "stats"] | ["v1", "call", _, _]) => {
                 Answer::error(405, "another method is needed")
             }
             _ => Answer::error(404, "there is nothing here; try /v1/call/MODULE/FUNCTION"),
         }
     }
 
-    /// Whose key the request has.
-    fn caller(&self, request: &Request) -> Option<(&String, &Account)> {
-        let hash = keys::hash(request.key.as_deref()?);
-        self.tenants.iter().find(|(_, account)| account.key_sha256 == hash)
-    }
-
     /// A wrong key hears the same whether the module exists or not.
     async fn call(&self, request: &Request, name: &str, function: &str) -> Answer {
-        let module = self.modules.get(name);
-        let owner = module.and_then(|module| self.tenants.get(module.tenant.name()));
-        let hash = request.key.as_deref().map(keys::hash);
-        match (module, owner) {
-            (Some(module), Some(owner)) if hash.as_ref() == Some(&owner.key_sha256) => {
-                let answer = module.call(&self.scheduler, function, &request.body).await;
-                if answer.status != 200 {
-                    owner.denials.fetch_add(1, Ordering::Relaxed);
-                }
-                answer
-            }
-            (_, owner) => {
-                if let Some(owner) = owner {
-                    owner.denials.fetch_add(1, Ordering::Relaxed);
-                }
-                Answer::error(401, "the key is not one of the module's tenant")
-            }
+        let (loaded, hash) = (self.loaded(), hash(request));
+        let Some((module, owner)) = loaded.module(name) else { return wrong_key() };
+        if !hash.is_some_and(|hash| owner.has(&hash)) {
+            owner.deny();
+            return wrong_key();
+        }
+        let answer = match owner.room.try_acquire() {
+            Ok(_place) => module.call(&self.scheduler, function, &request.body).await,
+            Err(_full) => Answer::error(429, "this tenant has too many calls at once; call again"),
+        };
+        if answer.status != 200 {
+            owner.deny();
+        }
+        answer
+    }
+
+    fn stats(&self, request: &Request) -> Answer {
+        let loaded = self.loaded();
+        match hash(request).and_then(|hash| loaded.owner(&hash)) {
+            Some(account) => Answer::json(200, &metrics::json(&account.used(&self.scheduler))),
+            None => Answer::error(401, "a key of a tenant is needed"),
         }
     }
 
-    fn used<'a>(&self, name: &'a str, account: &Account) -> Tenant<'a> {
-        let stats = self.scheduler.stats().into_iter().find(|(tenant, _)| tenant == name);
-        let stats = stats.map(|(_, stats)| stats).unwrap_or_default();
-        Tenant { name, stats, denials: account.denials.load(Ordering::Relaxed) }
-    }
-
     fn metrics(&self) -> Answer {
-        let tenants: Vec<Tenant<'_>> =
-            self.tenants.iter().map(|(name, account)| self.used(name, account)).collect();
+        let loaded = self.loaded();
+        let used = |account| Account::used(account, &self.scheduler);
+        let tenants: Vec<Tenant<'_>> = loaded.accounts().map(used).collect();
         Answer::text(metrics::prometheus(&tenants))
     }
+}
+
+/// Of the request's key.
+fn hash(request: &Request) -> Option<String> {
+    request.key.as_deref().map(keys::hash)
+}
+
+fn wrong_key() -> Answer {
+    Answer::error(401, "the key is not one of the module's tenant")
 }

@@ -9,7 +9,10 @@ use std::fs::{self, DirBuilder, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
 
+/// Changes of the store that are further apart have different times.
+const CHANGES_APART: Duration = Duration::from_secs(1);
 /// Longest name of a module or a tenant, in bytes.
 const NAME_BYTES_MAX: usize = 64;
 
@@ -64,6 +67,8 @@ pub struct ModuleEntry {
     pub tenant: String,
     /// Length of the binary or text.
     pub bytes: u64,
+    /// Its SHA-256, in hexadecimal digits.
+    pub sha256: String,
     /// Its capability table, as JSON.
     pub caps: String,
 }
@@ -123,7 +128,8 @@ impl ModuleStore {
         let key = self.key_for(tenant)?;
         write(&self.wasm(name), module)?;
         let (name, tenant) = (name.to_owned(), tenant.to_owned());
-        let entry = ModuleEntry { name, tenant, bytes: module.len() as u64, caps: caps.to_json() };
+        let (bytes, sha256) = (module.len() as u64, keys::sha256(module));
+        let entry = ModuleEntry { name, tenant, bytes, sha256, caps: caps.to_json() };
         write_json(&self.json(&entry.name), &entry)?;
         Ok(Added { key })
     }
@@ -177,9 +183,22 @@ impl ModuleStore {
     }
 
     /// A module's bytes.
-    pub(crate) fn module(&self, name: &str) -> Result<Vec<u8>, StoreError> {
-        let path = self.wasm(name);
-        fs::read(&path).map_err(|source| StoreError::Host { path, source })
+    pub(crate) fn module(&self, entry: &ModuleEntry) -> Result<Vec<u8>, StoreError> {
+        let path = self.wasm(&entry.name);
+        let failed = |source| StoreError::Host { path: path.clone(), source };
+        let module = fs::read(&path).map_err(failed)?;
+        if keys::sha256(&module) != entry.sha256 {
+            return Err(StoreError::Damaged { path, why: "it is not what was added".to_owned() });
+        }
+        Ok(module)
+    }
+
+    /// When a module was last added or removed; `None` if that is unknown, or so short ago that
+    /// another change might have the same time.
+    pub(crate) fn changed(&self) -> Option<SystemTime> {
+        let changed = fs::metadata(&self.dir).and_then(|dir| dir.modified()).ok()?;
+        let settled = changed.elapsed().is_ok_and(|age| age > CHANGES_APART);
+        settled.then_some(changed)
     }
 
     /// The hash of a tenant's key.

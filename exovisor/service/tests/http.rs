@@ -1,12 +1,12 @@
 //! Clients that behave, and clients that do not.
 
 use exocell_exovisor::Pool;
-use exocell_service::{Limits, Listener, ModuleStore, Service, StoreError};
+use exocell_service::{Front, Limits, Listener, ModuleStore, Service, StoreError};
 use exocell_xgate::CapabilitySet;
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 use tokio::runtime::Runtime;
 
@@ -26,8 +26,11 @@ fn caps(text: &str) -> CapabilitySet {
 
 struct World {
     _runtime: Runtime,
-    _dir: tempfile::TempDir,
+    dir: tempfile::TempDir,
+    service: Arc<Service>,
+    store: ModuleStore,
     address: SocketAddr,
+    operator: SocketAddr,
     keys: [String; 2],
 }
 
@@ -53,10 +56,14 @@ impl World {
             .enable_all()
             .build()
             .unwrap();
-        let listener = runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0")).unwrap();
-        let address = listener.local_addr().unwrap();
-        runtime.spawn(async move { service.serve(Listener::Tcp(listener)).await });
-        Self { _runtime: runtime, _dir: dir, address, keys }
+        let [address, operator] = [Front::Calls, Front::Metrics].map(|front| {
+            let bound = runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0"));
+            let (service, listener) = (Arc::clone(&service), bound.unwrap());
+            let address = listener.local_addr().unwrap();
+            runtime.spawn(async move { service.serve(Listener::Tcp(listener), front).await });
+            address
+        });
+        Self { _runtime: runtime, dir, service, store, address, operator, keys }
     }
 
     fn connect(&self) -> TcpStream {
@@ -168,7 +175,10 @@ fn each_tenant_is_counted() {
     has(&world.get("/v1/stats", a), 200, "\"invocations\":2");
     has(&world.get("/v1/stats", a), 200, "\"traps\":1");
     has(&world.get("/v1/stats", b), 200, "\"invocations\":0");
-    let metrics = world.get("/metrics", "");
+    has(&world.get("/metrics", a), 404, "nothing here");
+    let operator = World { address: world.operator, ..world };
+    let metrics = operator.get("/metrics", "");
+    has(&operator.get("/v1/stats", &operator.keys[0]), 404, "nothing here");
     has(&metrics, 200, "exocell_invocations_total{tenant=\"a\"} 2");
     has(&metrics, 200, "exocell_denials_total{tenant=\"a\"} 1");
     has(&metrics, 200, "exocell_traps_total{tenant=\"b\"} 0");
@@ -231,6 +241,70 @@ fn one_tenants_loops_leave_anothers_calls_alone() {
             has(&world.post("/v1/call/other/half", &world.keys[1], "[5]"), 200, "2.5");
         }
     });
+}
+
+#[test]
+fn modules_come_and_go_while_others_are_served() {
+    let world = World::new();
+    let [a, b] = &world.keys;
+    let reload = || world.service.reload(|error| panic!("{error}")).unwrap();
+    let half = |module: &str, key: &str| world.post(&format!("/v1/call/{module}/half"), key, "[4]");
+    world.store.remove("other").unwrap();
+    let caps = caps("");
+    assert!(world.store.add("more", "b", MODULE.as_bytes(), &caps).unwrap().key.is_none());
+    let key = world.store.add("third", "c", MODULE.as_bytes(), &caps).unwrap().key.unwrap();
+    has(&half("other", b), 200, "2.0");
+    reload();
+    has(&half("other", b), 401, "key");
+    has(&half("more", b), 200, "2.0");
+    has(&half("third", &key), 200, "2.0");
+    has(&half("math", a), 200, "2.0");
+    has(&world.get("/v1/stats", b), 200, "\"invocations\":");
+    // Another one of the same name is another module.
+    world.store.remove("more").unwrap();
+    let text = MODULE.replace("f64.const 2", "f64.const 4");
+    world.store.add("more", "b", text.as_bytes(), &caps).unwrap();
+    reload();
+    has(&half("more", b), 200, "1.0");
+}
+
+#[test]
+fn a_damaged_module_is_left_out_and_named() {
+    let world = World::new();
+    let path = world.dir.path().join("other.wasm");
+    std::fs::write(path, MODULE.replace("f64.const 2", "f64.const 3")).unwrap();
+    // What was loaded before is still there; who comes later finds the damage.
+    world.service.reload(|error| panic!("{error}")).unwrap();
+    let pool = Pool { isolates: 50, stacks: 50, ..Pool::default() };
+    let refused = Service::new(&world.store, pool, Limits::default());
+    let why = refused.err().map(|error| error.to_string()).unwrap_or_default();
+    assert!(why.contains("other.wasm") && why.contains("damaged"), "{why}");
+}
+
+#[test]
+fn a_tenant_has_half_of_the_connections_and_no_more() {
+    let world = World::new();
+    let caps = caps("[time]\ndeadline = \"10m\"");
+    world.store.add("endless", "a", MODULE.as_bytes(), &caps).unwrap();
+    world.service.reload(|error| panic!("{error}")).unwrap();
+    // One more than may be: the one that is answered is refused, the others go on for ever.
+    let (send, answers) = mpsc::channel();
+    for _ in 0..11 {
+        let (send, mut stream) = (send.clone(), world.connect());
+        let key = &world.keys[0];
+        let request = format!(
+            "POST /v1/call/endless/spin HTTP/1.1\r\nAuthorization: Bearer {key}\r\n\
+             Connection: close\r\nContent-Length: 2\r\n\r\n[]"
+        );
+        std::thread::spawn(move || {
+            stream.write_all(request.as_bytes()).unwrap();
+            let mut answer = String::new();
+            let _ = stream.read_to_string(&mut answer);
+            drop(send.send(answer));
+        });
+    }
+    has(&answers.recv().unwrap(), 429, "too many calls");
+    has(&world.post("/v1/call/other/half", &world.keys[1], "[5]"), 200, "2.5");
 }
 
 #[test]

@@ -381,6 +381,9 @@ pub struct ServeArgs {
     /// Where the modules of `exocell module` can be called: ADDRESS:PORT or a path.
     #[arg(long, value_name = "ADDR|SOCKET")]
     pub http: Option<String>,
+    /// Where the operator reads what all tenants used, as Prometheus does: ADDRESS:PORT or a path.
+    #[arg(long, value_name = "ADDR|SOCKET", requires = "http")]
+    pub metrics: Option<String>,
     /// Calls of modules that may have begun and not ended.
     #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(2..=100_000))]
     pub isolates: u32,
@@ -422,7 +425,7 @@ pub enum ModuleCommand {
         #[arg(long)]
         json: bool,
     },
-    /// Remove modules; a running service keeps what it has.
+    /// Remove modules; a running service lets calls that have begun go on.
     Rm {
         #[arg(required = true)]
         names: Vec<String>,

@@ -19,11 +19,12 @@ const MEMORY_BYTES: u64 = 2 << 30;
 pub fn serve(layout: &Layout, args: &ServeArgs) -> Result<u8, CellError> {
     match (&args.docker, &args.http) {
         (Some(socket), None) => docker(layout, args, socket),
-        (None, Some(place)) => http(service(layout, args)?, place),
+        (None, Some(place)) => http(service(layout, args)?, place, args.metrics.as_deref()),
         (Some(socket), Some(place)) => {
             let (service, place) = (service(layout, args)?, place.clone());
+            let metrics = args.metrics.clone();
             std::thread::spawn(move || {
-                if let Err(error) = http(service, &place) {
+                if let Err(error) = http(service, &place, metrics.as_deref()) {
                     eprintln!("exocell: {error}");
                     std::process::exit(125);
                 }
@@ -40,8 +41,8 @@ fn service(layout: &Layout, args: &ServeArgs) -> Result<Service, CellError> {
     Service::new(&module::store(layout)?, pool, Limits::default()).map_err(refused)
 }
 
-fn http(service: Service, place: &str) -> Result<u8, CellError> {
-    let served = service.run(place, |place| say!("exocell serves {place}"));
+fn http(service: Service, place: &str, metrics: Option<&str>) -> Result<u8, CellError> {
+    let served = service.run(place, metrics, |place| say!("exocell serves {place}"));
     served.map_err(|error| CellError::Usage(error.to_string()))?;
     Ok(0)
 }
