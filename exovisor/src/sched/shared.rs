@@ -1,10 +1,15 @@
 //! What workers, callers and wakers share.
+//!
+//! Waking a thread that sleeps costs its processor some 20 us, so it is not done without need:
+//! a worker that is between two turns takes what it has just queued itself, and one that ran
+//! threads looks for the next ones a little while before it sleeps.
 
 use crate::isolate::Outcome;
 use crate::preempt;
 use crate::sched::Stats;
 use crate::sched::queue::{Queue, Seat};
 use crate::sched::task::Task;
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
@@ -21,12 +26,26 @@ pub(super) fn monotonic_ns(at: Instant) -> u64 {
     }
 }
 
+/// How long a worker that ran threads looks for others before it sleeps, in nanoseconds.
+const LOOK_NS: u64 = 50_000;
+
+thread_local! {
+    /// Whose worker this thread is, if it is between two turns and has queued nothing there, by
+    /// address.
+    static BETWEEN: Cell<usize> = const { Cell::new(0) };
+    /// Whether it has queued something that nobody else was told of.
+    static KEPT: Cell<bool> = const { Cell::new(false) };
+}
+
 pub(super) struct State {
     pub queue: Queue<Arc<Task>>,
     /// Tasks that wait in a hostcall, by address.
     parked: HashMap<usize, Arc<Task>>,
     pub stats: Vec<(String, Stats)>,
     idle_workers: usize,
+    /// The worker that looks for work before it sleeps, if one does, by the number of its look.
+    looks: Option<u64>,
+    looks_begun: u64,
     pub workers: usize,
     /// What each worker runs, and since when, if nothing waited when it was taken: its turn has
     /// no end until something does.
@@ -37,6 +56,8 @@ pub(super) struct State {
 pub(super) struct Shared {
     state: Mutex<State>,
     work: Condvar,
+    /// The last look that something was queued for.
+    look_found: AtomicU64,
     slice_ns: AtomicU64,
 }
 
@@ -86,12 +107,14 @@ impl Shared {
             parked: HashMap::new(),
             stats: Vec::new(),
             idle_workers: 0,
+            looks: None,
+            looks_begun: 0,
             workers: 0,
             alone: Vec::new(),
             closing: false,
         };
-        let slice_ns = AtomicU64::new(slice_ns);
-        Self { state: Mutex::new(state), work: Condvar::new(), slice_ns }
+        let (slice_ns, look_found) = (AtomicU64::new(slice_ns), AtomicU64::new(0));
+        Self { state: Mutex::new(state), work: Condvar::new(), look_found, slice_ns }
     }
 
     pub fn lock(&self) -> MutexGuard<'_, State> {
@@ -122,9 +145,29 @@ impl Shared {
         queued
     }
 
-    /// A sleeping worker is woken for what was queued; if none sleeps, a turn without end gets
-    /// one.
+    /// Work between two turns of this worker: what it queues is its own next turn.
+    pub fn between_turns(&self, work: impl FnOnce()) {
+        BETWEEN.set(self.address());
+        work();
+        BETWEEN.set(0);
+    }
+
+    fn address(&self) -> usize {
+        std::ptr::from_ref(self).addr()
+    }
+
+    /// A worker that looks or sleeps is told of what was queued; if there is none, a turn without
+    /// end gets one.
     fn tell(&self, mut state: MutexGuard<'_, State>) {
+        if BETWEEN.get() == self.address() {
+            BETWEEN.set(0);
+            KEPT.set(true);
+            return;
+        }
+        if let Some(look) = state.looks.take() {
+            self.look_found.store(look, Ordering::Release);
+            return;
+        }
         let idle = state.idle_workers > 0;
         let alone = if idle { None } else { state.longest_alone() };
         drop(state);
@@ -150,9 +193,11 @@ impl Shared {
     /// Accounts for `worker`'s last turn and waits for its next; `None` when it is time to go.
     pub fn next(&self, worker: usize, spent: Option<Spent>) -> Option<Next> {
         let mut state = self.lock();
+        let mut looks = spent.as_ref().is_some_and(|spent| spent.task.has_threads());
         if let Some(spent) = spent {
             state.settle(worker, spent);
         }
+        let kept = KEPT.replace(false);
         let mut waited = false;
         loop {
             if state.closing {
@@ -160,21 +205,39 @@ impl Shared {
             }
             let slice_ns = self.slice_ns();
             if let Some((_, task)) = state.queue.pop(slice_ns) {
-                let alone = state.queue.is_empty();
-                let now_ns = preempt::now_ns();
-                if let Some(guest) = task.stopper.guest() {
-                    guest.prepare();
+                let next = state.begin(worker, task, slice_ns, waited);
+                if kept && !next.alone {
+                    // Something else was before what was kept for this worker.
+                    self.tell(state);
                 }
-                if alone {
-                    state.runs_alone(worker, &task, now_ns);
-                }
-                return Some(Next { task, slice_ns, now_ns, alone, waited });
+                return Some(next);
             }
             waited = true;
+            if std::mem::take(&mut looks) && state.looks.is_none() {
+                state = self.look(state);
+                continue;
+            }
             state.idle_workers += 1;
             state = self.work.wait(state).unwrap_or_else(PoisonError::into_inner);
             state.idle_workers -= 1;
         }
+    }
+
+    /// Waits a little without sleeping.
+    fn look<'a>(&'a self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+        state.looks_begun += 1;
+        let look = state.looks_begun;
+        state.looks = Some(look);
+        drop(state);
+        let end_ns = preempt::now_ns().saturating_add(LOOK_NS);
+        while self.look_found.load(Ordering::Acquire) < look && preempt::now_ns() < end_ns {
+            std::hint::spin_loop();
+        }
+        let mut state = self.lock();
+        if state.looks == Some(look) {
+            state.looks = None;
+        }
+        state
     }
 
     /// No new turns from here on; those without end get one.
@@ -205,7 +268,19 @@ fn address(task: &Arc<Task>) -> usize {
 impl State {
     /// How many workers wait for work, and how many there are.
     pub fn workers(&self) -> (usize, usize) {
-        (self.idle_workers, self.workers)
+        (self.idle_workers + usize::from(self.looks.is_some()), self.workers)
+    }
+
+    fn begin(&mut self, worker: usize, task: Arc<Task>, slice_ns: u64, waited: bool) -> Next {
+        let alone = self.queue.is_empty();
+        let now_ns = preempt::now_ns();
+        if let Some(guest) = task.stopper.guest() {
+            guest.prepare();
+        }
+        if alone {
+            self.runs_alone(worker, &task, now_ns);
+        }
+        Next { task, slice_ns, now_ns, alone, waited }
     }
 
     /// The worker is still `RUNNING` the task as far as wakers see, until its state is set here.

@@ -255,6 +255,11 @@ impl Task {
         self.team_cpu_ns.as_deref().unwrap_or(&self.cpu_ns)
     }
 
+    /// Whether it is a thread, or a call that may have some.
+    pub fn has_threads(&self) -> bool {
+        self.team_cpu_ns.is_some()
+    }
+
     pub fn body(&self) -> MutexGuard<'_, Body> {
         self.body.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -35,7 +35,7 @@ pub(super) fn run(
         }
         let TurnEnd { verdict, used_ns, notify } = turn(&next, thread, &mut clock);
         if let Some((done, report)) = notify {
-            done(report);
+            shared.between_turns(|| done(report));
         }
         let Next { task, slice_ns, .. } = next;
         spent = Some(Spent { task, slice_ns, used_ns, verdict });
