@@ -58,8 +58,6 @@ KERNEL("matmul") int matmul(int size) {
 
 static NOINLINE void nearest(void *context, unsigned begin, unsigned end, unsigned part) {
   (void)context;
-  for (unsigned i = 0; i < CLUSTERS * DIMENSIONS; i++) sums[part][i] = 0;
-  for (unsigned i = 0; i < CLUSTERS; i++) members[part][i] = 0;
   for (unsigned p = begin; p < end; p++) {
     double least = 1e300;
     unsigned best = 0;
@@ -81,6 +79,10 @@ KERNEL("kmeans") int kmeans(int count) {
   fill(points, (unsigned)count * DIMENSIONS, 3);
   fill(centres, CLUSTERS * DIMENSIONS, 4);
   for (int round = 0; round < 10; round++) {
+    for (unsigned p = 0; p < EXO_PARTS_MAX; p++) {
+      for (unsigned i = 0; i < CLUSTERS * DIMENSIONS; i++) sums[p][i] = 0;
+      for (unsigned i = 0; i < CLUSTERS; i++) members[p][i] = 0;
+    }
     unsigned parts = exo_for(nearest, 0, (unsigned)count, 512);
     for (unsigned k = 0; k < CLUSTERS; k++) {
       unsigned all = 0;
@@ -129,18 +131,13 @@ KERNEL("svd") int svd(int size) {
 }
 
 #ifdef __wasm_atomics__
-static NOINLINE void nothing(void *context, unsigned begin, unsigned end, unsigned part) {
-  (void)context, (void)begin, (void)end, (void)part;
-}
-
 /* Threads, one after the other. */
 KERNEL("spawn") int spawn(int count) {
-  struct exo_start *start = &exo_starts[1];
-  start->body = nothing;
-  start->part = 1;
   for (int i = 0; i < count; i++) {
-    exo_fork(start);
-    exo_join(start);
+    exo_fork(1);
+    unsigned *state = &exo_starts[1].state, now;
+    while ((now = __atomic_load_n(state, __ATOMIC_SEQ_CST)) != EXO_FREE)
+      __builtin_wasm_memory_atomic_wait32((int *)state, (int)now, -1);
   }
   return count;
 }

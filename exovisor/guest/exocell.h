@@ -14,12 +14,13 @@
 extern "C" {
 #endif
 
-/* Most ranges that one loop is cut into. */
+/* Most threads that one loop has, the one that runs it included. */
 #define EXO_PARTS_MAX 16
 /* Bytes of a thread's stack. */
 #define EXO_STACK_BYTES 65536
 
-/* Works on [begin, end); `part` counts the ranges of one loop from 0. */
+/* Works on [begin, end). Called several times for one `part`, one after the other; parts, which
+ * are numbered from 0, at the same time. */
 typedef void (*exo_body)(void *context, unsigned begin, unsigned end, unsigned part);
 
 #ifdef __wasm_atomics__
@@ -27,23 +28,63 @@ typedef void (*exo_body)(void *context, unsigned begin, unsigned end, unsigned p
 __attribute__((import_module("wasi"), import_name("thread-spawn"))) int exo_spawn(void *start);
 __attribute__((import_module("env"), import_name("THREADS"))) unsigned exo_threads(void);
 
+/* The loop that runs. Threads take ranges until none is left, the fewer are left the shorter
+ * ones, so that one that is late, or never comes because others want the processors, keeps
+ * nobody waiting. */
+static struct {
+  exo_body body;
+  void *context;
+  unsigned count, parts, least, next;
+} exo_loop;
+
+/*            exo_fork                 it runs
+ *   FREE ────────────────> ASKED ────────────────> RUNNING
+ *     ^                    │   ^                      │
+ *     │       exo_join     v   │ exo_fork             │
+ *     ├──────────────── NOT_NEEDED                    │
+ *     └───────────────────────────────────────────────┘ */
+enum { EXO_FREE, EXO_ASKED, EXO_RUNNING, EXO_NOT_NEEDED };
+
 /* What a thread starts with; its entry takes the stack from the first word. */
 struct exo_start {
   char *stack_top;
-  exo_body body;
-  void *context;
-  unsigned begin, end, part;
-  int done;
+  unsigned part;
+  unsigned state;
 };
 
 static struct exo_start exo_starts[EXO_PARTS_MAX];
 static _Alignas(16) char exo_stacks[EXO_PARTS_MAX][EXO_STACK_BYTES];
 
+static inline int exo_change(struct exo_start *start, unsigned from, unsigned to) {
+  return __atomic_compare_exchange_n(&start->state, &from, to, 0, __ATOMIC_SEQ_CST,
+                                     __ATOMIC_SEQ_CST);
+}
+
+static void exo_take(unsigned part) {
+  unsigned begin = __atomic_load_n(&exo_loop.next, __ATOMIC_SEQ_CST), left;
+  while ((left = exo_loop.count - begin)) {
+    unsigned range = left / (2 * exo_loop.parts);
+    if (range < exo_loop.least) range = exo_loop.least;
+    if (range > left) range = left;
+    if (!__atomic_compare_exchange_n(&exo_loop.next, &begin, begin + range, 0, __ATOMIC_SEQ_CST,
+                                     __ATOMIC_SEQ_CST))
+      continue;
+    exo_loop.body(exo_loop.context, begin, begin + range, part);
+    begin = __atomic_load_n(&exo_loop.next, __ATOMIC_SEQ_CST);
+  }
+}
+
 /* Apart from its entry, which must not use a stack before it has one. */
 __attribute__((noinline)) static void exo_thread(struct exo_start *start) {
-  start->body(start->context, start->begin, start->end, start->part);
-  __atomic_store_n(&start->done, 1, __ATOMIC_SEQ_CST);
-  __builtin_wasm_memory_atomic_notify(&start->done, 1);
+  for (;;) {
+    if (exo_change(start, EXO_ASKED, EXO_RUNNING)) {
+      exo_take(start->part);
+      __atomic_store_n(&start->state, EXO_FREE, __ATOMIC_SEQ_CST);
+      __builtin_wasm_memory_atomic_notify((int *)&start->state, 1);
+      return;
+    }
+    if (exo_change(start, EXO_NOT_NEEDED, EXO_FREE)) return;
+  }
 }
 
 /* Weak, so that several files can include this one. */
@@ -60,23 +101,31 @@ __attribute__((weak, export_name("wasi_thread_start"))) void wasi_thread_start(
   exo_thread(start);
 }
 
-/* Starts a thread on its range; does the range here if there is no thread to be had. */
-static inline void exo_fork(struct exo_start *start) {
-  start->stack_top = exo_stacks[start->part] + EXO_STACK_BYTES;
-  start->done = 0;
-  if (exo_spawn(start) < 0) {
-    start->body(start->context, start->begin, start->end, start->part);
-    start->done = 1;
-  }
+/* Asks for a thread of its own for this part, unless one is on its way. */
+static inline void exo_fork(unsigned part) {
+  struct exo_start *start = &exo_starts[part];
+  if (exo_change(start, EXO_NOT_NEEDED, EXO_ASKED)) return;
+  start->stack_top = exo_stacks[part] + EXO_STACK_BYTES;
+  start->part = part;
+  __atomic_store_n(&start->state, EXO_ASKED, __ATOMIC_SEQ_CST);
+  if (exo_spawn(start) < 0) __atomic_store_n(&start->state, EXO_FREE, __ATOMIC_SEQ_CST);
 }
 
-static inline void exo_join(struct exo_start *start) {
-  while (__atomic_load_n(&start->done, __ATOMIC_SEQ_CST) == 0)
-    __builtin_wasm_memory_atomic_wait32(&start->done, 0, -1);
+/* Looks that are taken, some microseconds, before a thread waits: it is at its last range. */
+#define EXO_LOOKS 4000
+
+/* Waits for a thread that has begun. */
+static inline void exo_join(unsigned part) {
+  struct exo_start *start = &exo_starts[part];
+  if (exo_change(start, EXO_ASKED, EXO_NOT_NEEDED)) return;
+  for (unsigned looks = EXO_LOOKS; looks; looks--)
+    if (__atomic_load_n(&start->state, __ATOMIC_SEQ_CST) != EXO_RUNNING) return;
+  while (__atomic_load_n(&start->state, __ATOMIC_SEQ_CST) == EXO_RUNNING)
+    __builtin_wasm_memory_atomic_wait32((int *)&start->state, EXO_RUNNING, -1);
 }
 
-/* Calls `body` for [0, count), cut into ranges of at least `grain`; answers how many there were.
- * Not to be called from within a body. */
+/* Calls `body` for all of [0, count), cut into ranges, and answers how many parts there may have
+ * been. So much as `grain` is worth a thread of its own. Not to be called from within a body. */
 static inline unsigned exo_for(exo_body body, void *context, unsigned count, unsigned grain) {
   unsigned most = grain ? count / grain : count;
   unsigned parts = most > 1 ? exo_threads() : 1;
@@ -86,17 +135,15 @@ static inline unsigned exo_for(exo_body body, void *context, unsigned count, uns
     body(context, 0, count, 0);
     return 1;
   }
-  for (unsigned part = 1; part < parts; part++) {
-    struct exo_start *start = &exo_starts[part];
-    start->body = body;
-    start->context = context;
-    start->begin = (unsigned)((unsigned long long)count * part / parts);
-    start->end = (unsigned)((unsigned long long)count * (part + 1) / parts);
-    start->part = part;
-    exo_fork(start);
-  }
-  body(context, 0, count / parts, 0);
-  for (unsigned part = 1; part < parts; part++) exo_join(&exo_starts[part]);
+  exo_loop.body = body;
+  exo_loop.context = context;
+  exo_loop.count = count;
+  exo_loop.parts = parts;
+  exo_loop.least = grain / 8 + 1;
+  __atomic_store_n(&exo_loop.next, 0, __ATOMIC_SEQ_CST);
+  for (unsigned part = 1; part < parts; part++) exo_fork(part);
+  exo_take(0);
+  for (unsigned part = 1; part < parts; part++) exo_join(part);
   return parts;
 }
 
