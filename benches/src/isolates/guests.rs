@@ -68,3 +68,33 @@ pub const SPIN: &str = r#"(module (memory 1) (func (export "run") (param i32) (r
 /// Never ends, and has no memory.
 pub const SPIN_BARE: &str = r#"(module (func (export "run") (param i32) (result i32)
   (loop $l (br $l)) (i32.const 0)))"#;
+
+/// What tenants do to each other: loops, traps, endless recursion, bombs of memory and threads.
+pub const ATTACKS: [(&str, &str); 5] = [
+    ("loop", SPIN),
+    ("trap", r#"(module (func (export "run") (param i32) (result i32) unreachable))"#),
+    (
+        "recursion",
+        r#"(module (func $f (export "run") (param i32) (result i32)
+          (i32.add (call $f (local.get 0)) (i32.const 1))))"#,
+    ),
+    (
+        "memory",
+        r#"(module (memory 1) (func (export "run") (param $page i32) (result i32)
+          (loop $more
+            (local.set $page (memory.grow (i32.const 1)))
+            (if (i32.eq (local.get $page) (i32.const -1)) (then unreachable))
+            (i32.store (i32.shl (local.get $page) (i32.const 16)) (i32.const 1))
+            (br $more))
+          (i32.const 0)))"#,
+    ),
+    (
+        "threads",
+        r#"(module
+          (import "env" "memory" (memory 1 4 shared))
+          (import "wasi" "thread-spawn" (func $spawn (param i32) (result i32)))
+          (func $again (loop $more (drop (call $spawn (i32.const 0))) (br $more)))
+          (func (export "wasi_thread_start") (param i32 i32) (call $again))
+          (func (export "run") (param i32) (result i32) (call $again) (i32.const 0)))"#,
+    ),
+];

@@ -2,8 +2,9 @@
 //!
 //! Rows: `sfib_fresh` (a fresh isolate each call, N tenants), `call_empty`, `call_touch` (what a
 //! call costs beside its work), `isolate_bytes_*`, `preempt_*` (long calls while another wants the CPU),
-//! `shares_error`; `parallel_*` (loops over threads), `thread_spawn`. All but these count CPU time, because the machine is shared.
+//! `shares_error`; `call_p99` (beside attackers); `parallel_*` (loops over threads), `thread_spawn`. All but these count CPU time, because the machine is shared.
 
+mod attack;
 mod clock;
 mod guests;
 mod live;
@@ -38,6 +39,9 @@ pub struct IsolatesArgs {
     /// Isolates alive at once whose memory is counted; 0 for none.
     #[arg(long, default_value_t = 10_000)]
     pub live: u32,
+    /// Only these measurements: sfib_fresh, call_empty, call_touch.
+    #[arg(long, value_name = "NAME", value_delimiter = ',')]
+    pub only: Vec<String>,
     #[command(flatten)]
     pub options: Options,
 }
@@ -69,16 +73,30 @@ fn with_peers(options: &Options) -> bool {
 
 /// Fresh isolates: throughput, and what a call costs beside its work.
 pub fn measure(args: &IsolatesArgs) -> Result<Vec<Row>, BenchError> {
+    let known = FRESH.map(|(bench, ..)| bench);
+    if let Some(name) = args.only.iter().find(|name| !known.contains(&name.as_str())) {
+        return Err(BenchError::NoMeasurement { name: name.clone(), known: known.join(" ") });
+    }
     // First, while the process is small.
     let mut rows = if args.live > 0 { live::measure(args.live)? } else { Vec::new() };
-    for tenants in &args.tenants {
-        rows.extend(fresh("sfib_fresh", guests::SFIB, 20, *tenants, args.calls, args)?);
-    }
-    for (bench, text) in [("call_empty", guests::EMPTY), ("call_touch", guests::TOUCH)] {
-        rows.extend(fresh(bench, text, 1, 16, args.calls.saturating_mul(10), args)?);
+    for (bench, text, argument, times) in FRESH {
+        if !args.only.is_empty() && !args.only.iter().any(|name| name == bench) {
+            continue;
+        }
+        let calls = args.calls.saturating_mul(times);
+        for tenants in &args.tenants {
+            rows.extend(fresh(bench, text, argument, *tenants, calls, args)?);
+        }
     }
     Ok(rows)
 }
+
+/// Names, modules, arguments, and how many times as many calls of them make a turn.
+const FRESH: [(&str, &str, i32, u64); 3] = [
+    ("sfib_fresh", guests::SFIB, 20, 1),
+    ("call_empty", guests::EMPTY, 1, 10),
+    ("call_touch", guests::TOUCH, 1, 10),
+];
 
 /// CPU nanoseconds a call, subjects in turn.
 fn fresh(
@@ -145,6 +163,7 @@ pub fn measure_preemption(args: &PreemptArgs) -> Result<Vec<Row>, BenchError> {
         rows.extend(kernel(bench, text, argument, slice, args)?);
     }
     rows.extend(shares(slice, &args.options)?);
+    rows.extend(attack::measure(&args.options)?);
     Ok(rows)
 }
 
