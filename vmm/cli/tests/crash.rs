@@ -5,6 +5,8 @@ mod common;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use nix::sys::signal::Signal;
+
 use common::cell::{Cell, pid, row};
 use common::host::{self, FileId, Namespace};
 use common::{Finished, IMAGE, LIMIT, Started, eventually, exocell, finish, run, unique, until};
@@ -190,6 +192,25 @@ fn check_record(round: Round, name: &str, id: &str) {
         run(["rm", name]).ok();
     }
     assert!(!directory.exists(), "{round:?}: {}", directory.display());
+}
+
+/// On a host under load a program may not run for seconds, while its guest kernel does.
+#[test]
+fn a_program_that_the_host_does_not_run_for_a_while_goes_on() {
+    let cell = Cell::start("stalled", &[], &["sh", "-c", "while :; do :; done"]);
+    let namespace = host::namespace(cell.supervisor()).expect("it lives");
+    let mut busy = 0;
+    eventually("a stub is busy", || {
+        let stubs = host::processes(&namespace).into_iter().skip(2);
+        busy = stubs.max_by_key(|pid| host::user_ticks(*pid)).unwrap_or(0);
+        host::user_ticks(busy) > 20
+    });
+    host::send(busy, Signal::SIGSTOP);
+    std::thread::sleep(Duration::from_secs(5));
+    host::send(busy, Signal::SIGCONT);
+    let before = host::user_ticks(busy);
+    eventually("it runs again", || host::user_ticks(busy) > before + 20);
+    assert_eq!(cell.state(), "running");
 }
 
 #[test]

@@ -5,6 +5,8 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use nix::sys::signal::Signal;
+
 /// A pid namespace, as /proc names it.
 pub type Namespace = PathBuf;
 
@@ -105,6 +107,18 @@ pub fn records() -> BTreeSet<String> {
 
 /// Sends SIGKILL; a process that is gone is fine.
 pub fn kill(pid: i32) {
-    let _ =
-        nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), nix::sys::signal::Signal::SIGKILL);
+    send(pid, Signal::SIGKILL);
+}
+
+/// Sends a signal; a process that is gone is fine.
+pub fn send(pid: i32, signal: Signal) {
+    let _ = nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), signal);
+}
+
+/// CPU time in user space that a process has used, in ticks of the clock; 0 when it is gone.
+pub fn user_ticks(pid: i32) -> u64 {
+    let line = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    // The name before may hold anything but ends with the last bracket; see proc(5).
+    let fields = line.rsplit_once(')').map_or("", |(_, fields)| fields);
+    fields.split_ascii_whitespace().nth(11).and_then(|ticks| ticks.parse().ok()).unwrap_or(0)
 }
