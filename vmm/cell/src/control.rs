@@ -45,6 +45,11 @@ pub enum ControlRequest {
         allow: Vec<String>,
         deny: Vec<String>,
     },
+    /// Stop the guest where it is, or let it go on. A paused cell refuses
+    /// `Connect`; `Signal` and `Stop` let it go on first.
+    Pause {
+        pause: bool,
+    },
     /// Call the cell `name`; the asker has seen to it that the name is free.
     Rename {
         name: String,

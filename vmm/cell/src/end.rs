@@ -70,6 +70,11 @@ pub fn kill(
     Client::connect(record)?.ask(&request).map(drop)
 }
 
+/// Pauses a running cell, or lets it go on.
+pub fn pause(record: &Record, pause: bool) -> Result<(), CellError> {
+    Client::connect(record)?.ask(&ControlRequest::Pause { pause }).map(drop)
+}
+
 /// Kills a supervisor and with it all of its cell.
 pub fn end_now(layout: &Layout, record: &Record, status: &Status) -> Result<(), CellError> {
     if let Some(pidfd) = open_pidfd(supervisor(layout, record, status)) {

@@ -255,6 +255,10 @@ impl Services for Reach {
         Err("an isolate has no network".to_owned())
     }
 
+    fn pause(&self, _: bool) -> Result<(), String> {
+        Err("an isolate cannot be paused; stop it".to_owned())
+    }
+
     fn counters(&self) -> Counters {
         Counters { memory_limit_bytes: self.memory_limit_bytes, ..Counters::default() }
     }

@@ -146,6 +146,9 @@ pub struct Record {
 }
 
 impl Record {
+    /// A file that a running cell has while it is paused.
+    pub const PAUSED: &str = "paused";
+
     /// Makes the directory of a new cell and takes its lease.
     pub fn create(layout: &Layout, spec: &CellSpec) -> Result<(Self, Lease), CellError> {
         let record = Self::at(layout, &spec.id);
@@ -312,6 +315,11 @@ impl Record {
                 Err(CellError::host("cannot lock a cell's record")(error))
             }
         }
+    }
+
+    /// Whether the cell, which runs, is paused.
+    pub fn is_paused(&self) -> bool {
+        self.path(Self::PAUSED).exists()
     }
 
     pub fn path(&self, file: &str) -> PathBuf {

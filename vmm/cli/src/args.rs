@@ -31,6 +31,10 @@ pub enum Command {
     Wait(WaitArgs),
     Stop(StopArgs),
     Kill(KillArgs),
+    /// Stop all of running cells where they are.
+    Pause(PauseArgs),
+    /// Let paused cells go on.
+    Unpause(PauseArgs),
     Rm(RmArgs),
     Update(UpdateArgs),
     /// Import, pull, list and remove images.
@@ -261,6 +265,12 @@ pub struct StopArgs {
 pub struct KillArgs {
     #[arg(short, long, default_value = "KILL")]
     pub signal: String,
+    #[arg(required = true)]
+    pub cells: Vec<String>,
+}
+
+#[derive(Args)]
+pub struct PauseArgs {
     #[arg(required = true)]
     pub cells: Vec<String>,
 }

@@ -155,6 +155,49 @@ fn signals_and_kills_reach_the_program() {
 }
 
 #[test]
+fn a_paused_container_stands_still() {
+    let server = Server::start();
+    let script = "i=0; while :; do i=$((i + 1)); echo $i; sleep 0.01; done";
+    let run = ["run", "-d", "--network", "none", "--name", "p", IMAGE, "sh", "-c", script];
+    server.docker(&run).ok();
+    let last = || server.docker(&["logs", "--tail", "1", "p"]).ok().text().to_owned();
+    eventually("it counts", || !last().is_empty());
+    assert!(server.docker(&["unpause", "p"]).exited(1).stderr.contains("is not paused"));
+    server.docker(&["pause", "p"]).ok();
+    assert_eq!(server.inspect("p", "{{.State.Status}} {{.State.Paused}}"), "paused true");
+    let row = server.docker(&["ps", "--format", "{{.Status}}"]).ok();
+    assert!(row.text().ends_with("(Paused)"), "{}", row.text());
+    let cell = server.cell("p");
+    // What it wrote before may still be on its way into the log.
+    let counted = || {
+        let now = last();
+        std::thread::sleep(Duration::from_millis(300));
+        now == last()
+    };
+    eventually("it stands still", counted);
+    let counted = last();
+    let own = finish(&mut server.exocell(&["ps", "--json"]), b"").ok().json();
+    assert_eq!((&own["state"], &own["paused"]), (&"running".into(), &true.into()));
+    for refused in [&["exec", "p", "true"][..], &["pause", "p"], &["cp", "p:/etc/hostname", "-"]] {
+        let refused = server.docker(refused).exited(1);
+        assert!(refused.stderr.contains("paused"), "{}", refused.stderr);
+    }
+    server.docker(&["unpause", "p"]).ok();
+    eventually("it goes on", || last() != counted);
+    server.docker(&["exec", "p", "true"]).ok();
+    server.docker(&["pause", "p"]).ok();
+    server.docker(&["stop", "-t", "30", "p"]).ok();
+    // The signal let it go on: sh as its first program ends by it.
+    assert_eq!(server.inspect("p", "{{.State.Status}} {{.State.ExitCode}}"), "exited 143");
+    gone(&cell);
+    server.docker(&["rm", "p"]).ok();
+    server.idle("q");
+    server.docker(&["pause", "q"]).ok();
+    server.docker(&["rm", "-f", "q"]).ok();
+    assert_eq!(server.docker(&["ps", "-aq"]).ok().text(), "");
+}
+
+#[test]
 fn logs_are_followed_cut_and_stamped() {
     let server = Server::start();
     let script = "for i in 1 2 3; do echo out $i; echo err $i >&2; done; read line; echo last";
@@ -288,8 +331,7 @@ fn what_cells_do_not_have_is_refused_by_name() {
     assert!(warned.stderr.contains("--allow-net"), "{}", warned.stderr);
     server.idle("r");
     for (args, word) in [
-        (&["pause", "r"][..], "pausing"),
-        (&["commit", "r", "x"], "image of a container"),
+        (&["commit", "r", "x"][..], "image of a container"),
         (&["network", "create", "n"], "--allow-net"),
         (&["save", IMAGE], "saving an image"),
         (&["swarm", "init"], "swarm"),

@@ -140,6 +140,8 @@ fn a_running_isolate_is_listed_and_can_be_killed() {
     assert!(told["guest_kernel_pid"].is_null(), "{told}");
     assert!(cell.verb(&["stats", "--json"]).ok().json()["guest_claims"].is_null());
     run(["exec", &cell.name, "true"]).exited(125).complains_of(&["isolate"]);
+    cell.verb(&["pause"]).exited(125).complains_of(&["isolate"]);
+    assert!(cell::row(&cell.name).is_some_and(|row| row["paused"] == false));
     cell.verb(&["kill"]).ok();
     let told = cell.inspect();
     assert_eq!((told["state"].as_str(), told["exit_code"].as_i64()), (Some("exited"), Some(137)));

@@ -347,3 +347,36 @@ fn a_detached_cell_whose_program_is_missing_says_so() {
     ended.complains_of(&["no-such-program"]);
     assert!(cell::row(&name).is_none());
 }
+
+#[test]
+fn a_paused_cell_stands_still_until_it_is_let_go_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let volume = format!("{}:/out", text(folder.path()));
+    let script = "trap 'echo bye > /out/bye; exit 4' TERM; while :; do sleep 0.1; done";
+    let cell = Cell::start("paused", &["-v", &volume], &["sh", "-c", script]);
+    let supervisor = cell.supervisor();
+    let guest = || {
+        let all = host::processes(&host::namespace(supervisor).expect("a namespace of its own"));
+        all.into_iter().filter(|pid| *pid != supervisor).collect::<Vec<_>>()
+    };
+    cell.verb(&["unpause"]).exited(125).complains_of(&["not paused"]);
+    cell.verb(&["pause"]).ok();
+    cell.verb(&["pause"]).exited(125).complains_of(&["already paused"]);
+    let is_still = || guest().len() > 1 && guest().iter().all(|pid| host::is_stopped(*pid));
+    eventually("all of it stands still", is_still);
+    assert!(cell::row(&cell.name).is_some_and(|row| row["paused"] == true));
+    assert!(
+        run(["ps"]).ok().text().lines().any(|l| l.contains(&cell.name) && l.contains("paused"))
+    );
+    cell.shell("true").exited(125).complains_of(&["paused"]);
+    run(["cp", &cell.path("/etc/hostname"), "-"]).exited(125).complains_of(&["paused"]);
+    assert!(cell.verb(&["stats", "--json"]).ok().json()["guest_claims"].is_null());
+    cell.verb(&["unpause"]).ok();
+    cell.shell("true").ok();
+    assert!(cell::row(&cell.name).is_some_and(|row| row["paused"] == false));
+    cell.verb(&["pause"]).ok();
+    // A signal lets it go on, and what it then wrote is there.
+    cell.verb(&["stop", "-t", "60"]).ok();
+    assert_eq!(cell.inspect()["exit_code"], 4);
+    assert_eq!(std::fs::read_to_string(folder.path().join("bye")).unwrap(), "bye\n");
+}

@@ -124,8 +124,9 @@ fn path_of(call: &Call) -> ApiResult<String> {
 
 async fn running(server: &Arc<Server>, key: &str) -> ApiResult<Record> {
     let seen = server.find(key).await?;
-    match seen.running() {
+    match seen.awake() {
         Ok((record, _)) => Ok(record.clone()),
+        Err(paused) if seen.is_running() => Err(paused),
         Err(_) => Err(ApiError::unsupported(
             format!("reaching into container {}, which is not running,", seen.id()),
             "start it first",

@@ -231,6 +231,21 @@ pub async fn kill(server: &Arc<Server>, key: &str, call: &Call) -> ApiResult<Res
     Ok(empty(StatusCode::NO_CONTENT))
 }
 
+/// `POST /containers/{id}/pause` and `/unpause`
+pub async fn pause(server: &Arc<Server>, key: &str, pause: bool) -> ApiResult<Response> {
+    let live = server.live(server.find(key).await?.id());
+    let _changing = live.changing.lock().await;
+    let seen = server.find(&live.id).await?;
+    let record = seen.running()?.0.clone();
+    if seen.is_paused() == pause {
+        let how = if pause { "already" } else { "not" };
+        return Err(ApiError::conflict(format!("Container {} is {how} paused", live.id)));
+    }
+    server.blocking(move |_| Ok(end::pause(&record, pause)?)).await?;
+    server.tell(&seen.container, if pause { "pause" } else { "unpause" }, &[]);
+    Ok(empty(StatusCode::NO_CONTENT))
+}
+
 /// `POST /containers/{id}/wait`: the reply's head comes at once, so that its
 /// client may then start the container.
 pub async fn wait(server: &Arc<Server>, key: &str, call: &Call) -> ApiResult<Response> {

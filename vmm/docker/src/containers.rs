@@ -108,11 +108,30 @@ impl Seen {
         self.cell.as_ref().map(|(_, status)| status)
     }
 
+    pub fn is_paused(&self) -> bool {
+        self.is_running() && self.cell.as_ref().is_some_and(|(record, _)| record.is_paused())
+    }
+
+    /// As [`Seen::running`], for what needs the guest's answer.
+    ///
+    /// # Errors
+    /// 409 when it is paused, too.
+    pub fn awake(&self) -> ApiResult<(&Record, &Status)> {
+        if self.is_paused() {
+            return Err(ApiError::conflict(format!(
+                "Container {} is paused, unpause the container before exec",
+                self.id()
+            )));
+        }
+        self.running()
+    }
+
     /// The API's word for where it stands.
     pub fn state(&self) -> &'static str {
         match self.status().map(|status| status.state) {
             None => "created",
             Some(State::Exited) => "exited",
+            Some(State::Created | State::Running) if self.is_paused() => "paused",
             Some(State::Created | State::Running) => "running",
         }
     }

@@ -126,7 +126,7 @@ pub async fn create(server: &Arc<Server>, key: &str, call: Call) -> ApiResult<Re
         return Err(ApiError::bad_request("No exec command specified"));
     }
     let seen = server.find(key).await?;
-    seen.running()?;
+    seen.awake()?;
     if seen.container.spec.strength == Strength::Isolate {
         return Err(ApiError::unsupported("exec in an isolate", "it has one program and no guest"));
     }
@@ -191,7 +191,7 @@ pub async fn start(server: &Arc<Server>, id: &str, mut call: Call) -> ApiResult<
     let hijack = hijack::Offer::of(&mut call);
     let wire: ExecStart = call.json().await?;
     let seen = server.find(&exec.container).await?;
-    let record = seen.running()?.0.clone();
+    let record = seen.awake()?.0.clone();
     if std::mem::replace(&mut exec.progress().started, true) {
         return Err(ApiError::conflict(format!("exec {id} has been started already")));
     }

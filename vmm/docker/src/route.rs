@@ -57,6 +57,8 @@ async fn containers(
         ("POST", [id, "stop"]) => calls::stop(server, id, &call).await,
         ("POST", [id, "restart"]) => calls::restart(server, id, &call).await,
         ("POST", [id, "kill"]) => calls::kill(server, id, &call).await,
+        ("POST", [id, "pause"]) => calls::pause(server, id, true).await,
+        ("POST", [id, "unpause"]) => calls::pause(server, id, false).await,
         ("POST", [id, "wait"]) => calls::wait(server, id, &call).await,
         ("POST", [id, "rename"]) => calls::rename(server, id, &call).await,
         ("GET", [id, "logs"]) => logs::logs(server, id, &call).await,
@@ -80,7 +82,6 @@ async fn containers(
 /// What Docker does with containers and cells do not.
 fn refused_verb(verb: &str) -> Option<ApiError> {
     let (what, remedy) = match verb {
-        "pause" | "unpause" => ("pausing a container", "stop it, or leave it running"),
         "update" => ("changing a container's limits", "make a new one with other limits"),
         "export" => ("exporting a container", "copy its files with archive (docker cp)"),
         "changes" => ("listing a container's changes", "copy its files and compare"),

@@ -132,7 +132,7 @@ fn host_cpu_ns() -> u64 {
 pub async fn top(server: &Arc<Server>, key: &str, call: &Call) -> ApiResult<Response> {
     let arguments = call.target.query.get("ps_args").unwrap_or(TOP_ARGUMENTS).to_owned();
     let seen = server.find(key).await?;
-    let record = seen.running()?.0.clone();
+    let record = seen.awake()?.0.clone();
     let env = seen.container.config.env.clone();
     let text = server.blocking(move |_| list(&record, env, &arguments)).await?;
     let mut lines = text.lines().map(|line| line.split_ascii_whitespace().collect::<Vec<_>>());

@@ -56,10 +56,11 @@ pub async fn info(server: &Arc<Server>) -> ApiResult<Response> {
         .blocking(|server| Ok((server.containers.all()?, server.images()?.list()?.len())))
         .await?;
     let running = all.iter().filter(|seen| seen.is_running()).count();
+    let paused = all.iter().filter(|seen| seen.is_paused()).count();
     let hostname = nix::unistd::gethostname().unwrap_or_default();
     Ok(views::ok(&json!({
         "ID": "exocell", "Name": hostname.to_string_lossy(), "ServerVersion": env!("CARGO_PKG_VERSION"),
-        "Containers": all.len(), "ContainersRunning": running, "ContainersPaused": 0,
+        "Containers": all.len(), "ContainersRunning": running - paused, "ContainersPaused": paused,
         "ContainersStopped": all.len() - running, "Images": images, "Driver": "exocell",
         "DriverStatus": [["Boundary", "a guest kernel for each container"]],
         "SystemStatus": null, "Plugins": { "Volume": ["local"], "Network": ["none"],

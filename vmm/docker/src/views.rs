@@ -89,7 +89,7 @@ fn state(seen: &Seen) -> Value {
     let status = seen.status().cloned().unwrap_or_default();
     let alive = seen.is_running();
     json!({
-        "Status": seen.state(), "Running": alive, "Paused": false, "Restarting": false,
+        "Status": seen.state(), "Running": alive, "Paused": seen.is_paused(), "Restarting": false,
         "OOMKilled": false, "Dead": false,
         "Pid": if alive { status.supervisor_pid } else { 0 },
         "ExitCode": status.exit_code.unwrap_or(0),
@@ -152,7 +152,8 @@ fn status_text(seen: &Seen) -> String {
             format!("Exited ({}) {} ago", exit_code.unwrap_or(0), ago(*finished_ms))
         }
         Some(status) => {
-            format!("Up {}", ago(status.started_ms.max(seen.container.spec.created_ms)))
+            let since = ago(status.started_ms.max(seen.container.spec.created_ms));
+            format!("Up {since}{}", if seen.is_paused() { " (Paused)" } else { "" })
         }
     }
 }

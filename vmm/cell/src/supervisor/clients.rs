@@ -1,5 +1,7 @@
 //! The control socket's server: one thread a connection, a bounded number.
 
+use std::fs::{self, File};
+use std::io::ErrorKind;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -10,7 +12,7 @@ use exocell_agent::{FrameReader, FrameWriter, Kind};
 use super::{Event, Shared, thread};
 use crate::control::{ControlReply, ControlRequest, Counters, send_descriptor};
 use crate::launch::Inheritance;
-use crate::{CellError, CellSpec};
+use crate::{CellError, CellSpec, Record};
 
 /// Connections served at once.
 const CLIENTS_MAX: usize = 64;
@@ -23,6 +25,8 @@ pub(crate) trait Services: Send + Sync {
     fn revoke(&self, name: &str) -> Result<(), String>;
     /// Adds and removes rules of the network.
     fn change_network(&self, allow: &[String], deny: &[String]) -> Result<(), String>;
+    /// Stops all of the guest, or lets it go on.
+    fn pause(&self, pause: bool) -> Result<(), String>;
     fn counters(&self) -> Counters;
 }
 
@@ -80,9 +84,10 @@ fn answer(shared: &Shared, services: &dyn Services, stream: UnixStream) {
         Ok(()) => ControlReply::Done,
         Err(message) => ControlReply::Failed { message },
     };
+    let record = &shared.own.0;
     match request {
         ControlRequest::Attach { replay } => attach(shared, &stream, replay),
-        ControlRequest::Connect => match services.connect() {
+        ControlRequest::Connect => match awake(record).and_then(|()| services.connect()) {
             Ok(guest) => {
                 reply(&ControlReply::Stream);
                 let _ = send_descriptor(&stream, &guest);
@@ -90,11 +95,13 @@ fn answer(shared: &Shared, services: &dyn Services, stream: UnixStream) {
             Err(message) => reply(&ControlReply::Failed { message }),
         },
         ControlRequest::Signal { signal } => {
+            let _ = let_go_on(services, record);
             shared.input.wait_open();
             shared.input.signal(signal);
             reply(&ControlReply::Done);
         }
         ControlRequest::Stop { grace_ms } => {
+            let _ = let_go_on(services, record);
             let grace = Duration::from_millis(grace_ms);
             let told = shared.events.send(Event::Stop { grace });
             reply(&outcome(told.map_err(|_| "the cell is ending".to_owned())));
@@ -103,13 +110,45 @@ fn answer(shared: &Shared, services: &dyn Services, stream: UnixStream) {
         ControlRequest::Network { allow, deny } => {
             reply(&outcome(services.change_network(&allow, &deny)));
         }
+        ControlRequest::Pause { pause: true } => reply(&outcome(hold(services, record))),
+        ControlRequest::Pause { pause: false } => reply(&outcome(let_go_on(services, record))),
         ControlRequest::Rename { name } => {
-            let (record, spec) = &*shared.own;
+            let spec = &shared.own.1;
             let renamed =
                 CellSpec::check_name(&name).and_then(|()| record.write_name(spec.clone(), &name));
             reply(&outcome(renamed.map_err(|error| error.to_string())));
         }
         ControlRequest::Counters => reply(&ControlReply::Counters(services.counters())),
+    }
+}
+
+/// Whoever makes the mark pauses the cell: it is made first and removed last.
+fn hold(services: &dyn Services, record: &Record) -> Result<(), String> {
+    let mark = record.path(Record::PAUSED);
+    File::create_new(&mark).map_err(|error| match error.kind() {
+        ErrorKind::AlreadyExists => "the cell is already paused".to_owned(),
+        _ => format!("cannot mark the cell as paused: {error}"),
+    })?;
+    services.pause(true).inspect_err(|_| {
+        // The first error is the one to tell.
+        let _ = fs::remove_file(&mark);
+    })
+}
+
+fn let_go_on(services: &dyn Services, record: &Record) -> Result<(), String> {
+    if !record.is_paused() {
+        return Err("the cell is not paused".to_owned());
+    }
+    services.pause(false)?;
+    fs::remove_file(record.path(Record::PAUSED))
+        .map_err(|error| format!("cannot take the mark of a paused cell away: {error}"))
+}
+
+/// The guest of a paused cell answers nobody.
+fn awake(record: &Record) -> Result<(), String> {
+    match record.is_paused() {
+        true => Err("the cell is paused; unpause it first".to_owned()),
+        false => Ok(()),
     }
 }
 

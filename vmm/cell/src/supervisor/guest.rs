@@ -41,8 +41,8 @@ use crate::{CellError, network};
 
 /// How long a guest may take from its first instruction to its hello.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(60);
-/// How long it may take to pass a signal on.
-const SIGNAL_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long it may take to pass a signal on, or to detach a mount.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long a dead guest kernel's last words are waited for.
 const LAST_WORDS_MAX: Duration = Duration::from_millis(500);
 /// The console log keeps this much of the beginning.
@@ -102,6 +102,15 @@ impl Services for Reach {
         let changed =
             Capability::new(name, HOLDER, CapabilityKind::Network, rights, scope, Quota::UNCOUNTED);
         table.insert(changed).map(drop).map_err(|error| error.to_string())
+    }
+
+    fn pause(&self, pause: bool) -> Result<(), String> {
+        use nix::sys::signal::Signal;
+        let signal = if pause { Signal::SIGSTOP } else { Signal::SIGCONT };
+        // All of the pid namespace but its first process, which this is: the
+        // guest kernel, what carries its programs, and the dialer.
+        nix::sys::signal::kill(Pid::from_raw(-1), signal)
+            .map_err(|errno| format!("cannot send the guest {signal}: {errno}"))
     }
 
     fn counters(&self) -> Counters {
@@ -613,6 +622,8 @@ impl Guest {
     /// otherwise. Returns when its kernel process is reaped.
     pub fn end(&self, orderly_max: Duration) {
         if self.reach.folders.writable && !self.is_gone(Duration::ZERO) {
+            // One that is paused could not write anything back.
+            let _ = self.reach.pause(false);
             if let Ok(stream) = self.reach.agent.connect(AGENT_PORT) {
                 let _ = stream.set_read_timeout(Some(orderly_max));
                 let _ = client::shutdown(&stream, &stream, 100);
@@ -683,7 +694,7 @@ fn signal_of(agent: VsockHandle, guest_pid: u32) -> Signal {
     Arc::new(move |number| {
         let Ok(stream) = agent.connect(AGENT_PORT) else { return };
         // A program that is gone takes none; its end is told elsewhere.
-        if stream.set_read_timeout(Some(SIGNAL_TIMEOUT)).is_ok() {
+        if stream.set_read_timeout(Some(ANSWER_TIMEOUT)).is_ok() {
             let _ = client::signal(&stream, &stream, guest_pid, number);
         }
     })
@@ -703,7 +714,9 @@ impl Folders {
         for (_, path) in mounts {
             // Access has ended already; a guest that keeps the dead mount
             // gains nothing.
-            if let Ok(stream) = agent.connect(AGENT_PORT) {
+            if let Ok(stream) = agent.connect(AGENT_PORT)
+                && stream.set_read_timeout(Some(ANSWER_TIMEOUT)).is_ok()
+            {
                 let _ = client::unmount(&stream, &stream, path);
             }
         }

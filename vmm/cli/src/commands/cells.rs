@@ -12,7 +12,7 @@ use serde::Serialize;
 use super::print_json;
 use super::run::{must_run, network_rule};
 use crate::args::{
-    InspectArgs, KillArgs, LogsArgs, PsArgs, RmArgs, StopArgs, UpdateArgs, WaitArgs,
+    InspectArgs, KillArgs, LogsArgs, PauseArgs, PsArgs, RmArgs, StopArgs, UpdateArgs, WaitArgs,
 };
 use crate::session::{self, Outcome};
 use crate::show::{self, say};
@@ -24,6 +24,7 @@ struct PsRow<'a> {
     image: &'a str,
     strength: String,
     state: State,
+    paused: bool,
     exit_code: Option<u8>,
     created_ms: u64,
 }
@@ -49,7 +50,7 @@ pub fn ps(layout: &Layout, args: &PsArgs) -> Result<u8, CellError> {
                 spec.image.clone(),
                 spec.strength.to_string(),
                 show::ago(spec.created_ms),
-                state(status),
+                state(record, status),
                 spec.name.clone(),
             ]
         })
@@ -65,13 +66,19 @@ fn ps_row<'a>(record: &'a Record, spec: &'a CellSpec, status: &Status) -> PsRow<
         image: &spec.image,
         strength: spec.strength.to_string(),
         state: status.state,
+        paused: is_paused(record, status),
         exit_code: status.exit_code,
         created_ms: spec.created_ms,
     }
 }
 
-fn state(status: &Status) -> String {
+fn is_paused(record: &Record, status: &Status) -> bool {
+    status.state == State::Running && record.is_paused()
+}
+
+fn state(record: &Record, status: &Status) -> String {
     match status.exit_code {
+        _ if is_paused(record, status) => "paused".to_owned(),
         Some(code) => format!("{} ({code})", status.state.name()),
         None => status.state.name().to_owned(),
     }
@@ -209,6 +216,16 @@ pub fn kill(layout: &Layout, args: &KillArgs) -> Result<u8, CellError> {
         let (record, _, status) = Record::find(layout, key)?;
         must_run(&record, status.state)?;
         end::kill(layout, &record, &status, signal)?;
+        say!("{key}");
+    }
+    Ok(0)
+}
+
+pub fn pause(layout: &Layout, args: &PauseArgs, pause: bool) -> Result<u8, CellError> {
+    for key in &args.cells {
+        let (record, _, status) = Record::find(layout, key)?;
+        must_run(&record, status.state)?;
+        end::pause(&record, pause)?;
         say!("{key}");
     }
     Ok(0)

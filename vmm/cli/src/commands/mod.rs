@@ -33,6 +33,8 @@ pub fn dispatch(cli: Cli) -> Result<u8, CellError> {
         Command::Wait(args) => cells::wait(&layout, &args),
         Command::Stop(args) => cells::stop(&layout, &args),
         Command::Kill(args) => cells::kill(&layout, &args),
+        Command::Pause(args) => cells::pause(&layout, &args, true),
+        Command::Unpause(args) => cells::pause(&layout, &args, false),
         Command::Rm(args) => cells::rm(&layout, &args),
         Command::Update(args) => cells::update(&layout, &args),
         Command::Image(command) => image::image(&layout, command),

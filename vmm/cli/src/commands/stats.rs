@@ -21,7 +21,8 @@ struct Row {
     host_memory_bytes: u64,
     host: CellUse,
     counters: Counters,
-    /// The guest's own account; `null` for an isolate or a silent guest.
+    /// The guest's own account; `null` for an isolate, a paused or a silent
+    /// guest.
     guest_claims: Option<GuestStats>,
 }
 
@@ -65,8 +66,8 @@ fn row(layout: &Layout, key: &str) -> Result<Row, CellError> {
     let guest_claims = match spec.strength {
         Strength::Isolate => None,
         Strength::Vm => {
-            let stream = Client::connect(&record)?.guest_stream()?;
-            client::stats(&stream, &stream).ok()
+            let stream = Client::connect(&record)?.guest_stream().ok();
+            stream.and_then(|stream| client::stats(&stream, &stream).ok())
         }
     };
     let host = CellUse::of_cell(status.supervisor_pid);

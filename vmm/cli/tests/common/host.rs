@@ -49,6 +49,18 @@ pub fn jailed_child(pid: i32) -> Option<i32> {
     pids().into_iter().filter(is_child).find(|child| namespace(*child).is_some())
 }
 
+/// Whether a signal has stopped `pid`. A thread in vfork(2) cannot stop before
+/// the other lets it go; it does nothing meanwhile.
+pub fn is_stopped(pid: i32) -> bool {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let states = tasks.map(|task| {
+        let status = fs::read_to_string(task.path().join("status")).unwrap_or_default();
+        ["T (stopped)", "D (disk sleep)"].iter().any(|s| status.contains(&format!("State:\t{s}")))
+    });
+    let states: Vec<bool> = states.collect();
+    !states.is_empty() && states.iter().all(|stands| *stands)
+}
+
 /// What /proc/PID/cmdline holds, blanks for the zeros.
 pub fn command_line(pid: i32) -> String {
     let bytes = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
