@@ -30,6 +30,22 @@ fn run_gives_a_programs_output_and_exit_code() {
 }
 
 #[test]
+fn containers_start_and_end_side_by_side() {
+    let server = Server::start();
+    std::thread::scope(|scope| {
+        let run = |number: usize| {
+            let server = &server;
+            scope.spawn(move || server.run(&[], &["echo", &number.to_string()]).ok())
+        };
+        let runs: Vec<_> = (0..6).map(run).collect();
+        for (number, run) in runs.into_iter().enumerate() {
+            assert_eq!(run.join().unwrap().text(), number.to_string());
+        }
+    });
+    assert_eq!((server.files(), server.records()), (vec![], vec![]));
+}
+
+#[test]
 fn output_comes_whole_and_in_order() {
     let server = Server::start();
     let counted = server.run(&[], &["seq", "1", "200000"]).ok();

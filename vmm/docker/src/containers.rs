@@ -155,13 +155,18 @@ pub struct Containers {
 }
 
 impl Containers {
-    /// Opens them, and makes their directories.
+    /// Those of a state root that its server has opened.
+    pub fn of(layout: &Layout) -> Self {
+        Self { layout: layout.clone() }
+    }
+
+    /// Opens them for the one server of a state root: makes their directories
+    /// and removes what a server before has left half written.
     pub fn open(layout: &Layout) -> io::Result<Self> {
-        let containers = Self { layout: layout.clone() };
+        let containers = Self::of(layout);
         fs::create_dir_all(containers.directory())?;
         fs::create_dir_all(containers.volumes())?;
         for entry in fs::read_dir(containers.directory())?.flatten() {
-            // Only the server writes here, and it died in the middle of it.
             if entry.file_name().to_string_lossy().ends_with(".new") {
                 fs::remove_file(entry.path())?;
             }

@@ -82,9 +82,7 @@ pub fn launch_container(layout: &Layout, id: &str) -> u8 {
 }
 
 fn start(layout: &Layout, id: &str, request: Request) -> Result<(), CellError> {
-    let containers = Containers::open(layout)
-        .map_err(CellError::host(format!("cannot use {}", layout.root().display())))?;
-    let container = containers.read(id)?;
+    let container = Containers::of(layout).read(id)?;
     let operator = std::io::stdin().as_fd().try_clone_to_owned();
     let operator = operator.map_err(CellError::host("cannot take over the session"))?;
     let caps = CapabilitySet::parse(&container.spec.capabilities, Path::new("/"))?;

@@ -62,9 +62,10 @@ pub fn serve(options: &Options, ready: impl FnOnce()) -> Result<(), ServeError> 
 
 async fn run(options: &Options, ready: impl FnOnce()) -> Result<(), ServeError> {
     let root = Containers::root(&options.layout);
-    let containers = Containers::open(&options.layout)
-        .map_err(ServeError::host(format!("cannot use {}", root.display())))?;
+    let failed = || format!("cannot use {}", root.display());
+    fs::create_dir_all(&root).map_err(ServeError::host(failed()))?;
     let _lock = lock(&root)?;
+    let containers = Containers::open(&options.layout).map_err(ServeError::host(failed()))?;
     let listener = bind(&options.socket).await?;
     let server = Arc::new(Server::new(containers, options.defaults.clone()));
     adopt_all(&server).await;
