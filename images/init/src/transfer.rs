@@ -6,7 +6,7 @@
 use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Read, Write};
-use std::os::unix::fs::FileTypeExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use exocell_agent::{FRAME_BYTES_MAX, FrameReader, FrameWriter, Kind, Reply};
@@ -152,9 +152,23 @@ fn append<W: Write>(archive: &mut Builder<W>, path: &Path, name: &Path) -> io::R
     } else if kind.is_dir() {
         archive.append_data(&mut header, name, io::empty())?;
     } else if !kind.is_socket() {
-        archive.append_path_with_name(path, name)?;
+        append_special(archive, &mut header, &metadata, name)?;
     }
     Ok(kind.is_dir())
+}
+
+/// A device or a named pipe: a header alone.
+fn append_special<W: Write>(
+    archive: &mut Builder<W>,
+    header: &mut Header,
+    metadata: &fs::Metadata,
+    name: &Path,
+) -> io::Result<()> {
+    let device = |number: u64| u32::try_from(number).map_err(io::Error::other);
+    header.set_device_major(device(nix::sys::stat::major(metadata.rdev()))?)?;
+    header.set_device_minor(device(nix::sys::stat::minor(metadata.rdev()))?)?;
+    header.set_size(0);
+    archive.append_data(header, name, io::empty())
 }
 
 /// A file that grows or shrinks while it is read is cut or padded to the length
