@@ -53,6 +53,24 @@ fn still_serves(server: &Server) {
 }
 
 #[test]
+fn a_body_that_is_refused_may_come_later() {
+    let server = Server::start();
+    let mut stream = server.connect();
+    stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    stream.write_all(b"POST /networks/create HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n").unwrap();
+    let mut answer = Vec::new();
+    while !answer.ends_with(b"\"}") {
+        let mut byte = [0];
+        stream.read_exact(&mut byte).expect("the whole answer, before the body came");
+        answer.push(byte[0]);
+    }
+    assert!(String::from_utf8_lossy(&answer).starts_with("HTTP/1.1 501"));
+    stream.write_all(&[&b"{}"[..], &request("GET /_ping", "")].concat()).unwrap();
+    let pong = hear(&mut stream);
+    assert!(pong.starts_with("HTTP/1.1 200") && pong.ends_with("OK"), "{pong}");
+}
+
+#[test]
 fn errors_come_in_the_apis_form() {
     let server = Server::start();
     for (line, body, status, word) in [

@@ -25,6 +25,9 @@ const JSON_BYTES_MAX: usize = 4 << 20;
 const JSON_TIME_MAX: Duration = Duration::from_secs(30);
 /// How long a body that is streamed may pause.
 const PAUSE_MAX: Duration = Duration::from_secs(600);
+/// How much is read, in bytes and in time, of a body that nobody wants.
+const DRAIN_BYTES_MAX: usize = 1 << 20;
+const DRAIN_TIME_MAX: Duration = Duration::from_secs(10);
 /// Chunks that wait between two ends of a stream.
 const CHUNKS_WAITING: usize = 16;
 /// Longest chunk of a reply, in bytes.
@@ -37,7 +40,7 @@ pub type Response = hyper::Response<Body>;
 pub struct Call {
     pub target: Target,
     pub headers: HeaderMap,
-    pub body: Incoming,
+    pub body: Inlet,
     /// The connection itself, for a call that takes it over.
     pub upgrade: Option<hyper::upgrade::OnUpgrade>,
     /// Whether the client asked for that (`Upgrade: tcp`).
@@ -55,14 +58,43 @@ impl Call {
     /// # Errors
     /// 400 for anything else, 413 and 408 for what is too long in bytes or time.
     pub async fn json<T: DeserializeOwned>(self) -> ApiResult<T> {
-        let bytes = read_all(self.body).await?;
+        let bytes = read_all(self.body.open()).await?;
         let text: &[u8] = if bytes.is_empty() { b"null" } else { &bytes };
         serde_json::from_slice(text)
             .map_err(|error| ApiError::bad_request(format!("the body cannot be read: {error}")))
     }
 }
 
-async fn read_all(body: Incoming) -> ApiResult<Bytes> {
+/// The body of a call. Of one that nobody wants a little is read all the same:
+/// a client that is refused while it still sends would not hear why.
+pub struct Inlet(Option<Incoming>);
+
+impl Inlet {
+    pub fn new(body: Incoming) -> Self {
+        Self(Some(body))
+    }
+
+    fn open(mut self) -> Option<Incoming> {
+        self.0.take()
+    }
+}
+
+impl Drop for Inlet {
+    fn drop(&mut self) {
+        let runtime = tokio::runtime::Handle::try_current();
+        if let (Some(body), Ok(runtime)) = (self.0.take(), runtime) {
+            runtime.spawn(drain(body));
+        }
+    }
+}
+
+async fn drain(body: Incoming) {
+    // What comes beyond that ends the connection.
+    let _ = timeout(DRAIN_TIME_MAX, Limited::new(body, DRAIN_BYTES_MAX).collect()).await;
+}
+
+async fn read_all(body: Option<Incoming>) -> ApiResult<Bytes> {
+    let Some(body) = body else { return Ok(Bytes::new()) };
     let collected = timeout(JSON_TIME_MAX, Limited::new(body, JSON_BYTES_MAX).collect()).await;
     let collected = collected.map_err(|_| {
         ApiError::new(StatusCode::REQUEST_TIMEOUT, "the body did not arrive in time")
@@ -191,9 +223,10 @@ pub struct BodyReader {
 
 impl BodyReader {
     /// Reads `body` on a task of its own, a few chunks ahead.
-    pub fn new(mut body: Incoming) -> Self {
+    pub fn new(body: Inlet) -> Self {
         let (sender, chunks) = mpsc::channel(CHUNKS_WAITING);
         tokio::spawn(async move {
+            let Some(mut body) = body.open() else { return };
             loop {
                 let chunk = match timeout(PAUSE_MAX, body.frame()).await {
                     Err(_) => Err(io::ErrorKind::TimedOut.into()),
@@ -205,7 +238,10 @@ impl BodyReader {
                     },
                 };
                 let ended = chunk.is_err();
-                if sender.send(chunk).await.is_err() || ended {
+                if sender.send(chunk).await.is_err() {
+                    return drain(body).await;
+                }
+                if ended {
                     return;
                 }
             }

@@ -20,7 +20,7 @@ use tokio::sync::Semaphore;
 use crate::admit::Defaults;
 use crate::containers::Containers;
 use crate::error::{ApiError, ApiResult, ServeError};
-use crate::http::{Call, Place, Response, failed};
+use crate::http::{Call, Inlet, Place, Response, failed};
 use crate::lifecycle;
 use crate::route::route;
 use crate::state::Server;
@@ -194,6 +194,7 @@ async fn try_answer(
     let (head, body) = request.into_parts();
     let wants_upgrade = head.headers.contains_key(UPGRADE);
     let (headers, upgrade) = (head.headers, Some(upgrade));
+    let body = Inlet::new(body);
     let call = Call { target, headers, body, upgrade, wants_upgrade, place };
     // On a task of its own: a client that hangs up does not stop a call half way.
     let (server, method) = (server.clone(), head.method);
