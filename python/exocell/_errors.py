@@ -1,0 +1,35 @@
+"""What can go wrong. Every exception here is a :class:`SandboxException`."""
+
+from __future__ import annotations
+
+
+class SandboxException(Exception):
+    """The server refused, or could not be understood."""
+
+
+class BrokenOffException(SandboxException):
+    """The server went away in the middle."""
+
+
+class TimeoutException(SandboxException):
+    """Something took longer than its caller allowed."""
+
+
+class InvalidArgumentException(SandboxException):
+    """The server could not do this for anybody."""
+
+
+class NotFoundException(SandboxException):
+    """There is no such sandbox, image, file or port."""
+
+
+class CommandExitException(SandboxException):
+    """A command ended with another exit code than 0."""
+
+    def __init__(self, stdout: str, stderr: str, exit_code: int) -> None:
+        last = stderr.strip().splitlines()[-1:]
+        said = f": {last[0]}" if last else ""
+        super().__init__(f"the command ended with exit code {exit_code}{said}")
+        self.stdout = stdout
+        self.stderr = stderr
+        self.exit_code = exit_code

@@ -1,0 +1,38 @@
+//! The Python package `exocell` against `exocell serve --docker`.
+
+mod common;
+
+use std::process::Command;
+
+use common::docker::Server;
+use common::{IMAGE, finish};
+
+const PACKAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../python");
+
+/// Runs the package's own tests in `module` against a server.
+#[track_caller]
+fn passes(module: &str) {
+    let server = Server::start();
+    let mut tests = Command::new("python3");
+    tests.args(["-m", "unittest", "-v", module]).current_dir(format!("{PACKAGE}/tests"));
+    tests.env("EXOCELL_HOST", server.url()).env("EXOCELL_IMAGE", IMAGE);
+    tests.env("PYTHONPATH", PACKAGE).env("PYTHONDONTWRITEBYTECODE", "1");
+    let told = finish(&mut tests, b"").ok();
+    assert!(told.stderr.ends_with("\nOK\n"), "{}", told.stderr);
+    assert_eq!((server.files(), server.records()), (vec![], vec![]), "nothing is left");
+}
+
+#[test]
+fn sandboxes_do_what_they_say() {
+    passes("test_sandbox");
+}
+
+#[test]
+fn sandboxes_of_an_event_loop_do_the_same() {
+    passes("test_async");
+}
+
+#[test]
+fn a_server_that_lies_is_found_out() {
+    passes("test_hostile");
+}
