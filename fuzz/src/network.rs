@@ -27,6 +27,7 @@ pub fn packets(bytes: &[u8]) {
         published: Vec::new(),
         audit: Box::new(drop),
         changes: Changes::pair().expect("an event").1,
+        secrets: exocell_network::Secrets::default(),
     };
     let mut stack = Stack::new(parts).expect("a stack");
     let mut input = Input::new(bytes);

@@ -12,11 +12,12 @@ use std::sync::{Mutex, PoisonError};
 use exocell_agent::NetworkSetup;
 use exocell_network::audit::{Audit, Decision, Entry};
 use exocell_network::dialer::{Dialer, Hosts, sys};
+use exocell_network::secrets::SECRETS_MAX;
 use exocell_network::stack::{Changer, Changes, Parts, Published, Stack};
-use exocell_network::{Policy, link};
+use exocell_network::{Policy, Secret, Secrets, link};
 use exocell_vmm::devices::NetConfig;
 use exocell_vmm::jail::{self, ThreadClass};
-use exocell_xgate::{CapabilitySet, Endpoint, NetworkScope};
+use exocell_xgate::{CapabilitySet, Endpoint, NetworkScope, Protocol};
 use nix::unistd::{ForkResult, fork};
 use serde::{Deserialize, Serialize};
 
@@ -69,12 +70,18 @@ pub struct PlannedNetwork {
     scope: NetworkScope,
     hosts: Hosts,
     published: Vec<Published>,
+    secrets: Secrets,
 }
 
 impl PlannedNetwork {
     /// `None` where nothing is granted: such a cell has no network device.
-    pub fn new(spec: &CellSpec, caps: &CapabilitySet) -> Result<Option<Self>, CellError> {
+    pub fn new(
+        spec: &CellSpec,
+        caps: &CapabilitySet,
+        secrets: Vec<Secret>,
+    ) -> Result<Option<Self>, CellError> {
         let scope = caps.network().cloned().unwrap_or_default();
+        check_secrets(&secrets, &scope)?;
         let lists = NetworkScope { connections_max: None, rate_bytes: None, ..scope.clone() };
         let published: Result<Vec<Published>, CellError> =
             spec.publish.iter().map(|publish| listen(publish, &scope)).collect();
@@ -82,7 +89,8 @@ impl PlannedNetwork {
         if lists == NetworkScope::default() {
             return Ok(None);
         }
-        Ok(Some(Self { scope, hosts: Hosts::of_host(), published }))
+        let secrets = Secrets::new(secrets);
+        Ok(Some(Self { scope, hosts: Hosts::of_host(), published, secrets }))
     }
 
     /// How the guest sets its end of the link up.
@@ -93,6 +101,22 @@ impl PlannedNetwork {
             address_v6: link::GUEST_V6,
             name_server: link::STACK_V4,
         }
+    }
+}
+
+/// A secret for a server that the cell may not talk to is of no use.
+fn check_secrets(secrets: &[Secret], scope: &NetworkScope) -> Result<(), CellError> {
+    if secrets.len() > SECRETS_MAX {
+        return Err(CellError::Usage(format!("a cell has at most {SECRETS_MAX} secrets")));
+    }
+    let policy = Policy::new(scope.clone());
+    let useless = |s: &&Secret| policy.permits_name(Protocol::Tcp, &s.host, s.port).is_err();
+    match secrets.iter().find(useless) {
+        None => Ok(()),
+        Some(Secret { name, host, port, .. }) => Err(CellError::Usage(format!(
+            "the secret {name} is for {host}:{port}, which no rule permits; \
+             add --allow-net {host}:{port}"
+        ))),
     }
 }
 
@@ -114,12 +138,13 @@ pub struct Network {
     scope: NetworkScope,
     channel: OwnedFd,
     published: Vec<Published>,
+    secrets: Secrets,
 }
 
 /// Forks the dialer and leaves the host's network. To be called while the
 /// caller has one thread and is still in that network.
 pub fn start(planned: PlannedNetwork) -> Result<Network, CellError> {
-    let PlannedNetwork { scope, hosts, published } = planned;
+    let PlannedNetwork { scope, hosts, published, secrets } = planned;
     let (channel, theirs) = sys::channel().map_err(CellError::host("cannot make a channel"))?;
     let policy = Policy::new(scope.clone());
     // SAFETY: the caller has one thread, so the child may do what any process
@@ -136,7 +161,7 @@ pub fn start(planned: PlannedNetwork) -> Result<Network, CellError> {
         Err(errno) => return Err(CellError::host("cannot fork the dialer")(errno.into())),
     }
     jail::leave_network()?;
-    Ok(Network { scope, channel, published })
+    Ok(Network { scope, channel, published, secrets })
 }
 
 /// The body of the dialer's process.
@@ -169,13 +194,14 @@ impl Network {
         let failed = "cannot make the network's stack";
         let (changer, changes) = Changes::pair().map_err(CellError::host(failed))?;
         let (entries, written) = sync_channel(WAITING_MAX);
-        let Self { scope, channel, published } = self;
+        let Self { scope, channel, published, secrets } = self;
         let stack = Stack::new(Parts {
             policy: Policy::new(scope.clone()),
             channel,
             published,
             audit: Box::new(Waiting { entries, lost: 0 }),
             changes,
+            secrets,
         });
         let link = Box::new(stack.map_err(CellError::host(failed))?);
         let config = NetConfig { link, mtu: link::MTU };

@@ -10,6 +10,7 @@ use std::time::Duration;
 use exocell_agent::{Boot, Exec, FolderMount, TtySize};
 use exocell_images::{ImageConfig, Store};
 use exocell_kernel::Status as KernelStatus;
+use exocell_network::Secret;
 use exocell_vmm::memory::GuestMemory;
 use exocell_xgate::{CapabilitySet, Folder, Rights};
 
@@ -56,12 +57,14 @@ pub struct PlannedFolder {
 }
 
 impl VmPlan {
-    /// Checks `spec` against the host and opens what it names.
+    /// Checks `spec` against the host and opens what it names. `secrets` are
+    /// not of the spec, which is written down.
     pub fn new(
         layout: &Layout,
         spec: &CellSpec,
         caps: &CapabilitySet,
         tty: Option<TtySize>,
+        secrets: Vec<Secret>,
     ) -> Result<Self, CellError> {
         let memory_bytes = memory(caps)?;
         let cpu = caps.require_cpu()?;
@@ -76,7 +79,7 @@ impl VmPlan {
         let image = store.resolve(&spec.image)?;
         let rootfs = store.open_rootfs(&image)?;
         let kernel = kernel(layout)?;
-        let network = PlannedNetwork::new(spec, caps)?;
+        let network = PlannedNetwork::new(spec, caps, secrets)?;
         let disk = match (spec.read_only, caps.disk_bytes()) {
             (false, Some(bytes)) => Some(disk::create(layout, bytes)?),
             _ => None,

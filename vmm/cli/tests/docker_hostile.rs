@@ -57,7 +57,9 @@ fn a_body_that_is_refused_may_come_later() {
     let server = Server::start();
     let mut stream = server.connect();
     stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
-    stream.write_all(b"POST /networks/create HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n").unwrap();
+    stream
+        .write_all(b"POST /networks/create HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n")
+        .unwrap();
     let mut answer = Vec::new();
     while !answer.ends_with(b"\"}") {
         let mut byte = [0];

@@ -87,7 +87,7 @@ fn start(layout: &Layout, id: &str, request: Request) -> Result<(), CellError> {
     let operator = operator.map_err(CellError::host("cannot take over the session"))?;
     let caps = CapabilitySet::parse(&container.spec.capabilities, Path::new("/"))?;
     let tty = container.tty_size.map(|(rows, cols)| TtySize { rows, cols });
-    let plan = VmPlan::new(layout, &container.spec, &caps, tty)?;
+    let plan = VmPlan::new(layout, &container.spec, &caps, tty, Vec::new())?;
     let workload = Workload::Vm(Box::new(plan));
     launch_for(layout, container.spec, caps, workload, request, operator.into()).map(drop)
 }

@@ -25,7 +25,7 @@ pub enum Decision {
 pub struct Entry {
     /// Milliseconds since the epoch.
     pub time_ms: u64,
-    /// `connect`, `listen`, `name` or `packet`.
+    /// `connect`, `listen`, `name`, `packet` or `secret`, whose name is the reason.
     pub event: &'static str,
     pub decision: Decision,
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -8,6 +8,8 @@ pub mod link;
 pub mod names;
 pub mod packet;
 pub mod policy;
+pub mod secrets;
 pub mod stack;
 
 pub use policy::{Denied, Policy, Target};
+pub use secrets::{Secret, Secrets};

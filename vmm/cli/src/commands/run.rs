@@ -8,6 +8,7 @@ use exocell_cell::isolate::IsolatePlan;
 use exocell_cell::launch::{self, Launched, Request, Workload};
 use exocell_cell::network::Publish;
 use exocell_cell::plan::{self, VmPlan};
+use exocell_cell::secrets::Secret;
 use exocell_cell::xgate::{CapabilitySet, Flags};
 use exocell_cell::{CellError, CellSpec, Layout, Record, State, Strength, now_ms};
 use nix::sys::wait::{WaitStatus, waitpid};
@@ -22,10 +23,11 @@ pub fn run(layout: &Layout, args: RunArgs) -> Result<u8, CellError> {
     let request = Request::begin();
     let caps = capabilities(&args)?;
     let (detach, interactive, tty, json) = (args.detach, args.interactive, args.tty, args.json);
-    let spec = spec(args, &caps)?;
+    let secrets = secrets(&args.secret)?;
+    let spec = spec(args, &caps, &secrets)?;
     let workload = match spec.strength {
         Strength::Vm => {
-            Workload::Vm(Box::new(VmPlan::new(layout, &spec, &caps, terminal::size())?))
+            Workload::Vm(Box::new(VmPlan::new(layout, &spec, &caps, terminal::size(), secrets)?))
         }
         Strength::Isolate => Workload::Isolate(Box::new(IsolatePlan::new(&spec, &caps)?)),
     };
@@ -161,7 +163,17 @@ pub fn read_table(path: &Path) -> Result<CapabilitySet, CellError> {
         .map_err(|error| CellError::Usage(format!("{}: {error}", path.display())))
 }
 
-fn spec(args: RunArgs, caps: &CapabilitySet) -> Result<CellSpec, CellError> {
+/// The values do not go into the spec, which is written down.
+fn secrets(texts: &[String]) -> Result<Vec<Secret>, CellError> {
+    let read = |text: &String| {
+        let placeholder = format!("exocell-secret-{}", CellSpec::new_id()?);
+        Secret::read(text, placeholder, |name| std::env::var(name).ok())
+            .map_err(|error| CellError::Usage(format!("--secret: {error}")))
+    };
+    texts.iter().map(read).collect()
+}
+
+fn spec(args: RunArgs, caps: &CapabilitySet, secrets: &[Secret]) -> Result<CellSpec, CellError> {
     let strength = match args.strength {
         Some(StrengthArg::Vm) => Strength::Vm,
         Some(StrengthArg::Isolate) => Strength::Isolate,
@@ -174,10 +186,16 @@ fn spec(args: RunArgs, caps: &CapabilitySet) -> Result<CellSpec, CellError> {
     let id = CellSpec::new_id()?;
     let name = args.name.unwrap_or_else(|| format!("cell-{}", &id[..6]));
     CellSpec::check_name(&name)?;
-    let env = environment(&args.process)?;
+    let mut env = environment(&args.process)?;
+    env.extend(secrets.iter().map(|own| format!("{}={}", own.name, own.placeholder)));
     let publish = publishes(&args.publish)?;
     if strength == Strength::Isolate && !publish.is_empty() {
         return Err(CellError::Usage("an isolate has no ports to publish".to_owned()));
+    }
+    if strength == Strength::Isolate && !secrets.is_empty() {
+        return Err(CellError::Usage(
+            "an isolate makes no requests to put secrets into".to_owned(),
+        ));
     }
     Ok(CellSpec {
         version: CellSpec::VERSION,

@@ -6,6 +6,8 @@
 //!       --a line with HTTP/--> Head -> Body, chunks -> Head -> ...
 //!       --anything else--> Open
 //! ```
+//! Heads of HTTP get the cell's secrets for that host on their way.
+//!
 //! The granted name is what was dialled, whatever is said here; this keeps a
 //! server of many names from being asked for its others. What is encrypted
 //! cannot be seen: the host inside TLS is not checked.
@@ -15,6 +17,7 @@ use smoltcp::socket::tcp::Socket;
 use super::rate::Rate;
 use super::stream::Moved;
 use super::{http, tls};
+use crate::secrets::Secrets;
 
 /// Bytes that are held back until they can be judged.
 pub const HELD_MAX: usize = 64 << 10;
@@ -28,6 +31,8 @@ pub enum Unlike {
     Host(String),
     #[error("HTTP asks for a tunnel (CONNECT)")]
     Tunnel,
+    #[error("HTTP asks for more secrets than one request has")]
+    Secrets,
     #[error("{0} cannot be checked")]
     Unreadable(&'static str),
 }
@@ -47,17 +52,32 @@ pub struct Guard {
     held: Vec<u8>,
     /// Bytes at the start of `held` that have been judged.
     ready: usize,
+    secrets: Secrets,
+    /// Names of the secrets that were put in and not told of yet.
+    given: Vec<String>,
 }
 
 impl Guard {
     /// Lets everything through.
     pub fn open() -> Self {
-        Self { name: String::new(), state: State::Open, held: Vec::new(), ready: 0 }
+        Self { state: State::Open, ..Self::of("", Secrets::default()) }
     }
 
-    /// For a stream to `name`, in lower case.
-    pub fn of(name: &str) -> Self {
-        Self { name: name.to_owned(), state: State::First, held: Vec::new(), ready: 0 }
+    /// For a stream to `name`, in lower case, which may get `secrets`.
+    pub fn of(name: &str, secrets: Secrets) -> Self {
+        Self {
+            name: name.to_owned(),
+            state: State::First,
+            held: Vec::new(),
+            ready: 0,
+            secrets,
+            given: Vec::new(),
+        }
+    }
+
+    /// The names of the secrets that were put into requests since the last call.
+    pub fn given(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.given)
     }
 
     /// Whether nothing is held back.
@@ -131,7 +151,8 @@ impl Guard {
             };
             match judged {
                 Some((count, next)) => {
-                    self.ready += count;
+                    let is_head = matches!(self.state, State::Http(http::State::Head));
+                    self.ready += if is_head { self.fill(count)? } else { count };
                     self.state = next;
                 }
                 None if fresh.len() >= HELD_MAX => {
@@ -140,6 +161,20 @@ impl Guard {
                 None => return Ok(()),
             }
         }
+    }
+
+    /// Puts secrets into the head that the next `count` bytes are; its length
+    /// from then on.
+    fn fill(&mut self, count: usize) -> Result<usize, Unlike> {
+        let end = self.ready + count;
+        let head = self.held.get(self.ready..end).unwrap_or_default();
+        let Some(filled) = self.secrets.fill(head).map_err(|_| Unlike::Secrets)? else {
+            return Ok(count);
+        };
+        let length = filled.head.len();
+        self.held.splice(self.ready..end, filled.head);
+        self.given.extend(filled.names);
+        Ok(length)
     }
 
     fn check_names(&self, names: &[String]) -> Result<(), Unlike> {

@@ -40,6 +40,7 @@ use crate::link;
 use crate::names::Names;
 use crate::packet::{self, Carried, Packet, Refusal};
 use crate::policy::{Policy, Target};
+use crate::secrets::Secrets;
 use flow::{EARLY_MAX, Flow, Flows, Key, Stage};
 use outbox::Outbox;
 pub use publish::Published;
@@ -69,6 +70,7 @@ pub struct Parts {
     pub audit: Box<dyn Audit>,
     /// Changes of the policy while the cell runs.
     pub changes: Changes,
+    pub secrets: Secrets,
 }
 
 /// The stack of one cell.
@@ -79,6 +81,7 @@ pub struct Stack {
     published: Vec<Published>,
     audit: Box<dyn Audit>,
     changes: Changes,
+    secrets: Secrets,
     names: Names,
     flows: Flows,
     questions: HashMap<Id, (Asked, SocketAddr, SocketAddr)>,
@@ -103,7 +106,7 @@ impl Stack {
     /// The host's, where there is no timer or no random number.
     pub fn new(parts: Parts) -> std::io::Result<Self> {
         use nix::sys::timerfd::{ClockId, TimerFlags};
-        let Parts { policy, channel, published, audit, changes } = parts;
+        let Parts { policy, channel, published, audit, changes, secrets } = parts;
         let flags = TimerFlags::TFD_NONBLOCK | TimerFlags::TFD_CLOEXEC;
         let now = Instant::now();
         let mut seed = 0;
@@ -118,6 +121,7 @@ impl Stack {
             published,
             audit,
             changes,
+            secrets,
             names: Names::default(),
             flows: Flows::default(),
             questions: HashMap::new(),

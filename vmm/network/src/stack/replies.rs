@@ -81,7 +81,7 @@ impl Stack {
             return;
         };
         let guard = match &flow.target {
-            Target::Name(name) => Guard::of(name),
+            Target::Name(name) => Guard::of(name, self.secrets.of(name, flow.port)),
             Target::Address(_) => Guard::open(),
         };
         let other = flow.key.other;

@@ -159,6 +159,11 @@ impl Stream {
         self.interface.poll_ingress_single(now, &mut wire, &mut self.sockets);
     }
 
+    /// The names of the secrets that the guest's requests got since the last call.
+    pub fn given(&mut self) -> Vec<String> {
+        self.guard.given()
+    }
+
     /// When a timer of the stream goes off.
     pub fn due(&mut self, now: Instant) -> Option<Instant> {
         self.interface.poll_at(now, &self.sockets)

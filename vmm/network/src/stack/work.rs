@@ -123,6 +123,10 @@ impl Stack {
             return flow.due;
         }
         let after = stream.turn(stack_now, &mut self.outbox, &mut self.rate);
+        for name in stream.given() {
+            let entry = Entry::new("secret", Decision::Allowed, &flow.target);
+            self.audit.record(entry.by(flow.key.protocol, flow.port).because(name));
+        }
         let reason = match &after {
             After::Misused(unlike) => Some((Decision::Cut, unlike.to_string())),
             After::Over => Some((Decision::Closed, String::new())),
