@@ -142,7 +142,8 @@ fn a_running_container_is_looked_into_and_ended() {
     assert_eq!(finish(&mut server.exocell(&["ps", "--json"]), b"").ok().json()["name"], "work");
     let refused = server.docker(&["rm", "work"]).exited(1);
     assert!(refused.stderr.contains("running"), "{}", refused.stderr);
-    server.docker(&["stop", "work"]).ok();
+    // A loaded machine may take longer than the ten seconds of the default.
+    server.docker(&["stop", "-t", "60", "work"]).ok();
     assert_eq!(server.inspect("work", "{{.State.Status}} {{.State.ExitCode}}"), "exited 143");
     assert_eq!(server.docker(&["wait", "work"]).ok().text(), "143");
     gone(&cell);

@@ -171,7 +171,7 @@ fn stop_lets_the_program_end_by_itself() {
     let script = "trap 'echo bye; exit 21' TERM; echo up; while :; do sleep 0.1; done";
     let cell = Cell::start("stop", &[], &["sh", "-c", script]);
     eventually("the trap is set", || cell.verb(&["logs"]).text() == "up");
-    cell.verb(&["stop"]).ok();
+    cell.verb(&["stop", "-t", "60"]).ok();
     assert_eq!(cell.verb(&["logs"]).ok().text(), "up\nbye");
     assert_eq!(cell.inspect()["exit_code"], 21);
 }

@@ -120,10 +120,11 @@ fn pip_installs_from_the_granted_index_alone() {
     let _indexes =
         lan.at_peer(|| [Index::at(&format!("{PEER}:80")), Index::at(&format!("{OTHER}:80"))]);
     let install = |index: &str| {
-        let pip = "pip install -q --disable-pip-version-check --retries 0 --target /got";
+        let pip = "pip install --no-input --no-deps --no-cache-dir --no-compile --retries 1 \
+                   --disable-pip-version-check --target /got";
         let script = format!(
-            "{pip} --trusted-host {index} --index-url http://user:$KEY@{index}/simple/ hello && \
-             PYTHONPATH=/got python3 -c 'import hello'"
+            "{pip} --trusted-host {index} --index-url http://user:$KEY@{index}/simple/ hello >&2 \
+             && PYTHONPATH=/got python3 -c 'import hello'"
         );
         let mut command = exocell(["run", "--rm", "--allow-net", "peer.test:80"]);
         // Its value is in this environment: command lines are for everyone to see.

@@ -127,7 +127,7 @@ def container():
     assert stats["cpu_stats"]["cpu_usage"]["total_usage"] > 0
     assert next(made.stats(decode=True))["name"] == "/py"
     assert any("sleep infinity" in row[-1] for row in made.top()["Processes"])
-    made.stop(timeout=5)
+    made.stop(timeout=60)
     assert made.wait()["StatusCode"] == 143
     made.remove()
     try:
