@@ -6,6 +6,7 @@
  */
 #define _GNU_SOURCE
 #include <pthread.h>
+#include <sched.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdint.h>
@@ -56,11 +57,16 @@ static void on_fault(int signal)
 	siglongjmp(back, 1);
 }
 
-/* A pause in which the users of the page can look at it. */
-static void let_look(void)
+/*
+ * A pause in which the users of the page can look at it. On one CPU they run when this
+ * thread is about to leave a call, which is mostly the change: so some give the CPU away.
+ */
+static void let_look(uint64_t round)
 {
 	for (volatile int i = 0; i < 300; i++)
 		;
+	if (round % 64 == 0)
+		sched_yield();
 }
 
 /* One change of the mapping, number `round`; the next undoes it where need be. */
@@ -176,7 +182,7 @@ static void run(int seconds, int threads)
 		if (!lazy)
 			cases[current].change(round);
 		step(&sequence);
-		let_look();
+		let_look(round);
 	} while (now_ms() < until || (load(&uses) < USES_MIN && now_ms() < latest));
 	__atomic_store_n(&done, 1, __ATOMIC_SEQ_CST);
 	for (int t = 0; t < users; t++)
@@ -210,7 +216,7 @@ static void run_fork(int seconds, int threads)
 			uint64_t first = page[0];
 
 			for (int i = 0; i < 20; i++) {
-				let_look();
+				let_look(1);
 				if (page[0] != first)
 					_exit(1);
 			}
