@@ -59,13 +59,14 @@ static void on_fault(int signal)
 
 /*
  * A pause in which the users of the page can look at it. On one CPU they run when this
- * thread is about to leave a call, which is mostly the change: so some give the CPU away.
+ * thread is about to leave a call, which is mostly the change: so some pauses, after odd
+ * and after even changes, give the CPU away.
  */
 static void let_look(uint64_t round)
 {
 	for (volatile int i = 0; i < 300; i++)
 		;
-	if (round % 64 == 0)
+	if (round % 63 == 0)
 		sched_yield();
 }
 
