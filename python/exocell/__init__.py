@@ -3,8 +3,8 @@
     from exocell import Sandbox
 
     with Sandbox.create() as sandbox:
-        sandbox.files.write("/work/main.py", "print(6 * 7)")
-        print(sandbox.commands.run("python3 /work/main.py").stdout)
+        sandbox.files.write("/job/main.py", "print(6 * 7)")
+        print(sandbox.commands.run("python3 /job/main.py").stdout)
 
 :class:`AsyncSandbox` is the same for asyncio. Names and habits are those of
 E2B's SDK; only the standard library is used.

@@ -161,16 +161,16 @@ class Files(unittest.TestCase):
 
     def test_files_are_written_read_and_moved(self):
         files = self.sandbox.files
-        written = files.write("/work/a/text", "grün\n", mode=0o600)
-        self.assertEqual(files.get_info("/work/a/text"), written)
+        written = files.write("/job/a/text", "grün\n", mode=0o600)
+        self.assertEqual(files.get_info("/job/a/text"), written)
         self.assertEqual((written.type, written.size, written.mode), (FileType.FILE, 6, 0o600))
-        self.assertEqual(files.read("/work/a/text"), "grün\n")
+        self.assertEqual(files.read("/job/a/text"), "grün\n")
         every_byte = bytes(range(256)) * 4096
-        files.write("/work/a/bytes", every_byte)
-        self.assertEqual(files.read("/work/a/bytes", "bytes"), every_byte)
-        self.sandbox.commands.run("ln -s text /work/a/link; mkfifo '/work/a/x\n1 2\ny'")
-        self.assertEqual(files.read("/work/a/link"), "grün\n")
-        kinds = {entry.name: entry.type for entry in files.list("/work", depth=2)}
+        files.write("/job/a/bytes", every_byte)
+        self.assertEqual(files.read("/job/a/bytes", "bytes"), every_byte)
+        self.sandbox.commands.run("ln -s text /job/a/link; mkfifo '/job/a/x\n1 2\ny'")
+        self.assertEqual(files.read("/job/a/link"), "grün\n")
+        kinds = {entry.name: entry.type for entry in files.list("/job", depth=2)}
         self.assertEqual(
             kinds,
             {
@@ -181,13 +181,13 @@ class Files(unittest.TestCase):
                 "x\n1 2\ny": FileType.OTHER,
             },
         )
-        self.assertEqual(files.get_info("/work/a/link").type, FileType.SYMLINK)
-        self.assertEqual(files.rename("/work/a/text", "/work/b").path, "/work/b")
-        self.assertFalse(files.exists("/work/a/text"))
-        self.assertTrue(files.make_dir("/work/c/d"))
-        self.assertFalse(files.make_dir("/work/c/d"))
-        files.remove("/work")
-        self.assertFalse(files.exists("/work"))
+        self.assertEqual(files.get_info("/job/a/link").type, FileType.SYMLINK)
+        self.assertEqual(files.rename("/job/a/text", "/job/b").path, "/job/b")
+        self.assertFalse(files.exists("/job/a/text"))
+        self.assertTrue(files.make_dir("/job/c/d"))
+        self.assertFalse(files.make_dir("/job/c/d"))
+        files.remove("/job")
+        self.assertFalse(files.exists("/job"))
 
     def test_what_is_not_there_or_too_much_is_told(self):
         files = self.sandbox.files
