@@ -100,6 +100,7 @@ pub fn human(unit: Unit, value: f64) -> String {
         Unit::Ns if value < 1e4 => format!("{value:.0} ns"),
         Unit::Ns if value < 1e6 => format!("{:.1} us", value / 1e3),
         Unit::Ns => format!("{:.2} ms", value / 1e6),
+        Unit::Bytes if value < 1e5 => format!("{value:.0} B"),
         Unit::Bytes => format!("{:.2} MiB", value / f64::from(1 << 20)),
         Unit::MbPerSecond => format!("{value:.0} MB/s"),
         Unit::Times => format!("{value:.2} x"),
@@ -167,5 +168,6 @@ mod tests {
         let shown = |ns| human(Unit::Ns, ns);
         assert_eq!([shown(97.4), shown(17_300.0), shown(2.5e6)], ["97 ns", "17.3 us", "2.50 ms"]);
         assert_eq!(human(Unit::Us, 1500.0), "1.50 ms");
+        assert_eq!([5e3, 5e6].map(|bytes| human(Unit::Bytes, bytes)), ["5000 B", "4.77 MiB"]);
     }
 }

@@ -88,11 +88,12 @@ impl Stopper {
         self.0.changed.notify_all();
     }
 
-    /// Ends the guest's turn at `due_ns` of CLOCK_MONOTONIC; with a signal if that is over.
-    pub(crate) fn hurry(&self, due_ns: u64) {
+    /// Ends the guest's turn at `due_ns` of CLOCK_MONOTONIC: when the timer next looks after that,
+    /// or `exactly` then, which takes a signal more.
+    pub(crate) fn hurry(&self, due_ns: u64, exactly: bool) {
         if let Some(guest) = &self.0.guest {
-            guest.hurry(due_ns);
-            if preempt::now_ns() >= due_ns {
+            guest.hurry(due_ns, exactly);
+            if exactly || preempt::now_ns() >= due_ns {
                 self.kick();
             }
         }

@@ -370,6 +370,30 @@ fn shares_follow_weights_and_the_slice_can_be_changed() {
 }
 
 #[test]
+fn who_was_idle_does_not_wait_for_whole_slices() {
+    let slice = Duration::from_millis(1600);
+    // Whether the first has begun when the last one comes is a matter of luck.
+    let lucky = (0..20).any(|_| {
+        let world = World::new(1, slice);
+        let rivals = ["one", "other"].map(|name| {
+            let tenant = world.tenant(name);
+            let (send, ended) = mpsc::channel();
+            let done = move |report: Report| drop(send.send(report));
+            let spin = call(&world.function(&tenant, "spin"), &[]);
+            (world.scheduler.submit(&tenant, spin, done).unwrap(), ended)
+        });
+        std::thread::sleep(Duration::from_millis(20));
+        let comes = world.tenant("comes");
+        let report = world.run(&comes, &world.function(&comes, "fib"), &[Value::I32(FIB.0)]);
+        assert_eq!(report.results, [Value::I32(FIB.1)]);
+        rivals.iter().for_each(|(stopper, _)| stopper.stop(Cause::Stopped));
+        let [one, other] = rivals.map(|(_, ended)| ended.recv().unwrap().cpu);
+        one < slice / 2 && other < slice / 100
+    });
+    assert!(lucky);
+}
+
+#[test]
 fn a_module_is_called_by_its_owner_only_and_with_its_types() {
     let world = World::new(1, Duration::from_millis(1));
     let (owner, other) = (world.tenant("owner"), world.tenant("other"));

@@ -1,9 +1,11 @@
 //! What an isolate costs that has begun and waits for its next turn.
 
 use std::fs;
+use std::process::Command;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
+use clap::ValueEnum;
 use exocell_exovisor::{
     Admission, Call, CallLimits, Metering, Policy, Pool, Priority, Report, Scheduler,
     SchedulerConfig, Slots, Value,
@@ -38,18 +40,58 @@ fn kilobytes(status: &str, name: &str) -> Option<u64> {
     line.split_whitespace().nth(1)?.parse().ok()
 }
 
-/// Bytes of each of `count` isolates that have been preempted once, all alive at once: without a
-/// memory, and with one of which a page is written.
+/// What memory the isolates have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Memory {
+    /// None.
+    None,
+    /// One, of which a page is written.
+    Written,
+}
+
+impl Memory {
+    const ALL: [Self; 2] = [Self::None, Self::Written];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Written => "written",
+        }
+    }
+}
+
+/// Bytes of each of `count` isolates that have been preempted once, all alive at once. Each kind
+/// has a process of its own: the heap that one leaves behind would serve the next.
 pub fn measure(count: u32) -> Result<Vec<Row>, BenchError> {
-    let kinds = [("none", guests::SPIN_BARE), ("written", guests::SPIN)];
     let mut rows = Vec::new();
-    for (memory, text) in kinds {
-        let bytes = measure_one(text, count)?;
-        let params = [("live", count.to_string()), ("memory", memory.to_owned())];
-        let bench = format!("isolate_bytes_{memory}");
+    for memory in Memory::ALL {
+        let bytes = in_own_process(memory, count)?;
+        let params = [("live", count.to_string()), ("memory", memory.name().to_owned())];
+        let bench = format!("isolate_bytes_{}", memory.name());
         rows.extend(Row::of(bench, OURS, Unit::Bytes, &[bytes], &params));
     }
     Ok(rows)
+}
+
+/// This program, asked with `--live-memory`.
+fn in_own_process(memory: Memory, count: u32) -> Result<f64, BenchError> {
+    let program = std::env::current_exe().map_err(failed)?;
+    let count = count.to_string();
+    let words = ["bench", "isolates", "--live", &count, "--live-memory", memory.name(), "--json"];
+    let output = Command::new(program).args(words).output().map_err(failed)?;
+    let row = serde_json::from_slice::<serde_json::Value>(&output.stdout);
+    let bytes = row.ok().and_then(|row| row["min"].as_f64());
+    bytes.ok_or_else(|| failed(String::from_utf8_lossy(&output.stderr).trim()))
+}
+
+/// The row of one kind, measured in this process.
+pub fn measure_here(memory: Memory, count: u32) -> Result<Vec<Row>, BenchError> {
+    let text = match memory {
+        Memory::None => guests::SPIN_BARE,
+        Memory::Written => guests::SPIN,
+    };
+    let bytes = measure_one(text, count)?;
+    Ok(Row::of(memory.name(), OURS, Unit::Bytes, &[bytes], &[]).into_iter().collect())
 }
 
 fn policy(count: u32) -> Policy {

@@ -39,6 +39,9 @@ pub struct IsolatesArgs {
     /// Isolates alive at once whose memory is counted; 0 for none.
     #[arg(long, default_value_t = 10_000)]
     pub live: u32,
+    /// Count the memory of isolates of this kind only, in this process.
+    #[arg(long, value_enum, hide = true)]
+    pub live_memory: Option<live::Memory>,
     /// Only these measurements: sfib_fresh, call_empty, call_touch.
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     pub only: Vec<String>,
@@ -77,7 +80,9 @@ pub fn measure(args: &IsolatesArgs) -> Result<Vec<Row>, BenchError> {
     if let Some(name) = args.only.iter().find(|name| !known.contains(&name.as_str())) {
         return Err(BenchError::NoMeasurement { name: name.clone(), known: known.join(" ") });
     }
-    // First, while the process is small.
+    if let Some(memory) = args.live_memory {
+        return live::measure_here(memory, args.live);
+    }
     let mut rows = if args.live > 0 { live::measure(args.live)? } else { Vec::new() };
     for (bench, text, argument, times) in FRESH {
         if !args.only.is_empty() && !args.only.iter().any(|name| name == bench) {

@@ -74,6 +74,8 @@ pub(crate) struct Guest {
     due_ns: AtomicU64,
     /// Whether it is to leave before that.
     wanted: AtomicBool,
+    /// Whether its turn was shortened to an exact time, and the timer not set to it.
+    hurried: AtomicBool,
 }
 
 impl Guest {
@@ -83,6 +85,7 @@ impl Guest {
             instance: AtomicPtr::default(),
             due_ns: AtomicU64::new(NEVER),
             wanted: AtomicBool::new(false),
+            hurried: AtomicBool::new(false),
         }
     }
 
@@ -101,11 +104,25 @@ impl Guest {
     /// A new turn is to come, as long as it likes. From here on it may be shortened.
     pub fn prepare(&self) {
         self.due_ns.store(NEVER, Ordering::Release);
+        self.hurried.store(false, Ordering::Release);
     }
 
-    /// Shortens the turn it has, if that ends later. The timer may only notice at its next tick.
-    pub fn hurry(&self, due_ns: u64) {
+    /// Shortens the turn it has, if that ends later. The timer may only notice at its next tick,
+    /// unless it is to be exact: then the next signal sets the timer to it.
+    pub fn hurry(&self, due_ns: u64, exactly: bool) {
         self.due_ns.fetch_min(due_ns, Ordering::AcqRel);
+        if exactly {
+            self.hurried.store(true, Ordering::Release);
+        }
+    }
+
+    /// How long the turn lasts that begins.
+    fn last_until(&self, due_ns: u64) -> u64 {
+        self.due_ns.fetch_min(due_ns, Ordering::AcqRel).min(due_ns)
+    }
+
+    fn was_hurried(&self) -> bool {
+        self.hurried.swap(false, Ordering::AcqRel)
     }
 
     fn is_wanted(&self) -> bool {

@@ -161,12 +161,15 @@ impl<'a> Turn<'a> {
     /// From now on a signal preempts `guest`, and the timer sends one when its time is over.
     /// `now_ns` is the time of CLOCK_MONOTONIC.
     pub fn begin(guest: &'a Guest, now_ns: u64, allowance: Allowance) -> Self {
-        guest.hurry(allowance.due_ns);
+        let due_ns = guest.last_until(allowance.due_ns);
         SLOT.with(|slot| {
             slot.hard_ns.store(allowance.hard_ns, Ordering::Relaxed);
             slot.period_ns.store(allowance.period_ns, Ordering::Relaxed);
             slot.guest.store((guest as *const Guest).cast_mut(), Ordering::Release);
-            let tick = tick_ns(slot, now_ns, allowance.due_ns);
+            if guest.was_hurried() {
+                slot.lazy.set(false);
+            }
+            let tick = tick_ns(slot, now_ns, due_ns);
             if slot.armed_ns.load(Ordering::Relaxed) > tick {
                 arm(slot, tick);
             }
@@ -228,7 +231,8 @@ fn interrupt(slot: &Slot, registers: &mut [libc::greg_t; 23]) {
     let Some(guest) = (unsafe { slot.guest.load(Ordering::Acquire).as_ref() }) else { return };
     let due = guest.due_ns.load(Ordering::Acquire);
     if now < due && !guest.is_wanted() {
-        slot.lazy.set(true);
+        // Whoever shortened the turn relies on its end.
+        slot.lazy.set(!guest.was_hurried());
         let tick = tick_ns(slot, now, due);
         if slot.armed_ns.load(Ordering::Relaxed) > tick {
             arm(slot, tick);

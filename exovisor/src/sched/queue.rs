@@ -2,8 +2,8 @@
 //!
 //! Each tenant has a virtual time that grows with the CPU time it used, slower the greater its
 //! weight. Of the tenants with something to run, the one with the highest priority and then the
-//! least virtual time goes first. A tenant that was idle starts at the time of those that were
-//! not: idling earns nothing. At dispatch a whole slice is charged in advance, so that several
+//! least virtual time goes first. A tenant that was idle starts just before those that were not:
+//! idling earns nothing but to be the next. At dispatch a whole slice is charged in advance, so that several
 //! workers do not all pick the same tenant; what was not used is given back.
 //!
 //! Within a tenant it is first come, first served, and whoever is preempted goes to the end.
@@ -14,6 +14,9 @@ use std::collections::{BTreeSet, VecDeque};
 
 /// Virtual nanoseconds of a tenant of weight 1 for each of its nanoseconds.
 const SCALE: u128 = 1 << 10;
+
+/// What a tenant that was idle is ahead of others, in virtual nanoseconds: 50 us of weight 1.
+const AHEAD: u64 = 50_000 << 10;
 
 /// A class above or below others: as long as a higher one has work, a lower one waits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -96,6 +99,19 @@ impl<T> Queue<T> {
         self.ready.is_empty()
     }
 
+    /// Whether this tenant has nothing that waits or is begun.
+    pub fn is_idle(&self, seat: Seat) -> bool {
+        let idle = |tenant: &Tenant<T>| tenant.begun == 0 && tenant.fresh.is_empty();
+        self.tenants.get(seat.0).is_some_and(idle)
+    }
+
+    /// Whether the next turn is rather `one`'s than `other`'s.
+    pub fn is_before(&self, one: Seat, other: Seat) -> bool {
+        let rank =
+            |seat: Seat| self.tenants.get(seat.0).map(|tenant| (tenant.priority, tenant.used));
+        rank(one).zip(rank(other)).is_some_and(|(one, other)| one < other)
+    }
+
     /// How many of this tenant wait.
     pub fn waiting(&self, seat: Seat) -> usize {
         self.tenants.get(seat.0).map_or(0, |tenant| tenant.waiting.len() + tenant.fresh.len())
@@ -107,7 +123,7 @@ impl<T> Queue<T> {
         let (came, now) = (self.came, self.now);
         let Some(tenant) = self.tenants.get_mut(seat.0) else { return };
         if tenant.waiting.is_empty() && tenant.fresh.is_empty() {
-            tenant.used = tenant.used.max(now);
+            tenant.used = tenant.used.max(now.saturating_sub(AHEAD));
         }
         tenant.fresh.push_back((came, item));
         self.make_ready(seat);
@@ -118,7 +134,7 @@ impl<T> Queue<T> {
         let now = self.now;
         let Some(tenant) = self.tenants.get_mut(seat.0) else { return };
         if tenant.waiting.is_empty() && tenant.fresh.is_empty() {
-            tenant.used = tenant.used.max(now);
+            tenant.used = tenant.used.max(now.saturating_sub(AHEAD));
         }
         self.push_again(seat, item);
     }
@@ -252,16 +268,16 @@ mod tests {
         let (busy, idle) = (queue.add(1, Priority::Normal), queue.add(1, Priority::Normal));
         queue.push(busy, ());
         for _ in 0..1_000 {
-            let (seat, ()) = queue.pop(10).unwrap();
-            queue.settle(seat, 10, 10);
+            let (seat, ()) = queue.pop(1_000_000).unwrap();
+            queue.settle(seat, 1_000_000, 1_000_000);
             queue.push_again(seat, ());
         }
         queue.push(idle, ());
         queue.push(idle, ());
         let picked: Vec<Seat> = (0..4)
             .map(|_| {
-                let (seat, ()) = queue.pop(10).unwrap();
-                queue.settle(seat, 10, 10);
+                let (seat, ()) = queue.pop(1_000_000).unwrap();
+                queue.settle(seat, 1_000_000, 1_000_000);
                 queue.push_again(seat, ());
                 seat
             })
@@ -296,6 +312,23 @@ mod tests {
         queue.ended(many);
         assert_eq!((queue.pop(1), queue.waiting(many)), (Some((many, 2)), 1));
         assert_eq!((queue.pop(1), queue.drain()), (None, vec![3]));
+    }
+
+    #[test]
+    fn who_was_idle_is_before_who_runs() {
+        let mut queue = Queue::new(100);
+        let [runs, comes, low] = [Priority::Normal, Priority::Normal, Priority::Low]
+            .map(|priority| queue.add(1, priority));
+        queue.push(runs, ());
+        queue.pop(1_000).unwrap();
+        assert!(!queue.is_idle(runs) && queue.is_idle(comes));
+        queue.push(comes, ());
+        queue.push(low, ());
+        assert!(queue.is_before(comes, runs) && !queue.is_before(runs, comes));
+        assert!(queue.is_before(runs, low) && !queue.is_before(low, runs));
+        queue.settle(runs, 1_000, 1_000);
+        queue.ended(runs);
+        assert!(queue.is_idle(runs) && !queue.is_idle(comes));
     }
 
     #[test]

@@ -29,6 +29,9 @@ pub(super) fn monotonic_ns(at: Instant) -> u64 {
 /// How long a worker that ran threads looks for others before it sleeps, in nanoseconds.
 const LOOK_NS: u64 = 50_000;
 
+/// Part of a slice that a turn has at least when another comes: to take the CPU costs some 25 us.
+const SHORTENED: u64 = 16;
+
 thread_local! {
     /// Whose worker this thread is, if it is between two turns and has queued nothing there, by
     /// address.
@@ -47,10 +50,19 @@ pub(super) struct State {
     looks: Option<u64>,
     looks_begun: u64,
     pub workers: usize,
-    /// What each worker runs, and since when, if nothing waited when it was taken: its turn has
-    /// no end until something does.
-    alone: Vec<Option<(Arc<Task>, u64)>>,
+    /// What each worker runs.
+    turns: Vec<Option<Running>>,
     pub closing: bool,
+}
+
+/// A turn that has begun.
+struct Running {
+    task: Arc<Task>,
+    since_ns: u64,
+    /// Nothing waited when it was taken, and so far nothing does: it has no end.
+    endless: bool,
+    /// Made short for one that came.
+    short: bool,
 }
 
 pub(super) struct Shared {
@@ -110,7 +122,7 @@ impl Shared {
             looks: None,
             looks_begun: 0,
             workers: 0,
-            alone: Vec::new(),
+            turns: Vec::new(),
             closing: false,
         };
         let (slice_ns, look_found) = (AtomicU64::new(slice_ns), AtomicU64::new(0));
@@ -129,10 +141,13 @@ impl Shared {
         self.slice_ns.store(slice_ns, Ordering::Relaxed);
     }
 
-    /// Queues a new task.
+    /// Queues a new task. One of a tenant that had nothing to do does not wait for the ends of
+    /// turns of others.
     pub fn push(&self, mut state: MutexGuard<'_, State>, task: Arc<Task>) {
-        state.queue.push(task.seat, task);
-        self.tell(state);
+        let seat = task.seat;
+        let first = state.queue.is_idle(seat).then_some(seat);
+        state.queue.push(seat, task);
+        self.tell(state, first);
     }
 
     /// Queues a new thread of a call that runs; false if its tenant may have no more.
@@ -140,7 +155,7 @@ impl Shared {
         let mut state = self.lock();
         let queued = !state.closing && state.queue.push_begun(task.seat, task);
         if queued {
-            self.tell(state);
+            self.tell(state, None);
         }
         queued
     }
@@ -156,9 +171,9 @@ impl Shared {
         std::ptr::from_ref(self).addr()
     }
 
-    /// A worker that looks or sleeps is told of what was queued; if there is none, a turn without
-    /// end gets one.
-    fn tell(&self, mut state: MutexGuard<'_, State>) {
+    /// A worker that looks or sleeps is told of what was queued; if there is none, a turn may be
+    /// shortened. `first` is the tenant of what was queued if it has nothing else.
+    fn tell(&self, mut state: MutexGuard<'_, State>, first: Option<Seat>) {
         if BETWEEN.get() == self.address() {
             BETWEEN.set(0);
             KEPT.set(true);
@@ -169,13 +184,13 @@ impl Shared {
             return;
         }
         let idle = state.idle_workers > 0;
-        let alone = if idle { None } else { state.longest_alone() };
+        let shortened = if idle { None } else { state.shorten(first, self.slice_ns()) };
         drop(state);
         if idle {
             self.work.notify_one();
         }
-        if let Some((task, since_ns)) = alone {
-            task.stopper.hurry(since_ns.saturating_add(self.slice_ns()));
+        if let Some((task, due_ns)) = shortened {
+            task.stopper.hurry(due_ns, first.is_some());
         }
     }
 
@@ -187,7 +202,7 @@ impl Shared {
         }
         state.parked.remove(&address(&task));
         state.queue.push_woken(task.seat, task);
-        self.tell(state);
+        self.tell(state, None);
     }
 
     /// Accounts for `worker`'s last turn and waits for its next; `None` when it is time to go.
@@ -208,7 +223,7 @@ impl Shared {
                 let next = state.begin(worker, task, slice_ns, waited);
                 if kept && !next.alone {
                     // Something else was before what was kept for this worker.
-                    self.tell(state);
+                    self.tell(state, None);
                 }
                 return Some(next);
             }
@@ -240,15 +255,15 @@ impl Shared {
         state
     }
 
-    /// No new turns from here on; those without end get one.
+    /// No new turns from here on, and those that have begun end.
     pub fn close(&self) {
         let mut state = self.lock();
         state.closing = true;
-        let alone: Vec<_> = state.alone.drain(..).flatten().collect();
+        let running: Vec<_> = state.turns.drain(..).flatten().collect();
         drop(state);
         self.work.notify_all();
-        for (task, _) in alone {
-            task.stopper.hurry(0);
+        for turn in running {
+            turn.task.stopper.hurry(0, true);
         }
     }
 
@@ -277,16 +292,21 @@ impl State {
         if let Some(guest) = task.stopper.guest() {
             guest.prepare();
         }
-        if alone {
-            self.runs_alone(worker, &task, now_ns);
+        let running =
+            Running { task: Arc::clone(&task), since_ns: now_ns, endless: alone, short: false };
+        if self.turns.len() <= worker {
+            self.turns.resize_with(worker + 1, || None);
+        }
+        if let Some(turn) = self.turns.get_mut(worker) {
+            *turn = Some(running);
         }
         Next { task, slice_ns, now_ns, alone, waited }
     }
 
     /// The worker is still `RUNNING` the task as far as wakers see, until its state is set here.
     fn settle(&mut self, worker: usize, spent: Spent) {
-        if let Some(alone) = self.alone.get_mut(worker) {
-            *alone = None;
+        if let Some(turn) = self.turns.get_mut(worker) {
+            *turn = None;
         }
         let Spent { task, slice_ns, used_ns, verdict } = spent;
         self.queue.settle(task.seat, slice_ns, used_ns);
@@ -308,19 +328,19 @@ impl State {
         }
     }
 
-    fn runs_alone(&mut self, worker: usize, task: &Arc<Task>, now_ns: u64) {
-        if self.alone.len() <= worker {
-            self.alone.resize(worker + 1, None);
-        }
-        if let Some(alone) = self.alone.get_mut(worker) {
-            *alone = Some((Arc::clone(task), now_ns));
-        }
-    }
-
-    /// Takes out the turn without end that began first.
-    fn longest_alone(&mut self) -> Option<(Arc<Task>, u64)> {
-        let turns = self.alone.iter_mut().filter(|turn| turn.is_some());
-        turns.min_by_key(|turn| turn.as_ref().map(|(_, since_ns)| *since_ns))?.take()
+    /// Which turn ends sooner because something was queued, and when: one without end after a
+    /// slice, or for `first`, whose tenant was idle, one of others that are behind it, soon.
+    fn shorten(&mut self, first: Option<Seat>, slice_ns: u64) -> Option<(Arc<Task>, u64)> {
+        let Self { turns, queue, .. } = self;
+        let behind =
+            |turn: &Running| first.is_some_and(|first| queue.is_before(first, turn.task.seat));
+        let running = turns.iter_mut().flatten();
+        let candidates = running.filter(|turn| !turn.short && (turn.endless || behind(turn)));
+        let turn = candidates.min_by_key(|turn| turn.since_ns)?;
+        turn.short = behind(turn);
+        let span_ns = if turn.short { slice_ns / SHORTENED } else { slice_ns };
+        turn.endless = false;
+        Some((Arc::clone(&turn.task), turn.since_ns.saturating_add(span_ns)))
     }
 
     fn again(&mut self, task: Arc<Task>) {
