@@ -50,7 +50,7 @@ struct Clock {
 }
 
 /// Slices between two looks of the timer while turns end by themselves.
-const TICK_SLICES: u64 = 16;
+const TICK_SLICES: u64 = 4;
 /// Turns that took longer are measured exactly.
 const EXACT_FROM_NS: u64 = 200_000;
 
