@@ -3,8 +3,8 @@
 //! Each tenant has a virtual time that grows with the CPU time it used, slower the greater its
 //! weight. Of the tenants with something to run, the one with the highest priority and then the
 //! least virtual time goes first. A tenant that was idle starts just before those that were not:
-//! idling earns nothing but to be the next. At dispatch a whole slice is charged in advance, so that several
-//! workers do not all pick the same tenant; what was not used is given back.
+//! idling earns nothing but to be the next. At dispatch a whole slice is charged in advance, so
+//! that several workers do not all pick the same tenant; what was not used is given back.
 //!
 //! Within a tenant it is first come, first served, and whoever is preempted goes to the end.
 //! Only so many of a tenant's items are begun at a time, since each that is holds a stack and an
@@ -274,7 +274,7 @@ mod tests {
         }
         queue.push(idle, ());
         queue.push(idle, ());
-        let picked: Vec<Seat> = (0..4)
+        let picked: Vec<Seat> = (0..20)
             .map(|_| {
                 let (seat, ()) = queue.pop(1_000_000).unwrap();
                 queue.settle(seat, 1_000_000, 1_000_000);
@@ -282,7 +282,8 @@ mod tests {
                 seat
             })
             .collect();
-        assert_eq!(picked.iter().filter(|seat| **seat == idle).count(), 2, "{picked:?}");
+        // The first two, because the turn of the busy one was its last charge, then by turns.
+        assert_eq!(picked.iter().filter(|seat| **seat == idle).count(), 11, "{picked:?}");
     }
 
     #[test]
