@@ -71,16 +71,10 @@ static uint64_t fault_anon_seq(long pages)
 	return ns;
 }
 
-/* Single pages, each alone in its group of SPARSE, the groups in a random order. */
-static uint64_t fault_anon_rand(long count)
+static uint64_t touch_shuffled(long *order, long count, long chunks)
 {
-	static long order[PAGES_MAX / SPARSE];
-	long chunks = chunks_for(count * SPARSE);
 	uint64_t start;
 
-	srandom(1);
-	for (long i = 0; i < count; i++)
-		order[i] = i * SPARSE + random() % SPARSE;
 	for (long i = count - 1; i > 0; i--) {
 		long other = random() % (i + 1), page = order[i];
 
@@ -94,6 +88,28 @@ static uint64_t fault_anon_rand(long count)
 	start = now_ns() - start;
 	unmap_chunks(chunks);
 	return start;
+}
+
+/* Single pages, each alone in its group of SPARSE, the groups in a random order. */
+static uint64_t fault_anon_rand(long count)
+{
+	static long order[PAGES_MAX / SPARSE];
+
+	srandom(1);
+	for (long i = 0; i < count; i++)
+		order[i] = i * SPARSE + random() % SPARSE;
+	return touch_shuffled(order, count, chunks_for(count * SPARSE));
+}
+
+/* All pages of a piece of memory, in a random order. */
+static uint64_t fault_anon_dense(long count)
+{
+	static long order[PAGES_MAX / 4];
+
+	srandom(1);
+	for (long i = 0; i < count; i++)
+		order[i] = i;
+	return touch_shuffled(order, count, chunks_for(count));
 }
 
 /* Reads one page in SPARSE of a mapped file in the page cache: what a kernel maps
@@ -176,6 +192,7 @@ static uint64_t mprotect_(long count)
 const struct measure memory[] = {
 	{ "fault_anon_seq", EACH, 1, PAGES_MAX, fault_anon_seq },
 	{ "fault_anon_rand", EACH, 1, PAGES_MAX / SPARSE, fault_anon_rand },
+	{ "fault_anon_dense", EACH, 1, PAGES_MAX / 4, fault_anon_dense },
 	{ "fault_file", EACH, 1, FILE_BYTES / PAGE / SPARSE, fault_file },
 	{ "fault_cow", EACH, 1, PAGES_MAX / 4, fault_cow },
 	{ "mmap_munmap", EACH, 1, PAGES_MAX, mmap_munmap },
