@@ -246,8 +246,13 @@ pub(crate) async fn run(
     arguments: &[Value],
 ) -> wasmtime::Result<Vec<Value>> {
     let instance = instance.instantiate_async(&mut *store).await?;
-    begin(&function.module, &instance, store).await?;
-    function.call(&instance, store, arguments).await
+    let began = begin(&function.module, &instance, store).await;
+    let result = match began {
+        Ok(()) => function.call(&instance, store, arguments).await,
+        Err(error) => Err(error),
+    };
+    exit(store);
+    result
 }
 
 /// Runs the start function of a new instance, if its module has one.
@@ -280,6 +285,13 @@ pub(crate) fn enter(func: &wasmtime::Func, store: &mut Store<State>) {
     let stopper = store.data().stopper.clone();
     if let Some(guest) = stopper.guest() {
         guest.enter(func, store);
+    }
+}
+
+/// The instance is done, or done for now.
+pub(crate) fn exit(store: &Store<State>) {
+    if let Some(guest) = store.data().stopper.guest() {
+        guest.exit();
     }
 }
 

@@ -53,12 +53,13 @@ pub struct Pool {
     /// How slots lie.
     pub slots: Slots,
     /// Bytes of a memory that are zeroed by hand when its isolate goes, rather than given back
-    /// to the host and faulted in again.
+    /// to the host and faulted in again. Slots keep so much once they were used; but what is
+    /// given back costs a system call, and all processors that run isolates are told of it.
     pub keep_resident_bytes: usize,
 }
 
 impl Default for Pool {
-    /// 1,000 isolates of up to 64 MiB in guarded slots.
+    /// 1,000 isolates of up to 64 MiB in guarded slots, which keep one page of Wasm.
     fn default() -> Self {
         Self {
             isolates: 1_000,
@@ -66,7 +67,7 @@ impl Default for Pool {
             memory_bytes: 64 << 20,
             table_elements: 20_000,
             slots: Slots::Guarded,
-            keep_resident_bytes: 8 << 10,
+            keep_resident_bytes: 64 << 10,
         }
     }
 }

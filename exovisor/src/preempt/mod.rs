@@ -17,18 +17,21 @@
 //!
 //! What it rests on:
 //! - Only program counters in function bodies are taken ([`CodeMap`]). Entry and exit
-//!   trampolines and host code, where the engine's own state changes, are left alone; the
-//!   signal comes again `RETRY_NS` later.
+//!   trampolines and host code, where the engine's own state changes, are left alone; host code
+//!   that the guest called comes back by another way ([`detour`]), and the signal comes again
+//!   `RETRY_NS` or `DIVERTED_NS` later.
 //! - Wasm code keeps `host_stack_bytes` of the fiber's stack free (the engine's stack limit), so
 //!   the frame for the way back always fits.
 //! - Compiled code uses the general registers and xmm0 to xmm15, nothing wider. The handler runs
 //!   on the signal stack, so the frame holds 512 bytes of FXSAVE state and no signal frame.
+//! - Return addresses on a guest's stack can be changed: no shadow stack is in use.
 //! - No stack is walked: backtraces are off, there is no garbage collector.
 //!
 //! Rules of the process: nothing else may handle SIGURG or block it in a worker, and a fork
 //! must be followed by exec (timers and workers are not inherited).
 
 mod code;
+mod detour;
 mod hook;
 mod signal;
 
@@ -43,6 +46,10 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
 
 /// How long after a signal in host code it comes again, in nanoseconds.
 const RETRY_NS: u64 = 50_000;
+
+/// How long after host code was given another way back the signal comes again, in nanoseconds:
+/// meanwhile it may have called back into the guest.
+const DIVERTED_NS: u64 = 1_000_000;
 
 /// A time that does not come.
 pub(crate) const NEVER: u64 = u64::MAX;
@@ -76,6 +83,7 @@ pub(crate) struct Guest {
     wanted: AtomicBool,
     /// Whether its turn was shortened to an exact time, and the timer not set to it.
     hurried: AtomicBool,
+    detours: detour::Detours,
 }
 
 impl Guest {
@@ -86,6 +94,7 @@ impl Guest {
             due_ns: AtomicU64::new(NEVER),
             wanted: AtomicBool::new(false),
             hurried: AtomicBool::new(false),
+            detours: detour::Detours::default(),
         }
     }
 
@@ -94,6 +103,11 @@ impl Guest {
         if let Some(instance) = hook::instance_of(func, store) {
             self.instance.store(instance.as_ptr(), Ordering::Release);
         }
+    }
+
+    /// Its instance is about to go, or to be another's.
+    pub fn exit(&self) {
+        self.instance.store(std::ptr::null_mut(), Ordering::Release);
     }
 
     /// From now on the guest leaves at the next signal.

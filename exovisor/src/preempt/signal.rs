@@ -2,7 +2,8 @@
 
 #![allow(unsafe_code)]
 
-use crate::preempt::{Allowance, Guest, NEVER, RETRY_NS};
+use crate::preempt::detour::divert;
+use crate::preempt::{Allowance, DIVERTED_NS, Guest, NEVER, RETRY_NS};
 use std::cell::Cell;
 use std::io;
 use std::marker::PhantomData;
@@ -241,14 +242,21 @@ fn interrupt(slot: &Slot, registers: &mut [libc::greg_t; 23]) {
     }
     slot.lazy.set(false);
     let instance = guest.instance.load(Ordering::Acquire);
-    let pc = registers[libc::REG_RIP as usize] as usize;
-    if instance.is_null() || !guest.code.contains(pc) {
+    if instance.is_null() {
         return arm(slot, now + RETRY_NS);
     }
-    redirect(registers, guest, instance);
+    let pc = registers[libc::REG_RIP as usize] as usize;
+    if guest.code.contains(pc) {
+        return redirect(registers, guest, instance);
+    }
+    let stack_pointer = registers[libc::REG_RSP as usize] as usize;
+    // SAFETY: the guest has an instance from before its call until after it (`Guest::enter` and
+    // `exit`), and the call is this thread's as long as its turn lasts.
+    let diverted = unsafe { divert(guest, instance, stack_pointer) };
+    arm(slot, now + if diverted { DIVERTED_NS } else { RETRY_NS });
 }
 
-/// What [`leave_guest`] finds at its stack pointer.
+/// What [`leave_guest`] finds at its stack pointer, and [`leave_returning`] makes.
 #[repr(C)]
 struct Frame {
     wasm_call: usize,
@@ -274,43 +282,81 @@ fn redirect(registers: &mut [libc::greg_t; 23], guest: &Guest, instance: *mut u8
     registers[libc::REG_RIP as usize] = leave_guest as *const () as libc::greg_t;
 }
 
-/// Saves all that compiled code may use, calls the yield function as compiled code does (callee's
-/// context in rdi, caller's in rsi; no register survives the call), restores, and returns to the
-/// interrupted instruction.
+/// Leaves: saves all that compiled code may use in the frame that lies below what `$prepare` made
+/// room for, calls the yield function as compiled code does (callee's context in rdi, caller's in
+/// rsi; no register survives the call), restores, and goes on at the frame's program counter.
+macro_rules! leave {
+    ($prepare:literal, $fill:literal, $return:literal, $($more:tt)*) => {
+        core::arch::naked_asm!(
+            $prepare,
+            "pushfq",
+            "push rax", "push rbx", "push rcx", "push rdx", "push rsi", "push rdi",
+            "push r8", "push r9", "push r10", "push r11", "push r12", "push r13", "push r14",
+            "push r15", "push rbp",
+            "mov rbp, rsp",
+            // 512 bytes for FXSAVE, aligned as it and the call want it, and the way back above.
+            "sub rsp, 528",
+            "and rsp, -16",
+            "mov [rsp + 512], rbp",
+            "fxsave64 [rsp]",
+            "lea rdi, [rbp + {saved}]",
+            $fill,
+            "mov rax, [rbp + {saved} + {wasm_call}]",
+            "mov rdi, [rbp + {saved} + {callee}]",
+            "mov rsi, [rbp + {saved} + {caller}]",
+            "call rax",
+            "fxrstor64 [rsp]",
+            "mov rsp, [rsp + 512]",
+            "pop rbp",
+            "pop r15", "pop r14", "pop r13", "pop r12", "pop r11", "pop r10", "pop r9", "pop r8",
+            "pop rdi", "pop rsi", "pop rdx", "pop rcx", "pop rbx", "pop rax",
+            "popfq",
+            // Takes the program counter from the frame, and the frame off the stack.
+            "lea rsp, [rsp + {pc}]",
+            $return,
+            saved = const SAVED,
+            wasm_call = const offset_of!(Frame, wasm_call),
+            callee = const offset_of!(Frame, callee),
+            caller = const offset_of!(Frame, caller),
+            pc = const offset_of!(Frame, pc),
+            $($more)*
+        )
+    };
+}
+
+/// The way out of interrupted code: the handler has put the frame below its red zone.
 #[unsafe(naked)]
 extern "C" fn leave_guest() {
-    core::arch::naked_asm!(
-        "pushfq",
-        "push rax", "push rbx", "push rcx", "push rdx", "push rsi", "push rdi",
-        "push r8", "push r9", "push r10", "push r11", "push r12", "push r13", "push r14",
-        "push r15", "push rbp",
-        "mov rbp, rsp",
-        "mov rax, [rbp + {saved} + {wasm_call}]",
-        "mov rdi, [rbp + {saved} + {callee}]",
-        "mov rsi, [rbp + {saved} + {caller}]",
-        // 512 bytes for FXSAVE, aligned as it and the call want it, and the way back above them.
-        "sub rsp, 528",
-        "and rsp, -16",
-        "mov [rsp + 512], rbp",
-        "fxsave64 [rsp]",
-        "call rax",
-        "fxrstor64 [rsp]",
-        "mov rsp, [rsp + 512]",
-        "pop rbp",
-        "pop r15", "pop r14", "pop r13", "pop r12", "pop r11", "pop r10", "pop r9", "pop r8",
-        "pop rdi", "pop rsi", "pop rdx", "pop rcx", "pop rbx", "pop rax",
-        "popfq",
-        // Takes the program counter from the frame, and the frame and the red zone off the stack.
-        "lea rsp, [rsp + {pc}]",
-        "ret {red_zone}",
-        saved = const SAVED,
-        wasm_call = const offset_of!(Frame, wasm_call),
-        callee = const offset_of!(Frame, callee),
-        caller = const offset_of!(Frame, caller),
-        pc = const offset_of!(Frame, pc),
-        red_zone = const RED_ZONE,
+    leave!("", "", "ret {red_zone}", red_zone = const RED_ZONE)
+}
+
+/// The way out of a call of the host that was to return to the guest: the return address that
+/// led here is off the stack already.
+#[unsafe(naked)]
+pub(super) extern "C" fn leave_returning() {
+    leave!(
+        "sub rsp, {frame}", "call {fill}", "ret",
+        frame = const size_of::<Frame>(), fill = sym fill
     )
 }
 
-/// Bytes of the sixteen registers that [`leave_guest`] pushes.
+/// Makes the frame of [`leave_returning`], which goes on where the call was to return to.
+unsafe extern "C" fn fill(frame: *mut Frame) {
+    let place = frame.addr() + size_of::<Frame>() - size_of::<usize>();
+    SLOT.with(|slot| {
+        // SAFETY: as in `interrupt`; guests run within turns only.
+        let guest = unsafe { slot.guest.load(Ordering::Acquire).as_ref() };
+        let made = guest.and_then(|guest| {
+            let (hook, caller) = (&guest.code.hook, guest.instance.load(Ordering::Acquire).addr());
+            let pc = guest.detours.take(place)?;
+            Some(Frame { wasm_call: hook.wasm_call, callee: hook.callee, caller, pc })
+        });
+        // Without it there is no address to return to.
+        let Some(made) = made else { std::process::abort() };
+        // SAFETY: `leave_returning` made room for it on its own stack.
+        unsafe { frame.write(made) };
+    });
+}
+
+/// Bytes of the sixteen registers that [`leave!`] pushes.
 const SAVED: usize = 16 * 8;

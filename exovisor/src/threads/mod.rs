@@ -216,9 +216,9 @@ impl Team {
                 globals.push((global, value));
             }
         }
-        call::begin(&self.module, &instance, &mut store)
-            .await
-            .map_err(|error| call::outcome(store.data(), &error))?;
+        let began = call::begin(&self.module, &instance, &mut store).await;
+        call::exit(&store);
+        began.map_err(|error| call::outcome(store.data(), &error))?;
         Ok(Slot { store, start, globals })
     }
 
@@ -291,6 +291,7 @@ impl Member {
         let mut slot = self.team.checked_out(stopper).await?;
         call::enter(slot.start.func(), &mut slot.store);
         let result = slot.start.call_async(&mut slot.store, (self.id, start)).await;
+        call::exit(&slot.store);
         result.map_err(|error| call::outcome(slot.store.data(), &error))?;
         self.team.keep(slot);
         Ok(())
