@@ -53,11 +53,12 @@ impl Detours {
         Some(pc)
     }
 
+    /// Keeps `pc`, instead of what was kept of the same place; false if there is no room.
     fn add(&self, place: usize, pc: usize) -> bool {
-        let free = self.0.iter().find(|detour| detour.place.load(Ordering::Acquire) == 0);
-        let Some(free) = free else { return false };
-        free.pc.store(pc, Ordering::Relaxed);
-        free.place.store(place, Ordering::Release);
+        let find = |wanted| self.0.iter().find(|one| one.place.load(Ordering::Acquire) == wanted);
+        let Some(detour) = find(place).or_else(|| find(0)) else { return false };
+        detour.pc.store(pc, Ordering::Relaxed);
+        detour.place.store(place, Ordering::Release);
         true
     }
 }
@@ -148,8 +149,8 @@ mod tests {
             (detours.take(32), detours.take(32), detours.take(16)),
             (Some(2), None, Some(1))
         );
-        assert!(detours.add(48, 3));
-        assert_eq!(detours.take(48), Some(3));
+        assert!(detours.add(48, 3) && detours.add(48, 4));
+        assert_eq!((detours.take(48), detours.take(48)), (Some(4), None));
     }
 
     #[test]

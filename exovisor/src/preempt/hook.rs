@@ -94,6 +94,7 @@ fn magic(context: *mut u8) -> Option<u32> {
 }
 
 fn leave<'a>(caller: &Caller<'a, State>) -> Box<dyn Future<Output = Result<()>> + Send + 'a> {
+    signal::arrived();
     Box::new(Leave { stopper: caller.data().stopper.clone(), left: false })
 }
 

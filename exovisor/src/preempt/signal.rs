@@ -28,6 +28,9 @@ struct Slot {
     period_ns: AtomicU64,
     lazy: Cell<bool>,
     timer: Cell<Option<libc::timer_t>>,
+    /// Whether the guest is on its way to the yield function, in code that is neither its own nor
+    /// called by it.
+    leaving: Cell<bool>,
     /// Whether the last poll ended because the guest was preempted.
     left: Cell<bool>,
 }
@@ -41,6 +44,7 @@ thread_local! {
             period_ns: AtomicU64::new(NEVER),
             lazy: Cell::new(false),
             timer: Cell::new(None),
+            leaving: Cell::new(false),
             left: Cell::new(false),
         }
     };
@@ -115,6 +119,11 @@ pub(super) fn leave() {
     SLOT.with(|slot| slot.left.set(true));
 }
 
+/// The yield function has begun.
+pub(super) fn arrived() {
+    SLOT.with(|slot| slot.leaving.set(false));
+}
+
 /// Whether the guest left because it was preempted; asked once after each poll.
 pub(crate) fn left() -> bool {
     SLOT.with(|slot| slot.left.replace(false))
@@ -166,6 +175,7 @@ impl<'a> Turn<'a> {
         SLOT.with(|slot| {
             slot.hard_ns.store(allowance.hard_ns, Ordering::Relaxed);
             slot.period_ns.store(allowance.period_ns, Ordering::Relaxed);
+            slot.leaving.set(false);
             slot.guest.store((guest as *const Guest).cast_mut(), Ordering::Release);
             if guest.was_hurried() {
                 slot.lazy.set(false);
@@ -242,11 +252,12 @@ fn interrupt(slot: &Slot, registers: &mut [libc::greg_t; 23]) {
     }
     slot.lazy.set(false);
     let instance = guest.instance.load(Ordering::Acquire);
-    if instance.is_null() {
+    if instance.is_null() || slot.leaving.get() {
         return arm(slot, now + RETRY_NS);
     }
     let pc = registers[libc::REG_RIP as usize] as usize;
     if guest.code.contains(pc) {
+        slot.leaving.set(true);
         return redirect(registers, guest, instance);
     }
     let stack_pointer = registers[libc::REG_RSP as usize] as usize;
@@ -344,6 +355,7 @@ pub(super) extern "C" fn leave_returning() {
 unsafe extern "C" fn fill(frame: *mut Frame) {
     let place = frame.addr() + size_of::<Frame>() - size_of::<usize>();
     SLOT.with(|slot| {
+        slot.leaving.set(true);
         // SAFETY: as in `interrupt`; guests run within turns only.
         let guest = unsafe { slot.guest.load(Ordering::Acquire).as_ref() };
         let made = guest.and_then(|guest| {
