@@ -73,17 +73,17 @@ fn contended(name: &str, argument: i32, slice: Duration) -> Report {
 #[test]
 fn loops_over_bulk_operations_are_preempted() {
     for name in ["fill", "map"] {
-        let report = contended(name, 3_000, Duration::from_millis(1));
+        let report = contended(name, 20_000, Duration::from_millis(1));
         let result = (report.outcome, report.results);
         assert_eq!(result, (Outcome::Exited(0), vec![Value::I32(7)]), "{name}");
-        // A hundred megabytes a millisecond are more than any memory takes.
+        // Twenty gigabytes take any memory fifty milliseconds and more, the timer looks every four.
         assert!(report.preemptions >= 10, "{name}: {}", report.preemptions);
     }
 }
 
 #[test]
 fn what_lives_across_a_host_call_survives_preemption() {
-    const COUNT: i32 = 500_000;
+    const COUNT: i32 = 1_000_000;
     let (mut sum, mut square, mut hash) = (0.0, 0.0, 0i64);
     for n in (1..=COUNT).rev() {
         square += f64::from(n);
@@ -93,7 +93,7 @@ fn what_lives_across_a_host_call_survives_preemption() {
     let expected = sum + (square + hash as f64);
     let report = contended("sines", COUNT, Duration::from_micros(50));
     assert_eq!(report.results, [Value::F64(expected)], "{:?}", report.outcome);
-    assert!(report.preemptions >= 20, "{}", report.preemptions);
+    assert!(report.preemptions >= 10, "{}", report.preemptions);
 }
 
 #[test]

@@ -69,9 +69,16 @@ pub const SPIN: &str = r#"(module (memory 1) (func (export "run") (param i32) (r
 pub const SPIN_BARE: &str = r#"(module (func (export "run") (param i32) (result i32)
   (loop $l (br $l)) (i32.const 0)))"#;
 
-/// What tenants do to each other: loops, traps, endless recursion, bombs of memory and threads.
-pub const ATTACKS: [(&str, &str); 5] = [
+/// What tenants do to each other: loops, also over what the host does for them, traps, endless
+/// recursion, bombs of memory and threads.
+pub const ATTACKS: [(&str, &str); 6] = [
     ("loop", SPIN),
+    (
+        "fill",
+        r#"(module (memory 16) (func (export "run") (param i32) (result i32)
+          (loop $l (memory.fill (i32.const 0) (local.get 0) (i32.const 0x100000)) (br $l))
+          (i32.const 0)))"#,
+    ),
     ("trap", r#"(module (func (export "run") (param i32) (result i32) unreachable))"#),
     (
         "recursion",

@@ -73,6 +73,14 @@ fn an_infinite_loop() {
 }
 
 #[test]
+fn an_infinite_loop_over_what_the_host_does() {
+    let body = r#"(module (memory 8)
+      (func (export "run")
+        (loop $again (memory.fill (i32.const 0) (i32.const 1) (i32.const 0x80000)) (br $again))))"#;
+    misdeed(body, &caps(""), soon, is_late);
+}
+
+#[test]
 fn a_memory_bomb() {
     // Pages are touched as they come; a table grows beside them.
     let body = r#"(module (memory 1) (table 1 funcref)
