@@ -8,7 +8,8 @@ use exocell_xgate::Protocol;
 use nix::sys::socket::{SockFlag, accept4};
 
 use super::flow::{Flow, Key, Stage};
-use super::stream::Stream;
+use super::guard::Guard;
+use super::stream::{Ends, Stream};
 use super::{CONNECTIONS_MAX, Stack};
 use crate::audit::{Decision, Entry};
 use crate::link;
@@ -52,7 +53,8 @@ impl Stack {
         let guest = SocketAddr::new(link::GUEST_V4.into(), guest_port);
         let Some(key) = self.free_key(guest) else { return };
         let (now, seed) = (self.now(), self.seed());
-        let Some(stream) = Stream::dial(key.other, guest, caller, now, seed) else { return };
+        let ends = Ends { host: caller, guard: Guard::open(), others: self.flows.len() };
+        let Some(stream) = Stream::dial(key.other, guest, ends, now, seed) else { return };
         self.audit.record(entry);
         let mut flow = Flow::new(key, target, guest_port, Stage::Datagrams);
         flow.inbound = true;

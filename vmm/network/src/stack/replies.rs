@@ -9,7 +9,7 @@ use exocell_xgate::Protocol;
 
 use super::flow::{Flow, Stage};
 use super::guard::Guard;
-use super::stream::Stream;
+use super::stream::{Ends, Stream};
 use super::{STREAMS, Stack};
 use crate::audit::{Decision, Entry};
 use crate::dialer::protocol::{Failure, Id, Reply};
@@ -86,7 +86,9 @@ impl Stack {
         };
         let other = flow.key.other;
         let first = std::mem::take(first);
-        match Stream::accept(other, &first, (host, guard), now, seed, &mut self.outbox) {
+        // Its own flow is among them.
+        let ends = Ends { host, guard, others: self.flows.len().saturating_sub(1) };
+        match Stream::accept(other, &first, ends, now, seed, &mut self.outbox) {
             Some(stream) => self.join(slot, stream, ops),
             None => self.forget(slot),
         }

@@ -21,9 +21,12 @@ use super::guard::{Guard, Unlike};
 use super::outbox::{Outbox, Wire};
 use super::rate::Rate;
 
-/// Bytes that wait in each direction. 256 streams that are stuck then hold
-/// 64 MiB of the host, as much as the streams of vsock may.
-const BUFFER_BYTES: usize = 128 << 10;
+/// Bytes that wait in each direction of one of few streams, so that one fills
+/// the link, and of one of many. 256 streams that are stuck hold 78 MiB of the
+/// host.
+const BUFFER_OF_FEW: usize = 1 << 20;
+const BUFFER_OF_MANY: usize = 128 << 10;
+const FEW: usize = 8;
 /// Bytes that a stream moves before the others get their turn.
 const TURN_BYTES: usize = 512 << 10;
 
@@ -57,6 +60,14 @@ pub struct Stream {
     pub bytes: (u64, u64),
 }
 
+/// What a stream is made of, beside its addresses.
+pub struct Ends {
+    pub host: OwnedFd,
+    pub guard: Guard,
+    /// Flows that are there already.
+    pub others: usize,
+}
+
 /// What a call on the host's socket said.
 pub enum Moved {
     Bytes(usize),
@@ -73,7 +84,8 @@ fn moved(result: nix::Result<usize>) -> Moved {
 }
 
 impl Stream {
-    fn new(own: IpAddr, host: OwnedFd, guard: Guard, now: Instant, seed: u64) -> Self {
+    fn new(own: IpAddr, ends: Ends, now: Instant, seed: u64) -> Self {
+        let Ends { host, guard, others } = ends;
         let mut nowhere = Outbox::default();
         let mut wire = Wire { received: None, outbox: &mut nowhere };
         let mut config = Config::new(HardwareAddress::Ip);
@@ -83,7 +95,8 @@ impl Stream {
             // Everyone is a neighbour; one address always fits.
             let _ = addresses.push(IpCidr::new(own.into(), 0));
         });
-        let buffer = || SocketBuffer::new(vec![0; BUFFER_BYTES]);
+        let bytes = if others < FEW { BUFFER_OF_FEW } else { BUFFER_OF_MANY };
+        let buffer = || SocketBuffer::new(vec![0; bytes]);
         let mut socket = Socket::new(buffer(), buffer());
         socket.set_nagle_enabled(false);
         socket.set_ack_delay(None);
@@ -104,16 +117,16 @@ impl Stream {
     }
 
     /// The stream that the guest opened to `destination` with the segment
-    /// `first`; `host` is connected. `None` for an address that no stream has.
+    /// `first`; the host's end is connected. `None` for an address that no stream has.
     pub fn accept(
         destination: SocketAddr,
         first: &[u8],
-        (host, guard): (OwnedFd, Guard),
+        ends: Ends,
         now: Instant,
         seed: u64,
         outbox: &mut Outbox,
     ) -> Option<Self> {
-        let mut stream = Self::new(destination.ip(), host, guard, now, seed);
+        let mut stream = Self::new(destination.ip(), ends, now, seed);
         let here = IpListenEndpoint {
             addr: Some(IpAddress::from(destination.ip())),
             port: destination.port(),
@@ -123,15 +136,15 @@ impl Stream {
         stream.socket().is_active().then_some(stream)
     }
 
-    /// A stream from `here` to the guest's `there`, for a caller on `host`.
+    /// A stream from `here` to the guest's `there`, for a caller on the host.
     pub fn dial(
         here: SocketAddr,
         there: SocketAddr,
-        host: OwnedFd,
+        ends: Ends,
         now: Instant,
         seed: u64,
     ) -> Option<Self> {
-        let mut stream = Self::new(here.ip(), host, Guard::open(), now, seed);
+        let mut stream = Self::new(here.ip(), ends, now, seed);
         let socket = stream.sockets.get_mut::<Socket>(stream.handle);
         let context = stream.interface.context();
         socket
