@@ -71,6 +71,7 @@ static uint64_t fault_anon_seq(long pages)
 	return ns;
 }
 
+/* Writes to the first @count pages of @order, in an order that random() gives. */
 static uint64_t touch_shuffled(long *order, long count, long chunks)
 {
 	uint64_t start;

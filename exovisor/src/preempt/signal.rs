@@ -352,6 +352,10 @@ pub(super) extern "C" fn leave_returning() {
 }
 
 /// Makes the frame of [`leave_returning`], which goes on where the call was to return to.
+///
+/// # Safety
+/// `frame` is room for a frame that ends where the return address lay. Only
+/// [`leave_returning`] calls this, on the thread whose turn it is.
 unsafe extern "C" fn fill(frame: *mut Frame) {
     let place = frame.addr() + size_of::<Frame>() - size_of::<usize>();
     SLOT.with(|slot| {
