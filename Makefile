@@ -29,7 +29,7 @@ exocell := $(release)/exocell
 init := $(CARGO_TARGET_DIR)/$(static_target)/release/exocell-init
 base_tree := $(CARGO_TARGET_DIR)/base-tree
 
-.PHONY: build setup kernel base-image demo test fuzz bench stress lint deny clean
+.PHONY: build setup kernel base-image demo test fuzz bench stress pager lint deny clean
 
 build: setup
 	$(static_cargo) build --release --locked -p exocell-init --target $(static_target)
@@ -97,6 +97,12 @@ MINUTES ?= 10
 stress: build kernel base-image
 	scripts/setup --bench
 	EXOCELL=$(exocell) scripts/stress $(MINUTES)
+	EXOCELL=$(exocell) scripts/pager check $(MINUTES)
+
+# Builds guest kernels: without the Pager, with it off, and with each of its rules broken.
+pager: build kernel base-image
+	EXOCELL=$(exocell) scripts/pager off
+	EXOCELL=$(exocell) scripts/pager wrong
 
 lint: setup
 	cargo fmt --all --check
