@@ -1,9 +1,13 @@
-//! What a cell costs its host in memory.
+//! What a cell costs its host in memory, and how it gives memory back ([`Mode`]).
 //!
 //! Two figures that add up without counting anything twice: the guest's memory
 //! file, by the blocks the host has allocated for it ([`allocated_bytes`]), and
 //! the private memory of the cell's processes ([`ProcessMemory`]).
 #![forbid(unsafe_code)]
+
+mod mode;
+
+pub use mode::Mode;
 
 use std::fs::{self, File};
 use std::io;

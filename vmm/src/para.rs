@@ -4,6 +4,7 @@ use std::ffi::CString;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
+use exocell_pager::Mode;
 use nix::sys::personality::{self, Persona};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::unistd::{Gid, Uid};
@@ -38,6 +39,7 @@ pub struct DeviceSocket {
 pub struct GuestKernel<'a> {
     pub memory: &'a GuestMemory,
     pub vcpus: u32,
+    pub pager: Mode,
     pub devices: &'a [DeviceSocket],
     /// Receives the guest kernel's console.
     pub console: BorrowedFd<'a>,
@@ -70,6 +72,10 @@ impl GuestKernel<'_> {
             // Mounts wait for RCU; a tick is 10 ms.
             "rcupdate.rcu_expedited=1".to_owned(),
         ];
+        // A kernel without it would hand the word to its init.
+        if self.pager != Mode::Off {
+            arguments.push(format!("pager={}", self.pager));
+        }
         arguments.extend(
             self.devices
                 .iter()

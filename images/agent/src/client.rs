@@ -105,6 +105,11 @@ pub fn stats(read: impl Read, write: impl Write) -> Result<GuestStats, ClientErr
     }
 }
 
+/// Tells the guest how much memory it may use.
+pub fn memory(read: impl Read, write: impl Write, limit_bytes: u64) -> Result<(), ClientError> {
+    done(request(read, write, &Request::Memory { limit_bytes })?, "memory")
+}
+
 /// Detaches the mount at `path` in the guest.
 pub fn unmount(read: impl Read, write: impl Write, path: &str) -> Result<(), ClientError> {
     done(request(read, write, &Request::Unmount { path: path.into() })?, "unmount")

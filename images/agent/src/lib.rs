@@ -21,6 +21,7 @@
 //! | `Upload`   | `Data`* `DataEof` (a tar stream)       | `Reply(Done)` |
 //! | `Download` |                                        | `Data`* `DataEof` (a tar stream) |
 //! | `Stats`    |                                        | `Reply(Stats)` |
+//! | `Memory`   |                                        | `Reply(Done)` |
 //! | `Unmount`  |                                        | `Reply(Done)` |
 //! | `Signal`   |                                        | `Reply(Done)` |
 //! | `Shutdown` |                                        | `Reply(Done)`, then the guest powers off |
@@ -34,8 +35,8 @@ mod message;
 
 pub use frame::{Frame, FrameError, FrameReader, FrameWriter, Kind};
 pub use message::{
-    Boot, BootTimes, Exec, FailureKind, FolderMount, GuestStats, NetworkSetup, Pressure, Reply,
-    Request, TtySize,
+    Boot, BootTimes, Exec, FailureKind, FolderMount, GuestStats, NetworkSetup, PagerStats,
+    Pressure, Reply, Request, TtySize,
 };
 
 /// The vsock port on the host (CID 2) that the guest init connects to once.

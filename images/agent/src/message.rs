@@ -18,6 +18,10 @@ pub enum Request {
         path: String,
     },
     Stats,
+    /// Use no more memory than this from now on.
+    Memory {
+        limit_bytes: u64,
+    },
     /// Detach the mount at `path` (a revoked folder).
     Unmount {
         path: String,
@@ -148,6 +152,35 @@ pub struct GuestStats {
     pub process_count: u64,
     pub uptime_ns: u64,
     pub pressure: Pressure,
+    /// `None` where the guest kernel runs without the Pager.
+    #[serde(default)]
+    pub pager: Option<PagerStats>,
+}
+
+/// What the guest kernel's Pager has done since the boot (/proc/pager).
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PagerStats {
+    /// Taken from the host now, and at most so far.
+    pub bound_bytes: u64,
+    pub peak_bytes: u64,
+    /// Of `bound_bytes`, what waits on the CPUs' lists for its next user.
+    pub idle_bytes: u64,
+    /// Kept out of use, so that the limit holds.
+    pub withheld_bytes: u64,
+    /// What `withheld_bytes` is to become.
+    pub withheld_target_bytes: u64,
+    /// Totals of what was taken and given back, in how many calls of the
+    /// host, and how long those took.
+    pub bind_bytes: u64,
+    pub bind_count: u64,
+    pub bind_ns: u64,
+    pub unbind_bytes: u64,
+    pub unbind_count: u64,
+    pub unbind_ns: u64,
+    /// Calls that the host refused for lack of memory.
+    pub refused_count: u64,
+    /// What was handed out as zero without being cleared.
+    pub known_zero_bytes: u64,
 }
 
 /// PSI `some avg10`, in percent (kernel: Documentation/accounting/psi.rst).

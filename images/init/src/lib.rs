@@ -30,6 +30,7 @@ mod folders;
 mod io_loop;
 mod log;
 mod network;
+mod pager;
 mod reaper;
 mod root;
 mod session;

@@ -13,7 +13,7 @@ use nix::mount::{MntFlags, umount2};
 use crate::error::{Context, InitError};
 use crate::reaper::Reaper;
 use crate::root::Cell;
-use crate::{exec, log, shutdown, stats, transfer};
+use crate::{exec, log, pager, shutdown, stats, transfer};
 
 /// Stack of a session's thread, in bytes; only touched pages cost memory.
 pub const STACK_BYTES: usize = 256 * 1024;
@@ -88,6 +88,11 @@ impl Agent {
             }
             Request::Upload { path } => return transfer::upload(stream, frames, Path::new(&path)),
             Request::Stats => Reply::Stats(stats::read()),
+            Request::Memory { limit_bytes } => {
+                self.cell()?;
+                pager::set_limit(limit_bytes)?;
+                Reply::Done
+            }
             Request::Unmount { path } => {
                 self.cell()?;
                 umount2(path.as_str(), MntFlags::MNT_DETACH)

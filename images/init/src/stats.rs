@@ -17,6 +17,7 @@ pub fn read() -> GuestStats {
         page_cache_bytes: meminfo_bytes(&meminfo, "Cached"),
         process_count: cgroup::process_count(),
         uptime_ns: boottime_ns(),
+        pager: crate::pager::stats(),
         pressure: Pressure { cpu: pressure("cpu"), memory: pressure("memory"), io: pressure("io") },
     }
 }

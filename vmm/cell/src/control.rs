@@ -54,6 +54,10 @@ pub enum ControlRequest {
     Rename {
         name: String,
     },
+    /// Change how much memory the guest may use.
+    Memory {
+        limit_bytes: u64,
+    },
     Counters,
 }
 
@@ -63,6 +67,10 @@ pub enum ControlReply {
     Done,
     /// The descriptor comes with the next byte.
     Stream,
+    /// Whether the guest keeps to the new limit by now, or is still on its way.
+    Memory {
+        applied: bool,
+    },
     Counters(Counters),
     Failed {
         message: String,

@@ -259,6 +259,10 @@ impl Services for Reach {
         Err("an isolate cannot be paused; stop it".to_owned())
     }
 
+    fn change_memory(&self, _: u64) -> Result<bool, String> {
+        Err("an isolate's memory is fixed when it starts".to_owned())
+    }
+
     fn counters(&self) -> Counters {
         Counters { memory_limit_bytes: self.memory_limit_bytes, ..Counters::default() }
     }

@@ -28,6 +28,7 @@ pub use exocell_exovisor as exovisor;
 pub use exocell_images as images;
 pub use exocell_kernel as kernel;
 pub use exocell_network::secrets;
+pub use exocell_pager as pager;
 pub use exocell_vmm as vmm;
 pub use exocell_xgate as xgate;
 pub use layout::Layout;

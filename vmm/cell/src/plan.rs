@@ -36,6 +36,7 @@ pub struct VmPlan {
     /// The private overlay; `None` for a read-only root.
     pub disk: Option<File>,
     pub memory: GuestMemory,
+    pub pager: exocell_pager::Mode,
     pub vcpus: u32,
     pub cpu_weight: u32,
     pub deadline: Option<Duration>,
@@ -90,6 +91,7 @@ impl VmPlan {
             rootfs,
             memory: GuestMemory::new(memory_bytes)
                 .map_err(CellError::host("cannot make guest memory"))?,
+            pager: spec.pager,
             vcpus: cpu.count,
             cpu_weight: cpu.weight,
             deadline: caps.deadline(),

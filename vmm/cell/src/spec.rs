@@ -55,6 +55,9 @@ pub struct CellSpec {
     /// Ports of the host that lead into the cell.
     #[serde(default)]
     pub publish: Vec<crate::network::Publish>,
+    /// How guest memory goes back to the host.
+    #[serde(default)]
+    pub pager: exocell_pager::Mode,
     /// The capability table in its TOML form, after the command line's flags.
     pub capabilities: String,
     /// Milliseconds since the epoch.

@@ -127,6 +127,10 @@ pub struct RunArgs {
     /// No private overlay: the root file system cannot be written.
     #[arg(long)]
     pub read_only: bool,
+    /// How a vm cell's memory goes back to the host: off (at its end), eager (page for page
+    /// as it is freed), credit (the same, for hosts that set every cell's limit aside).
+    #[arg(long, value_name = "MODE", default_value_t)]
+    pub pager: exocell_cell::pager::Mode,
     /// Memory limit, like 256m.
     #[arg(short, long, value_name = "BYTES")]
     pub memory: Option<String>,
@@ -297,7 +301,7 @@ pub struct RmArgs {
   exocell update --allow-net pypi.org:443 --deny-net example.org job")]
 pub struct UpdateArgs {
     /// End a capability (exocell inspect names them) and what derives from it.
-    #[arg(long, value_name = "CAPABILITY", required_unless_present_any = ["allow_net", "deny_net"])]
+    #[arg(long, value_name = "CAPABILITY", required_unless_present_any = ["allow_net", "deny_net", "memory"])]
     pub revoke: Vec<String>,
     /// Add a rule to the network, as run takes it.
     #[arg(long, value_name = "RULE")]
@@ -305,6 +309,10 @@ pub struct UpdateArgs {
     /// Remove the network's rules that lie within this one; open connections are cut.
     #[arg(long, value_name = "RULE")]
     pub deny_net: Vec<String>,
+    /// Memory that the guest may use from now on, up to what it was granted (needs a cell
+    /// that was run with --pager).
+    #[arg(short, long, value_name = "SIZE", value_parser = exocell_cell::xgate::parse_bytes)]
+    pub memory: Option<u64>,
     pub cell: String,
 }
 

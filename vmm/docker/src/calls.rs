@@ -107,6 +107,7 @@ fn container(
         stdin: config.open_stdin,
         remove: host.auto_remove,
         read_only: host.readonly_rootfs,
+        pager: exocell_cell::pager::Mode::Off,
         publish: admitted.publish,
         capabilities: admitted.capabilities,
         created_ms: now_ms(),

@@ -129,6 +129,10 @@ const NOTIF_RECV: u64 = 0xc050_2100;
 const NOTIF_SEND: u64 = 0xc018_2101;
 const NOTIF_SET_FLAGS: u64 = 0x4008_2104;
 
+/// fallocate(2) modes.
+const KEEP_SIZE: u64 = libc::FALLOC_FL_KEEP_SIZE as u64;
+const PUNCH_HOLE: u64 = libc::FALLOC_FL_PUNCH_HOLE as u64;
+
 /// clone(2) flags that make namespaces.
 const NEW_NAMESPACES: u64 = (libc::CLONE_NEWNS
     | libc::CLONE_NEWCGROUP
@@ -227,7 +231,8 @@ const GUEST_KERNEL: &[Rule] = rules! {
     brk Any, "libc start-up";
     memfd_create Any, "the stub executable";
     ftruncate Any, "sizes the stub executable";
-    fallocate Any, "punches free guest memory";
+    fallocate OneOf(1, &[KEEP_SIZE, KEEP_SIZE | PUNCH_HOLE]),
+        "takes guest memory from the host and gives it back; never resizes its file";
     read Any, "device messages, pipes between helper threads";
     write Any, "device messages, console";
     pread64 Any, "the initramfs";

@@ -27,6 +27,8 @@ pub(crate) trait Services: Send + Sync {
     fn change_network(&self, allow: &[String], deny: &[String]) -> Result<(), String>;
     /// Stops all of the guest, or lets it go on.
     fn pause(&self, pause: bool) -> Result<(), String>;
+    /// Changes how much memory the guest may use; says whether it does by now.
+    fn change_memory(&self, limit_bytes: u64) -> Result<bool, String>;
     fn counters(&self) -> Counters;
 }
 
@@ -117,6 +119,12 @@ fn answer(shared: &Shared, services: &dyn Services, stream: UnixStream) {
             let renamed =
                 CellSpec::check_name(&name).and_then(|()| record.write_name(spec.clone(), &name));
             reply(&outcome(renamed.map_err(|error| error.to_string())));
+        }
+        ControlRequest::Memory { limit_bytes } => {
+            reply(&match services.change_memory(limit_bytes) {
+                Ok(applied) => ControlReply::Memory { applied },
+                Err(message) => ControlReply::Failed { message },
+            })
         }
         ControlRequest::Counters => reply(&ControlReply::Counters(services.counters())),
     }

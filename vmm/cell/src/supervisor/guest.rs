@@ -12,6 +12,7 @@ use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -32,7 +33,7 @@ use nix::unistd::{ForkResult, Pid, fork};
 
 use super::clients::Services;
 use super::input::{Signal, Sink};
-use super::{Event, Shared, restrict_paths, thread};
+use super::{Event, Shared, memory, restrict_paths, thread};
 use crate::control::Counters;
 use crate::launch::Inheritance;
 use crate::plan::{PlannedFolder, VmPlan};
@@ -66,6 +67,8 @@ struct Reach {
     network: Option<network::Control>,
     agent: VsockHandle,
     memory: File,
+    /// Bytes; never more than the memory file's.
+    memory_limit: AtomicU64,
     disk: Option<File>,
     blocks: Vec<Arc<BlockMetrics>>,
     folders: Folders,
@@ -113,11 +116,19 @@ impl Services for Reach {
             .map_err(|errno| format!("cannot send the guest {signal}: {errno}"))
     }
 
+    fn change_memory(&self, limit_bytes: u64) -> Result<bool, String> {
+        let granted = self.memory.metadata().map_err(|error| error.to_string())?.len();
+        memory::check(limit_bytes, granted)?;
+        let applied = memory::change(&self.agent, &self.memory, limit_bytes)?;
+        self.memory_limit.store(limit_bytes, Ordering::Relaxed);
+        Ok(applied)
+    }
+
     fn counters(&self) -> Counters {
         let allocated = |file: &File| exocell_pager::allocated_bytes(file).unwrap_or(0);
         Counters {
             memory_allocated_bytes: allocated(&self.memory),
-            memory_limit_bytes: self.memory.metadata().map_or(0, |metadata| metadata.len()),
+            memory_limit_bytes: self.memory_limit.load(Ordering::Relaxed),
             block_read_bytes: self.blocks.iter().map(|block| block.read_bytes.get()).sum(),
             block_written_bytes: self.blocks.iter().map(|block| block.written_bytes.get()).sum(),
             disk_allocated_bytes: self.disk.as_ref().map_or(0, allocated),
@@ -192,6 +203,7 @@ pub(crate) fn start(
             network,
             agent: devices.vsock,
             memory: plan.memory.file().try_clone().map_err(CellError::host("dup"))?,
+            memory_limit: AtomicU64::new(plan.memory.bytes()),
             disk: devices.disk,
             blocks: devices.blocks,
             folders,
@@ -258,6 +270,7 @@ fn fork_kernel(
     let kernel = GuestKernel {
         memory: &plan.memory,
         vcpus: plan.vcpus,
+        pager: plan.pager,
         devices: &devices,
         console: console.as_fd(),
         identity,

@@ -12,6 +12,7 @@ pub(crate) mod clients;
 mod ending;
 mod guest;
 mod input;
+mod memory;
 
 use std::fs::File;
 use std::os::fd::AsFd;

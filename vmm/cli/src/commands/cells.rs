@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use exocell_cell::control::{Client, ControlRequest};
+use exocell_cell::control::{Client, ControlReply, ControlRequest};
 use exocell_cell::{
     CellError, CellSpec, Layout, Record, State, Status, end, network, output, processes,
 };
@@ -255,5 +255,20 @@ pub fn update(layout: &Layout, args: &UpdateArgs) -> Result<u8, CellError> {
         Client::connect(&record)?.ask(&request)?;
         say!("network changed");
     }
+    if let Some(limit_bytes) = args.memory {
+        change_memory(&record, limit_bytes)?;
+    }
     Ok(0)
+}
+
+/// Whatever is not refused is applied, or on its way.
+fn change_memory(record: &Record, limit_bytes: u64) -> Result<(), CellError> {
+    match Client::connect(record)?.ask(&ControlRequest::Memory { limit_bytes })? {
+        ControlReply::Memory { applied: true } => say!("memory limit applied"),
+        ControlReply::Memory { applied: false } => {
+            say!("memory limit converging: the guest still uses more; exocell stats shows it");
+        }
+        _ => return Err(CellError::Guest("the supervisor broke the protocol".to_owned())),
+    }
+    Ok(())
 }

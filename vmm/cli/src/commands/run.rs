@@ -213,6 +213,7 @@ fn spec(args: RunArgs, caps: &CapabilitySet, secrets: &[Secret]) -> Result<CellS
         stdin: args.interactive,
         remove: args.rm,
         read_only: args.read_only,
+        pager: args.pager,
         publish,
         capabilities: caps.to_json(),
         created_ms: now_ms(),

@@ -1,0 +1,64 @@
+//! The guest kernel's Pager: its figures and its limit.
+
+use std::fs;
+
+use exocell_agent::PagerStats;
+
+use crate::error::{Context, InitError};
+
+/// The guest kernel's file (drivers/pager/limit.c of the patched kernel).
+const FILE: &str = "/proc/pager";
+const PAGE_BYTES: u64 = 4096;
+
+/// Its figures; `None` where the guest kernel runs without it.
+pub fn stats() -> Option<PagerStats> {
+    fs::read_to_string(FILE).ok().map(|text| parse(&text))
+}
+
+/// Has the guest kernel use no more than `bytes` of memory.
+pub fn set_limit(bytes: u64) -> Result<(), InitError> {
+    if !fs::exists(FILE).unwrap_or(false) {
+        return Err(InitError::invalid(
+            "the cell's memory was fixed when it started; run cells whose memory is to change with --pager eager",
+        ));
+    }
+    fs::write(FILE, format!("limit {bytes}")).context(|| format!("writing {FILE}"))
+}
+
+/// Lines of a name and a number; one that is absent is 0.
+fn parse(text: &str) -> PagerStats {
+    let number = |name: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        line.and_then(|rest| rest.trim().parse::<u64>().ok()).unwrap_or(0)
+    };
+    let bytes = |name| number(name).saturating_mul(PAGE_BYTES);
+    PagerStats {
+        bound_bytes: bytes("bound"),
+        peak_bytes: bytes("peak"),
+        idle_bytes: bytes("per_cpu"),
+        withheld_bytes: bytes("withheld"),
+        withheld_target_bytes: bytes("wanted"),
+        bind_bytes: bytes("bind_pages"),
+        bind_count: number("binds"),
+        bind_ns: number("bind_ns"),
+        unbind_bytes: bytes("unbind_pages"),
+        unbind_count: number("unbinds"),
+        unbind_ns: number("unbind_ns"),
+        refused_count: number("failures"),
+        known_zero_bytes: bytes("zero"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn figures_are_found_by_their_whole_name() {
+        let stats = parse("mode eager\nbound 3\nbinds 7\nbind_pages 9\nbind_ns 11\nwanted x\n");
+        assert_eq!((stats.bound_bytes, stats.bind_count), (3 * 4096, 7));
+        assert_eq!((stats.bind_bytes, stats.bind_ns), (9 * 4096, 11));
+        assert_eq!(stats.withheld_target_bytes, 0);
+        assert_eq!(parse(""), PagerStats::default());
+    }
+}

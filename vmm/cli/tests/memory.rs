@@ -1,0 +1,140 @@
+//! Guest memory that comes from the host page for page, and goes back.
+
+mod common;
+
+use std::process::Command;
+
+use common::cell::Cell;
+use common::compiled::{FOLDER_IN_CELL, Programs};
+use common::{IMAGE, LIMIT, Started, finish, run, until};
+
+const MIB: u64 = 1 << 20;
+const PROGRAM: &str = "pages";
+/// What a program takes for a moment.
+const BURST: &str = "python3 -c 'len(bytearray(200 << 20))'";
+/// Takes memory in small pieces until there is no more.
+const EATER: &str = "python3 -c 'x = [bytearray(1 << 16) for _ in range(8192)]'";
+/// Ways in which a program takes memory until there is none left.
+const WAYS: [&str; 4] = ["anonymous", "tables", "slab", "forks"];
+
+fn compiled() -> Programs {
+    Programs::new().compile("pages", PROGRAM, &["-static"])
+}
+
+fn cell(word: &str, mode: &str) -> Cell {
+    Cell::idle(word, &["--pager", mode, "--memory", "320m"])
+}
+
+/// A figure of the host's own.
+#[track_caller]
+fn counter(cell: &Cell, name: &str) -> u64 {
+    let stats = cell.verb(&["stats", "--json"]).ok().json();
+    stats["counters"][name].as_u64().unwrap_or_else(|| panic!("no {name} in {stats}"))
+}
+
+#[track_caller]
+fn claim(cell: &Cell, name: &str) -> u64 {
+    let stats = cell.verb(&["stats", "--json"]).ok().json();
+    stats["guest_claims"]["pager"][name].as_u64().unwrap_or_else(|| panic!("no {name} in {stats}"))
+}
+
+/// Changes the limit; a slow machine takes more than one look for it.
+#[track_caller]
+fn apply(cell: &Cell, limit: &str) {
+    let applied = || cell.verb(&["update", "--memory", limit]).ok().text().contains("applied");
+    assert!(until(LIMIT, applied), "{}", cell.verb(&["stats", "--json"]).ok().text());
+}
+
+#[test]
+fn what_programs_free_goes_back_at_once() {
+    for mode in ["eager", "credit"] {
+        let cell = cell(mode, mode);
+        cell.shell(BURST).ok();
+        assert!(claim(&cell, "unbind_bytes") > 200 * MIB);
+        let held = counter(&cell, "memory_allocated_bytes");
+        assert!(held < 100 * MIB, "{mode}: the host still holds {held} bytes");
+    }
+}
+
+#[test]
+fn without_the_pager_the_host_holds_the_highest_demand() {
+    let cell = cell("off", "off");
+    cell.shell(BURST).ok();
+    let held = counter(&cell, "memory_allocated_bytes");
+    assert!(held > 200 * MIB, "the host holds only {held} bytes");
+    cell.verb(&["update", "--memory", "64m"]).complains_of(&["--pager"]);
+}
+
+#[test]
+fn no_page_is_stale_shared_or_dirty() {
+    let programs = compiled();
+    let (volume, program) = (programs.volume(), format!("{FOLDER_IN_CELL}/{PROGRAM}"));
+    for (vcpus, mode) in [("1", "eager"), ("2", "credit"), ("2", "eager"), ("4", "eager")] {
+        let flags = ["--cpus", vcpus, "--pager", mode, "--memory", "256m", "--volume", &volume];
+        let words = [IMAGE, &program, "2", "150000000", "4"];
+        let ended = run([&["run", "--rm"], &flags[..], &words].concat()).ok();
+        let report = ended.text();
+        assert!(report.ends_with("pages: ok"), "{vcpus} vCPUs, {mode}: {report}");
+        assert_eq!(report.matches("pages were right").count(), 4, "{report}");
+    }
+}
+
+#[test]
+fn the_program_that_looks_for_such_pages_finds_them() {
+    let programs = compiled();
+    let look = |misdeed: &[&str]| {
+        let words = [&["1", "20000000", "2"], misdeed].concat();
+        finish(Command::new(programs.path(PROGRAM)).args(words), b"")
+    };
+    look(&[]).ok();
+    assert!(look(&["dirty"]).exited(1).text().contains("WRONG not zero"));
+    assert!(look(&["shared"]).exited(1).text().contains("WRONG not ours"));
+}
+
+#[test]
+fn the_limit_of_a_running_cell_changes_both_ways() {
+    let cell = cell("limit", "eager");
+    apply(&cell, "96m");
+    assert_eq!(counter(&cell, "memory_limit_bytes"), 96 * MIB);
+    // The guest's own OOM killer ends what wants more; the cell lives on.
+    cell.shell(EATER).exited(137);
+    assert!(counter(&cell, "memory_allocated_bytes") <= 96 * MIB);
+    apply(&cell, "320m");
+    cell.shell(BURST).ok();
+    cell.verb(&["update", "--memory", "321m"]).complains_of(&["granted", "--memory"]);
+    cell.verb(&["update", "--memory", "1m"]).complains_of(&["too few"]);
+}
+
+#[test]
+fn a_limit_below_what_programs_use_is_kept_once_they_are_gone() {
+    let cell = cell("converge", "eager");
+    let holder = "x = b'x' * (200 << 20); open('/tmp/held', 'w').close(); input()";
+    let mut held = Started::new(&mut cell.exec(&["-i"], &["python3", "-c", holder]));
+    cell.shell("until [ -e /tmp/held ]; do sleep 0.1; done").ok();
+    let told = cell.verb(&["update", "--memory", "128m"]).ok();
+    assert!(told.text().contains("converging"), "{}", told.text());
+    // Nobody is killed for a limit alone.
+    cell.shell("echo alive").ok();
+    held.write(b"end\n");
+    held.finish(LIMIT).expect("the holder ends").ok();
+    let kept = || claim(&cell, "withheld_bytes") == claim(&cell, "withheld_target_bytes");
+    assert!(until(LIMIT, kept), "{}", cell.verb(&["stats", "--json"]).ok().text());
+    assert!(counter(&cell, "memory_allocated_bytes") <= 128 * MIB);
+}
+
+#[test]
+fn memory_that_runs_out_is_the_guests_own_affair() {
+    let programs = Programs::new().compile("exhaust", "exhaust", &["-static"]);
+    let volume = programs.volume();
+    let flags = ["--pager", "eager", "--memory", "96m", "--volume", &volume];
+    let cell = Cell::idle("exhaust", &flags);
+    for (turn, way) in WAYS.into_iter().enumerate() {
+        let ended = cell.shell(&format!("{FOLDER_IN_CELL}/exhaust {way}")).ok();
+        assert_eq!(ended.text(), "oom", "{way}");
+        assert_eq!(cell.shell("echo alive").ok().text(), "alive", "after {way}");
+        let console = cell.verb(&["logs", "--console"]).ok();
+        let reports = console.text().matches("Out of memory").count();
+        assert!(reports > turn, "{way}: {}", console.text());
+    }
+    assert!(counter(&cell, "memory_allocated_bytes") <= 96 * MIB);
+}
