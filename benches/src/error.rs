@@ -16,6 +16,8 @@ pub enum BenchError {
     NoMeasurement { name: String, known: String },
     #[error("the stock guest kernel is missing; run exocell kernel build --stock")]
     NoStockKernel,
+    #[error("no traces to replay; name their folder (--traces DIR)")]
+    NoTraces,
     #[error(transparent)]
     Kernel(#[from] exocell_cell::kernel::KernelError),
     #[error("{program} cannot be compiled (is gcc there? scripts/setup installs it): {why}")]

@@ -2,12 +2,13 @@
 //! minima and medians of what this machine did just now, never stored numbers.
 //!
 //! The main path: [`BenchCommand`] (the command line of `exocell bench`) -> [`run`]
-//! -> one module a benchmark (`micro`, `apps`, `start`, `density`) -> [`Row`]s -> [`report`]:
+//! -> one module a benchmark (`micro`, `apps`, `start`, `density`, `elasticity`) -> [`Row`]s -> [`report`]:
 //! a table, JSON lines, a plot.
 #![forbid(unsafe_code)]
 
 mod apps;
 mod density;
+mod elasticity;
 mod error;
 mod exocell;
 mod isolates;
@@ -41,6 +42,8 @@ pub fn run(root: &Path, command: &BenchCommand) -> Result<(), BenchError> {
         BenchCommand::Apps(args) => apps::measure(args, &exocell)?,
         BenchCommand::Start(options) => start::measure(options, &exocell)?,
         BenchCommand::Density(args) => density::measure(args.cells, &exocell)?,
+        BenchCommand::Elasticity(args) => elasticity::measure(args, &exocell)?,
+        BenchCommand::Reclaim(args) => elasticity::measure_reclaim(args, &exocell)?,
         BenchCommand::Isolates(args) => isolates::measure(args)?,
         BenchCommand::Preempt(args) => isolates::measure_preemption(args)?,
         BenchCommand::Parallel(args) => isolates::measure_parallel(args)?,

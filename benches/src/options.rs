@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, Subcommand};
+use clap::{Args, Subcommand, ValueEnum};
 
 use crate::isolates::{IsolatesArgs, ParallelArgs, PreemptArgs};
 use crate::subject::{GuestKernel, Peer};
@@ -22,6 +22,13 @@ pub enum BenchCommand {
     Start(Options),
     /// Many idle cells at once: the memory of each, and whether each answers.
     Density(DensityArgs),
+    /// What the host holds for a cell against what its programs use, over time.
+    #[command(after_help = "Examples:
+  exocell bench elasticity --only bursty
+  exocell bench elasticity --only traces --traces traces/ --speed 20 --csv out/")]
+    Elasticity(ElasticityArgs),
+    /// How fast memory that programs give up goes back to the host.
+    Reclaim(ReclaimArgs),
     /// Fresh Wasm isolates, many tenants: CPU time of a call, and what of it is not its work.
     Isolates(IsolatesArgs),
     /// Long Wasm calls that are preempted, and how fair shares are.
@@ -93,6 +100,65 @@ pub struct DensityArgs {
     pub options: Options,
 }
 
+/// What makes a cell's memory come and go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Workload {
+    /// Regions of 8 to 160 MiB, each for some tenths of a second.
+    Bursty,
+    /// Recorded memory of containers, followed by a program in the cell.
+    Traces,
+}
+
+impl Workload {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Bursty => "bursty",
+            Self::Traces => "traces",
+        }
+    }
+}
+
+/// `exocell bench elasticity`.
+#[derive(Debug, Args)]
+pub struct ElasticityArgs {
+    /// Only these loads.
+    #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Workload::Bursty])]
+    pub only: Vec<Workload>,
+    /// Memory of the cell, in MiB.
+    #[arg(long, default_value_t = 512, value_parser = clap::value_parser!(u64).range(256..=1 << 20))]
+    pub memory_mib: u64,
+    /// Time between two samples of the guest.
+    #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=60_000))]
+    pub period_ms: u32,
+    /// How long the bursts go on.
+    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=3600))]
+    pub seconds: u32,
+    /// CSV files with the columns t_s and mem_mb, to be replayed.
+    #[arg(long, value_name = "DIR")]
+    pub traces: Option<PathBuf>,
+    /// How many of them.
+    #[arg(long, value_name = "N", default_value_t = 1000)]
+    pub traces_max: usize,
+    /// How many times as fast as they were recorded.
+    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub speed: u32,
+    /// Write each run's samples into this folder.
+    #[arg(long, value_name = "DIR")]
+    pub csv: Option<PathBuf>,
+    #[command(flatten)]
+    pub options: Options,
+}
+
+/// `exocell bench reclaim`.
+#[derive(Debug, Args)]
+pub struct ReclaimArgs {
+    /// Size of the region that is given up, in MiB.
+    #[arg(long, default_value_t = 1024, value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
+    pub region_mib: u64,
+    #[command(flatten)]
+    pub options: Options,
+}
+
 impl BenchCommand {
     pub fn options(&self) -> &Options {
         match self {
@@ -100,6 +166,8 @@ impl BenchCommand {
             Self::Apps(args) => &args.options,
             Self::Start(options) => options,
             Self::Density(args) => &args.options,
+            Self::Elasticity(args) => &args.options,
+            Self::Reclaim(args) => &args.options,
             Self::Isolates(args) => &args.options,
             Self::Preempt(args) => &args.options,
             Self::Parallel(args) => &args.options,

@@ -19,6 +19,9 @@ pub enum Unit {
     /// Millions of bytes a second; more is better.
     #[serde(rename = "MB/s")]
     MbPerSecond,
+    /// Thousands of millions of bytes a second; more is better.
+    #[serde(rename = "GB/s")]
+    GbPerSecond,
     /// How many times as fast; more is better.
     #[serde(rename = "x")]
     Times,
@@ -30,7 +33,7 @@ pub enum Unit {
 impl Unit {
     /// Whether larger values are better ones.
     pub fn more_is_better(self) -> bool {
-        matches!(self, Self::MbPerSecond | Self::Times)
+        matches!(self, Self::MbPerSecond | Self::GbPerSecond | Self::Times)
     }
 }
 
@@ -103,6 +106,7 @@ pub fn human(unit: Unit, value: f64) -> String {
         Unit::Bytes if value < 1e5 => format!("{value:.0} B"),
         Unit::Bytes => format!("{:.2} MiB", value / f64::from(1 << 20)),
         Unit::MbPerSecond => format!("{value:.0} MB/s"),
+        Unit::GbPerSecond => format!("{value:.2} GB/s"),
         Unit::Times => format!("{value:.2} x"),
         Unit::Percent => format!("{value:.2} %"),
     }
