@@ -13,20 +13,16 @@ pub enum Mode {
     /// Pages are backed when the allocator hands them out and given back when
     /// it takes them in. Where the host has none left, the allocation fails.
     Eager,
-    /// The same, but pages are backed when they are touched: for hosts that
-    /// have set the cell's whole limit aside, as no allocation fails then.
-    Credit,
 }
 
 impl Mode {
-    pub const ALL: [Self; 3] = [Self::Off, Self::Eager, Self::Credit];
+    pub const ALL: [Self; 2] = [Self::Off, Self::Eager];
 
     /// Its name on command lines, the guest kernel's included.
     pub fn name(self) -> &'static str {
         match self {
             Self::Off => "off",
             Self::Eager => "eager",
-            Self::Credit => "credit",
         }
     }
 }
@@ -42,9 +38,7 @@ impl std::str::FromStr for Mode {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let found = Self::ALL.into_iter().find(|mode| mode.name() == text);
-        found.ok_or_else(|| {
-            format!("{text} is no way to handle memory; choose off, eager or credit")
-        })
+        found.ok_or_else(|| format!("{text} is no way to handle memory; choose off or eager"))
     }
 }
 
@@ -57,6 +51,6 @@ mod tests {
         for mode in Mode::ALL {
             assert_eq!(mode.to_string().parse(), Ok(mode));
         }
-        assert!("lazy".parse::<Mode>().unwrap_err().contains("choose off, eager or credit"));
+        assert!("lazy".parse::<Mode>().unwrap_err().contains("choose off or eager"));
     }
 }

@@ -31,12 +31,11 @@ const TRACES: &str = "/traces";
 /// A cell that has started rests for this long before its load begins.
 const REST: Duration = Duration::from_secs(1);
 /// With eager binding first: it says how much of the file is never held.
-const MODES: [Mode; 3] = [Mode::Eager, Mode::Credit, Mode::Off];
+const MODES: [Mode; 2] = [Mode::Eager, Mode::Off];
 
 fn subject(mode: Mode) -> &'static str {
     match mode {
         Mode::Eager => "pager",
-        Mode::Credit => "pager-credit",
         Mode::Off => "no-return",
     }
 }

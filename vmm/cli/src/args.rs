@@ -127,8 +127,8 @@ pub struct RunArgs {
     /// No private overlay: the root file system cannot be written.
     #[arg(long)]
     pub read_only: bool,
-    /// How a vm cell's memory goes back to the host: off (at its end), eager (page for page
-    /// as it is freed), credit (the same, for hosts that set every cell's limit aside).
+    /// How a vm cell's memory goes back to the host: off (at its end) or eager (page for page
+    /// as it is freed).
     #[arg(long, value_name = "MODE", default_value_t)]
     pub pager: exocell_cell::pager::Mode,
     /// Memory limit, like 256m.
