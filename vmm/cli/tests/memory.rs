@@ -131,8 +131,25 @@ fn memory_that_runs_out_is_the_guests_own_affair() {
         assert_eq!(ended.text(), "oom", "{way}");
         assert_eq!(cell.shell("echo alive").ok().text(), "alive", "after {way}");
         let console = cell.verb(&["logs", "--console"]).ok();
-        let reports = console.text().matches("Out of memory").count();
+        let reports = console.text().matches("ut of memory: Killed").count();
         assert!(reports > turn, "{way}: {}", console.text());
     }
+    assert!(counter(&cell, "memory_allocated_bytes") <= 96 * MIB);
+}
+
+#[test]
+fn files_in_memory_leave_some_to_programs() {
+    let cell = Cell::idle("tmpfs", &["--pager", "eager", "--memory", "96m"]);
+    cell.shell("mkdir /mnt/own && mount -t tmpfs -o size=100% none /mnt/own").ok();
+    for at in ["/dev/shm", "/mnt/own"] {
+        let full = cell.shell(&format!("cat /dev/zero > {at}/all")).exited(1);
+        assert!(full.stderr.contains("No space left"), "{at}: {}", full.stderr);
+        assert_eq!(cell.shell("echo alive").ok().text(), "alive");
+    }
+    cell.shell("rm /dev/shm/all /mnt/own/all").ok();
+    // Memory that is shared without a file system can outlive programs too (shmget).
+    let fill = "at = mmap.mmap(-1, 72 << 20); [at.write(bytes(1 << 16)) for _ in range(1152)]";
+    cell.shell(&format!("python3 -c 'import mmap; {fill}'")).exited(128 + 7);
+    assert_eq!(cell.shell("echo alive").ok().text(), "alive");
     assert!(counter(&cell, "memory_allocated_bytes") <= 96 * MIB);
 }
