@@ -38,6 +38,9 @@ pub fn measure(args: &AppsArgs, exocell: &Exocell) -> Result<Vec<Row>, BenchErro
         program: PROGRAM,
         folder: &folder,
         root: Some(&root),
+        arguments: &["serve"],
+        cell: &[],
+        lan: None,
         exocell,
     };
     let mut run = Run::new(&subjects, wanted, setting);

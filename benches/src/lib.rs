@@ -2,7 +2,8 @@
 //! minima and medians of what this machine did just now, never stored numbers.
 //!
 //! The main path: [`BenchCommand`] (the command line of `exocell bench`) -> [`run`]
-//! -> one module a benchmark (`micro`, `apps`, `start`, `density`, `elasticity`) -> [`Row`]s -> [`report`]:
+//! -> one module a benchmark (`micro`, `apps`, `start`, `density`, `elasticity`, `network`) -> [`Row`]s
+//! -> [`report`]:
 //! a table, JSON lines, a plot.
 #![forbid(unsafe_code)]
 
@@ -13,6 +14,7 @@ mod error;
 mod exocell;
 mod isolates;
 mod micro;
+mod network;
 mod options;
 mod plot;
 mod program;
@@ -41,6 +43,7 @@ pub fn run(root: &Path, command: &BenchCommand) -> Result<(), BenchError> {
         BenchCommand::Micro(args) => micro::measure(args, &exocell)?,
         BenchCommand::Apps(args) => apps::measure(args, &exocell)?,
         BenchCommand::Start(options) => start::measure(options, &exocell)?,
+        BenchCommand::Network(args) => network::measure(args, &exocell)?,
         BenchCommand::Density(args) => density::measure(args.cells, &exocell)?,
         BenchCommand::Elasticity(args) => elasticity::measure(args, &exocell)?,
         BenchCommand::Reclaim(args) => elasticity::measure_reclaim(args, &exocell)?,

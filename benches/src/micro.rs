@@ -45,6 +45,9 @@ pub fn measure(args: &MicroArgs, exocell: &Exocell) -> Result<Vec<Row>, BenchErr
             program: PROGRAM.name,
             folder: &folder,
             root: None,
+            arguments: &["serve"],
+            cell: &[],
+            lan: None,
             exocell,
         };
         let mut run = Run::new(&subjects, group, setting);

@@ -20,6 +20,11 @@ pub enum BenchCommand {
     Apps(AppsArgs),
     /// From the command to the end of `true`, and the stages of a cell's start.
     Start(Options),
+    /// TCP between a program and the host: bytes each way, connections, round trips.
+    #[command(after_help = "Examples:
+  exocell bench network
+  exocell bench network --only tcp_out_1,tcp_in_1 --rounds 20 --json")]
+    Network(NetworkArgs),
     /// Many idle cells at once: the memory of each, and whether each answers.
     Density(DensityArgs),
     /// What the host holds for a cell against what its programs use, over time.
@@ -86,6 +91,19 @@ pub struct AppsArgs {
     /// Run the subjects at the ordinary priority (see micro).
     #[arg(long)]
     pub fair: bool,
+    #[command(flatten)]
+    pub options: Options,
+}
+
+/// `exocell bench network`; needs root, for a network of its own.
+#[derive(Debug, Args)]
+pub struct NetworkArgs {
+    /// Only these measurements.
+    #[arg(long, value_name = "NAME", value_delimiter = ',')]
+    pub only: Vec<String>,
+    /// Processors of a cell.
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(2..=16))]
+    pub cpus: u32,
     #[command(flatten)]
     pub options: Options,
 }
@@ -165,6 +183,7 @@ impl BenchCommand {
             Self::Micro(args) => &args.options,
             Self::Apps(args) => &args.options,
             Self::Start(options) => options,
+            Self::Network(args) => &args.options,
             Self::Density(args) => &args.options,
             Self::Elasticity(args) => &args.options,
             Self::Reclaim(args) => &args.options,

@@ -10,6 +10,7 @@ use std::time::Duration;
 use clap::ValueEnum;
 
 use crate::exocell::{Exocell, patiently};
+use crate::network::Lan;
 
 /// Who may be measured beside us.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -139,6 +140,8 @@ pub struct Start<'a> {
     pub arguments: &'a [&'a str],
     /// A cell's options of `exocell run`.
     pub cell: &'a [&'a str],
+    /// The network that gVisor's netstack is on, with what it runs; without one it has none.
+    pub lan: Option<&'a Lan>,
 }
 
 /// Where cells see the host folder of [`Start`].
@@ -189,6 +192,7 @@ impl Subject {
                 vec![start.root.map_or(program, |_| within(start))],
             ]
             .concat(),
+            Self::Gvisor if let Some(lan) = start.lan => return lan.gvisor(),
             Self::Gvisor => {
                 let sandbox = "runsc --rootless --network=none --ignore-cgroups --platform=systrap";
                 let inside = match start.root {

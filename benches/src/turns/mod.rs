@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::BenchError;
 use crate::exocell::Exocell;
+use crate::network::Lan;
 use crate::row::{Row, Unit};
 use crate::subject::{Start, Subject};
 pub use session::{Refusal, Session};
@@ -64,6 +65,12 @@ pub struct Setting<'a> {
     pub folder: &'a Path,
     /// The files of the image, for subjects that run no image.
     pub root: Option<&'a Path>,
+    /// The program's arguments.
+    pub arguments: &'a [&'a str],
+    /// More options of a cell.
+    pub cell: &'a [&'a str],
+    /// The network that subjects are on.
+    pub lan: Option<&'a Lan>,
     pub exocell: &'a Exocell,
 }
 
@@ -160,12 +167,14 @@ fn start(subject: &Subject, starts: &mut u32, setting: Setting<'_>) -> Option<Se
     let cpus = setting.cpus.to_string();
     let name = format!("bench-{}-{}", std::process::id(), new_number());
     let cell = ["-i", "--name", &name, "--memory", setting.memory, "--cpus", &cpus];
+    let cell = [&cell, setting.cell].concat();
     let start = Start {
         folder: Some(setting.folder),
         root: setting.root,
         program: setting.program,
-        arguments: &["serve"],
+        arguments: setting.arguments,
         cell: &cell,
+        lan: setting.lan,
     };
     let mut command = subject.command(setting.exocell, &start);
     if setting.realtime {

@@ -97,16 +97,19 @@ fn answer(shared: &Shared, services: &dyn Services, stream: UnixStream) {
             Err(message) => reply(&ControlReply::Failed { message }),
         },
         ControlRequest::Signal { signal } => {
-            let _ = let_go_on(services, record);
-            shared.input.wait_open();
-            shared.input.signal(signal);
-            reply(&ControlReply::Done);
+            let woken = wake(services, record);
+            if woken.is_ok() {
+                shared.input.wait_open();
+                shared.input.signal(signal);
+            }
+            reply(&outcome(woken));
         }
         ControlRequest::Stop { grace_ms } => {
-            let _ = let_go_on(services, record);
+            // One that stays where it is has no use for the grace, but it ends.
+            let woken = wake(services, record);
             let grace = Duration::from_millis(grace_ms);
             let told = shared.events.send(Event::Stop { grace });
-            reply(&outcome(told.map_err(|_| "the cell is ending".to_owned())));
+            reply(&outcome(woken.and(told.map_err(|_| "the cell is ending".to_owned()))));
         }
         ControlRequest::Revoke { capability } => reply(&outcome(services.revoke(&capability))),
         ControlRequest::Network { allow, deny } => {
@@ -147,9 +150,22 @@ fn let_go_on(services: &dyn Services, record: &Record) -> Result<(), String> {
     if !record.is_paused() {
         return Err("the cell is not paused".to_owned());
     }
+    wake(services, record)
+}
+
+/// Lets a paused cell go on; what is asked of its program is then heard.
+fn wake(services: &dyn Services, record: &Record) -> Result<(), String> {
+    if !record.is_paused() {
+        return Ok(());
+    }
     services.pause(false)?;
-    fs::remove_file(record.path(Record::PAUSED))
-        .map_err(|error| format!("cannot take the mark of a paused cell away: {error}"))
+    match fs::remove_file(record.path(Record::PAUSED)) {
+        // Another client was faster.
+        Err(error) if error.kind() != ErrorKind::NotFound => {
+            Err(format!("cannot take the mark of a paused cell away: {error}"))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// The guest of a paused cell answers nobody.
