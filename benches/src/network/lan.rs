@@ -2,7 +2,7 @@
 //! a host, where everything runs, and a cable whose other end gVisor takes.
 //!
 //! ```text
-//! native, cells (by their dialer) ── host 198.18.0.1 === 198.18.0.2 gVisor's netstack
+//! native, cells (by their dialer) ── host 203.0.113.1 === 203.0.113.2 gVisor's netstack
 //! ```
 //! Nothing of the machine's network is seen or touched, and nothing is left of
 //! this one when its processes are gone.
@@ -16,9 +16,10 @@ use tempfile::TempDir;
 
 use crate::BenchError;
 
-/// The host's address: of those for measurements (RFC 2544, C.2.2).
-pub const HOST: &str = "198.18.0.1";
-const OTHER: &str = "198.18.0.2";
+/// The host's address: of those for documentation (RFC 5737); a cell's link has those for
+/// measurements (RFC 2544).
+pub const HOST: &str = "203.0.113.1";
+const OTHER: &str = "203.0.113.2";
 /// The most that gVisor's link takes in one packet, as much as a cell's.
 const MTU: &str = "65520";
 

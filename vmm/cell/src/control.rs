@@ -11,11 +11,11 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
-use exocell_agent::{FrameReader, FrameWriter, Kind};
+use exocell_agent::{Exec, FrameReader, FrameWriter, Kind};
 use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, UnixAddr, recvmsg, sendmsg};
 use serde::{Deserialize, Serialize};
 
-use crate::{CellError, Record};
+use crate::{CellError, CellSpec, Record};
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
@@ -59,6 +59,20 @@ pub enum ControlRequest {
         limit_bytes: u64,
     },
     Counters,
+    /// Make a warm cell one of the asker's, and run a program in it. The
+    /// connection goes on as the program's session, the asker its operator.
+    Take(Box<Order>),
+}
+
+/// What a warm cell becomes.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Order {
+    /// With the cell's own id; the asker has seen to it that the name is free.
+    pub spec: CellSpec,
+    pub exec: Exec,
+    /// How long it may live from now on.
+    pub deadline_ms: Option<u64>,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -56,6 +56,15 @@ impl Follower {
         }
     }
 
+    /// Whether this is an operator; it then hears no more, and that it hears no more.
+    pub fn is_replaced(&self) -> bool {
+        let Self::Operator(stream) = self else { return false };
+        let stream = stream.lock().unwrap_or_else(PoisonError::into_inner);
+        // One that is gone needs no telling.
+        let _ = stream.shutdown(std::net::Shutdown::Both);
+        true
+    }
+
     /// Hands over the last that it hears.
     pub fn close(&self, last: &Frames) {
         match self {

@@ -21,6 +21,7 @@ pub mod processes;
 pub mod record;
 mod spec;
 pub mod supervisor;
+pub mod warm;
 
 pub use error::CellError;
 pub use exocell_agent as agent;

@@ -62,6 +62,13 @@ impl Output {
         Some(follower)
     }
 
+    /// Makes `operator` the one whose standard output this is.
+    pub(crate) fn hand_over(&self, operator: UnixStream) {
+        let mut inner = self.lock();
+        inner.attached.retain(|follower| !follower.is_replaced());
+        inner.attached.push(Arc::new(Follower::Operator(Mutex::new(operator))));
+    }
+
     /// The follower has hung up.
     pub(crate) fn detach(&self, follower: &Arc<Follower>) {
         self.lock().attached.retain(|other| !Arc::ptr_eq(other, follower));

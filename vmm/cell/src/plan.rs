@@ -129,7 +129,7 @@ fn memory(caps: &CapabilitySet) -> Result<u64, CellError> {
     Ok(bytes & !4095)
 }
 
-fn kernel(layout: &Layout) -> Result<PathBuf, CellError> {
+pub(crate) fn kernel(layout: &Layout) -> Result<PathBuf, CellError> {
     if let Some(path) = std::env::var_os(KERNEL_VARIABLE).filter(|path| !path.is_empty()) {
         return Ok(path.into());
     }
@@ -176,7 +176,7 @@ fn boot(
 }
 
 /// The program of the cell: the image's, as far as `spec` does not say.
-fn exec(
+pub(crate) fn exec(
     spec: &CellSpec,
     caps: &CapabilitySet,
     image: &ImageConfig,

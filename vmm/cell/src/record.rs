@@ -101,7 +101,7 @@ impl Default for Status {
 pub type Lease = File;
 
 /// The right to make records: one process at a time.
-struct Registry {
+pub(crate) struct Registry {
     _lock: File,
 }
 
@@ -119,7 +119,7 @@ impl Registry {
         options.open(directory.join(".lock")).map_err(CellError::host(failed()))
     }
 
-    fn lock(layout: &Layout) -> Result<Self, CellError> {
+    pub(crate) fn lock(layout: &Layout) -> Result<Self, CellError> {
         let file = Self::open(layout)?;
         file.lock().map_err(CellError::host("cannot lock the list of cells"))?;
         Ok(Self { _lock: file })
@@ -243,7 +243,12 @@ impl Record {
 
     /// The caller holds the lease.
     pub(crate) fn write_name(&self, spec: CellSpec, name: &str) -> Result<(), CellError> {
-        self.write("spec.json", &CellSpec { name: name.to_owned(), ..spec })
+        self.write_spec(&CellSpec { name: name.to_owned(), ..spec })
+    }
+
+    /// The caller holds the lease.
+    pub(crate) fn write_spec(&self, spec: &CellSpec) -> Result<(), CellError> {
+        self.write("spec.json", spec)
     }
 
     /// Reads the record; where its supervisor is dead, writes that down first
@@ -359,6 +364,14 @@ impl Record {
     /// Whether the cell's supervisor lives.
     pub fn is_held(&self) -> bool {
         matches!(self.try_lease(), Ok(None)) && self.path("lock").exists()
+    }
+
+    /// Waits until the cell's supervisor is gone.
+    pub fn await_release(&self) {
+        if let Ok(lock) = File::open(self.path("lock")) {
+            // Released by the host's kernel, whatever becomes of the holder.
+            let _ = lock.lock_shared();
+        }
     }
 
     /// Deletes the record of a dead cell. `false`: its supervisor still lives.

@@ -27,7 +27,7 @@ impl std::fmt::Display for Strength {
 }
 
 /// A request for a cell, version 1.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CellSpec {
     pub version: u32,
@@ -58,6 +58,10 @@ pub struct CellSpec {
     /// How guest memory goes back to the host.
     #[serde(default)]
     pub pager: exocell_pager::Mode,
+    /// Of a cell that waits in a pool, and has run nothing yet: what a run must
+    /// want to take it (see [`crate::warm`]).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub warm: Option<String>,
     /// The capability table in its TOML form, after the command line's flags.
     pub capabilities: String,
     /// Milliseconds since the epoch.

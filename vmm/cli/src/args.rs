@@ -24,6 +24,7 @@ pub enum Command {
     Run(Box<RunArgs>),
     Exec(ExecArgs),
     Ps(PsArgs),
+    Pool(Box<PoolArgs>),
     Logs(LogsArgs),
     Cp(CpArgs),
     Inspect(InspectArgs),
@@ -157,6 +158,23 @@ pub struct RunArgs {
     /// Program and arguments.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     pub command: Vec<String>,
+}
+
+/// Keep cells that are booted and wait, so that `run` has one at once.
+#[derive(Args)]
+#[command(after_help = "Example: exocell pool --size 4 -m 512m exocell/base
+
+A run takes a warm cell where it wants just such a one: the same image, memory, processors, disk,
+processes and other capabilities but the deadline; no folder, no network, no secret. Another takes
+its place; the ids of all are printed as they start. The pool lasts as long as this command; however that ends, its cells end with it, but
+for those that were taken.")]
+pub struct PoolArgs {
+    /// How many cells wait at once.
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub size: u32,
+    /// A cell as `run` would start it, without a program.
+    #[command(flatten)]
+    pub run: RunArgs,
 }
 
 /// How a program is started; common to run and exec.

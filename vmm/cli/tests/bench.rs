@@ -61,3 +61,18 @@ fn a_plot_is_drawn_of_what_was_measured() {
     let plot = std::fs::read_to_string(&file).unwrap();
     assert!(plot.starts_with("<svg") && plot.contains("null_syscall"), "{plot}");
 }
+
+#[test]
+fn the_network_is_measured_in_both_directions() {
+    let words = ["bench", "network", "--only", "tcp_out_8,tcp_in_1,connection,round_trip"];
+    let ended = run([&words[..], &["--peers", "native", "--rounds", "1", "--json"]].concat()).ok();
+    let rows: Vec<Value> =
+        ended.text().lines().map(|line| serde_json::from_str(line).expect("a JSON line")).collect();
+    for bench in ["tcp_out_8", "tcp_in_1", "connection", "round_trip"] {
+        for subject in ["native", "para-aspace"] {
+            let row = rows.iter().find(|row| row["bench"] == bench && row["subject"] == subject);
+            let row = row.unwrap_or_else(|| panic!("{bench} of {subject}: {}", ended.stderr));
+            assert!(row["min"].as_f64() > Some(0.0) && row["n"] == 1, "{row}");
+        }
+    }
+}

@@ -110,6 +110,7 @@ fn container(
         pager: exocell_cell::pager::Mode::Off,
         publish: admitted.publish,
         capabilities: admitted.capabilities,
+        warm: None,
         created_ms: now_ms(),
     };
     Container {

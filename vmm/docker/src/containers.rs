@@ -233,7 +233,10 @@ impl Containers {
         // Files first: a cell that is launched in between has one already.
         let mut files = self.files()?;
         let mut found = Vec::new();
-        for (record, spec, status) in Record::all(&self.layout)? {
+        // A cell that waits in a pool is nobody's container yet.
+        let mut cells = Record::all(&self.layout)?;
+        cells.retain(|(_, spec, _)| spec.warm.is_none());
+        for (record, spec, status) in cells {
             let container = files.remove(&record.id).unwrap_or_else(|| Container::of_cell(spec));
             found.push(Seen { container, cell: Some((record, status)) });
         }

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use exocell_agent::{FrameReader, FrameWriter, Kind};
 
-use super::{Event, Shared, thread};
+use super::{Event, Shared, thread, warmth};
 use crate::control::{ControlReply, ControlRequest, Counters, send_descriptor};
 use crate::launch::Inheritance;
 use crate::{CellError, CellSpec, Record};
@@ -42,7 +42,10 @@ pub(crate) fn serve(
     let operator = inheritance.operator.try_clone().map_err(CellError::host(failed()))?;
     let control = inheritance.control.try_clone().map_err(CellError::host(failed()))?;
     let input = shared.clone();
-    thread("operator", move || forward_input(&input, operator))?;
+    thread("operator", move || match input.warmth.is_warm() {
+        true => warmth::watch_pool(&input, &operator),
+        false => forward_input(&input, operator),
+    })?;
     let shared = shared.clone();
     let server = thread("control", move || {
         let alive = Arc::new(AtomicUsize::new(0));
@@ -86,7 +89,10 @@ fn answer(shared: &Shared, services: &dyn Services, stream: UnixStream) {
         Ok(()) => ControlReply::Done,
         Err(message) => ControlReply::Failed { message },
     };
-    let record = &shared.own.0;
+    if shared.warmth.is_warm() && !warmth::is_for_warm(&request) {
+        return reply(&outcome(Err("the cell waits in a pool for its program".to_owned())));
+    }
+    let record = &shared.record;
     match request {
         ControlRequest::Attach { replay } => attach(shared, &stream, replay),
         ControlRequest::Connect => match awake(record).and_then(|()| services.connect()) {
@@ -118,9 +124,8 @@ fn answer(shared: &Shared, services: &dyn Services, stream: UnixStream) {
         ControlRequest::Pause { pause: true } => reply(&outcome(hold(services, record))),
         ControlRequest::Pause { pause: false } => reply(&outcome(let_go_on(services, record))),
         ControlRequest::Rename { name } => {
-            let spec = &shared.own.1;
-            let renamed =
-                CellSpec::check_name(&name).and_then(|()| record.write_name(spec.clone(), &name));
+            let renamed = CellSpec::check_name(&name)
+                .and_then(|()| record.write_name(shared.warmth.spec(), &name));
             reply(&outcome(renamed.map_err(|error| error.to_string())));
         }
         ControlRequest::Memory { limit_bytes } => {
@@ -129,6 +134,10 @@ fn answer(shared: &Shared, services: &dyn Services, stream: UnixStream) {
                 Err(message) => ControlReply::Failed { message },
             })
         }
+        ControlRequest::Take(order) => match warmth::take(shared, &stream, *order) {
+            Ok(session) => forward_input(shared, session),
+            Err(message) => reply(&outcome(Err(message))),
+        },
         ControlRequest::Counters => reply(&ControlReply::Counters(services.counters())),
     }
 }

@@ -617,6 +617,11 @@ impl Guest {
         self.reach.clone()
     }
 
+    /// Gives a warm guest its program, which was requested now.
+    pub fn take(&mut self, exec: exocell_agent::Exec) {
+        (self.exec, self.requested) = (exec, Instant::now());
+    }
+
     /// Starts the cell's program and a thread that follows it.
     pub fn run_program(&self, shared: &Shared) -> Result<(), CellError> {
         let (agent, exec, shared) = (self.reach.agent.clone(), self.exec.clone(), shared.clone());

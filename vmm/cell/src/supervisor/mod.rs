@@ -13,6 +13,7 @@ mod ending;
 mod guest;
 mod input;
 mod memory;
+mod warmth;
 
 use std::fs::File;
 use std::os::fd::AsFd;
@@ -24,12 +25,14 @@ use std::time::{Duration, Instant};
 use exocell_agent::{FailureKind, Reply};
 use exocell_vmm::jail::{self, PathAccess, PathGrant};
 
+use crate::control::Order;
 use crate::launch::{Inheritance, Workload};
 use crate::output::Output;
-use crate::record::{Record, State, Status};
-use crate::{CellError, CellSpec, now_ms};
+use crate::record::{Record, StartTimes, State, Status};
+use crate::{CellError, now_ms};
 
 pub(crate) use input::{Input, Signal, Sink};
+use warmth::Warmth;
 
 /// What the main thread waits for.
 pub(crate) enum Event {
@@ -44,6 +47,10 @@ pub(crate) enum Event {
     Stop {
         grace: Duration,
     },
+    /// A warm cell has its program.
+    Taken(Box<Order>),
+    /// The pool of a warm cell is gone.
+    Abandoned,
 }
 
 /// What the supervisor's threads share.
@@ -52,13 +59,15 @@ pub(crate) struct Shared {
     pub output: Output,
     pub input: Input,
     pub events: Sender<Event>,
-    /// The cell's own record, and what it says that was asked for.
-    pub own: Arc<(Record, CellSpec)>,
+    /// The cell's own record.
+    pub record: Record,
+    /// What was asked for, and whether it is still to come.
+    pub warmth: Warmth,
 }
 
 /// The body of the supervisor process; the result is its exit status.
-pub fn main(inheritance: Inheritance, workload: Workload, host_pid: i32) -> i32 {
-    match run(&inheritance, workload, host_pid) {
+pub fn main(mut inheritance: Inheritance, workload: Workload, host_pid: i32) -> i32 {
+    match run(&mut inheritance, workload, host_pid) {
         Ok(()) => 0,
         Err(error) => {
             ending::fail(&inheritance, &error);
@@ -67,7 +76,7 @@ pub fn main(inheritance: Inheritance, workload: Workload, host_pid: i32) -> i32 
     }
 }
 
-fn run(inheritance: &Inheritance, workload: Workload, host_pid: i32) -> Result<(), CellError> {
+fn run(inheritance: &mut Inheritance, workload: Workload, host_pid: i32) -> Result<(), CellError> {
     for descriptor in &inheritance.foreign {
         // What the operator's shell left open is none of the cell's business.
         let _ = nix::unistd::close(*descriptor);
@@ -77,13 +86,13 @@ fn run(inheritance: &Inheritance, workload: Workload, host_pid: i32) -> Result<(
     let operator = inheritance.operator.try_clone().map_err(CellError::host("dup"))?;
     let output = Output::new(operator).map_err(CellError::host("cannot make the cell's log"))?;
     let record = inheritance.record.from_within();
-    let own = Arc::new((record.clone(), inheritance.spec.clone()));
-    let shared = Shared { output, input: Input::default(), events, own };
+    let warmth = Warmth::of(&inheritance.spec);
+    let shared = Shared { output, input: Input::default(), events, record: record.clone(), warmth };
     let mut status = Status { supervisor_pid: host_pid, ..Status::default() };
     // Whoever wants to end this cell may want to before it runs.
     record.write_status(&status)?;
-    let deadline = inheritance.caps.deadline().map(|limit| inheritance.requested + limit);
-    let workload = match workload {
+    let mut deadline = inheritance.caps.deadline().map(|limit| inheritance.requested + limit);
+    let mut workload = match workload {
         Workload::Vm(plan) => {
             let guest = guest::start(inheritance, *plan, &shared, &mut status, deadline);
             Running::Vm(guest.map_err(|error| or_deadline(error, deadline))?)
@@ -92,10 +101,26 @@ fn run(inheritance: &Inheritance, workload: Workload, host_pid: i32) -> Result<(
             Running::Isolate(crate::isolate::start(inheritance, *plan, &shared, &mut status)?)
         }
     };
+    clients::serve(inheritance, &shared, workload.services())?;
+    if let Running::Vm(guest) = &mut workload
+        && shared.warmth.is_warm()
+    {
+        record.write_status(&status)?;
+        match warmth::wait(&inbox, &shared.warmth) {
+            Ok(order) => {
+                (inheritance.spec, deadline) = (order.spec, order.deadline_ms.map(from_now));
+                guest.take(order.exec);
+                status.times = StartTimes::default();
+            }
+            Err(end) => {
+                ending::finish(inheritance, &record, &shared, workload, status, end);
+                return Ok(());
+            }
+        }
+    }
     status.state = State::Running;
     status.started_ms = now_ms();
     record.write_status(&status)?;
-    clients::serve(inheritance, &shared, workload.services())?;
     workload.run_program(&shared)?;
     let end = decide(&inbox, &shared, deadline, |program_started_us| {
         status.times.program_started_us = program_started_us;
@@ -104,6 +129,10 @@ fn run(inheritance: &Inheritance, workload: Workload, host_pid: i32) -> Result<(
     });
     ending::finish(inheritance, &record, &shared, workload, status, end);
     Ok(())
+}
+
+fn from_now(milliseconds: u64) -> Instant {
+    Instant::now() + Duration::from_millis(milliseconds)
 }
 
 /// What a start that failed is to be told as.
@@ -187,6 +216,8 @@ fn decide(
         };
         match event {
             Ok(Event::Started { program_started_us }) => on_start(program_started_us),
+            // The pool has nothing to say about a cell that was taken.
+            Ok(Event::Taken(_) | Event::Abandoned) => {}
             Ok(Event::Program(reply @ Reply::Failed { kind: FailureKind::Guest, .. })) => {
                 // The first sign of a dying guest is its silence.
                 return match inbox.recv_timeout(Duration::from_millis(500)) {

@@ -9,6 +9,7 @@ mod explain;
 mod image;
 mod kernel;
 mod module;
+mod pool;
 mod run;
 mod serve;
 mod stats;
@@ -26,6 +27,7 @@ pub fn dispatch(cli: Cli) -> Result<u8, CellError> {
         Command::Run(args) => run::run(&layout, *args),
         Command::Exec(args) => exec::exec(&layout, args),
         Command::Ps(args) => cells::ps(&layout, &args),
+        Command::Pool(args) => pool::pool(&layout, *args),
         Command::Logs(args) => cells::logs(&layout, &args),
         Command::Cp(args) => copy::cp(&layout, &args),
         Command::Inspect(args) => cells::inspect(&layout, &args),

@@ -1,6 +1,7 @@
 //! `exocell run`: from flags to a cell, and its program's exit code.
 
 use std::fs;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
 use exocell_cell::control::{Client, ControlRequest};
@@ -9,6 +10,7 @@ use exocell_cell::launch::{self, Launched, Request, Workload};
 use exocell_cell::network::Publish;
 use exocell_cell::plan::{self, VmPlan};
 use exocell_cell::secrets::Secret;
+use exocell_cell::warm::{self, Taken};
 use exocell_cell::xgate::{CapabilitySet, Flags};
 use exocell_cell::{CellError, CellSpec, Layout, Record, State, Strength, now_ms};
 use nix::sys::wait::{WaitStatus, waitpid};
@@ -25,24 +27,61 @@ pub fn run(layout: &Layout, args: RunArgs) -> Result<u8, CellError> {
     let (detach, interactive, tty, json) = (args.detach, args.interactive, args.tty, args.json);
     let secrets = secrets(&args.secret)?;
     let spec = spec(args, &caps, &secrets)?;
+    if secrets.is_empty()
+        && let Some(taken) = warm::take(layout, &spec, &caps, terminal::size())?
+    {
+        let started = Started::from(taken);
+        return show(layout, &started, detach, (interactive, tty, json));
+    }
     let workload = match spec.strength {
         Strength::Vm => {
             Workload::Vm(Box::new(VmPlan::new(layout, &spec, &caps, terminal::size(), secrets)?))
         }
         Strength::Isolate => Workload::Isolate(Box::new(IsolatePlan::new(&spec, &caps)?)),
     };
-    let launched = launch::launch(layout, spec.clone(), caps, workload, request)?;
+    let started = Started::from(launch::launch(layout, spec, caps, workload, request)?);
+    show(layout, &started, detach, (interactive, tty, json))
+}
+
+/// A cell of this command's.
+struct Started {
+    record: Record,
+    session: UnixStream,
+    /// Its supervisor's pid, where that is a child of ours.
+    child: Option<i32>,
+}
+
+impl From<Launched> for Started {
+    fn from(launched: Launched) -> Self {
+        let Launched { record, supervisor, session } = launched;
+        Self { record, session, child: Some(supervisor.pid) }
+    }
+}
+
+impl From<Taken> for Started {
+    fn from(taken: Taken) -> Self {
+        Self { record: taken.record, session: taken.session, child: None }
+    }
+}
+
+/// Shows what the program says until it ends, or that it runs.
+fn show(
+    layout: &Layout,
+    started: &Started,
+    detach: bool,
+    (interactive, tty, json): (bool, bool, bool),
+) -> Result<u8, CellError> {
     if detach {
-        if let Err(error) = session::await_start(&launched.session) {
-            return settle(layout, &launched, Err(error));
+        if let Err(error) = session::await_start(&started.session) {
+            return settle(layout, started, Err(error));
         }
-        say!("{}", spec.id);
+        say!("{}", started.record.id);
         return Ok(0);
     }
-    let outcome = session::follow(&launched.session, interactive, tty, to_cell(&launched.record));
-    let code = settle(layout, &launched, outcome);
+    let outcome = session::follow(&started.session, interactive, tty, to_cell(&started.record));
+    let code = settle(layout, started, outcome);
     if json {
-        report(&launched, &code);
+        report(started, &code);
     }
     code
 }
@@ -59,11 +98,11 @@ fn to_cell(record: &Record) -> Box<SendSignal> {
 /// Waits for the supervisor's own end and finds how the cell ended.
 fn settle(
     layout: &Layout,
-    launched: &Launched,
+    started: &Started,
     outcome: Result<Outcome, CellError>,
 ) -> Result<u8, CellError> {
-    let ended = reap(launched);
-    let id = &launched.record.id;
+    let ended = reap(started);
+    let id = &started.record.id;
     // Settles the record of a supervisor that was killed.
     let _ = Record::find(layout, id);
     match outcome? {
@@ -76,15 +115,19 @@ fn settle(
     }
 }
 
-fn reap(launched: &Launched) -> Option<String> {
-    match waitpid(Pid::from_raw(launched.supervisor.pid), None) {
+fn reap(started: &Started) -> Option<String> {
+    let Some(pid) = started.child else {
+        started.record.await_release();
+        return None;
+    };
+    match waitpid(Pid::from_raw(pid), None) {
         Ok(WaitStatus::Signaled(_, signal, _)) => Some(format!("killed by {signal}")),
         Ok(WaitStatus::Exited(_, code)) if code != 0 => Some(format!("status {code}")),
         _ => None,
     }
 }
 
-fn report(launched: &Launched, code: &Result<u8, CellError>) {
+fn report(started: &Started, code: &Result<u8, CellError>) {
     let exit_code = match code {
         Ok(code) => *code,
         Err(error) => error.exit_code(),
@@ -92,12 +135,12 @@ fn report(launched: &Launched, code: &Result<u8, CellError>) {
     let error = code.as_ref().err().map(ToString::to_string);
     eprintln!(
         "{}",
-        serde_json::json!({ "id": launched.record.id, "exit_code": exit_code, "error": error })
+        serde_json::json!({ "id": started.record.id, "exit_code": exit_code, "error": error })
     );
 }
 
 /// The grant: the file, narrowed by the flags; or the flags alone.
-fn capabilities(args: &RunArgs) -> Result<CapabilitySet, CellError> {
+pub(super) fn capabilities(args: &RunArgs) -> Result<CapabilitySet, CellError> {
     let base = std::env::current_dir().map_err(CellError::host("cannot find this directory"))?;
     let mut flags = Flags::default();
     let single = [
@@ -173,7 +216,11 @@ fn secrets(texts: &[String]) -> Result<Vec<Secret>, CellError> {
     texts.iter().map(read).collect()
 }
 
-fn spec(args: RunArgs, caps: &CapabilitySet, secrets: &[Secret]) -> Result<CellSpec, CellError> {
+pub(super) fn spec(
+    args: RunArgs,
+    caps: &CapabilitySet,
+    secrets: &[Secret],
+) -> Result<CellSpec, CellError> {
     let strength = match args.strength {
         Some(StrengthArg::Vm) => Strength::Vm,
         Some(StrengthArg::Isolate) => Strength::Isolate,
@@ -216,6 +263,7 @@ fn spec(args: RunArgs, caps: &CapabilitySet, secrets: &[Secret]) -> Result<CellS
         pager: args.pager,
         publish,
         capabilities: caps.to_json(),
+        warm: None,
         created_ms: now_ms(),
     })
 }
