@@ -25,19 +25,19 @@ pub(crate) struct LayerCheck {
     pub what: String,
     /// Digest and size of the blob as it is stored, if the input names them.
     pub blob: Option<(Digest, u64)>,
-    /// Digest of the unpacked tar stream.
-    pub diff_id: Digest,
+    /// Digest of the unpacked tar stream, if it is known.
+    pub diff_id: Option<Digest>,
 }
 
-/// Reads all of `stream` into `rootfs` and checks it. `bytes` counts the
-/// unpacked bytes of all layers.
+/// Reads all of `stream` into `rootfs` and checks it; the digest of the unpacked
+/// tar stream. `bytes` counts the unpacked bytes of all layers.
 pub(crate) fn apply(
     rootfs: &mut RootfsBuilder<'_>,
     stream: &mut dyn Read,
     check: &LayerCheck,
     bytes: &mut u64,
     progress: &mut dyn Progress,
-) -> Result<()> {
+) -> Result<Digest> {
     let limits = rootfs.limits();
     // One byte more than promised is enough to tell that it is longer.
     let size_max = check.blob.map_or(u64::MAX, |(_, size)| size.saturating_add(1));
@@ -64,9 +64,11 @@ pub(crate) fn apply(
     drop(packed);
     drained.map_err(|error| ImageError::io(format!("cannot read {}", check.what), error))?;
     check_blob(&blob, check)?;
-    digest::expect(format!("{} (unpacked)", check.what), check.diff_id, diff_id)?;
+    if let Some(expected) = check.diff_id {
+        digest::expect(format!("{} (unpacked)", check.what), expected, diff_id)?;
+    }
     *bytes += unpacked_bytes;
-    Ok(())
+    Ok(diff_id)
 }
 
 fn check_blob<R: Read>(blob: &Hashing<R>, check: &LayerCheck) -> Result<()> {

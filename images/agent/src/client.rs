@@ -179,7 +179,28 @@ pub fn download(
     out: &mut impl Write,
     bytes_max: u64,
 ) -> Result<u64, ClientError> {
-    FrameWriter::new(write).write_json(Kind::Request, &Request::Download { path: path.into() })?;
+    receive(read, write, &Request::Download { path: path.into(), layer: false }, out, bytes_max)
+}
+
+/// As [`download`], of all that the guest's root file system holds, as the
+/// layer of an image.
+pub fn download_layer(
+    read: impl Read,
+    write: impl Write,
+    out: &mut impl Write,
+    bytes_max: u64,
+) -> Result<u64, ClientError> {
+    receive(read, write, &Request::Download { path: "/".into(), layer: true }, out, bytes_max)
+}
+
+fn receive(
+    read: impl Read,
+    write: impl Write,
+    request: &Request,
+    out: &mut impl Write,
+    bytes_max: u64,
+) -> Result<u64, ClientError> {
+    FrameWriter::new(write).write_json(Kind::Request, request)?;
     let mut reader = FrameReader::new(read);
     let mut received = 0u64;
     loop {

@@ -16,6 +16,10 @@ pub enum Request {
     /// named from the last component of `path`.
     Download {
         path: String,
+        /// As an image's layer: other file systems that are mounted below are
+        /// empty directories, and files with several names are one file.
+        #[serde(default)]
+        layer: bool,
     },
     Stats,
     /// Use no more memory than this from now on.

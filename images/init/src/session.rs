@@ -82,7 +82,9 @@ impl Agent {
         let request = frames.expect(Kind::Request)?;
         let reply = match request {
             Request::Exec(request) => return exec::run(self, stream, frames, &request),
-            Request::Download { path } => return transfer::download(stream, Path::new(&path)),
+            Request::Download { path, layer } => {
+                return transfer::download(stream, Path::new(&path), layer);
+            }
             Request::Shutdown { grace_ms } => {
                 shutdown::run(self.cell()?, &self.reaper, stream, grace_ms)
             }

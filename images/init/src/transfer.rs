@@ -3,6 +3,7 @@
 //! Nothing is refused that a program of the cell could do itself: the walls are
 //! the host's, which must not trust what comes out of here.
 
+use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Read, Write};
@@ -98,8 +99,9 @@ impl<R: Read> Read for DataReader<'_, R> {
     }
 }
 
-/// Sends `path` as a tar stream; a symbolic link is sent as the link it is.
-pub fn download(stream: &File, path: &Path) -> Result<(), InitError> {
+/// Sends `path` as a tar stream; a symbolic link is sent as the link it is. As
+/// a `layer` it leaves out what is mounted, and keeps hard links.
+pub fn download(stream: &File, path: &Path, layer: bool) -> Result<(), InitError> {
     check_absolute(path)?;
     let name = match path.file_name() {
         Some(name) => name,
@@ -107,18 +109,45 @@ pub fn download(stream: &File, path: &Path) -> Result<(), InitError> {
         None => return Err(InitError::invalid(format!("{}: names nothing", path.display()))),
     };
     // Looked at first, so that a missing path is a plain failure.
-    fs::symlink_metadata(path).context(|| path.display())?;
-    pack(stream, path, Path::new(name)).context(|| format!("reading {}", path.display()))?;
+    let metadata = fs::symlink_metadata(path).context(|| path.display())?;
+    let layer = layer.then(|| Layer { device: metadata.dev(), names: HashMap::new() });
+    pack(stream, path, Path::new(name), layer).context(|| format!("reading {}", path.display()))?;
     Ok(FrameWriter::new(stream).write(Kind::DataEof, &[])?)
 }
 
-fn pack(stream: &File, path: &Path, name: &Path) -> io::Result<()> {
+/// What an image's layer leaves out.
+struct Layer {
+    /// Directories of other devices are mounted there.
+    device: u64,
+    /// First names of files that have several.
+    names: HashMap<(u64, u64), PathBuf>,
+}
+
+impl Layer {
+    fn is_mounted(&self, path: &Path) -> bool {
+        fs::symlink_metadata(path).is_ok_and(|found| found.dev() != self.device)
+    }
+
+    /// An earlier name of the file.
+    fn earlier(&mut self, metadata: &fs::Metadata, name: &Path) -> Option<PathBuf> {
+        if metadata.nlink() < 2 || !metadata.is_file() {
+            return None;
+        }
+        let key = (metadata.dev(), metadata.ino());
+        let earlier = self.names.get(&key).cloned();
+        self.names.entry(key).or_insert_with(|| name.to_path_buf());
+        earlier
+    }
+}
+
+fn pack(stream: &File, path: &Path, name: &Path, mut layer: Option<Layer>) -> io::Result<()> {
     let sink = DataWriter(FrameWriter::new(stream));
     let mut archive = Builder::new(BufWriter::with_capacity(FRAME_BYTES_MAX, sink));
     // A stack instead of recursion: the depth is the cell's to choose.
     let mut todo = vec![(path.to_path_buf(), name.to_path_buf())];
     while let Some((path, name)) = todo.pop() {
-        if append(&mut archive, &path, &name)? {
+        let is_directory = append(&mut archive, &path, &name, layer.as_mut())?;
+        if is_directory && !layer.as_ref().is_some_and(|layer| layer.is_mounted(&path)) {
             todo.extend(children(&path, &name)?);
         }
     }
@@ -140,12 +169,21 @@ fn is_kernel_tree(path: &Path) -> bool {
 
 /// Adds one entry; whether it is a directory. Sockets are skipped: tar has no
 /// form for them. So is what vanished since it was listed.
-fn append<W: Write>(archive: &mut Builder<W>, path: &Path, name: &Path) -> io::Result<bool> {
+fn append<W: Write>(
+    archive: &mut Builder<W>,
+    path: &Path,
+    name: &Path,
+    layer: Option<&mut Layer>,
+) -> io::Result<bool> {
     let Ok(metadata) = fs::symlink_metadata(path) else { return Ok(false) };
     let kind = metadata.file_type();
     let mut header = Header::new_gnu();
     header.set_metadata(&metadata);
-    if kind.is_file() {
+    if let Some(earlier) = layer.and_then(|layer| layer.earlier(&metadata, name)) {
+        header.set_entry_type(tar::EntryType::Link);
+        header.set_size(0);
+        archive.append_link(&mut header, name, earlier)?;
+    } else if kind.is_file() {
         append_file(archive, &mut header, path, name, metadata.len())?;
     } else if kind.is_symlink() {
         archive.append_link(&mut header, name, fs::read_link(path)?)?;

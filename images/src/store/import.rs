@@ -1,7 +1,7 @@
 //! Adding an image: plan, build in a locked temporary file, publish.
 
 use std::fs::{File, Permissions};
-use std::io;
+use std::io::{self, Read};
 use std::os::unix::fs::PermissionsExt;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -78,7 +78,7 @@ impl Store {
                 bytes: layer.blob.map(|(_, size)| size),
             });
             let what = format!("layer {} of {count}", index + 1);
-            let check = LayerCheck { what, blob: layer.blob, diff_id: layer.diff_id };
+            let check = LayerCheck { what, blob: layer.blob, diff_id: Some(layer.diff_id) };
             let mut stream = plan.input.open_layer(layer)?;
             layer::apply(&mut rootfs, &mut stream, &check, &mut bytes, progress)?;
         }
@@ -97,12 +97,28 @@ impl Store {
         let (file, mut rootfs) = self.begin(limits)?;
         progress.event(ProgressEvent::Layer { index: 0, count: 1, bytes: None });
         let diff_id = source::import_directory(&mut rootfs, path, progress)?;
-        progress.event(ProgressEvent::Finishing);
-        let document = serde_json::to_vec(&ConfigDocument::single_layer(config, diff_id))
-            .map_err(|error| ImageError::malformed("the image configuration", error))?;
-        let id = Digest::of(&document);
-        rootfs.finish(&id)?;
-        Ok(Built { id, document, manifest: None, file })
+        single(file, rootfs, config, diff_id, progress)
+    }
+
+    /// Makes an image of one layer, a tar stream that nobody vouches for, and
+    /// gives it the name `tag`.
+    ///
+    /// # Errors
+    /// What is wrong with the stream. The store is as it was then.
+    pub fn import_layer(
+        &self,
+        stream: &mut dyn Read,
+        config: &ImageConfig,
+        tag: Option<&Reference>,
+        limits: &ImportLimits,
+        progress: &mut dyn Progress,
+    ) -> Result<ImageRecord> {
+        let (file, mut rootfs) = self.begin(limits)?;
+        progress.event(ProgressEvent::Layer { index: 0, count: 1, bytes: None });
+        let check = LayerCheck { what: "the layer".to_owned(), blob: None, diff_id: None };
+        let diff_id = layer::apply(&mut rootfs, stream, &check, &mut 0, progress)?;
+        let built = single(file, rootfs, config, diff_id, progress)?;
+        self.publish(built, tag)
     }
 
     /// A temporary file under lock, and a builder that writes to it.
@@ -178,4 +194,20 @@ fn stored(document: &[u8], manifest: Option<Digest>, size_bytes: u64) -> Result<
         config: parsed.run_config()?,
         document: text.to_owned(),
     })
+}
+
+/// The image of a file system with one layer.
+fn single(
+    file: NamedTempFile,
+    rootfs: RootfsBuilder<'_>,
+    config: &ImageConfig,
+    diff_id: Digest,
+    progress: &mut dyn Progress,
+) -> Result<Built> {
+    progress.event(ProgressEvent::Finishing);
+    let document = serde_json::to_vec(&ConfigDocument::single_layer(config, diff_id))
+        .map_err(|error| ImageError::malformed("the image configuration", error))?;
+    let id = Digest::of(&document);
+    rootfs.finish(&id)?;
+    Ok(Built { id, document, manifest: None, file })
 }

@@ -5,6 +5,7 @@
 //! -> [`record`]. Operators' later commands reach a running cell through
 //! [`control`].
 
+pub mod commit;
 pub mod control;
 mod disk;
 pub mod end;

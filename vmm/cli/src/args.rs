@@ -25,6 +25,7 @@ pub enum Command {
     Exec(ExecArgs),
     Ps(PsArgs),
     Pool(Box<PoolArgs>),
+    Commit(CommitArgs),
     Logs(LogsArgs),
     Cp(CpArgs),
     Inspect(InspectArgs),
@@ -175,6 +176,18 @@ pub struct PoolArgs {
     /// A cell as `run` would start it, without a program.
     #[command(flatten)]
     pub run: RunArgs,
+}
+
+/// Make an image of what a running cell's root file system holds.
+#[derive(Args)]
+#[command(after_help = "Example: exocell commit job me/ready:1 && exocell run --rm me/ready:1 ./go
+
+The image is started as the cell's own is. Shared folders and other mounts are left out, and so
+are extended attributes. The cell's programs go on meanwhile.")]
+pub struct CommitArgs {
+    pub cell: String,
+    /// The image's name.
+    pub tag: String,
 }
 
 /// How a program is started; common to run and exec.

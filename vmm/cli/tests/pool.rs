@@ -85,8 +85,10 @@ fn a_run_takes_a_warm_cell_and_another_takes_its_place() {
     run(["rm", &name]).ok();
     let second = pool.next();
     assert_ne!(first, second);
-    let mut command = exocell(["run", "--rm", "-i", "--pids-limit", "1111", IMAGE, "sh"]);
-    let ended = finish(&mut command, b"hostname; read x; echo got $x\nsomething\n").ok();
+    let script = "hostname; read x; echo got $x";
+    let mut command =
+        exocell(["run", "--rm", "-i", "--pids-limit", "1111", IMAGE, "sh", "-c", script]);
+    let ended = finish(&mut command, b"something\n").ok();
     assert_eq!(ended.text(), format!("{}\ngot something", &second[..12]));
     assert!(inspect(&second).is_none(), "it was to be removed");
     // The deadline is the run's own.

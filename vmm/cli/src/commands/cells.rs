@@ -72,6 +72,11 @@ fn ps_row<'a>(record: &'a Record, spec: &'a CellSpec, status: &Status) -> PsRow<
     }
 }
 
+/// Whether the cell is up, with a program or without.
+fn is_there(spec: &CellSpec, status: &Status) -> bool {
+    status.state == State::Running || status.state == State::Created && spec.warm.is_some()
+}
+
 fn is_paused(record: &Record, status: &Status) -> bool {
     status.state == State::Running && record.is_paused()
 }
@@ -149,7 +154,7 @@ pub fn inspect(layout: &Layout, args: &InspectArgs) -> Result<u8, CellError> {
     let mut inspected = Vec::new();
     for key in &args.cells {
         let (record, spec, status) = Record::find(layout, key)?;
-        let alive = status.state == State::Running;
+        let alive = is_there(&spec, &status);
         let kernel = alive && status.guest_kernel_inner_pid != 0;
         inspected.push(Inspected {
             id: record.id.clone(),
@@ -201,8 +206,8 @@ fn hear_end(record: &Record) -> Option<u8> {
 
 pub fn stop(layout: &Layout, args: &StopArgs) -> Result<u8, CellError> {
     for key in &args.cells {
-        let (record, _, status) = Record::find(layout, key)?;
-        if status.state == State::Running {
+        let (record, spec, status) = Record::find(layout, key)?;
+        if is_there(&spec, &status) {
             end::stop(layout, &record, &status, Duration::from_secs(args.time))?;
         }
         say!("{key}");

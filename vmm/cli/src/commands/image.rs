@@ -3,14 +3,15 @@
 use std::path::Path;
 
 use exocell_cell::images::{
-    Credentials, ImageConfig, ImageRecord, ImportLimits, ProgressEvent, Reference, RegistryOptions,
-    Source, Store,
+    Credentials, ImageConfig, ImageRecord, ImportLimits, Progress, ProgressEvent, Reference,
+    RegistryOptions, Source, Store,
 };
-use exocell_cell::{CellError, Layout};
+use exocell_cell::{CellError, Layout, Record, Strength, commit};
 use serde_json::json;
 
 use super::print_json;
-use crate::args::ImageCommand;
+use super::run::must_run;
+use crate::args::{CommitArgs, ImageCommand};
 use crate::progress::Bar;
 use crate::show::{self, say};
 
@@ -63,28 +64,45 @@ fn credentials() -> Result<Option<Credentials>, CellError> {
     Ok(Some(Credentials { username: username.to_owned(), password: password.to_owned() }))
 }
 
+/// `exocell commit`
+pub fn commit(layout: &Layout, args: &CommitArgs) -> Result<u8, CellError> {
+    let tag: Reference = args.tag.parse()?;
+    let (record, spec, status) = Record::find(layout, &args.cell)?;
+    must_run(&record, status.state)?;
+    if spec.strength == Strength::Isolate {
+        let key = &args.cell;
+        return Err(CellError::Usage(format!("{key} is an isolate: it has no file system")));
+    }
+    finish(show(&mut |progress| {
+        commit::commit(layout, &record, &spec.image, Some(&tag), progress)
+    })?)?;
+    Ok(0)
+}
+
 fn run(store: &Store, source: &Source, tag: Option<&Reference>) -> Result<ImageRecord, CellError> {
+    show(&mut |progress| Ok(store.import(source, tag, &ImportLimits::default(), progress)?))
+}
+
+/// Shows how far `import` is.
+fn show(
+    import: &mut dyn FnMut(&mut dyn Progress) -> Result<ImageRecord, CellError>,
+) -> Result<ImageRecord, CellError> {
     let bar = Bar::new(0, "{spinner} {msg:24} {bytes} {bytes_per_sec} {elapsed}");
     let mut done = 0;
-    let result =
-        store.import(source, tag, &ImportLimits::default(), &mut |event: ProgressEvent<'_>| {
-            match event {
-                ProgressEvent::Layer { index, count, .. } => {
-                    bar.step(&format!("layer {} of {count}", index + 1));
-                }
-                ProgressEvent::Bytes(bytes) => {
-                    done += bytes;
-                    bar.set(done, None);
-                }
-                ProgressEvent::Skipped { path, why } => {
-                    eprintln!("exocell: left out {path}: {why}")
-                }
-                ProgressEvent::Finishing => bar.step("writing the file system"),
-                _ => {}
-            }
-        });
+    let result = import(&mut |event: ProgressEvent<'_>| match event {
+        ProgressEvent::Layer { index, count, .. } => {
+            bar.step(&format!("layer {} of {count}", index + 1));
+        }
+        ProgressEvent::Bytes(bytes) => {
+            done += bytes;
+            bar.set(done, None);
+        }
+        ProgressEvent::Skipped { path, why } => eprintln!("exocell: left out {path}: {why}"),
+        ProgressEvent::Finishing => bar.step("writing the file system"),
+        _ => {}
+    });
     bar.finish();
-    Ok(result?)
+    result
 }
 
 fn finish(record: ImageRecord) -> Result<(), CellError> {

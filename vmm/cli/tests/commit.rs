@@ -1,0 +1,91 @@
+//! `exocell commit`: what a cell made of its files is an image that cells start from.
+
+mod common;
+
+use std::path::Path;
+
+use common::cell::Cell;
+use common::{Finished, IMAGE, given, run, text, unique};
+
+/// An image that is removed with its owner.
+struct Image(String);
+
+impl Drop for Image {
+    fn drop(&mut self) {
+        run(["image", "rm", &self.0]);
+    }
+}
+
+/// `exocell run --rm FLAGS IMAGE sh -c SCRIPT`
+#[track_caller]
+fn shell(image: &Image, flags: &[&str], script: &str) -> Finished {
+    run([&["run", "--rm"], flags, &[&image.0, "sh", "-c", script]].concat())
+}
+
+/// A small image: the base's shell and what it needs.
+fn small() -> Image {
+    let tree = tempfile::tempdir().expect("a folder");
+    let base = given("EXOCELL_TEST_BASE");
+    for folder in ["bin", "lib", "lib64", "usr/bin", "usr/lib/x86_64-linux-gnu", "data", "src"] {
+        std::fs::create_dir_all(tree.path().join(folder)).expect("a folder");
+    }
+    for program in ["sh", "cat", "ln", "rm", "stat", "chmod", "sleep", "ls", "test", "chown"] {
+        plant(&base, tree.path(), &format!("usr/bin/{program}"), &format!("bin/{program}"));
+    }
+    let libraries = ["libc.so.6", "libselinux.so.1", "libpcre2-8.so.0"];
+    for library in libraries {
+        let from = format!("usr/lib/x86_64-linux-gnu/{library}");
+        plant(&base, tree.path(), &from, &from);
+    }
+    let loader = "usr/lib/x86_64-linux-gnu/ld-linux-x86-64.so.2";
+    plant(&base, tree.path(), loader, "lib64/ld-linux-x86-64.so.2");
+    let image = Image(format!("{}:1", unique("small")));
+    run(["image", "import", &format!("{}/", text(tree.path())), "--tag", &image.0]).ok();
+    image
+}
+
+#[track_caller]
+fn plant(base: &Path, tree: &Path, from: &str, to: &str) {
+    let from = base.join(from);
+    // Links in the tree are the tree's own.
+    let from = from.canonicalize().unwrap_or_else(|error| panic!("{}: {error}", from.display()));
+    std::fs::copy(&from, tree.join(to)).unwrap_or_else(|error| panic!("{to}: {error}"));
+}
+
+#[test]
+fn a_template_holds_what_the_cell_made_and_nothing_that_was_mounted() {
+    let base = small();
+    let shared = tempfile::tempdir().expect("a folder");
+    std::fs::write(shared.path().join("secret"), "of the host").expect("a file");
+    let volume = format!("{}:/src:ro", text(shared.path()));
+    let name = unique("commit");
+    let cell = Cell { name: name.clone() };
+    run(["run", "-d", "--name", &name, "-v", &volume, &base.0, "sleep", "infinity"]).ok();
+    let script = "echo made > /data/file && ln /data/file /data/second && ln -s file /data/link \
+                  && chmod 640 /data/file && chown 7:8 /data/file && rm /bin/ls && cat /src/secret";
+    assert_eq!(cell.shell(script).ok().text(), "of the host");
+    let image = Image(format!("{}:1", unique("template")));
+    let id = run(["commit", &name, &image.0]).ok().text().to_owned();
+    assert!(id.starts_with("sha256:"), "{id}");
+    let seen =
+        shell(&image, &[], "cat /data/link; stat -c '%a %u %g %h' /data/second; echo /src/*");
+    assert_eq!(seen.ok().text(), "made\n640 7 8 2\n/src/*");
+    shell(&image, &[], "test -e /bin/ls").exited(1);
+    // Cells of a template do not see each other's writes, nor the first cell's.
+    cell.shell("echo later > /data/file").ok();
+    shell(&image, &[], "echo own > /data/file").ok();
+    assert_eq!(shell(&image, &[], "cat /data/file").ok().text(), "made");
+    let twice = run(["commit", &name, &image.0]).ok().text().to_owned();
+    assert_ne!(id, twice, "another content is another image");
+    run(["image", "rm", &id]);
+}
+
+#[test]
+fn what_has_no_running_guest_is_refused() {
+    let name = unique("ended");
+    let cell = Cell { name: name.clone() };
+    run(["run", "--name", &name, IMAGE, "true"]).ok();
+    run(["commit", &cell.name, "me/x:1"]).exited(125).complains_of(&["must be running"]);
+    run(["commit", "no-such-cell", "me/x:1"]).exited(125).complains_of(&["no-such-cell"]);
+    run(["commit", &cell.name, "Not a name"]).exited(125).complains_of(&["Not a name"]);
+}
