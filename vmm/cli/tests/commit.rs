@@ -2,10 +2,8 @@
 
 mod common;
 
-use std::path::Path;
-
 use common::cell::Cell;
-use common::{Finished, IMAGE, given, run, text, unique};
+use common::{Finished, IMAGE, run, small, text, unique};
 
 /// An image that is removed with its owner.
 struct Image(String);
@@ -22,34 +20,11 @@ fn shell(image: &Image, flags: &[&str], script: &str) -> Finished {
     run([&["run", "--rm"], flags, &[&image.0, "sh", "-c", script]].concat())
 }
 
-/// A small image: the base's shell and what it needs.
 fn small() -> Image {
-    let tree = tempfile::tempdir().expect("a folder");
-    let base = given("EXOCELL_TEST_BASE");
-    for folder in ["bin", "lib", "lib64", "usr/bin", "usr/lib/x86_64-linux-gnu", "data", "src"] {
-        std::fs::create_dir_all(tree.path().join(folder)).expect("a folder");
-    }
-    for program in ["sh", "cat", "ln", "rm", "stat", "chmod", "sleep", "ls", "test", "chown"] {
-        plant(&base, tree.path(), &format!("usr/bin/{program}"), &format!("bin/{program}"));
-    }
-    let libraries = ["libc.so.6", "libselinux.so.1", "libpcre2-8.so.0"];
-    for library in libraries {
-        let from = format!("usr/lib/x86_64-linux-gnu/{library}");
-        plant(&base, tree.path(), &from, &from);
-    }
-    let loader = "usr/lib/x86_64-linux-gnu/ld-linux-x86-64.so.2";
-    plant(&base, tree.path(), loader, "lib64/ld-linux-x86-64.so.2");
     let image = Image(format!("{}:1", unique("small")));
+    let tree = small::tree();
     run(["image", "import", &format!("{}/", text(tree.path())), "--tag", &image.0]).ok();
     image
-}
-
-#[track_caller]
-fn plant(base: &Path, tree: &Path, from: &str, to: &str) {
-    let from = base.join(from);
-    // Links in the tree are the tree's own.
-    let from = from.canonicalize().unwrap_or_else(|error| panic!("{}: {error}", from.display()));
-    std::fs::copy(&from, tree.join(to)).unwrap_or_else(|error| panic!("{to}: {error}"));
 }
 
 #[test]

@@ -268,6 +268,24 @@ fn files_go_in_and_out() {
 }
 
 #[test]
+fn a_container_becomes_an_image() {
+    let server = Server::start();
+    let tree = common::small::tree();
+    let from = format!("{}/", text(tree.path()));
+    finish(&mut server.exocell(&["image", "import", &from, "--tag", "small:1"]), b"").ok();
+    let create = ["run", "-d", "--network", "none", "--name", "c", "small:1", "sleep", "infinity"];
+    server.docker(&create).ok();
+    server.docker(&["exec", "c", "sh", "-c", "echo made > /data/file"]).ok();
+    let id = server.docker(&["commit", "-m", "words", "c", "me/made:2"]).ok().text().to_owned();
+    assert!(id.starts_with("sha256:"), "{id}");
+    let run = ["run", "--rm", "--network", "none", "me/made:2", "cat", "/data/file"];
+    assert_eq!(server.docker(&run).ok().text(), "made");
+    server.docker(&["stop", "-t", "0", "c"]).ok();
+    let refused = server.docker(&["commit", "c", "me/made:3"]).exited(1);
+    assert!(refused.stderr.contains("not running"), "{}", refused.stderr);
+}
+
+#[test]
 fn events_tell_a_containers_life() {
     let server = Server::start();
     server
@@ -326,7 +344,7 @@ fn what_cells_do_not_have_is_refused_by_name() {
     assert!(warned.stderr.contains("--allow-net"), "{}", warned.stderr);
     server.idle("r");
     for (args, word) in [
-        (&["commit", "r", "x"][..], "image of a container"),
+        (&["commit", "--change", "CMD x", "r", "x"][..], "changing an image"),
         (&["network", "create", "n"], "--allow-net"),
         (&["save", IMAGE], "saving an image"),
         (&["swarm", "init"], "swarm"),

@@ -6,9 +6,10 @@ use std::sync::Arc;
 
 use base64::Engine;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE};
+use exocell_cell::commit;
 use exocell_cell::images::{
     Credentials, ImageConfig, ImageError, ImageRecord, ImportLimits, ProgressEvent, Reference,
-    RegistryOptions, Source, Store,
+    RegistryOptions, Silent, Source, Store,
 };
 use hyper::StatusCode;
 use serde::Deserialize;
@@ -202,6 +203,37 @@ pub async fn tag(server: &Arc<Server>, name: String, call: &Call) -> ApiResult<R
     });
     tell(server, "tag", &id.await?, &shown);
     Ok(empty(StatusCode::CREATED))
+}
+
+/// `POST /commit`. What a commit would change of the image's configuration is
+/// refused, and its author and message are not kept.
+pub async fn commit(server: &Arc<Server>, call: Call) -> ApiResult<Response> {
+    let query = &call.target.query;
+    let container = query.get("container").ok_or_else(|| ApiError::bad_request("no container"))?;
+    let seen = server.find(container).await?;
+    let record = seen.awake()?.0.clone();
+    let tag = match (query.get("repo").filter(|repo| !repo.is_empty()), query.get("tag")) {
+        (Some(repo), Some(tag)) if !tag.is_empty() => Some(format!("{repo}:{tag}")),
+        (repo, _) => repo.map(str::to_owned),
+    };
+    let tag = tag.map(|tag| tag.parse::<Reference>()).transpose()?;
+    let changes = query.get("changes").is_some_and(|changes| !changes.is_empty());
+    let config: Value = call.json().await?;
+    if changes || config.as_object().is_some_and(|config| !config.is_empty()) {
+        return Err(ApiError::unsupported(
+            "changing an image's configuration",
+            "say program, user and environment when the container is made",
+        ));
+    }
+    let image = seen.container.spec.image.clone();
+    let shown = tag.as_ref().map_or_else(String::new, Reference::to_string);
+    let made = server.blocking(move |server| {
+        let layout = server.layout();
+        Ok(commit::commit(layout, &record, &image, tag.as_ref(), &mut Silent)?)
+    });
+    let id = made.await?.id.to_string();
+    tell(server, "commit", &id, &shown);
+    Ok(reply(StatusCode::CREATED, &json!({ "Id": id })))
 }
 
 /// `DELETE /images/{name}`

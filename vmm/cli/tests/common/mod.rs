@@ -12,6 +12,7 @@ pub mod lan;
 pub mod pip;
 pub mod pty;
 pub mod servers;
+pub mod small;
 
 use std::ffi::OsStr;
 use std::io::{Read, Write};

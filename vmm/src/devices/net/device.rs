@@ -117,7 +117,7 @@ enum Given {
 /// Writes headers and `packet` into as many of the guest's buffers as it takes.
 fn give(ring: &mut Ring, mem: &GuestMemoryMmap, packet: &[u8]) -> Given {
     let wanted = HEADER_BYTES + ETHERNET_BYTES + packet.len();
-    let mut chains: Vec<Chain<'_>> = Vec::new();
+    let mut chains: Vec<Chain<'_>> = Vec::with_capacity(BUFFERS_MAX);
     let mut room = 0;
     while room < wanted {
         let next = if chains.len() < BUFFERS_MAX { ring.pop(mem) } else { None };
@@ -129,15 +129,10 @@ fn give(ring: &mut Ring, mem: &GuestMemoryMmap, packet: &[u8]) -> Given {
     }
     let mut used = Vec::with_capacity(chains.len());
     let headers = headers(packet, chains.len() as u16);
-    let (mut headers, mut packet) = (&headers[..], packet);
-    for mut chain in chains {
-        let head = chain.writable.take(headers.len());
-        head.copy_from(headers);
-        headers = headers.get(head.len()..).unwrap_or_default();
-        let body = chain.writable.take(packet.len());
-        body.copy_from(packet);
-        packet = packet.get(body.len()..).unwrap_or_default();
-        used.push((chain.head, (head.len() + body.len()) as u32));
+    let mut frame = [&headers[..], packet];
+    for chain in chains {
+        let written = chain.writable.copy_on(&mut frame);
+        used.push((chain.head, written as u32));
     }
     ring.push_all(mem, &used);
     Given::Whole

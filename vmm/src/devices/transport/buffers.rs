@@ -140,6 +140,22 @@ impl<'m> Buffers<'m> {
         done
     }
 
+    /// Copies from the fronts of `parts`, one after the other, as much as both
+    /// hold, and leaves what is left of them; returns how many bytes it copied.
+    pub fn copy_on(&self, parts: &mut [&[u8]]) -> usize {
+        let mut done = 0;
+        for slice in &self.slices {
+            let mut at = 0;
+            for part in parts.iter_mut() {
+                let (head, rest) = part.split_at(part.len().min(slice.len() - at));
+                at += slice.write(head, at).unwrap_or(0);
+                *part = rest;
+            }
+            done += at;
+        }
+        done
+    }
+
     /// Copies from `bytes` as much as both hold, and returns how many bytes.
     pub fn copy_from(&self, bytes: &[u8]) -> usize {
         let mut done = 0;
