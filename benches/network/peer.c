@@ -5,6 +5,7 @@
 #include <arpa/inet.h>
 #include <netinet/tcp.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -75,6 +76,8 @@ int peer(const char *address)
 	pthread_t id;
 	char byte;
 
+	/* Clients leave while they are written to. */
+	signal(SIGPIPE, SIG_IGN);
 	if (inet_pton(AF_INET, address, &at.sin_addr) != 1)
 		return 2;
 	must(bind(fd, (struct sockaddr *)&at, length), address);

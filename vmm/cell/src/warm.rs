@@ -63,6 +63,7 @@ fn shape(
         "kernel": plan::kernel(layout)?,
         "initramfs": initramfs::prepare(layout)?,
         "read_only": spec.read_only,
+        "pager": spec.pager,
         "capabilities": caps,
     });
     Ok((parts.to_string(), image))
