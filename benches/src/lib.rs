@@ -22,6 +22,7 @@ mod row;
 mod start;
 mod subject;
 mod turns;
+mod warm;
 
 use std::path::Path;
 

@@ -9,7 +9,7 @@ use serde::Deserialize;
 use crate::exocell::{Cell, Exocell};
 use crate::row::Unit;
 use crate::subject::{self, Start, Subject};
-use crate::{BenchError, Options, Row};
+use crate::{BenchError, Options, Row, warm};
 
 /// From the command's start to its end.
 const TOTAL: &str = "start/total";
@@ -34,7 +34,9 @@ pub fn measure(options: &Options, exocell: &Exocell) -> Result<Vec<Row>, BenchEr
             samples.push(us as f64);
         }
     }
-    Ok(rows(&turns, &stages, exocell))
+    let mut rows = rows(&turns, &stages, exocell);
+    rows.extend(warm::measure(options.rounds, exocell)?);
+    Ok(rows)
 }
 
 fn command(subject: &Subject, exocell: &Exocell) -> Command {

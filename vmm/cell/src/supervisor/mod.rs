@@ -113,7 +113,7 @@ fn run(inheritance: &mut Inheritance, workload: Workload, host_pid: i32) -> Resu
                 status.times = StartTimes::default();
             }
             Err(end) => {
-                ending::finish(inheritance, &record, &shared, workload, status, end);
+                ending::finish(inheritance, &record, &shared, workload, status, *end);
                 return Ok(());
             }
         }

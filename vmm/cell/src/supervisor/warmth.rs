@@ -94,19 +94,20 @@ pub(crate) fn watch_pool(shared: &Shared, mut pool: &UnixStream) {
 }
 
 /// Waits for the program of a warm cell; the cell's end when none comes.
-pub(crate) fn wait(inbox: &Receiver<Event>, warmth: &Warmth) -> Result<Order, End> {
+pub(crate) fn wait(inbox: &Receiver<Event>, warmth: &Warmth) -> Result<Order, Box<End>> {
+    let killed = |why: &str| Err(Box::new(End::killed(why.to_owned())));
     loop {
         match inbox.recv() {
             Ok(Event::Taken(order)) => return Ok(*order),
-            Ok(Event::GuestKernel(how)) => return Err(End::guest_died(&how)),
+            Ok(Event::GuestKernel(how)) => return Err(Box::new(End::guest_died(&how))),
             // One that was taken just before gets its order.
             Ok(Event::Abandoned) if warmth.close() => {
-                return Err(End::killed("its pool is gone".to_owned()));
+                return killed("its pool is gone");
             }
             Ok(Event::Abandoned) => {}
-            Ok(Event::Stop { .. }) => return Err(End::killed("stopped".to_owned())),
+            Ok(Event::Stop { .. }) => return killed("stopped"),
             Ok(Event::Started { .. } | Event::Program(_)) => {}
-            Err(_) => return Err(End::killed("the supervisor lost its threads".to_owned())),
+            Err(_) => return killed("the supervisor lost its threads"),
         }
     }
 }

@@ -1,6 +1,7 @@
 //! `exocell pool`: keeps warm cells for `exocell run`.
 
 use std::os::fd::AsFd;
+use std::time::Duration;
 
 use exocell_cell::launch::{self, Launched, Request, Workload};
 use exocell_cell::plan::VmPlan;
@@ -19,6 +20,9 @@ use crate::show::say;
 /// What a plan has for a program until one is told; it never runs.
 const PLACEHOLDER: &str = "true";
 
+/// Who took a cell has the machine to itself for so long before the next boots.
+const HEADWAY: Duration = Duration::from_millis(100);
+
 pub fn pool(layout: &Layout, args: PoolArgs) -> Result<u8, CellError> {
     let PoolArgs { size, mut run } = args;
     refuse_programs(&run)?;
@@ -35,6 +39,7 @@ pub fn pool(layout: &Layout, args: PoolArgs) -> Result<u8, CellError> {
             waiting.push(cell);
         }
         let gone = await_change(&waiting)?;
+        std::thread::sleep(HEADWAY);
         for cell in gone.into_iter().rev().map(|index| waiting.swap_remove(index)) {
             ended(&cell)?;
         }
