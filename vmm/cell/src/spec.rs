@@ -58,7 +58,7 @@ pub struct CellSpec {
     /// How guest memory goes back to the host.
     #[serde(default)]
     pub pager: exocell_pager::Mode,
-    /// Of a cell that waits in a pool, and has run nothing yet: what a run must
+    /// Of a cell that waits in a pool for its program: what a run must
     /// want to take it (see [`crate::warm`]).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub warm: Option<String>,

@@ -5,7 +5,8 @@
 //! pool ── launch(spec.warm = key) ──> supervisor ── guest ready ──> waits
 //! run  ── key, Order on the control socket ──> taken: spec, program, name of its own
 //! ```
-//! A cell is taken once, and has run nothing before. It waits as long as its
+//! A cell is taken once, and has run nothing before but `true` of its image,
+//! where there is one, after which the next program starts faster. It waits as long as its
 //! pool's end of the session is open: a pool that is gone, however it ended,
 //! leaves no cell that waits.
 

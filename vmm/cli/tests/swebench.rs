@@ -75,6 +75,7 @@ fn the_right_patch_resolves_an_instance() {
     let own = "logs/run_evaluation/run/gold/cache-1";
     let output = evaluation.read(&format!("{own}/test_output.txt"));
     assert!(said.stderr.contains("[1/1] cache-1: resolved"), "{}{output}", said.stderr);
+    assert!(said.stderr.contains(" s CPU, ") && said.stderr.contains("MiB at most"));
     let report = &evaluation.json(&format!("{own}/report.json"))["cache-1"];
     let verdict = |kind: &str, way: &str| {
         report["tests_status"][kind][way].as_array().map(Vec::len).expect("a list")

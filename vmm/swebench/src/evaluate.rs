@@ -11,7 +11,7 @@ use crate::cell::{Cell, Exocell};
 use crate::dataset::{Instance, Prediction};
 use crate::grade;
 use crate::parsers::{self, Parser};
-use crate::place::{LOG, Log, REPORT, TEST_OUTPUT, write_whole};
+use crate::place::{LOG, Log, REPORT, TEST_OUTPUT, USAGE, write_whole};
 use crate::trace::{Usage, Watch};
 
 /// Where the repository lies in an instance's image.
@@ -57,6 +57,8 @@ impl Evaluator {
     ) -> Result<bool, Reason> {
         let begun = Instant::now();
         fs::create_dir_all(folder).map_err(host("make the instance's folder"))?;
+        // Of an earlier try; mostly there is none.
+        let _ = fs::remove_file(folder.join(USAGE));
         let mut log = Log::create(&folder.join(LOG), begun).map_err(host("write the log"))?;
         let judged = self.judge(instance, prediction, folder, &mut log, begun);
         match &judged {
@@ -89,7 +91,7 @@ impl Evaluator {
         let samples = watch.end();
         let wall_ms = begun.elapsed().as_millis() as u64;
         drop(cell);
-        write_json(&folder.join("cell.json"), &Usage::of(samples, start_ms, wall_ms))?;
+        write_json(&folder.join(USAGE), &Usage::of(samples, start_ms, wall_ms))?;
         grade_output(instance, parser, &output?, folder)
     }
 

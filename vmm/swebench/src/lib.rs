@@ -28,6 +28,7 @@ use serde_json::json;
 pub use cell::Exocell;
 pub use error::SwebenchError;
 pub use report::Report;
+pub use trace::{Sample, Usage};
 
 use dataset::{Instance, Predictions};
 use evaluate::Evaluator;
@@ -61,6 +62,8 @@ pub struct Finished<'a> {
     /// Whether it is resolved, or why nobody knows.
     pub resolved: &'a Result<bool, String>,
     pub took: Duration,
+    /// What its cell used; `None` where it got none.
+    pub usage: Option<&'a Usage>,
     /// How many are over, of how many.
     pub done: usize,
     pub of: usize,
@@ -119,13 +122,16 @@ fn evaluate_all(
     let work = || {
         while let Some((instance, prediction)) = pending.get(next.fetch_add(1, Ordering::Relaxed)) {
             let begun = Instant::now();
-            let resolved = evaluator.evaluate(instance, prediction, &place.of(prediction));
+            let folder = place.of(prediction);
+            let resolved = evaluator.evaluate(instance, prediction, &folder);
+            let usage = Usage::read(&folder);
             let mut done = done.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
             *done += 1;
             progress(&Finished {
                 instance_id: &instance.instance_id,
                 resolved: &resolved,
                 took: begun.elapsed(),
+                usage: usage.as_ref(),
                 done: *done,
                 of: pending.len(),
             });

@@ -18,6 +18,7 @@ use crate::error::SwebenchError;
 
 pub const REPORT: &str = "report.json";
 pub const TEST_OUTPUT: &str = "test_output.txt";
+pub const USAGE: &str = "cell.json";
 pub const LOG: &str = "run_instance.log";
 
 /// The folder of a run.

@@ -1,21 +1,23 @@
 //! What a cell uses while it runs: once a second, by the host's figures and
 //! by the guest's.
 
+use std::path::Path;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::cell::Exocell;
+use crate::place::USAGE;
 
 const INTERVAL: Duration = Duration::from_secs(1);
 /// A day of samples.
 const SAMPLES_MAX: usize = 86_400;
 
 /// What a cell uses at one moment.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sample {
     /// Milliseconds since the instance was begun.
     pub at_ms: u64,
@@ -28,7 +30,7 @@ pub struct Sample {
 }
 
 /// The content of `cell.json`.
-#[derive(Debug, Default, Serialize)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub struct Usage {
     /// From the request to a cell that runs programs.
     pub start_ms: u64,
@@ -41,6 +43,12 @@ pub struct Usage {
 }
 
 impl Usage {
+    /// What an evaluation that left its files in `folder` used; `None` where it
+    /// got no cell.
+    pub fn read(folder: &Path) -> Option<Self> {
+        serde_json::from_slice(&std::fs::read(folder.join(USAGE)).ok()?).ok()
+    }
+
     /// The figures of `samples`.
     pub fn of(samples: Vec<Sample>, start_ms: u64, wall_ms: u64) -> Self {
         let max = |figure: fn(&Sample) -> u64| samples.iter().map(figure).max().unwrap_or(0);

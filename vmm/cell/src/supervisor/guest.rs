@@ -617,6 +617,20 @@ impl Guest {
         self.reach.clone()
     }
 
+    /// Runs the plan's program once, unheard, as a warm guest's first; one that
+    /// fails or does not end costs nothing but the warmth.
+    pub fn warm_up(&self) {
+        let Ok(stream) = self.reach.agent.connect(AGENT_PORT) else { return };
+        if stream.set_read_timeout(Some(ANSWER_TIMEOUT)).is_err() {
+            return;
+        }
+        let until = Instant::now() + ANSWER_TIMEOUT;
+        if let Ok(mut session) = client::exec(&stream, &stream, &self.exec) {
+            let goes_on = |event| !matches!(event, Ok(ExecEvent::Exited(_)) | Err(_));
+            while goes_on(session.output.event()) && Instant::now() < until {}
+        }
+    }
+
     /// Gives a warm guest its program, which was requested now.
     pub fn take(&mut self, exec: exocell_agent::Exec) {
         (self.exec, self.requested) = (exec, Instant::now());

@@ -105,6 +105,9 @@ fn run(inheritance: &mut Inheritance, workload: Workload, host_pid: i32) -> Resu
     if let Running::Vm(guest) = &mut workload
         && shared.warmth.is_warm()
     {
+        guest.warm_up();
+        // The pool's readers take it for ready from here on.
+        status.times.guest_ready_us = inheritance.requested.elapsed().as_micros() as u64;
         record.write_status(&status)?;
         match warmth::wait(&inbox, &shared.warmth) {
             Ok(order) => {

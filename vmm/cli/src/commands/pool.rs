@@ -17,8 +17,8 @@ use crate::args::PoolArgs;
 use crate::session;
 use crate::show::say;
 
-/// What a plan has for a program until one is told; it never runs.
-const PLACEHOLDER: &str = "true";
+/// What a warm cell runs once: then what starting a program takes is in memory.
+const WARM_UP: &str = "true";
 
 /// Who took a cell has the machine to itself for so long before the next boots.
 const HEADWAY: Duration = Duration::from_millis(100);
@@ -26,7 +26,7 @@ const HEADWAY: Duration = Duration::from_millis(100);
 pub fn pool(layout: &Layout, args: PoolArgs) -> Result<u8, CellError> {
     let PoolArgs { size, mut run } = args;
     refuse_programs(&run)?;
-    run.command = vec![PLACEHOLDER.to_owned()];
+    run.entrypoint = Some(WARM_UP.to_owned());
     let caps = run::capabilities(&run)?;
     let mut spec = run::spec(run, &caps, &[])?;
     spec.warm = Some(warm::key(layout, &spec, &caps)?);

@@ -7,7 +7,7 @@ use exocell_cell::{CellError, Layout};
 use exocell_swebench::{Exocell, Finished, Options, Report, run};
 
 use crate::args::{SwebenchCommand, SwebenchRunArgs};
-use crate::show::say;
+use crate::show::{self, say};
 
 /// A cell lives at most this much longer than its tests may take, whatever
 /// becomes of the command.
@@ -63,13 +63,20 @@ fn flags(args: &SwebenchRunArgs, timeout: Duration) -> Vec<String> {
 }
 
 fn progress(finished: &Finished<'_>) {
-    let Finished { instance_id, resolved, took, done, of } = finished;
+    let Finished { instance_id, resolved, took, usage, done, of } = finished;
     let verdict = match resolved {
         Ok(true) => "resolved".to_owned(),
         Ok(false) => "not resolved".to_owned(),
         Err(reason) => format!("error: {}", reason.lines().next().unwrap_or_default()),
     };
-    eprintln!("[{done}/{of}] {instance_id}: {verdict} ({:.1} s)", took.as_secs_f64());
+    let used = usage.map_or_else(String::new, |usage| {
+        format!(
+            ", {:.1} s CPU, {} at most",
+            usage.cpu_ms as f64 / 1e3,
+            show::bytes(usage.host_bytes_max)
+        )
+    });
+    eprintln!("[{done}/{of}] {instance_id}: {verdict} ({:.1} s{used})", took.as_secs_f64());
 }
 
 fn summarize(report: &Report) {

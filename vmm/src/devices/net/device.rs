@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use event_manager::{EventOps, EventSet};
+use smallvec::SmallVec;
 use vm_memory::GuestMemoryMmap;
 
 use super::{Link, NetConfig, NetMetrics};
@@ -16,6 +17,8 @@ const FROM_GUEST: usize = 1;
 const TURN_MAX: usize = 256;
 /// Buffers that one packet may be spread over: a page each, and some spare.
 const BUFFERS_MAX: usize = 64;
+/// Pages that the largest packet takes.
+const BUFFERS_USUAL: usize = 17;
 /// The header before each frame (virtio 1.2, 5.1.6).
 const HEADER_BYTES: usize = 12;
 const ETHERNET_BYTES: usize = 14;
@@ -117,7 +120,7 @@ enum Given {
 /// Writes headers and `packet` into as many of the guest's buffers as it takes.
 fn give(ring: &mut Ring, mem: &GuestMemoryMmap, packet: &[u8]) -> Given {
     let wanted = HEADER_BYTES + ETHERNET_BYTES + packet.len();
-    let mut chains: Vec<Chain<'_>> = Vec::with_capacity(BUFFERS_MAX);
+    let mut chains: SmallVec<[Chain<'_>; BUFFERS_USUAL]> = SmallVec::new();
     let mut room = 0;
     while room < wanted {
         let next = if chains.len() < BUFFERS_MAX { ring.pop(mem) } else { None };
@@ -127,7 +130,7 @@ fn give(ring: &mut Ring, mem: &GuestMemoryMmap, packet: &[u8]) -> Given {
         room += chain.writable.len();
         chains.push(chain);
     }
-    let mut used = Vec::with_capacity(chains.len());
+    let mut used: SmallVec<[(u16, u32); BUFFERS_USUAL]> = SmallVec::new();
     let headers = headers(packet, chains.len() as u16);
     let mut frame = [&headers[..], packet];
     for chain in chains {

@@ -5,6 +5,7 @@
 
 use std::mem;
 
+use smallvec::SmallVec;
 use virtio_queue::DescriptorChain;
 use virtio_queue::desc::split::Descriptor;
 use vm_memory::{Bytes, GuestMemoryBackend, GuestMemoryMmap, VolatileSlice};
@@ -29,7 +30,8 @@ pub(crate) enum ChainFault {
 /// The buffers of one direction of a request, in order.
 #[derive(Debug, Default)]
 pub(crate) struct Buffers<'m> {
-    slices: Vec<VolatileSlice<'m>>,
+    /// Mostly one or two: a header and what it heads.
+    slices: SmallVec<[VolatileSlice<'m>; 2]>,
     len: usize,
 }
 
