@@ -245,7 +245,8 @@ pub(crate) async fn run(
     store: &mut Store<State>,
     arguments: &[Value],
 ) -> wasmtime::Result<Vec<Value>> {
-    let instance = instance.instantiate_async(&mut *store).await?;
+    // Boxed, because it is over soon, and the call would keep room for it.
+    let instance = Box::pin(instance.instantiate_async(&mut *store)).await?;
     let began = begin(&function.module, &instance, store).await;
     let result = match began {
         Ok(()) => function.call(&instance, store, arguments).await,

@@ -1,10 +1,12 @@
 //! The process's engines: one a metering mode, made when the first module asks for it.
 
 use crate::admission::AdmissionError;
+use crate::arena::{Memories, Stacks};
 use crate::hostcalls;
 use crate::isolate::State;
 use crate::policy::{Metering, Policy, Pool, Slots};
 use crate::preempt::Hook;
+use std::io;
 use std::sync::Arc;
 use wasmtime::{
     Config, Enabled, Engine, InstanceAllocationStrategy, Linker, PoolingAllocationConfig,
@@ -26,7 +28,8 @@ impl Host {
     pub fn new(policy: &Policy, metering: Metering) -> Result<Self, AdmissionError> {
         let failed =
             |error: wasmtime::Error| AdmissionError::Engine { message: format!("{error:#}") };
-        let engine = Engine::new(&config(policy, metering)).map_err(failed)?;
+        let config = config(policy, metering).map_err(|error| failed(error.into()))?;
+        let engine = Engine::new(&config).map_err(failed)?;
         let mut linker = Linker::new(&engine);
         hostcalls::link(&mut linker).map_err(failed)?;
         let hook = Arc::new(Hook::new(&engine).map_err(failed)?);
@@ -34,33 +37,44 @@ impl Host {
     }
 }
 
-fn config(policy: &Policy, metering: Metering) -> Config {
+fn config(policy: &Policy, metering: Metering) -> io::Result<Config> {
     let mut config = Config::new();
     config
         .epoch_interruption(metering == Metering::Epoch)
         .consume_fuel(metering == Metering::Fuel)
         .max_wasm_stack(policy.wasm_stack_bytes)
-        .async_stack_size(policy.wasm_stack_bytes + policy.host_stack_bytes)
+        .async_stack_size(policy.stack_bytes())
         .parallel_compilation(false)
         .memory_init_cow(policy.copy_on_write)
         // Walking the stack is not for frames that a signal has cut in two.
         .wasm_backtrace_max_frames(None)
         // Admission takes memories that are imported as shared only.
         .shared_memory(true);
-    if let Some(pool) = &policy.pool {
-        slots(&mut config, pool);
-        config.allocation_strategy(InstanceAllocationStrategy::Pooling(pooling(pool)));
+    match &policy.pool {
+        Some(pool) if pool.slots == Slots::Compact => compact(&mut config, policy, pool)?,
+        Some(pool) => {
+            config.allocation_strategy(InstanceAllocationStrategy::Pooling(pooling(pool)));
+        }
+        None => {}
     }
-    config
+    Ok(config)
 }
 
-fn slots(config: &mut Config, pool: &Pool) {
-    if pool.slots == Slots::Compact {
-        config
-            .memory_reservation(pool.memory_bytes as u64)
-            .memory_guard_size(0)
-            .guard_before_linear_memory(false);
-    }
+/// All stacks in one mapping and all memories in another.
+fn compact(config: &mut Config, policy: &Policy, pool: &Pool) -> io::Result<()> {
+    let stacks = pool.stacks.saturating_mul(STACKS_PER_CALL) as usize;
+    let memories =
+        Memories::new(pool.isolates as usize, pool.memory_bytes, pool.keep_resident_bytes)?;
+    config
+        .with_host_stack(Arc::new(Stacks::new(stacks, policy.stack_bytes())?))
+        .with_host_memory(Arc::new(memories))
+        // First contents that are mapped would be mappings of their own.
+        .memory_init_cow(false)
+        .memory_reservation(pool.memory_bytes as u64)
+        .memory_may_move(false)
+        .memory_guard_size(0)
+        .guard_before_linear_memory(false);
+    Ok(())
 }
 
 fn pooling(pool: &Pool) -> PoolingAllocationConfig {
@@ -75,9 +89,6 @@ fn pooling(pool: &Pool) -> PoolingAllocationConfig {
         .max_unused_warm_slots(pool.isolates)
         .linear_memory_keep_resident(pool.keep_resident_bytes)
         .table_keep_resident(pool.keep_resident_bytes)
-        .memory_protection_keys(match pool.slots {
-            Slots::Guarded => Enabled::Auto,
-            Slots::Compact => Enabled::No,
-        });
+        .memory_protection_keys(Enabled::Auto);
     pooling
 }

@@ -24,6 +24,7 @@
 #![deny(unsafe_code)]
 
 mod admission;
+mod arena;
 mod builtins;
 mod cache;
 mod call;

@@ -35,7 +35,9 @@ pub enum Slots {
     /// 4 GiB and a guard region each: bounds checks cost nothing, page tables 8 KB a slot.
     /// Where the processor has protection keys, slots share guards (ColorGuard).
     Guarded,
-    /// As large as the largest memory, side by side: dense, but each access is checked.
+    /// As large as the largest memory, side by side in one mapping, and stacks in another: dense,
+    /// and no matter of vm.max_map_count, but each access is checked, and first contents are
+    /// copied.
     Compact,
 }
 
@@ -102,6 +104,11 @@ impl Default for Policy {
 }
 
 impl Policy {
+    /// A fiber's whole stack.
+    pub(crate) fn stack_bytes(&self) -> usize {
+        self.wasm_stack_bytes.saturating_add(self.host_stack_bytes)
+    }
+
     /// For many isolates in one process.
     #[must_use]
     pub fn pooled(pool: Pool) -> Self {

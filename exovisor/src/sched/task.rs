@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Context, Poll, Wake};
 use std::time::Duration;
-use wasmtime::InstancePre;
+use wasmtime::{InstancePre, Store};
 
 const QUEUED: u8 = 0;
 const RUNNING: u8 = 1;
@@ -112,7 +112,7 @@ impl Body {
         if let Stage::Planned(_) = self.stage
             && let Stage::Planned(plan) = std::mem::replace(&mut self.stage, Stage::Over)
         {
-            self.stage = Stage::Started(Box::pin(plan.run()));
+            self.stage = Stage::Started(plan.start());
         }
         match &mut self.stage {
             Stage::Started(work) => work.as_mut().poll(context),
@@ -128,20 +128,28 @@ impl Body {
 }
 
 impl Plan {
-    async fn run(self) -> (Outcome, Vec<Value>) {
+    /// The call as a future. What it needs is made here and not in there: a future keeps what it
+    /// was given beside what it makes of it, for as long as it lives.
+    fn start(self) -> Work {
         if let Some(cause) = self.state.stopper.cause() {
-            return (Outcome::Ended(cause), Vec::new());
+            return over(Outcome::Ended(cause));
         }
         match &self.function.module.link {
-            Link::Alone(_) => self.run_alone().await,
-            Link::Team(_) => self.run_team().await,
+            Link::Alone(_) => self.start_alone(),
+            Link::Team(_) => Box::pin(self.run_team()),
         }
     }
 
-    async fn run_alone(self) -> (Outcome, Vec<Value>) {
+    fn start_alone(self) -> Work {
         let Self { function, arguments, state, fuel, .. } = self;
-        let Link::Alone(instance) = &function.module.link else { return unlinked() };
-        call_in_store(&function, instance, state, fuel, &arguments).await
+        let mut store = match call::store(&function.module, state, fuel) {
+            Ok(store) => store,
+            Err(error) => return over(trap(&error)),
+        };
+        Box::pin(async move {
+            let Link::Alone(instance) = &function.module.link else { return unlinked() };
+            call_in_store(&function, instance, &mut store, &arguments).await
+        })
     }
 
     /// As the first thread of a team; the others end with it.
@@ -168,9 +176,14 @@ impl Plan {
         let team = Team::new(&function.module, bound, terms, home, state.stopper.clone());
         let closing = team.closing();
         state.team = Some(Arc::clone(&team));
+        let mut store = match call::store(&function.module, state, fuel) {
+            Ok(store) => store,
+            Err(error) => return (trap(&error), Vec::new()),
+        };
         let (outcome, results) =
-            call_in_store(&function, team.instance(), state, fuel, &arguments).await;
-        drop(closing);
+            call_in_store(&function, team.instance(), &mut store, &arguments).await;
+        // Its memory is gone with it.
+        drop((store, closing));
         match team.close().await {
             Some(failure) => (failure, Vec::new()),
             None => (outcome, results),
@@ -178,22 +191,22 @@ impl Plan {
     }
 }
 
-/// The call itself; its memory is gone with its store after this.
+/// The call itself.
 async fn call_in_store(
     function: &Function,
     instance: &InstancePre<State>,
-    state: State,
-    fuel: u64,
+    store: &mut Store<State>,
     arguments: &[Value],
 ) -> (Outcome, Vec<Value>) {
-    let mut store = match call::store(&function.module, state, fuel) {
-        Ok(store) => store,
-        Err(error) => return (trap(&error), Vec::new()),
-    };
-    match call::run(function, instance, &mut store, arguments).await {
+    match call::run(function, instance, store, arguments).await {
         Ok(results) => (Outcome::Exited(0), results),
         Err(error) => (call::outcome(store.data(), &error), Vec::new()),
     }
+}
+
+/// A call that is over before it runs.
+fn over(outcome: Outcome) -> Work {
+    Box::pin(std::future::ready((outcome, Vec::new())))
 }
 
 fn trap(error: &wasmtime::Error) -> Outcome {

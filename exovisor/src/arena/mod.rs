@@ -1,0 +1,157 @@
+//! Stacks and memories of many isolates, side by side in one mapping each.
+//!
+//! What has a mapping of its own counts against what the host permits a process (sysctl
+//! vm.max_map_count, 65,530 by default), and a stack has two, its guard and itself. Here all
+//! stacks are one mapping and all memories another, however many there are: guards are markers in
+//! the page tables where the host has them (MADV_GUARD_INSTALL, Linux 6.13), else mappings.
+
+#![allow(unsafe_code)]
+
+mod memories;
+mod stacks;
+
+pub(crate) use memories::Memories;
+pub(crate) use stacks::Stacks;
+
+use std::io;
+use std::ptr::null_mut;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Slots of one size, in address space that is reserved once. Only what is touched is memory.
+pub(super) struct Arena {
+    base: usize,
+    slot_bytes: usize,
+    slots: usize,
+    free: Mutex<Free>,
+}
+
+/// Which slots nobody has. The one that was given back last is the next: it is in the cache.
+#[derive(Default)]
+struct Free {
+    /// From this one on none was ever used.
+    unused: usize,
+    given_back: Vec<u32>,
+}
+
+impl Arena {
+    /// Reserves address space; `slot_bytes` must be a multiple of the host's page.
+    ///
+    /// # Errors
+    /// The host's, where it has not so much address space (vm.overcommit_memory, RLIMIT_AS).
+    fn new(slots: usize, slot_bytes: usize) -> io::Result<Arc<Self>> {
+        let too_much = || io::Error::new(io::ErrorKind::InvalidInput, "more slots than addresses");
+        let bytes = slots.max(1).checked_mul(slot_bytes).ok_or_else(too_much)?;
+        u32::try_from(slots).map_err(|_| too_much())?;
+        // SAFETY: a new mapping at an address of the host's choice touches nothing that exists.
+        // Nothing safe reserves memory that is not counted before it is touched.
+        let base = unsafe {
+            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+            libc::mmap(null_mut(), bytes, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0)
+        };
+        if base == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let arena = Self { base: base.addr(), slot_bytes, slots, free: Mutex::default() };
+        // A page that is touched must not make two megabytes resident. Hosts without huge pages
+        // refuse, and need not be told.
+        let _ = advise(arena.base, bytes, libc::MADV_NOHUGEPAGE);
+        Ok(Arc::new(arena))
+    }
+
+    /// A slot, and whether nobody had it before; `None` if all are taken.
+    fn take(self: &Arc<Self>) -> Option<(Slot, bool)> {
+        let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
+        let slot = |index| Slot { arena: Arc::clone(self), index };
+        if let Some(index) = free.given_back.pop() {
+            return Some((slot(index), false));
+        }
+        if free.unused == self.slots {
+            return None;
+        }
+        free.unused += 1;
+        let index = u32::try_from(free.unused - 1).ok()?;
+        Some((slot(index), true))
+    }
+}
+
+impl Drop for Arena {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is the arena's, and every slot keeps the arena.
+        unsafe {
+            libc::munmap(self.base as *mut libc::c_void, self.slots.max(1) * self.slot_bytes)
+        };
+    }
+}
+
+/// One slot; dropping it gives it back as it is.
+struct Slot {
+    arena: Arc<Arena>,
+    index: u32,
+}
+
+impl Slot {
+    fn start(&self) -> usize {
+        self.arena.base + self.index as usize * self.arena.slot_bytes
+    }
+
+    fn bytes(&self) -> usize {
+        self.arena.slot_bytes
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        let mut free = self.arena.free.lock().unwrap_or_else(PoisonError::into_inner);
+        free.given_back.push(self.index);
+    }
+}
+
+/// madvise(2) of pages that are an arena's.
+fn advise(start: usize, bytes: usize, advice: libc::c_int) -> io::Result<()> {
+    // SAFETY: callers name pages of their own slot or arena, in which no value of Rust lies.
+    match unsafe { libc::madvise(start as *mut libc::c_void, bytes, advice) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// The host's page size, in bytes.
+fn page_bytes() -> usize {
+    // SAFETY: it reads a constant.
+    let bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    usize::try_from(bytes).unwrap_or(4096)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slots_are_apart_and_counted() {
+        let arena = Arena::new(3, 4096).unwrap();
+        let slots: Vec<_> = (0..3).map(|_| arena.take().unwrap()).collect();
+        assert!(slots.iter().all(|(_, new)| *new));
+        let mut starts: Vec<_> = slots.iter().map(|(slot, _)| slot.start()).collect();
+        starts.sort_unstable();
+        assert!(starts.windows(2).all(|pair| pair[1] - pair[0] >= 4096));
+        assert!(arena.take().is_none());
+        let (last, _) = slots.into_iter().next_back().unwrap();
+        let start = last.start();
+        drop(last);
+        let (again, new) = arena.take().unwrap();
+        assert!(!new && again.start() == start);
+    }
+
+    #[test]
+    fn a_slot_keeps_its_arena() {
+        let (slot, _) = Arena::new(1, 4096).unwrap().take().unwrap();
+        // SAFETY: the slot is this test's, and as large as its arena says.
+        unsafe { (slot.start() as *mut u8).add(slot.bytes() - 1).write(1) };
+    }
+
+    #[test]
+    fn more_than_there_are_addresses_is_refused() {
+        assert!(Arena::new(usize::MAX, 4096).is_err());
+        assert!(Arena::new(1 << 31, 1 << 40).is_err());
+    }
+}
