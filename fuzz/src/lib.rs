@@ -11,6 +11,7 @@ mod caps;
 mod devices;
 mod folders;
 mod frontend;
+mod hostcalls;
 mod images;
 mod isolates;
 pub mod mutate;
@@ -42,6 +43,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "image_config", run: images::config, seeds: images::config_seeds },
     Target { name: "module", run: isolates::admission, seeds: isolates::admission_seeds },
     Target { name: "isolate_threads", run: isolates::threads, seeds: isolates::thread_seeds },
+    Target { name: "isolate_hostcalls", run: hostcalls::calls, seeds: hostcalls::seeds },
     Target { name: "isolate_programs", run: programs::run, seeds: programs::seeds },
     Target { name: "caps_table", run: caps::table, seeds: caps::table_seeds },
     Target { name: "caps_flags", run: caps::flags, seeds: caps::flag_seeds },

@@ -30,7 +30,8 @@ macro_rules! smoke {
 
 smoke! {
     vhost_user virtqueues vsock packets names folder agent_frames agent_client
-    image_layer image_archive image_config module isolate_threads isolate_programs caps_table caps_flags
+    image_layer image_archive image_config module isolate_threads isolate_hostcalls isolate_programs
+    caps_table caps_flags
 }
 
 #[test]
