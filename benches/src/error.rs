@@ -20,8 +20,8 @@ pub enum BenchError {
     NoTraces,
     #[error(transparent)]
     Kernel(#[from] exocell_cell::kernel::KernelError),
-    #[error("{program} cannot be compiled (is gcc there? scripts/setup installs it): {why}")]
-    Compile { program: &'static str, why: String },
+    #[error("{program} cannot be compiled (is {compiler} there?): {why}")]
+    Compile { program: &'static str, compiler: &'static str, why: String },
     #[error("{subject}: {why}")]
     Subject { subject: String, why: String },
     #[error("a row cannot be written: {0}")]

@@ -48,7 +48,7 @@ pub fn run(root: &Path, command: &BenchCommand) -> Result<(), BenchError> {
         BenchCommand::Density(args) => density::measure(args.cells, &exocell)?,
         BenchCommand::Elasticity(args) => elasticity::measure(args, &exocell)?,
         BenchCommand::Reclaim(args) => elasticity::measure_reclaim(args, &exocell)?,
-        BenchCommand::Isolates(args) => isolates::measure(args)?,
+        BenchCommand::Isolates(args) => isolates::measure(args, &exocell)?,
         BenchCommand::Preempt(args) => isolates::measure_preemption(args)?,
         BenchCommand::Parallel(args) => isolates::measure_parallel(args)?,
     };

@@ -6,7 +6,7 @@ use std::process::Command;
 use crate::BenchError;
 use crate::exocell::Exocell;
 use crate::options::MicroArgs;
-use crate::program::Program;
+use crate::program::{Compiler, Program};
 use crate::row::Row;
 use crate::subject;
 use crate::turns::{Run, Setting, choose, listed, may_be_realtime};
@@ -14,6 +14,7 @@ use crate::turns::{Run, Setting, choose, listed, may_be_realtime};
 /// The sources in `benches/micro`.
 const PROGRAM: Program = Program {
     name: "micro",
+    compiler: Compiler::Gcc,
     sources: &[
         ("micro.h", include_str!("../micro/micro.h")),
         ("micro.c", include_str!("../micro/micro.c")),

@@ -1,5 +1,5 @@
-//! The C programs that subjects run: compiled once, static, kept by the hash of
-//! their sources, so that every subject runs the very same file.
+//! The programs that subjects run: compiled once, kept by the hash of their
+//! sources, so that every subject runs the very same file.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,10 +12,34 @@ use crate::BenchError;
 /// A program and its sources, as (file name, content).
 pub struct Program {
     pub name: &'static str,
+    pub compiler: Compiler,
     pub sources: &'static [(&'static str, &'static str)],
 }
 
-const FLAGS: [&str; 5] = ["-static", "-O2", "-Wall", "-Wextra", "-pthread"];
+/// What makes a program of its sources.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Compiler {
+    /// All `.c` files, linked statically.
+    Gcc,
+    /// A Go module, whose dependencies come from the module proxy.
+    Go,
+}
+
+impl Compiler {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Gcc => "gcc",
+            Self::Go => "go",
+        }
+    }
+
+    fn flags(self) -> &'static [&'static str] {
+        match self {
+            Self::Gcc => &["-static", "-O2", "-Wall", "-Wextra", "-pthread"],
+            Self::Go => &["build", "-trimpath", "-buildvcs=false"],
+        }
+    }
+}
 
 impl Program {
     /// The folder below `cache` that holds the compiled program.
@@ -32,7 +56,7 @@ impl Program {
 
     fn hash(&self) -> String {
         let mut hasher = Sha256::new();
-        FLAGS.iter().for_each(|flag| hasher.update(flag));
+        self.compiler.flags().iter().for_each(|flag| hasher.update(flag));
         for (name, text) in self.sources {
             hasher.update(name);
             hasher.update(text.len().to_le_bytes());
@@ -47,10 +71,11 @@ impl Program {
             fs::write(&file, text).map_err(BenchError::host(file.display()))?;
         }
         let files = self.sources.iter().map(|(name, _)| *name).filter(|name| name.ends_with(".c"));
-        let failed = |why: String| BenchError::Compile { program: self.name, why };
-        let output = Command::new("gcc")
+        let compiler = self.compiler.name();
+        let failed = |why: String| BenchError::Compile { program: self.name, compiler, why };
+        let output = Command::new(compiler)
             .current_dir(folder)
-            .args(FLAGS)
+            .args(self.compiler.flags())
             .args(["-o", self.name])
             .args(files)
             .output()
@@ -77,8 +102,14 @@ fn publish(work: &Path, folder: &Path) -> Result<(), BenchError> {
 mod tests {
     use super::*;
 
-    const GOOD: Program =
-        Program { name: "good", sources: &[("a.h", "#define X 7\n"), ("a.c", MAIN)] };
+    const fn program(
+        name: &'static str,
+        sources: &'static [(&'static str, &'static str)],
+    ) -> Program {
+        Program { name, compiler: Compiler::Gcc, sources }
+    }
+
+    const GOOD: Program = program("good", &[("a.h", "#define X 7\n"), ("a.c", MAIN)]);
     const MAIN: &str = "#include \"a.h\"\nint main(void) { return X; }\n";
 
     #[test]
@@ -96,9 +127,9 @@ mod tests {
     #[test]
     fn another_source_is_another_program_and_a_wrong_one_says_why() {
         let cache = tempfile::tempdir().unwrap();
-        let bad = Program { name: "good", sources: &[("a.c", "int main(void) { return; }\n")] };
+        let bad = program("good", &[("a.c", "int main(void) { return; }\n")]);
         assert_ne!(bad.hash(), GOOD.hash());
-        let wrong = Program { name: "wrong", sources: &[("a.c", "not C\n")] };
+        let wrong = program("wrong", &[("a.c", "not C\n")]);
         let error = wrong.prepare(cache.path()).unwrap_err().to_string();
         assert!(error.contains("a.c:1"), "{error}");
         assert_eq!(fs::read_dir(cache.path()).unwrap().count(), 0);

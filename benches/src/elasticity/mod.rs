@@ -15,7 +15,7 @@ use serde::Deserialize;
 
 use crate::exocell::{Cell, Exocell};
 use crate::options::{ElasticityArgs, ReclaimArgs, Workload};
-use crate::program::Program;
+use crate::program::{Compiler, Program};
 use crate::row::Unit;
 use crate::{BenchError, Row};
 use samples::Sample;
@@ -24,6 +24,7 @@ use watch::Watch;
 /// The source in `benches/elasticity`.
 const PROGRAM: Program = Program {
     name: "elastic",
+    compiler: Compiler::Gcc,
     sources: &[("elastic.c", include_str!("../../elasticity/elastic.c"))],
 };
 const FOLDER: &str = "/bench";

@@ -16,6 +16,10 @@ pub const TOUCH: &str = r#"(module (memory 1) (data (i32.const 64) "first conten
   (func (export "run") (param i32) (result i32)
     (i32.store (i32.const 128) (local.get 0)) (i32.load (i32.const 128))))"#;
 
+/// The same without first content.
+pub const WRITE: &str = r#"(module (memory 1) (func (export "run") (param i32) (result i32)
+  (i32.store (i32.const 128) (local.get 0)) (local.get 0)))"#;
+
 /// The dot product of two vectors of 4096 floats, 4096 times.
 pub const DOT: &str = r#"(module (memory 2)
   (func (export "run") (param $times i32) (result i32) (local $i i32) (local $sum f64)

@@ -1,6 +1,8 @@
-//! What an isolate costs that has begun and waits for its next turn.
+//! What an isolate costs that is alive: ours has begun and waits for its next turn, so it has a
+//! stack; those of peers have been called once and are kept, without one.
 
 use std::fs;
+use std::path::Path;
 use std::process::Command;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
@@ -12,7 +14,9 @@ use exocell_exovisor::{
 };
 use exocell_xgate::CapabilitySet;
 
-use super::{OURS, guests};
+use super::plain::{Allocator, Plain};
+use super::wazero::{Instances, Wazero};
+use super::{DEFAULT, OURS, POOLING, guests};
 use crate::BenchError;
 use crate::row::{Row, Unit};
 
@@ -58,40 +62,111 @@ impl Memory {
             Self::Written => "written",
         }
     }
+
+    /// A module whose function never returns.
+    fn endless(self) -> &'static str {
+        match self {
+            Self::None => guests::SPIN_BARE,
+            Self::Written => guests::SPIN,
+        }
+    }
+
+    /// The same, but it returns.
+    fn returning(self) -> &'static str {
+        match self {
+            Self::None => guests::EMPTY,
+            Self::Written => guests::WRITE,
+        }
+    }
 }
 
-/// Bytes of each of `count` isolates that have been preempted once, all alive at once. Each kind
-/// has a process of its own: the heap that one leaves behind would serve the next.
-pub fn measure(count: u32) -> Result<Vec<Row>, BenchError> {
+/// Whose isolates are counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Subject {
+    /// Ours, preempted.
+    Ours,
+    /// Of wasmtime, in slots of a pool.
+    Pooling,
+    /// Of wasmtime, each with a mapping of its own.
+    Default,
+}
+
+impl Subject {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Ours => OURS,
+            Self::Pooling => POOLING,
+            Self::Default => DEFAULT,
+        }
+    }
+
+    fn word(self) -> String {
+        self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
+    }
+}
+
+/// Bytes of each of `count` isolates, all alive at once. Each kind has a process of its own: the
+/// heap that one leaves behind would serve the next.
+pub fn measure(count: u32, peers: bool, wazero: Option<&Path>) -> Result<Vec<Row>, BenchError> {
+    let others: &[Subject] = if peers { &[Subject::Pooling, Subject::Default] } else { &[] };
     let mut rows = Vec::new();
     for memory in Memory::ALL {
-        let bytes = in_own_process(memory, count)?;
-        let params = [("live", count.to_string()), ("memory", memory.name().to_owned())];
-        let bench = format!("isolate_bytes_{}", memory.name());
-        rows.extend(Row::of(bench, OURS, Unit::Bytes, &[bytes], &params));
+        rows.extend(row(memory, OURS, count, in_own_process(memory, Subject::Ours, count)?));
+        for subject in others {
+            match in_own_process(memory, *subject, count) {
+                Ok(bytes) => rows.extend(row(memory, subject.name(), count, bytes)),
+                Err(error) => eprintln!("{} is left out: {error}", subject.name()),
+            }
+        }
+        if let Some(program) = wazero {
+            let bytes =
+                Wazero::start(program, memory.returning(), 1, Instances::Fresh)?.live(count)?;
+            rows.extend(row(memory, "wazero", count, bytes));
+        }
     }
     Ok(rows)
 }
 
+fn row(memory: Memory, subject: &str, count: u32, bytes: f64) -> Option<Row> {
+    let state = if subject == OURS { "in a call" } else { "called once" };
+    let params = [
+        ("live", count.to_string()),
+        ("memory", memory.name().to_owned()),
+        ("state", state.to_owned()),
+    ];
+    Row::of(format!("isolate_bytes_{}", memory.name()), subject, Unit::Bytes, &[bytes], &params)
+}
+
 /// This program, asked with `--live-memory`.
-fn in_own_process(memory: Memory, count: u32) -> Result<f64, BenchError> {
+fn in_own_process(memory: Memory, subject: Subject, count: u32) -> Result<f64, BenchError> {
     let program = std::env::current_exe().map_err(failed)?;
-    let count = count.to_string();
-    let words = ["bench", "isolates", "--live", &count, "--live-memory", memory.name(), "--json"];
-    let output = Command::new(program).args(words).output().map_err(failed)?;
+    let output = Command::new(program)
+        .args(["bench", "isolates", "--json", "--peers", "none", "--live", &count.to_string()])
+        .args(["--live-memory", memory.name(), "--live-subject", &subject.word()])
+        .output()
+        .map_err(failed)?;
     let row = serde_json::from_slice::<serde_json::Value>(&output.stdout);
     let bytes = row.ok().and_then(|row| row["min"].as_f64());
     bytes.ok_or_else(|| failed(String::from_utf8_lossy(&output.stderr).trim()))
 }
 
 /// The row of one kind, measured in this process.
-pub fn measure_here(memory: Memory, count: u32) -> Result<Vec<Row>, BenchError> {
-    let text = match memory {
-        Memory::None => guests::SPIN_BARE,
-        Memory::Written => guests::SPIN,
+pub fn measure_here(memory: Memory, subject: Subject, count: u32) -> Result<Vec<Row>, BenchError> {
+    let bytes = match subject {
+        Subject::Ours => measure_ours(memory.endless(), count)?,
+        Subject::Pooling => measure_plain(memory, Allocator::Pooling { isolates: count }, count)?,
+        Subject::Default => measure_plain(memory, Allocator::OnDemand, count)?,
     };
-    let bytes = measure_one(text, count)?;
-    Ok(Row::of(memory.name(), OURS, Unit::Bytes, &[bytes], &[]).into_iter().collect())
+    Ok(row(memory, subject.name(), count, bytes).into_iter().collect())
+}
+
+fn measure_plain(memory: Memory, allocator: Allocator, count: u32) -> Result<f64, BenchError> {
+    let plain = Plain::new(memory.returning(), allocator)?;
+    let before = held_bytes()?;
+    let kept: Vec<_> = (0..count).map(|_| plain.kept(1)).collect::<Result<_, _>>()?;
+    let after = held_bytes()?;
+    drop(kept);
+    Ok(after.saturating_sub(before) as f64 / f64::from(count))
 }
 
 fn policy(count: u32) -> Policy {
@@ -103,16 +178,10 @@ fn policy(count: u32) -> Policy {
         slots: Slots::Compact,
         keep_resident_bytes: 0,
     };
-    Policy {
-        wasm_stack_bytes: STACK_BYTES,
-        host_stack_bytes: STACK_BYTES,
-        // A mapping each for the first content would use up what a process may have.
-        copy_on_write: false,
-        ..Policy::pooled(pool)
-    }
+    Policy { wasm_stack_bytes: STACK_BYTES, host_stack_bytes: STACK_BYTES, ..Policy::pooled(pool) }
 }
 
-fn measure_one(text: &str, count: u32) -> Result<f64, BenchError> {
+fn measure_ours(text: &str, count: u32) -> Result<f64, BenchError> {
     let all = count as usize;
     let config = SchedulerConfig {
         slice: SLICE,
@@ -148,8 +217,8 @@ fn measure_one(text: &str, count: u32) -> Result<f64, BenchError> {
     let after = held_bytes()?;
     if ended.try_recv().is_ok() {
         return Err(failed(format!(
-            "an isolate could not live beside {count}; sysctl vm.max_map_count permits two \
-             mappings for each"
+            "an isolate could not live beside {count}; hosts before Linux 6.13 need two mappings \
+             for each (sysctl vm.max_map_count)"
         )));
     }
     drop(scheduler);

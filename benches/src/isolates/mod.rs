@@ -1,7 +1,8 @@
-//! Isolates against wasmtime as a program embeds it plainly, in one process and one run.
+//! Isolates against wasmtime as a program embeds it plainly and against wazero, in one run.
 //!
-//! Rows: `sfib_fresh` (a fresh isolate each call, N tenants), `call_empty`, `call_touch` (what a
-//! call costs beside its work), `isolate_bytes_*`, `preempt_*` (long calls while another wants the CPU),
+//! Rows: `sfib_fresh` (a fresh isolate each call, N tenants), `sfib_process` (the same as a
+//! process each, for scale), `call_empty`, `call_touch` (what a call costs beside its work),
+//! `isolate_bytes_*`, `preempt_*` (long calls while another wants the CPU),
 //! `shares_error`; `call_p99` (beside attackers); `parallel_*` (loops over threads), `thread_spawn`. All but these count CPU time, because the machine is shared.
 
 mod attack;
@@ -11,18 +12,23 @@ mod live;
 mod ours;
 mod parallel;
 mod plain;
+mod process;
+mod wazero;
 
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
 use exocell_exovisor::{Metering, Priority};
 
+use crate::exocell::Exocell;
 use crate::options::Options;
 use crate::row::{Row, Unit};
 use crate::{BenchError, Peer};
 use ours::Ours;
 pub use parallel::measure as measure_parallel;
 use plain::{Allocator, Plain};
+use wazero::{Instances, Wazero};
 
 /// `exocell bench isolates`.
 #[derive(Debug, Args)]
@@ -42,7 +48,10 @@ pub struct IsolatesArgs {
     /// Count the memory of isolates of this kind only, in this process.
     #[arg(long, value_enum, hide = true)]
     pub live_memory: Option<live::Memory>,
-    /// Only these measurements: sfib_fresh, call_empty, call_touch.
+    /// Whose isolates these are.
+    #[arg(long, value_enum, hide = true, default_value_t = live::Subject::Ours)]
+    pub live_subject: live::Subject,
+    /// Only these measurements: isolate_bytes, sfib_fresh, sfib_process, call_empty, call_touch.
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     pub only: Vec<String>,
     #[command(flatten)]
@@ -75,25 +84,39 @@ fn with_peers(options: &Options) -> bool {
 }
 
 /// Fresh isolates: throughput, and what a call costs beside its work.
-pub fn measure(args: &IsolatesArgs) -> Result<Vec<Row>, BenchError> {
-    let known = FRESH.map(|(bench, ..)| bench);
+pub fn measure(args: &IsolatesArgs, exocell: &Exocell) -> Result<Vec<Row>, BenchError> {
+    let known: Vec<&str> = ["isolate_bytes", "sfib_process"]
+        .into_iter()
+        .chain(FRESH.map(|(bench, ..)| bench))
+        .collect();
     if let Some(name) = args.only.iter().find(|name| !known.contains(&name.as_str())) {
         return Err(BenchError::NoMeasurement { name: name.clone(), known: known.join(" ") });
     }
     if let Some(memory) = args.live_memory {
-        return live::measure_here(memory, args.live);
+        return live::measure_here(memory, args.live_subject, args.live);
     }
-    let mut rows = if args.live > 0 { live::measure(args.live)? } else { Vec::new() };
-    for (bench, text, argument, times) in FRESH {
-        if !args.only.is_empty() && !args.only.iter().any(|name| name == bench) {
-            continue;
-        }
-        let calls = args.calls.saturating_mul(times);
+    let wanted = |bench: &str| args.only.is_empty() || args.only.iter().any(|name| name == bench);
+    let wazero = if with_peers(&args.options) { wazero_program(exocell) } else { None };
+    let mut rows = Vec::new();
+    if wanted("isolate_bytes") && args.live > 0 {
+        rows.extend(live::measure(args.live, with_peers(&args.options), wazero.as_deref())?);
+    }
+    for (bench, text, argument, times) in FRESH.into_iter().filter(|(bench, ..)| wanted(bench)) {
+        let load = Load { bench, text, argument, calls: args.calls.saturating_mul(times) };
         for tenants in &args.tenants {
-            rows.extend(fresh(bench, text, argument, *tenants, calls, args)?);
+            rows.extend(load.measure(*tenants, args, wazero.as_deref())?);
         }
+    }
+    if wanted("sfib_process") && with_peers(&args.options) {
+        rows.extend(process::measure(&args.options, exocell)?);
     }
     Ok(rows)
+}
+
+/// wazero's side, where it can be built.
+fn wazero_program(exocell: &Exocell) -> Option<PathBuf> {
+    let program = wazero::program(&exocell.cache());
+    program.inspect_err(|error| eprintln!("wazero is left out: {error}")).ok()
 }
 
 /// Names, modules, arguments, and how many times as many calls of them make a turn.
@@ -103,55 +126,79 @@ const FRESH: [(&str, &str, i32, u64); 3] = [
     ("call_touch", guests::TOUCH, 1, 10),
 ];
 
-/// CPU nanoseconds a call, subjects in turn.
-fn fresh(
-    bench: &str,
-    text: &str,
+/// Many calls of one function.
+struct Load {
+    bench: &'static str,
+    text: &'static str,
     argument: i32,
-    tenants: u32,
+    /// Of a turn.
     calls: u64,
-    args: &IsolatesArgs,
-) -> Result<Vec<Row>, BenchError> {
-    let workers = args.workers as usize;
-    let ours = Ours::new(text, Metering::Time, tenants as usize, workers, SLICE)?;
-    let peers = if with_peers(&args.options) {
-        vec![
-            (POOLING, Plain::new(text, Allocator::Pooling { isolates: args.workers + 64 })?),
-            (DEFAULT, Plain::new(text, Allocator::OnDemand)?),
-        ]
-    } else {
-        Vec::new()
-    };
-    let mut samples = vec![Vec::new(); 1 + peers.len()];
-    for _ in 0..args.options.rounds {
-        let mut subjects = samples.iter_mut();
-        record(subjects.next(), calls, || ours.serve(calls, argument))?;
-        for (_, peer) in &peers {
-            record(subjects.next(), calls, || peer.serve(workers, calls, argument))?;
-        }
-    }
-    let names = [OURS].into_iter().chain(peers.iter().map(|(name, _)| *name));
-    let params = [("tenants", tenants.to_string()), ("workers", workers.to_string())];
-    Ok(names
-        .zip(&samples)
-        .filter_map(|(name, samples)| Row::of(bench, name, Unit::Ns, samples, &params))
-        .collect())
 }
+
+impl Load {
+    /// CPU nanoseconds a call, subjects in turn.
+    fn measure(
+        &self,
+        tenants: u32,
+        args: &IsolatesArgs,
+        wazero: Option<&Path>,
+    ) -> Result<Vec<Row>, BenchError> {
+        let workers = args.workers as usize;
+        let mut subjects = self.subjects(tenants, args, wazero)?;
+        let mut samples = vec![Vec::new(); subjects.len()];
+        for _ in 0..args.options.rounds {
+            for ((_, turn), samples) in subjects.iter_mut().zip(&mut samples) {
+                samples.push(turn()? / self.calls as f64);
+            }
+        }
+        let params = [("tenants", tenants.to_string()), ("workers", workers.to_string())];
+        let rows = subjects.iter().zip(&samples);
+        let row = |(subject, samples): (&(&str, Turn), &Vec<f64>)| {
+            Row::of(self.bench, subject.0, Unit::Ns, samples, &params)
+        };
+        Ok(rows.filter_map(row).collect())
+    }
+
+    fn subjects(
+        &self,
+        tenants: u32,
+        args: &IsolatesArgs,
+        wazero: Option<&Path>,
+    ) -> Result<Vec<(&'static str, Turn)>, BenchError> {
+        let Self { text, argument, calls, .. } = *self;
+        let workers = args.workers as usize;
+        let ours = Ours::new(text, Metering::Time, tenants as usize, workers, SLICE)?;
+        let mut subjects: Vec<(&str, Turn)> = Vec::new();
+        subjects.push((OURS, Box::new(move || used_ns(|| ours.serve(calls, argument)))));
+        if with_peers(&args.options) {
+            let pooling = Allocator::Pooling { isolates: args.workers + 64 };
+            for (name, allocator) in [(POOLING, pooling), (DEFAULT, Allocator::OnDemand)] {
+                let plain = Plain::new(text, allocator)?;
+                let turn = move || used_ns(|| plain.serve(workers, calls, argument));
+                subjects.push((name, Box::new(turn)));
+            }
+        }
+        for (name, instances) in
+            [("wazero", Instances::Fresh), ("wazero-reused", Instances::Reused)]
+        {
+            let Some(program) = wazero else { break };
+            let mut wazero = Wazero::start(program, text, workers, instances)?;
+            subjects.push((name, Box::new(move || wazero.serve(calls, argument))));
+        }
+        Ok(subjects)
+    }
+}
+
+/// One turn of a subject; answers with its CPU nanoseconds.
+type Turn = Box<dyn FnMut() -> Result<f64, BenchError>>;
 
 const SLICE: Duration = Duration::from_millis(1);
 
-fn record(
-    samples: Option<&mut Vec<f64>>,
-    calls: u64,
-    serve: impl FnOnce() -> Result<(), BenchError>,
-) -> Result<(), BenchError> {
+/// CPU time of this process while it serves.
+fn used_ns(serve: impl FnOnce() -> Result<(), BenchError>) -> Result<f64, BenchError> {
     let before = clock::process_cpu_ns();
     serve()?;
-    let used = clock::process_cpu_ns().saturating_sub(before);
-    if let Some(samples) = samples {
-        samples.push(used as f64 / calls as f64);
-    }
-    Ok(())
+    Ok(clock::process_cpu_ns().saturating_sub(before) as f64)
 }
 
 /// Long calls: alone, beside a rival that always wants the CPU, and with instrumentation, each

@@ -17,6 +17,7 @@ use crate::row::{Row, Unit};
 
 const SOURCE: &str = include_str!("../../guests/kernels.c");
 const HEADER: &str = include_str!("../../../exovisor/guest/exocell.h");
+const NATIVE_HEADER: &str = include_str!("../../guests/native.h");
 
 const MODULE: [&str; 6] = [
     "--target=wasm32",
@@ -29,6 +30,7 @@ const MODULE: [&str; 6] = [
 const PARALLEL: [&str; 2] =
     ["-matomics", "-Wl,--shared-memory,--import-memory,--max-memory=67108864"];
 const NATIVE: [&str; 3] = ["-O2", "-fno-math-errno", "-DNATIVE"];
+const THREADS: [&str; 2] = ["-DTHREADS", "-pthread"];
 
 /// Kernels and their sizes.
 const KERNELS: [(&str, i32); 6] =
@@ -42,7 +44,8 @@ fn failed(why: impl ToString) -> BenchError {
     BenchError::Subject { subject: "exocell".to_owned(), why: why.to_string() }
 }
 
-/// Sequential against parallel, by the wall clock; sequential against native, by CPU time.
+/// Sequential against parallel, ours and native, by the wall clock; sequential against native, by
+/// CPU time.
 pub fn measure(args: &ParallelArgs) -> Result<Vec<Row>, BenchError> {
     let programs = Programs::compile()?;
     let subject = Subject::new(&programs)?;
@@ -65,6 +68,8 @@ struct Programs {
     sequential: PathBuf,
     parallel: PathBuf,
     native: PathBuf,
+    /// The same over the host's threads.
+    native_threads: PathBuf,
 }
 
 impl Programs {
@@ -73,13 +78,15 @@ impl Programs {
         let path = |name: &str| directory.path().join(name);
         std::fs::write(path("kernels.c"), SOURCE).map_err(failed)?;
         std::fs::write(path("exocell.h"), HEADER).map_err(failed)?;
+        std::fs::write(path("native.h"), NATIVE_HEADER).map_err(failed)?;
         let compile = |flags: &[&str], name: &str| {
             compile(&path("kernels.c"), flags, &path(name)).map(|()| path(name))
         };
         let sequential = compile(&MODULE, "sequential.wasm")?;
         let parallel = compile(&[&MODULE[..], &PARALLEL[..]].concat(), "parallel.wasm")?;
         let native = compile(&NATIVE, "native")?;
-        Ok(Self { _directory: directory, sequential, parallel, native })
+        let native_threads = compile(&[&NATIVE[..], &THREADS[..]].concat(), "native-threads")?;
+        Ok(Self { _directory: directory, sequential, parallel, native, native_threads })
     }
 }
 
@@ -158,41 +165,51 @@ impl Subject {
     ) -> Result<Vec<Row>, BenchError> {
         let sequential = self.function(&self.sequential, kernel)?;
         let parallel = self.function(&self.parallel, kernel)?;
-        let mut samples: [Vec<f64>; 4] = Default::default();
+        let mut samples: [Vec<f64>; 6] = Default::default();
         for _ in 0..args.options.rounds {
             let alone = self.call(&sequential, size)?;
             let together = self.call(&parallel, size)?;
-            let (result, native_ns) = native(&programs.native, kernel, size)?;
+            let native = native(&programs.native, kernel, size)?;
+            let threads = self::native(&programs.native_threads, kernel, size)?;
             // k-means adds in another order with threads; all else is the same to the last bit.
-            if alone.result != result || (kernel != "kmeans" && together.result != result) {
+            let results = [alone.result, together.result, threads.result];
+            let same = if kernel == "kmeans" { &results[..1] } else { &results };
+            if same.iter().any(|result| *result != native.result) {
                 return Err(failed(format!("{kernel} of {size} comes out differently")));
             }
-            let took = [alone.wall_ns, together.wall_ns, alone.cpu_ns, native_ns];
+            let (walls, cpus) = (
+                [alone.wall_ns, together.wall_ns, native.wall_ns, threads.wall_ns],
+                [alone.cpu_ns, native.cpu_ns],
+            );
+            let took = walls.into_iter().chain(cpus);
             samples.iter_mut().zip(took).for_each(|(samples, took)| samples.push(took));
         }
-        let [alone, together, alone_cpu, native] = samples;
         let (wall, cpu) = (format!("parallel_{kernel}"), format!("native_{kernel}"));
         let params = [("n", size.to_string())];
         let rows = [
-            (&wall, "exocell-sequential", alone),
-            (&wall, "exocell-parallel", together),
-            (&cpu, "exocell-sequential", alone_cpu),
-            (&cpu, "native", native),
+            (&wall, "exocell-sequential"),
+            (&wall, "exocell-parallel"),
+            (&wall, "native-sequential"),
+            (&wall, "native-parallel"),
+            (&cpu, "exocell-sequential"),
+            (&cpu, "native"),
         ];
-        let row = |(bench, subject, samples): (&String, &str, Vec<f64>)| {
-            Row::of(bench, subject, Unit::Ns, &samples, &params)
+        let row = |((bench, subject), samples): ((&String, &str), &Vec<f64>)| {
+            Row::of(bench, subject, Unit::Ns, samples, &params)
         };
-        Ok(rows.into_iter().filter_map(row).collect())
+        Ok(rows.into_iter().zip(&samples).filter_map(row).collect())
     }
 }
 
-/// What the native program says of three calls: the result, and the least CPU time of a call.
-fn native(program: &Path, kernel: &str, size: i32) -> Result<(i32, f64), BenchError> {
+/// What the native program says of three calls: the result, and the least times of a call.
+fn native(program: &Path, kernel: &str, size: i32) -> Result<Took, BenchError> {
     let output = Command::new(program).args([kernel, &size.to_string(), "3"]).output();
     let output = String::from_utf8(output.map_err(failed)?.stdout).map_err(failed)?;
-    let mut words = output.split_whitespace();
-    let (result, took) = (words.next(), words.next());
-    let numbers =
-        result.and_then(|word| word.parse().ok()).zip(took.and_then(|word| word.parse().ok()));
-    numbers.ok_or_else(|| failed("the native program said nothing"))
+    let words: Vec<&str> = output.split_whitespace().collect();
+    let took = match &words[..] {
+        [result, cpu, wall] => result.parse().ok().zip(cpu.parse().ok()).zip(wall.parse().ok()),
+        _ => None,
+    };
+    let took = took.map(|((result, cpu_ns), wall_ns)| Took { result, wall_ns, cpu_ns });
+    took.ok_or_else(|| failed("the native program said nothing"))
 }

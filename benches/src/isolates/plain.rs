@@ -48,10 +48,20 @@ impl Plain {
         self.called(argument).map_err(failed)
     }
 
-    fn called(&self, argument: i32) -> wasmtime::Result<i32> {
+    /// The same, and the store is kept.
+    pub fn kept(&self, argument: i32) -> Result<Store<()>, BenchError> {
         let mut store = Store::new(&self.engine, ());
-        let instance = self.module.instantiate(&mut store)?;
-        instance.get_typed_func::<i32, i32>(&mut store, "run")?.call(&mut store, argument)
+        self.called_in(&mut store, argument).map_err(failed)?;
+        Ok(store)
+    }
+
+    fn called(&self, argument: i32) -> wasmtime::Result<i32> {
+        self.called_in(&mut Store::new(&self.engine, ()), argument)
+    }
+
+    fn called_in(&self, store: &mut Store<()>, argument: i32) -> wasmtime::Result<i32> {
+        let instance = self.module.instantiate(&mut *store)?;
+        instance.get_typed_func::<i32, i32>(&mut *store, "run")?.call(store, argument)
     }
 
     /// `calls` calls on `threads` threads.

@@ -14,7 +14,7 @@ use std::process::{Child, Command, Stdio};
 use crate::BenchError;
 use crate::exocell::Exocell;
 use crate::options::NetworkArgs;
-use crate::program::Program;
+use crate::program::{Compiler, Program};
 use crate::row::Row;
 use crate::subject::{self, Peer};
 use crate::turns::{Run, Setting, choose, listed};
@@ -23,6 +23,7 @@ pub use lan::Lan;
 /// The sources in `benches/network`.
 const PROGRAM: Program = Program {
     name: "network",
+    compiler: Compiler::Gcc,
     sources: &[
         ("network.h", include_str!("../../network/network.h")),
         ("network.c", include_str!("../../network/network.c")),
