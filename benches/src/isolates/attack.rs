@@ -29,22 +29,29 @@ fn failed(why: impl ToString) -> BenchError {
     BenchError::Subject { subject: OURS.to_owned(), why: why.to_string() }
 }
 
-/// 99 of 100 calls took no longer: alone, then attacked, in turn; one sample a round.
+/// 99 of 100 calls took no longer: alone, beside each attacker, beside all of them, in turn; one
+/// sample a round.
 pub fn measure(options: &Options) -> Result<Vec<Row>, BenchError> {
-    let mut samples: [Vec<f64>; 2] = Default::default();
+    let all = &guests::ATTACKS[..];
+    let mut settings = vec![("none", &all[..0])];
+    settings.extend(all.chunks(1).filter_map(|one| Some((one.first()?.0, one))));
+    settings.push(("all", all));
+    let mut samples = vec![Vec::new(); settings.len()];
     for _ in 0..options.rounds {
-        for (attacked, samples) in [false, true].into_iter().zip(&mut samples) {
-            samples.push(p99_ns(round(attacked)?)?);
+        for ((_, attackers), samples) in settings.iter().zip(&mut samples) {
+            samples.push(p99_ns(round(attackers)?)?);
         }
     }
-    let names = ["exocell-alone", "exocell-attacked"];
-    let row = |(name, samples): (&str, &Vec<f64>)| {
-        let params =
-            [("calls", CALLS.to_string()), ("attackers", guests::ATTACKS.len().to_string())];
-        Row::of("call_p99", name, Unit::Ns, samples, &params)
+    let row = |((name, attackers), samples): (&(&str, &[Attack]), &Vec<f64>)| {
+        let subject = if attackers.is_empty() { "exocell-alone" } else { "exocell-attacked" };
+        let params = [("calls", CALLS.to_string()), ("attackers", (*name).to_owned())];
+        Row::of(format!("call_p99_{name}"), subject, Unit::Ns, samples, &params)
     };
-    Ok(names.into_iter().zip(&samples).filter_map(row).collect())
+    Ok(settings.iter().zip(&samples).filter_map(row).collect())
 }
+
+/// Name and module.
+type Attack = (&'static str, &'static str);
 
 fn p99_ns(mut times: Vec<Duration>) -> Result<f64, BenchError> {
     times.sort_unstable();
@@ -54,14 +61,14 @@ fn p99_ns(mut times: Vec<Duration>) -> Result<f64, BenchError> {
 
 /// From each call's submission to its end. One processor is left for the caller: under a
 /// real-time priority attackers would keep it from calling for ever.
-fn round(attacked: bool) -> Result<Vec<Duration>, BenchError> {
+fn round(attackers: &[Attack]) -> Result<Vec<Duration>, BenchError> {
     let config = SchedulerConfig::default();
     let workers = config.workers.saturating_sub(1).max(1);
     let scheduler = Scheduler::new(&SchedulerConfig { workers, ..config }).map_err(failed)?;
     let admission = Admission::new(Policy::pooled(Pool::default()));
     let function = admit(&admission, GOOD, guests::SFIB)?;
     let tenant = scheduler.tenant(GOOD, 1, Priority::Normal);
-    for (name, text) in guests::ATTACKS.iter().filter(|_| attacked) {
+    for (name, text) in attackers {
         let function = admit(&admission, name, text)?;
         let attacker = Attacker {
             submitter: scheduler.submitter(),

@@ -3,7 +3,7 @@
 //! Rows: `sfib_fresh` (a fresh isolate each call, N tenants), `sfib_process` (the same as a
 //! process each, for scale), `call_empty`, `call_touch` (what a call costs beside its work),
 //! `isolate_bytes_*`, `preempt_*` (long calls while another wants the CPU),
-//! `shares_error`; `call_p99` (beside attackers); `parallel_*` (loops over threads), `thread_spawn`. All but these count CPU time, because the machine is shared.
+//! `shares_error`; `call_p99_*` (beside attackers); `parallel_*` (loops over threads), `thread_spawn`. All but these count CPU time, because the machine is shared.
 
 mod attack;
 mod clock;
@@ -61,6 +61,9 @@ pub struct IsolatesArgs {
 /// `exocell bench preempt`.
 #[derive(Debug, Args)]
 pub struct PreemptArgs {
+    /// Only these measurements: kernels, shares, call_p99.
+    #[arg(long, value_name = "NAME", value_delimiter = ',')]
+    pub only: Vec<String>,
     /// Microseconds of a slice.
     #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u64).range(10..))]
     pub slice_us: u64,
@@ -85,17 +88,11 @@ fn with_peers(options: &Options) -> bool {
 
 /// Fresh isolates: throughput, and what a call costs beside its work.
 pub fn measure(args: &IsolatesArgs, exocell: &Exocell) -> Result<Vec<Row>, BenchError> {
-    let known: Vec<&str> = ["isolate_bytes", "sfib_process"]
-        .into_iter()
-        .chain(FRESH.map(|(bench, ..)| bench))
-        .collect();
-    if let Some(name) = args.only.iter().find(|name| !known.contains(&name.as_str())) {
-        return Err(BenchError::NoMeasurement { name: name.clone(), known: known.join(" ") });
-    }
+    let known = ["isolate_bytes", "sfib_process"].into_iter().chain(FRESH.map(|(bench, ..)| bench));
+    let wanted = chosen(&args.only, known)?;
     if let Some(memory) = args.live_memory {
         return live::measure_here(memory, args.live_subject, args.live);
     }
-    let wanted = |bench: &str| args.only.is_empty() || args.only.iter().any(|name| name == bench);
     let wazero = if with_peers(&args.options) { wazero_program(exocell) } else { None };
     let mut rows = Vec::new();
     if wanted("isolate_bytes") && args.live > 0 {
@@ -111,6 +108,19 @@ pub fn measure(args: &IsolatesArgs, exocell: &Exocell) -> Result<Vec<Row>, Bench
         rows.extend(process::measure(&args.options, exocell)?);
     }
     Ok(rows)
+}
+
+/// Tells which measurements were asked for; without `only` it is all of the `known`.
+fn chosen(
+    only: &[String],
+    known: impl IntoIterator<Item = &'static str>,
+) -> Result<impl Fn(&str) -> bool, BenchError> {
+    let known: Vec<&str> = known.into_iter().collect();
+    if let Some(name) = only.iter().find(|name| !known.contains(&name.as_str())) {
+        return Err(BenchError::NoMeasurement { name: name.clone(), known: known.join(" ") });
+    }
+    let only = only.to_vec();
+    Ok(move |bench: &str| only.is_empty() || only.iter().any(|name| name == bench))
 }
 
 /// wazero's side, where it can be built.
@@ -209,13 +219,18 @@ pub fn measure_preemption(args: &PreemptArgs) -> Result<Vec<Row>, BenchError> {
         ("preempt_dot", guests::DOT, 4096),
         ("preempt_matmul", guests::MATMUL, 512),
     ];
+    let wanted = chosen(&args.only, ["kernels", "shares", "call_p99"])?;
     let slice = Duration::from_micros(args.slice_us);
     let mut rows = Vec::new();
-    for (bench, text, argument) in kernels {
+    for (bench, text, argument) in kernels.into_iter().filter(|_| wanted("kernels")) {
         rows.extend(kernel(bench, text, argument, slice, args)?);
     }
-    rows.extend(shares(slice, &args.options)?);
-    rows.extend(attack::measure(&args.options)?);
+    if wanted("shares") {
+        rows.extend(shares(slice, &args.options)?);
+    }
+    if wanted("call_p99") {
+        rows.extend(attack::measure(&args.options)?);
+    }
     Ok(rows)
 }
 
