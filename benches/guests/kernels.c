@@ -31,8 +31,11 @@ extern char __heap_base;
 #define points heap
 
 static double centres[CLUSTERS * DIMENSIONS];
-static double sums[EXO_PARTS_MAX][CLUSTERS * DIMENSIONS];
-static unsigned members[EXO_PARTS_MAX][CLUSTERS];
+/* What each part adds up, apart from those of others: processors pass whole lines, some two. */
+static struct {
+  _Alignas(128) double sums[CLUSTERS * DIMENSIONS];
+  unsigned members[CLUSTERS];
+} tallies[EXO_PARTS_MAX];
 
 /* Numbers in [0, 1) that are the same everywhere. */
 static double number(unsigned *seed) {
@@ -75,9 +78,9 @@ static NOINLINE void nearest(void *context, unsigned begin, unsigned end, unsign
       }
       if (far < least) { least = far; best = k; }
     }
-    members[part][best]++;
+    tallies[part].members[best]++;
     for (unsigned d = 0; d < DIMENSIONS; d++)
-      sums[part][best * DIMENSIONS + d] += points[p * DIMENSIONS + d];
+      tallies[part].sums[best * DIMENSIONS + d] += points[p * DIMENSIONS + d];
   }
 }
 
@@ -86,16 +89,16 @@ KERNEL("kmeans") int kmeans(int count) {
   fill(centres, CLUSTERS * DIMENSIONS, 4);
   for (int round = 0; round < 10; round++) {
     for (unsigned p = 0; p < EXO_PARTS_MAX; p++) {
-      for (unsigned i = 0; i < CLUSTERS * DIMENSIONS; i++) sums[p][i] = 0;
-      for (unsigned i = 0; i < CLUSTERS; i++) members[p][i] = 0;
+      for (unsigned i = 0; i < CLUSTERS * DIMENSIONS; i++) tallies[p].sums[i] = 0;
+      for (unsigned i = 0; i < CLUSTERS; i++) tallies[p].members[i] = 0;
     }
     unsigned parts = exo_for(nearest, 0, (unsigned)count, 512);
     for (unsigned k = 0; k < CLUSTERS; k++) {
       unsigned all = 0;
-      for (unsigned p = 0; p < parts; p++) all += members[p][k];
+      for (unsigned p = 0; p < parts; p++) all += tallies[p].members[k];
       for (unsigned d = 0; d < DIMENSIONS && all; d++) {
         double sum = 0;
-        for (unsigned p = 0; p < parts; p++) sum += sums[p][k * DIMENSIONS + d];
+        for (unsigned p = 0; p < parts; p++) sum += tallies[p].sums[k * DIMENSIONS + d];
         centres[k * DIMENSIONS + d] = sum / all;
       }
     }
