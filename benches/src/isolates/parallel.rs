@@ -38,6 +38,9 @@ const KERNELS: [(&str, i32); 6] =
 /// Threads that `thread_spawn` starts, one after the other.
 const SPAWNS: i32 = 2_000;
 
+/// Threads of a call that may have some.
+const THREADS_MAX: u32 = 16;
+
 const TENANT: &str = "bench";
 
 fn failed(why: impl ToString) -> BenchError {
@@ -56,7 +59,7 @@ pub fn measure(args: &ParallelArgs) -> Result<Vec<Row>, BenchError> {
     let spawn = subject.function(&subject.parallel, "spawn")?;
     let mut samples = Vec::new();
     for _ in 0..args.options.rounds {
-        samples.push(subject.call(&spawn, SPAWNS)?.wall_ns / f64::from(SPAWNS));
+        samples.push(subject.call(&spawn, SPAWNS, THREADS_MAX)?.wall_ns / f64::from(SPAWNS));
     }
     rows.extend(Row::of("thread_spawn", "exocell", Unit::Ns, &samples, &[]));
     Ok(rows)
@@ -109,6 +112,7 @@ struct Subject {
 }
 
 /// What a call took.
+#[derive(Clone, Copy)]
 struct Took {
     result: i32,
     wall_ns: f64,
@@ -132,12 +136,12 @@ impl Subject {
             .map_err(failed)
     }
 
-    fn call(&self, function: &Function, argument: i32) -> Result<Took, BenchError> {
+    fn call(&self, function: &Function, argument: i32, threads: u32) -> Result<Took, BenchError> {
         let limits = CallLimits {
             memory_bytes: 64 << 20,
             deadline: Some(Instant::now() + Duration::from_secs(600)),
             cpu_ns: None,
-            threads: 16,
+            threads,
             fuel: 0,
         };
         let (send, ended) = mpsc::channel();
@@ -165,20 +169,21 @@ impl Subject {
     ) -> Result<Vec<Row>, BenchError> {
         let sequential = self.function(&self.sequential, kernel)?;
         let parallel = self.function(&self.parallel, kernel)?;
-        let mut samples: [Vec<f64>; 6] = Default::default();
+        let mut samples: [Vec<f64>; 7] = Default::default();
         for _ in 0..args.options.rounds {
-            let alone = self.call(&sequential, size)?;
-            let together = self.call(&parallel, size)?;
+            let alone = self.call(&sequential, size, 0)?;
+            let together = self.call(&parallel, size, THREADS_MAX)?;
+            let single = self.call(&parallel, size, 0)?;
             let native = native(&programs.native, kernel, size)?;
             let threads = self::native(&programs.native_threads, kernel, size)?;
             // k-means adds in another order with threads; all else is the same to the last bit.
-            let results = [alone.result, together.result, threads.result];
-            let same = if kernel == "kmeans" { &results[..1] } else { &results };
+            let results = [alone.result, single.result, together.result, threads.result];
+            let same = if kernel == "kmeans" { &results[..2] } else { &results };
             if same.iter().any(|result| *result != native.result) {
                 return Err(failed(format!("{kernel} of {size} comes out differently")));
             }
             let (walls, cpus) = (
-                [alone.wall_ns, together.wall_ns, native.wall_ns, threads.wall_ns],
+                [alone, together, single, native, threads].map(|took| took.wall_ns),
                 [alone.cpu_ns, native.cpu_ns],
             );
             let took = walls.into_iter().chain(cpus);
@@ -189,6 +194,8 @@ impl Subject {
         let rows = [
             (&wall, "exocell-sequential"),
             (&wall, "exocell-parallel"),
+            // The parallel module without threads: what a memory that could be shared costs.
+            (&wall, "exocell-parallel-alone"),
             (&wall, "native-sequential"),
             (&wall, "native-parallel"),
             (&cpu, "exocell-sequential"),
