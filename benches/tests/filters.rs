@@ -124,6 +124,7 @@ const RARE: List = &[
     ),
     (&[GuestKernel], &["exit_group"], "a guest that powers off, a panic"),
     (&[GuestKernel], &["waitid"], "a stub that does not answer"),
+    (&[GuestKernel], &["rt_sigtimedwait"], "cells with --intra none"),
     (&[GuestKernel], &["signalfd4", "socketpair", "recvmsg"], "the stock kernel"),
     (&[GuestKernel], &["poll"], "the notification thread, which may sleep in it all the time"),
     (
@@ -294,6 +295,10 @@ fn every_thread_of_a_running_cell_is_confined() {
     cell.exec(&[], &["ls", "/shared"]);
     let threads = confined_threads(&cell);
     assert!(threads.len() >= 8, "supervisor, guest kernel and stubs, not {threads:?}");
+
+    let fused = Cell::started(&["--intra", "none"]);
+    fused.exec(&[], &["sh", "-c", "true & wait"]);
+    assert!(confined_threads(&fused).len() >= 5, "the same without stubs");
 
     let endless = directory.path().join("endless.wat");
     fs::write(&endless, r#"(module (func (export "_start") (loop $on (br $on))))"#).unwrap();

@@ -1,5 +1,6 @@
 pub mod devices;
 pub mod host;
+pub mod intra;
 pub mod jail;
 pub mod memory;
 pub mod para;

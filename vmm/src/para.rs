@@ -9,6 +9,7 @@ use nix::sys::personality::{self, Persona};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::unistd::{Gid, Uid};
 
+use crate::intra::Intra;
 use crate::jail::{self, JailError, PathAccess, PathGrant, ThreadClass};
 use crate::memory::GuestMemory;
 
@@ -40,6 +41,7 @@ pub struct GuestKernel<'a> {
     pub memory: &'a GuestMemory,
     pub vcpus: u32,
     pub pager: Mode,
+    pub intra: Intra,
     pub devices: &'a [DeviceSocket],
     /// Receives the guest kernel's console.
     pub console: BorrowedFd<'a>,
@@ -75,6 +77,9 @@ impl GuestKernel<'_> {
         // A kernel without it would hand the word to its init.
         if self.pager != Mode::Off {
             arguments.push(format!("pager={}", self.pager));
+        }
+        if self.intra == Intra::None {
+            arguments.push("fused".to_owned());
         }
         arguments.extend(
             self.devices

@@ -32,6 +32,7 @@ pub use exocell_kernel as kernel;
 pub use exocell_network::secrets;
 pub use exocell_pager as pager;
 pub use exocell_vmm as vmm;
+pub use exocell_vmm::intra;
 pub use exocell_xgate as xgate;
 pub use layout::Layout;
 pub use record::{Record, State, Status};

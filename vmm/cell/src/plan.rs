@@ -11,6 +11,7 @@ use exocell_agent::{Boot, Exec, FolderMount, TtySize};
 use exocell_images::{ImageConfig, Store};
 use exocell_kernel::Status as KernelStatus;
 use exocell_network::Secret;
+use exocell_vmm::intra::Intra;
 use exocell_vmm::memory::GuestMemory;
 use exocell_xgate::{CapabilitySet, Folder, Rights};
 
@@ -37,6 +38,7 @@ pub struct VmPlan {
     pub disk: Option<File>,
     pub memory: GuestMemory,
     pub pager: exocell_pager::Mode,
+    pub intra: Intra,
     pub vcpus: u32,
     pub cpu_weight: u32,
     pub deadline: Option<Duration>,
@@ -75,6 +77,12 @@ impl VmPlan {
                 cpu.count
             )));
         }
+        if cpu.count > spec.intra.vcpus_max(VCPUS_MAX) {
+            return Err(CellError::Usage(format!(
+                "a cell with --intra {} has one vCPU so far, not {}; leave out --intra or grant one (cpu.count, --cpus)",
+                spec.intra, cpu.count
+            )));
+        }
         refuse_root_folder(caps)?;
         let store = Store::open(layout.images())?;
         let image = store.resolve(&spec.image)?;
@@ -92,6 +100,7 @@ impl VmPlan {
             memory: GuestMemory::new(memory_bytes)
                 .map_err(CellError::host("cannot make guest memory"))?,
             pager: spec.pager,
+            intra: spec.intra,
             vcpus: cpu.count,
             cpu_weight: cpu.weight,
             deadline: caps.deadline(),

@@ -58,6 +58,9 @@ pub struct CellSpec {
     /// How guest memory goes back to the host.
     #[serde(default)]
     pub pager: exocell_pager::Mode,
+    /// What stands between the guest's programs and its kernel.
+    #[serde(default)]
+    pub intra: exocell_vmm::intra::Intra,
     /// Of a cell that waits in a pool for its program: what a run must
     /// want to take it (see [`crate::warm`]).
     #[serde(default, skip_serializing_if = "Option::is_none")]

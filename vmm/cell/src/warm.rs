@@ -65,6 +65,7 @@ fn shape(
         "initramfs": initramfs::prepare(layout)?,
         "read_only": spec.read_only,
         "pager": spec.pager,
+        "intra": spec.intra,
         "capabilities": caps,
     });
     Ok((parts.to_string(), image))

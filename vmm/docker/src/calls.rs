@@ -108,6 +108,7 @@ fn container(
         remove: host.auto_remove,
         read_only: host.readonly_rootfs,
         pager: exocell_cell::pager::Mode::Off,
+        intra: exocell_cell::intra::Intra::default(),
         publish: admitted.publish,
         capabilities: admitted.capabilities,
         warm: None,

@@ -186,6 +186,7 @@ mod numbers {
         renameat2 = SYS_renameat2, restart_syscall = SYS_restart_syscall, rseq = SYS_rseq,
         rt_sigaction = SYS_rt_sigaction, rt_sigprocmask = SYS_rt_sigprocmask,
         rt_sigreturn = SYS_rt_sigreturn, rt_sigsuspend = SYS_rt_sigsuspend,
+        rt_sigtimedwait = SYS_rt_sigtimedwait,
         rt_tgsigqueueinfo = SYS_rt_tgsigqueueinfo, sched_getaffinity = SYS_sched_getaffinity,
         sched_setaffinity = SYS_sched_setaffinity, sched_yield = SYS_sched_yield,
         seccomp = SYS_seccomp, sendmsg = SYS_sendmsg, sendto = SYS_sendto,
@@ -209,6 +210,7 @@ const GUEST_KERNEL: &[Rule] = rules! {
     rt_sigaction Any, "signal handlers of vCPUs and stubs";
     sigaltstack Any, "alternate signal stacks";
     rt_tgsigqueueinfo Any, "interrupts to another vCPU thread";
+    rt_sigtimedwait Any, "the first process of a guest without stubs takes device signals";
     rt_sigsuspend Any, "an idle vCPU waits for the next interrupt";
     futex Any, "hand-off between guest kernel and stub";
     timer_create Any, "a vCPU's clock events";

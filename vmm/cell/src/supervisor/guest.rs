@@ -271,6 +271,7 @@ fn fork_kernel(
         memory: &plan.memory,
         vcpus: plan.vcpus,
         pager: plan.pager,
+        intra: plan.intra,
         devices: &devices,
         console: console.as_fd(),
         identity,

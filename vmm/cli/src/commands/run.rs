@@ -261,6 +261,7 @@ pub(super) fn spec(
         remove: args.rm,
         read_only: args.read_only,
         pager: args.pager,
+        intra: args.intra,
         publish,
         capabilities: caps.to_json(),
         warm: None,

@@ -1,0 +1,65 @@
+//! What stands between a guest's programs and its kernel.
+
+use serde::{Deserialize, Serialize};
+
+/// The isolation inside a `vm` cell. The cell's boundary to the host is the same in
+/// every mode: the jail of [`crate::jail`].
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Intra {
+    /// Programs run in host processes of their own, each with its address space.
+    #[default]
+    Aspace,
+    /// Programs share an address space with the guest kernel, and can do what it can
+    /// (`fused` on its command line, arch/um/os-Linux/skas/aspace.c of the patched
+    /// kernel).
+    None,
+}
+
+impl Intra {
+    pub const ALL: [Self; 2] = [Self::Aspace, Self::None];
+
+    /// Its name on command lines.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Aspace => "aspace",
+            Self::None => "none",
+        }
+    }
+
+    /// The most vCPUs that a cell of this mode can have, of `most` otherwise.
+    pub fn vcpus_max(self, most: u32) -> u32 {
+        match self {
+            Self::Aspace => most,
+            Self::None => 1,
+        }
+    }
+}
+
+impl std::fmt::Display for Intra {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl std::str::FromStr for Intra {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let found = Self::ALL.into_iter().find(|mode| mode.name() == text);
+        found.ok_or_else(|| format!("{text} is no isolation inside a cell; choose aspace or none"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn modes_are_read_as_they_are_written_and_others_refused() {
+        for mode in Intra::ALL {
+            assert_eq!(mode.to_string().parse(), Ok(mode));
+        }
+        assert!("mpk".parse::<Intra>().unwrap_err().contains("choose aspace or none"));
+    }
+}
