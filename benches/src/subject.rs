@@ -23,6 +23,8 @@ pub enum Peer {
     Gvisor,
     /// A cell whose guest kernel has none of our patches but the one that boots it.
     StockUml,
+    /// A cell with `--intra none`; only where it is asked for.
+    ParaNone,
     /// Nobody.
     None,
 }
@@ -56,6 +58,8 @@ pub enum Subject {
     StockUml(PathBuf),
     /// A `vm` cell on the `para` platform, guest processes in stubs.
     ParaAspace(Option<GuestKernel>),
+    /// The same, guest processes beside the guest kernel.
+    ParaNone,
 }
 
 impl fmt::Display for Subject {
@@ -65,6 +69,7 @@ impl fmt::Display for Subject {
             Self::Bwrap => f.write_str("bwrap"),
             Self::Gvisor => f.write_str("gvisor"),
             Self::StockUml(_) => f.write_str("stock-uml"),
+            Self::ParaNone => f.write_str("para-none"),
             Self::ParaAspace(None) => f.write_str("para-aspace"),
             Self::ParaAspace(Some(kernel)) => match &kernel.label {
                 None => f.write_str("para-aspace"),
@@ -90,6 +95,9 @@ pub fn subjects(peers: &[Peer], kernels: &[GuestKernel], exocell: &Exocell) -> V
         found.push(Subject::ParaAspace(None));
     }
     found.extend(kernels.iter().map(|kernel| Subject::ParaAspace(Some(kernel.clone()))));
+    if peers.contains(&Peer::ParaNone) {
+        found.push(Subject::ParaNone);
+    }
     found
 }
 
@@ -103,6 +111,7 @@ const PROBE_MAX: Duration = Duration::from_secs(20);
 fn present(peer: Peer, exocell: &Exocell) -> Result<Subject, String> {
     let subject = match peer {
         Peer::Native | Peer::None => return Ok(Subject::Native),
+        Peer::ParaNone => return Ok(Subject::ParaNone),
         Peer::Bwrap => Subject::Bwrap,
         Peer::Gvisor => Subject::Gvisor,
         Peer::StockUml => {
@@ -155,7 +164,7 @@ fn within(start: &Start<'_>) -> OsString {
 impl Subject {
     /// Whether it is a cell.
     pub fn is_cell(&self) -> bool {
-        matches!(self, Self::StockUml(_) | Self::ParaAspace(_))
+        matches!(self, Self::StockUml(_) | Self::ParaAspace(_) | Self::ParaNone)
     }
 
     /// The guest kernel file, where it is not the built one.
@@ -203,7 +212,9 @@ impl Subject {
                 };
                 [words(sandbox), words("do"), inside].concat()
             }
-            Self::StockUml(_) | Self::ParaAspace(_) => return self.cell(exocell, start),
+            Self::StockUml(_) | Self::ParaAspace(_) | Self::ParaNone => {
+                return self.cell(exocell, start);
+            }
         };
         let mut command = Command::new(line.remove(0));
         command.args(line).args(start.arguments);
@@ -213,6 +224,9 @@ impl Subject {
     fn cell(&self, exocell: &Exocell, start: &Start<'_>) -> Command {
         let mut command = exocell.command();
         command.args(["run", "--rm"]).args(start.cell);
+        if *self == Self::ParaNone {
+            command.args(["--intra", "none"]);
+        }
         if let Some(folder) = start.folder {
             command.arg("--volume").arg(format!("{}:{FOLDER_IN_CELL}:ro", folder.display()));
             command.arg(&exocell.image).arg(within(start));

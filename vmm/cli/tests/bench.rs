@@ -8,7 +8,9 @@ use serde_json::Value;
 #[test]
 fn micro_prints_a_row_for_each_measurement_and_subject() {
     let words = ["bench", "micro", "--only", "null_syscall,fork_exit"];
-    let ended = run([&words[..], &["--peers", "native", "--rounds", "1", "--json"]].concat()).ok();
+    let ended =
+        run([&words[..], &["--peers", "native,para-none", "--rounds", "1", "--json"]].concat())
+            .ok();
     let rows: Vec<Value> =
         ended.text().lines().map(|line| serde_json::from_str(line).expect("a JSON line")).collect();
     let of = |row: &Value, field: &str| row[field].as_str().unwrap_or_default().to_owned();
@@ -19,8 +21,10 @@ fn micro_prints_a_row_for_each_measurement_and_subject() {
         [
             pair("null_syscall", "native"),
             pair("null_syscall", "para-aspace"),
+            pair("null_syscall", "para-none"),
             pair("fork_exit", "native"),
             pair("fork_exit", "para-aspace"),
+            pair("fork_exit", "para-none"),
         ]
     );
     for row in &rows {
