@@ -5,9 +5,11 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
 use exocell_cell::control::{Client, ControlRequest};
+use exocell_cell::intra::Intra;
 use exocell_cell::isolate::IsolatePlan;
 use exocell_cell::launch::{self, Launched, Request, Workload};
 use exocell_cell::network::Publish;
+use exocell_cell::pager::Mode;
 use exocell_cell::plan::{self, VmPlan};
 use exocell_cell::secrets::Secret;
 use exocell_cell::warm::{self, Taken};
@@ -236,6 +238,13 @@ pub(super) fn spec(
     let mut env = environment(&args.process)?;
     env.extend(secrets.iter().map(|own| format!("{}={}", own.name, own.placeholder)));
     let publish = publishes(&args.publish)?;
+    if strength == Strength::Isolate
+        && (args.intra != Intra::default() || args.pager != Mode::default())
+    {
+        return Err(CellError::Usage(
+            "an isolate has no guest kernel; leave out --intra and --pager".to_owned(),
+        ));
+    }
     if strength == Strength::Isolate && !publish.is_empty() {
         return Err(CellError::Usage("an isolate has no ports to publish".to_owned()));
     }

@@ -4,7 +4,7 @@ use std::process::Command;
 
 use serde_json::Value;
 
-use super::{Finished, IMAGE, exocell, finish, run, unique};
+use super::{Finished, IMAGE, LIMIT, Started, exocell, finish, run, unique};
 
 /// A running cell, removed by force when dropped.
 pub struct Cell {
@@ -36,6 +36,16 @@ impl Cell {
     /// `exocell exec FLAGS CELL COMMAND`, not yet started.
     pub fn exec(&self, flags: &[&str], command: &[&str]) -> Command {
         exocell([&["exec"], flags, &[&self.name], command].concat())
+    }
+
+    /// Twenty programs at once, each with an answer of its own.
+    #[track_caller]
+    pub fn answers_many_at_once(&self) {
+        let started: Vec<Started> =
+            (0..20).map(|n| Started::new(&mut self.exec(&[], &["echo", &n.to_string()]))).collect();
+        for (n, one) in started.into_iter().enumerate() {
+            assert_eq!(one.finish(LIMIT).expect("it ends").ok().text(), n.to_string());
+        }
     }
 
     /// `exocell VERB ARGS CELL`.
