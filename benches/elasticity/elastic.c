@@ -1,14 +1,15 @@
 /*
  * Guest memory over time, as the guest uses it and as the host holds it.
  *
- * watch MS: in a cell, each MS milliseconds a line "TSC FREE IDLE", in pages:
- *     free, and free but on a CPU's list.
- * held MS FILE: on the host, "TSC BYTES": what is allocated for FILE.
+ * watch MS: in a cell, each MS milliseconds a line "TSC FREE IDLE CACHE", in pages:
+ *     free, free but on a CPU's list, and files that programs have read or written.
+ * held MS FILE: on the host, "TSC BYTES": what is allocated for FILE; some lines have
+ *     a third number, what that would be if memory came and went in blocks of 2 MiB.
  * bursty SECONDS: memory that comes and goes in bursts.
  * replay FILE SPEED MB_MAX: memory after a trace (t_s,mem_mb,...), a quarter of
- *     it as page cache.
- * reclaim MB: takes a region and gives it up, "FAULT_NS FREE_NS OTHER_NS" a page:
- *     the last for every other page of it.
+ *     it as page cache of a file on the disk.
+ * reclaim MB: takes a region and gives it up, "FAULT_NS FREE_NS" a page.
+ * scattered MB: takes a region and gives up every other page of it, "FREE_NS" a page.
  *
  * Both sides stamp lines with the processor's time stamp counter, which guest and
  * host share.
@@ -61,7 +62,7 @@ static char *take(size_t bytes)
 	return at;
 }
 
-/* The sums of zoneinfo's free pages and of what is on the CPUs' lists. */
+/* The sums over the zones, and of the files' pages, which zoneinfo has once a node. */
 static void watch(double period_s)
 {
 	static char text[1 << 16];
@@ -72,7 +73,7 @@ static void watch(double period_s)
 	for (;;) {
 		uint64_t stamp = __rdtsc();
 		ssize_t got = pread(fd, text, sizeof(text) - 1, 0);
-		unsigned long free_pages = 0, idle = 0;
+		unsigned long free_pages = 0, idle = 0, cache = 0;
 
 		if (got <= 0)
 			fail("/proc/zoneinfo");
@@ -84,23 +85,47 @@ static void watch(double period_s)
 				free_pages += n;
 			else if (sscanf(line, " count: %lu", &n) == 1)
 				idle += n;
+			else if (sscanf(line, " nr_file_pages %lu", &n) == 1)
+				cache += n;
 		}
-		printf("%llu %lu %lu\n", (unsigned long long)stamp, free_pages, idle);
+		printf("%llu %lu %lu %lu\n", (unsigned long long)stamp, free_pages, idle, cache);
 		fflush(stdout);
 		sleep_s(period_s);
 	}
 }
 
+#define BLOCK (2 * MIB)
+/* To look for blocks takes the host about a thousand times as long as to ask for a size. */
+#define BLOCKS_EACH 20
+
+/* The blocks of @fd that have a page, in bytes. */
+static unsigned long long blocks_held(int fd)
+{
+	unsigned long long bytes = 0;
+	off_t at = 0;
+
+	while ((at = lseek(fd, at, SEEK_DATA)) >= 0) {
+		bytes += BLOCK;
+		at = (at / BLOCK + 1) * BLOCK;
+	}
+	return bytes;
+}
+
 static void held(double period_s, const char *file)
 {
+	int fd = open(file, O_RDONLY);
 	struct stat st;
 
-	for (;;) {
+	if (fd < 0)
+		fail(file);
+	/* The file lives as long as its cell, not as long as this. */
+	for (unsigned i = 0; stat(file, &st) == 0; i++) {
 		uint64_t stamp = __rdtsc();
 
-		if (stat(file, &st) < 0)
-			return;
-		printf("%llu %llu\n", (unsigned long long)stamp, st.st_blocks * 512ull);
+		printf("%llu %llu", (unsigned long long)stamp, st.st_blocks * 512ull);
+		if (i % BLOCKS_EACH == 0)
+			printf(" %llu", blocks_held(fd));
+		puts("");
 		fflush(stdout);
 		sleep_s(period_s);
 	}
@@ -129,7 +154,7 @@ static void bursty(double seconds)
 static char *blocks[BLOCKS];
 static size_t nr_blocks;
 
-/* Anonymous blocks of a MiB and a file in memory, as large as asked for. */
+/* Anonymous blocks of a MiB and the cache of a file, as large as asked for. */
 static void resize(int file, size_t mib)
 {
 	size_t cached = mib / 4, anonymous = mib - cached;
@@ -152,11 +177,11 @@ static void resize(int file, size_t mib)
 static void replay(const char *trace, double speed, double mib_max)
 {
 	FILE *lines = fopen(trace, "r");
-	int file = memfd_create("cache", 0);
+	int file = open("/var/tmp", O_TMPFILE | O_RDWR, 0600);
 	double start = now_s(), at_s, mib;
 	char line[256];
 
-	if (!lines)
+	if (!lines || file < 0)
 		fail(trace);
 	while (fgets(line, sizeof(line), lines)) {
 		if (sscanf(line, "%lf,%lf", &at_s, &mib) != 2)
@@ -174,20 +199,24 @@ static double per_page(double since, size_t pages)
 static void reclaim(size_t mib)
 {
 	size_t bytes = mib * MIB, pages = bytes / PAGE;
-	double start = now_s(), fault, whole, other;
+	double start = now_s(), fault;
 	char *at = take(bytes);
 
 	fault = per_page(start, pages);
 	start = now_s();
 	munmap(at, bytes);
-	whole = per_page(start, pages);
-	at = take(bytes);
-	start = now_s();
+	printf("%.1f %.1f\n", fault, per_page(start, pages));
+}
+
+static void scattered(size_t mib)
+{
+	size_t bytes = mib * MIB, pages = bytes / PAGE;
+	char *at = take(bytes);
+	double start = now_s();
+
 	for (size_t i = 0; i < bytes; i += 2 * PAGE)
 		madvise(at + i, PAGE, MADV_DONTNEED);
-	other = per_page(start, pages / 2);
-	munmap(at, bytes);
-	printf("%.1f %.1f %.1f\n", fault, whole, other);
+	printf("%.1f\n", per_page(start, pages / 2));
 }
 
 int main(int argc, char **argv)
@@ -204,6 +233,8 @@ int main(int argc, char **argv)
 		replay(argv[2], atof(argv[3]), atof(argv[4]));
 	else if (!strcmp(verb, "reclaim") && argc == 3)
 		reclaim(strtoul(argv[2], NULL, 0));
+	else if (!strcmp(verb, "scattered") && argc == 3)
+		scattered(strtoul(argv[2], NULL, 0));
 	else
 		return 2;
 	return 0;

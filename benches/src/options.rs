@@ -29,7 +29,7 @@ pub enum BenchCommand {
     Density(DensityArgs),
     /// What the host holds for a cell against what its programs use, over time.
     #[command(after_help = "Examples:
-  exocell bench elasticity --only bursty
+  exocell bench elasticity --only bursty,agent
   exocell bench elasticity --only traces --traces traces/ --speed 20 --csv out/")]
     Elasticity(ElasticityArgs),
     /// How fast memory that programs give up goes back to the host.
@@ -125,6 +125,8 @@ pub enum Workload {
     Bursty,
     /// Recorded memory of containers, followed by a program in the cell.
     Traces,
+    /// What an agent does to a real project: unpack, build, test, edit, test again.
+    Agent,
 }
 
 impl Workload {
@@ -132,6 +134,7 @@ impl Workload {
         match self {
             Self::Bursty => "bursty",
             Self::Traces => "traces",
+            Self::Agent => "agent",
         }
     }
 }
@@ -160,7 +163,10 @@ pub struct ElasticityArgs {
     /// How many times as fast as they were recorded.
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub speed: u32,
-    /// Write each run's samples into this folder.
+    /// Seconds that the agent waits after each step, as one does for its model.
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(0..=600))]
+    pub pause: u32,
+    /// Write each run's samples into this folder, and charts of them.
     #[arg(long, value_name = "DIR")]
     pub csv: Option<PathBuf>,
     #[command(flatten)]

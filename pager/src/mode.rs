@@ -13,16 +13,23 @@ pub enum Mode {
     /// Pages are backed when the allocator hands them out and given back when
     /// it takes them in. Where the host has none left, the allocation fails.
     Eager,
+    /// Not the Pager but free page reporting, some seconds later, of every free
+    /// page: to compare the Pager with. A host without memory kills the cell.
+    Report0,
+    /// The same, of free blocks of 2 MiB.
+    Report9,
 }
 
 impl Mode {
-    pub const ALL: [Self; 2] = [Self::Off, Self::Eager];
+    pub const ALL: [Self; 4] = [Self::Off, Self::Eager, Self::Report0, Self::Report9];
 
     /// Its name on command lines, the guest kernel's included.
     pub fn name(self) -> &'static str {
         match self {
             Self::Off => "off",
             Self::Eager => "eager",
+            Self::Report0 => "report0",
+            Self::Report9 => "report9",
         }
     }
 }
@@ -38,7 +45,9 @@ impl std::str::FromStr for Mode {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let found = Self::ALL.into_iter().find(|mode| mode.name() == text);
-        found.ok_or_else(|| format!("{text} is no way to handle memory; choose off or eager"))
+        found.ok_or_else(|| {
+            format!("{text} is no way to handle memory; choose off, eager, report0 or report9")
+        })
     }
 }
 
@@ -51,6 +60,6 @@ mod tests {
         for mode in Mode::ALL {
             assert_eq!(mode.to_string().parse(), Ok(mode));
         }
-        assert!("lazy".parse::<Mode>().unwrap_err().contains("choose off or eager"));
+        assert!("lazy".parse::<Mode>().unwrap_err().contains("choose off, eager,"));
     }
 }

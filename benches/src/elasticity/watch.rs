@@ -4,6 +4,7 @@ use std::io::Read;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
 
 use super::samples::{self, Held, Sample, Watched};
 use super::{FOLDER, PROGRAM, memory_file};
@@ -38,8 +39,10 @@ impl Sampler {
         Ok(Self { child, text })
     }
 
+    /// Its whole lines.
     fn so_far(&self) -> String {
-        self.text.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        let text = self.text.lock().unwrap_or_else(PoisonError::into_inner);
+        text[..text.rfind('\n').map_or(0, |end| end + 1)].to_owned()
     }
 }
 
@@ -55,12 +58,15 @@ impl Drop for Sampler {
 pub struct Watch {
     guest: Sampler,
     host: Sampler,
+    since: Instant,
 }
 
 /// What both wrote.
 pub struct Series {
     watched: Vec<Watched>,
     held: Vec<Held>,
+    held_in_blocks: Vec<Held>,
+    seconds: f64,
 }
 
 impl Watch {
@@ -75,12 +81,18 @@ impl Watch {
         let guest = exocell.with(&["exec", &cell.name, &program, "watch", &period]);
         let mut host = Command::new(folder.join(PROGRAM.name));
         host.args(["held", HOST_PERIOD_MS]).arg(memory_file(exocell, cell)?);
-        Ok(Self { guest: Sampler::start(guest)?, host: Sampler::start(host)? })
+        let (guest, host) = (Sampler::start(guest)?, Sampler::start(host)?);
+        Ok(Self { guest, host, since: Instant::now() })
     }
 
     pub fn so_far(&self) -> Series {
-        let watched = samples::watched(&self.guest.so_far());
-        Series { watched, held: samples::held(&self.host.so_far()) }
+        let host = self.host.so_far();
+        Series {
+            watched: samples::watched(&self.guest.so_far()),
+            held: samples::held(&host),
+            held_in_blocks: samples::held_in_blocks(&host),
+            seconds: self.since.elapsed().as_secs_f64(),
+        }
     }
 
     pub fn end(self) -> Series {
@@ -95,5 +107,16 @@ impl Series {
 
     pub fn join(&self, file_bytes: u64, never_held: f64) -> Vec<Sample> {
         samples::join(file_bytes, never_held, &self.watched, &self.held)
+    }
+
+    /// As [`Self::join`], but held is what blocks of 2 MiB would hold that have a page in use.
+    pub fn join_in_blocks(&self, file_bytes: u64, never_held: f64) -> Vec<Sample> {
+        samples::join(file_bytes, never_held, &self.watched, &self.held_in_blocks)
+    }
+
+    /// How far the time stamp counter goes in a second: the host's sampler ran all the while.
+    pub fn ticks_per_second(&self) -> f64 {
+        let (Some(first), Some(last)) = (self.held.first(), self.held.last()) else { return 1.0 };
+        (last.stamp - first.stamp) as f64 / self.seconds
     }
 }

@@ -129,8 +129,8 @@ pub struct RunArgs {
     /// No private overlay: the root file system cannot be written.
     #[arg(long)]
     pub read_only: bool,
-    /// How a vm cell's memory goes back to the host: off (at its end) or eager (page for page
-    /// as it is freed).
+    /// How a vm cell's memory goes back to the host: off (at its end), eager (page for page
+    /// as it is freed), or report0 and report9 (free page reporting, to compare eager with).
     #[arg(long, value_name = "MODE", default_value_t)]
     pub pager: exocell_cell::pager::Mode,
     /// What stands between a vm cell's programs and its kernel: aspace (address spaces of
