@@ -13,8 +13,7 @@ use common::{IMAGE, LIMIT, Started, exocell, finish, text, unique, until};
 
 const MIB: u64 = 1 << 20;
 /// Waits for a line and takes 200 MiB, piece by piece; says so before it waits and when it has them.
-const TAKER: &str =
-    "print('ready', flush=True); input(); x = [bytearray(1 << 20) for _ in range(200)]; print('taken', flush=True)";
+const TAKER: &str = "print('ready', flush=True); input(); x = [bytearray(1 << 20) for _ in range(200)]; print('taken', flush=True)";
 
 fn cell(word: &str) -> Cell {
     Cell::idle(word, &["--pager", "eager", "--memory", "320m"])

@@ -54,6 +54,15 @@ fn what_programs_free_goes_back_at_once() {
     assert!(held < 100 * MIB, "the host still holds {held} bytes");
 }
 
+/// Pages that are bound, but on the CPUs' lists, are for a guest that works.
+#[test]
+fn a_guest_that_rests_holds_no_free_pages() {
+    let cell = cell("rests", "eager");
+    let look = "import time\n\
+                while int(open('/proc/pager').read().split('per_cpu ')[1].split()[0]): time.sleep(0.2)";
+    finish(&mut cell.exec(&[], &["python3", "-c", look]), b"").ok();
+}
+
 #[test]
 fn without_the_pager_the_host_holds_the_highest_demand() {
     let cell = cell("off", "off");
