@@ -13,6 +13,9 @@ pub enum Mode {
     /// Pages are backed when the allocator hands them out and given back when
     /// it takes them in. Where the host has none left, the allocation fails.
     Eager,
+    /// The same, and pages of files that nobody reads go by and by, slower where
+    /// programs have to wait for memory.
+    Cold,
     /// Not the Pager but free page reporting, some seconds later, of every free
     /// page: to compare the Pager with. A host without memory kills the cell.
     Report0,
@@ -21,13 +24,14 @@ pub enum Mode {
 }
 
 impl Mode {
-    pub const ALL: [Self; 4] = [Self::Off, Self::Eager, Self::Report0, Self::Report9];
+    pub const ALL: [Self; 5] = [Self::Off, Self::Eager, Self::Cold, Self::Report0, Self::Report9];
 
     /// Its name on command lines, the guest kernel's included.
     pub fn name(self) -> &'static str {
         match self {
             Self::Off => "off",
             Self::Eager => "eager",
+            Self::Cold => "cold",
             Self::Report0 => "report0",
             Self::Report9 => "report9",
         }
@@ -46,7 +50,9 @@ impl std::str::FromStr for Mode {
     fn from_str(text: &str) -> Result<Self, String> {
         let found = Self::ALL.into_iter().find(|mode| mode.name() == text);
         found.ok_or_else(|| {
-            format!("{text} is no way to handle memory; choose off, eager, report0 or report9")
+            format!(
+                "{text} is no way to handle memory; choose off, eager, cold, report0 or report9"
+            )
         })
     }
 }

@@ -130,7 +130,8 @@ pub struct RunArgs {
     #[arg(long)]
     pub read_only: bool,
     /// How a vm cell's memory goes back to the host: off (at its end), eager (page for page
-    /// as it is freed), or report0 and report9 (free page reporting, to compare eager with).
+    /// as it is freed), cold (the same, and files' pages that nobody reads), or report0 and
+    /// report9 (free page reporting, to compare eager with).
     #[arg(long, value_name = "MODE", default_value_t)]
     pub pager: exocell_cell::pager::Mode,
     /// What stands between a vm cell's programs and its kernel: aspace (address spaces of

@@ -63,6 +63,21 @@ fn a_guest_that_rests_holds_no_free_pages() {
     finish(&mut cell.exec(&[], &["python3", "-c", look]), b"").ok();
 }
 
+/// What is in memory of a file goes while nobody reads it, and comes back from the disk.
+#[test]
+fn what_nobody_reads_goes_by_and_by() {
+    let cell = cell("cold", "cold");
+    let file = "/var/tmp/cold";
+    cell.shell(&format!(
+        "head -c 64M /dev/urandom > {file}; sync; sha256sum < {file} > {file}.sum"
+    ))
+    .ok();
+    let held = || counter(&cell, "memory_allocated_bytes");
+    let full = held();
+    assert!(until(LIMIT, || held() + 8 * MIB < full), "still {} of {full} bytes", held());
+    cell.shell(&format!("sha256sum < {file} | cmp - {file}.sum")).ok();
+}
+
 #[test]
 fn without_the_pager_the_host_holds_the_highest_demand() {
     let cell = cell("off", "off");
