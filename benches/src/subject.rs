@@ -25,6 +25,8 @@ pub enum Peer {
     StockUml,
     /// A cell with `--intra none`; only where it is asked for.
     ParaNone,
+    /// A cell with `--pager eager`; only where it is asked for.
+    ParaPager,
     /// Nobody.
     None,
 }
@@ -60,6 +62,8 @@ pub enum Subject {
     ParaAspace(Option<GuestKernel>),
     /// The same, guest processes beside the guest kernel.
     ParaNone,
+    /// As [`Self::ParaAspace`], with a Pager.
+    ParaPager,
 }
 
 impl fmt::Display for Subject {
@@ -70,6 +74,7 @@ impl fmt::Display for Subject {
             Self::Gvisor => f.write_str("gvisor"),
             Self::StockUml(_) => f.write_str("stock-uml"),
             Self::ParaNone => f.write_str("para-none"),
+            Self::ParaPager => f.write_str("para-pager"),
             Self::ParaAspace(None) => f.write_str("para-aspace"),
             Self::ParaAspace(Some(kernel)) => match &kernel.label {
                 None => f.write_str("para-aspace"),
@@ -98,6 +103,9 @@ pub fn subjects(peers: &[Peer], kernels: &[GuestKernel], exocell: &Exocell) -> V
     if peers.contains(&Peer::ParaNone) {
         found.push(Subject::ParaNone);
     }
+    if peers.contains(&Peer::ParaPager) {
+        found.push(Subject::ParaPager);
+    }
     found
 }
 
@@ -112,6 +120,7 @@ fn present(peer: Peer, exocell: &Exocell) -> Result<Subject, String> {
     let subject = match peer {
         Peer::Native | Peer::None => return Ok(Subject::Native),
         Peer::ParaNone => return Ok(Subject::ParaNone),
+        Peer::ParaPager => return Ok(Subject::ParaPager),
         Peer::Bwrap => Subject::Bwrap,
         Peer::Gvisor => Subject::Gvisor,
         Peer::StockUml => {
@@ -164,7 +173,7 @@ fn within(start: &Start<'_>) -> OsString {
 impl Subject {
     /// Whether it is a cell.
     pub fn is_cell(&self) -> bool {
-        matches!(self, Self::StockUml(_) | Self::ParaAspace(_) | Self::ParaNone)
+        matches!(self, Self::StockUml(_) | Self::ParaAspace(_) | Self::ParaNone | Self::ParaPager)
     }
 
     /// The guest kernel file, where it is not the built one.
@@ -212,7 +221,7 @@ impl Subject {
                 };
                 [words(sandbox), words("do"), inside].concat()
             }
-            Self::StockUml(_) | Self::ParaAspace(_) | Self::ParaNone => {
+            Self::StockUml(_) | Self::ParaAspace(_) | Self::ParaNone | Self::ParaPager => {
                 return self.cell(exocell, start);
             }
         };
@@ -226,6 +235,9 @@ impl Subject {
         command.args(["run", "--rm"]).args(start.cell);
         if *self == Self::ParaNone {
             command.args(["--intra", "none"]);
+        }
+        if *self == Self::ParaPager {
+            command.args(["--pager", "eager"]);
         }
         if let Some(folder) = start.folder {
             command.arg("--volume").arg(format!("{}:{FOLDER_IN_CELL}:ro", folder.display()));
