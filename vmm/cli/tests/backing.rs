@@ -162,10 +162,12 @@ fn a_cell_within_its_control_group_keeps_to_its_own_limit() {
     assert_eq!(cell.shell("echo alive").ok().text(), "alive");
 }
 
-/// The host's own OOM killer is the last resort. It ends the cell that was given
-/// less by its group than by its limit, says so, and no other.
+/// The host's own OOM killer is the last resort. Whom it takes of a cell that was given
+/// less by its group than by its limit is its choice: the host process of the program
+/// that asks, which costs that program, or the guest kernel, which is the cell's end.
+/// Neighbours are left alone.
 #[test]
-fn a_control_group_at_its_limit_ends_its_cell_and_no_other() {
+fn a_control_group_at_its_limit_costs_its_own_cell_and_no_other() {
     let Some(group) = Group::new(160 * MIB) else {
         eprintln!("not looked at: this machine lets nobody make a control group for memory");
         return;
@@ -176,7 +178,8 @@ fn a_control_group_at_its_limit_ends_its_cell_and_no_other() {
     program.write(b"now\n");
     let ended = program.finish(LIMIT).expect("it ends");
     assert_ne!(ended.code, 0, "{}", ended.text());
-    assert!(until(LIMIT, || cell.state() == "exited"), "{}", cell.inspect());
-    assert_eq!(cell.inspect()["exit_code"], 137, "{}", cell.inspect());
+    let is_over = || cell.state() == "exited" && cell.inspect()["exit_code"] == 137;
+    let lives = || cell.shell("echo alive").text() == "alive";
+    assert!(until(LIMIT, || is_over() || lives()), "{}", cell.inspect());
     assert_eq!(neighbour.shell("echo alive").ok().text(), "alive");
 }
