@@ -136,8 +136,9 @@ pub struct RunArgs {
     pub pager: exocell_cell::pager::Mode,
     /// What stands between a vm cell's programs and its kernel: aspace (address spaces of
     /// their own) or none (faster; programs can do what the cell's kernel can; one vCPU).
-    #[arg(long, value_name = "MODE", default_value_t)]
-    pub intra: exocell_cell::intra::Intra,
+    /// Default: $EXOCELL_INTRA, else aspace.
+    #[arg(long, value_name = "MODE")]
+    pub intra: Option<exocell_cell::intra::Intra>,
     /// Memory limit, like 256m.
     #[arg(short, long, value_name = "BYTES")]
     pub memory: Option<String>,

@@ -2,8 +2,11 @@
 
 mod common;
 
+use std::process::Command;
+
 use common::cell::{Cell, pid};
-use common::{IMAGE, eventually, host, run, shell};
+use common::compiled::{FOLDER_IN_CELL, Programs};
+use common::{IMAGE, eventually, finish, host, run, shell};
 
 const NONE: &[&str] = &["--intra", "none"];
 
@@ -57,6 +60,42 @@ fn registers_are_kept_while_processes_and_signals_take_turns() {
 }
 
 #[test]
+fn programs_do_not_notice_that_their_calls_are_jumps() {
+    let programs = Programs::new().compile("gates", "gates", &["-static"]).compile(
+        "gates",
+        "gates-pie",
+        &["-static-pie"],
+    );
+    for program in ["gates", "gates-pie"] {
+        let native = finish(&mut Command::new(programs.path(program)), b"").ok();
+        assert!(native.text().lines().all(|line| line.ends_with(": ok")), "{}", native.text());
+        let in_cell = format!("{FOLDER_IN_CELL}/{program}");
+        let cell =
+            run([&["run", "--rm", "-v", &programs.volume()], NONE, &[IMAGE, &in_cell]].concat());
+        assert_eq!(cell.ok().text(), native.text(), "{program}");
+    }
+}
+
+#[test]
+fn nearly_all_calls_of_real_programs_are_jumps() {
+    let script = "cd /root && for n in 1 2 3; do
+python3 -c 'import json, os; [os.stat(\"/etc\") for n in range(2000)]'
+git init -q r$n && cd r$n && git config user.email a@b && git config user.name n
+seq 500 | split -l 1 && git add . && git commit -qm first && git status && git log --stat && cd ..
+echo 'int main(void) { return 0; }' > a.c && gcc -o a a.c && ./a
+done > /dev/null && cat /proc/gates";
+    let counts = shell(NONE, script).ok();
+    let count = |name: &str| {
+        let line =
+            counts.text().lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default();
+        line.trim().parse::<u64>().unwrap_or_else(|e| panic!("{name}: {e}: {}", counts.text()))
+    };
+    let (gated, trapped) = (count("calls_gated"), count("calls_trapped"));
+    assert!(gated > 19 * trapped, "{}", counts.text());
+    assert!(count("sites") > 50, "{}", counts.text());
+}
+
+#[test]
 fn programs_run_threads_processes_and_tools() {
     let script = "cd /root && python3 - <<'P'
 import multiprocessing, subprocess, threading
@@ -107,7 +146,9 @@ P";
 fn it_is_shown_and_needs_one_vcpu() {
     let cell = Cell::idle("none", NONE);
     assert_eq!(cell.inspect()["spec"]["intra"], "none");
-    assert_eq!(Cell::idle("aspace", &[]).inspect()["spec"]["intra"], "aspace");
+    let default = Cell::idle("default", &[]);
+    let expected = std::env::var("EXOCELL_INTRA").unwrap_or_else(|_| "aspace".to_owned());
+    assert_eq!(default.inspect()["spec"]["intra"], expected);
     run(["run", "--rm", "--intra", "none", "--cpus", "2", IMAGE, "true"])
         .exited(125)
         .complains_of(&["--intra none", "one vCPU", "--cpus"]);

@@ -238,9 +238,7 @@ pub(super) fn spec(
     let mut env = environment(&args.process)?;
     env.extend(secrets.iter().map(|own| format!("{}={}", own.name, own.placeholder)));
     let publish = publishes(&args.publish)?;
-    if strength == Strength::Isolate
-        && (args.intra != Intra::default() || args.pager != Mode::default())
-    {
+    if strength == Strength::Isolate && (args.intra.is_some() || args.pager != Mode::default()) {
         return Err(CellError::Usage(
             "an isolate has no guest kernel; leave out --intra and --pager".to_owned(),
         ));
@@ -270,12 +268,24 @@ pub(super) fn spec(
         remove: args.rm,
         read_only: args.read_only,
         pager: args.pager,
-        intra: args.intra,
+        intra: match (args.intra, strength) {
+            (Some(intra), _) => intra,
+            (None, Strength::Vm) => default_intra()?,
+            (None, Strength::Isolate) => Intra::default(),
+        },
         publish,
         capabilities: caps.to_json(),
         warm: None,
         created_ms: now_ms(),
     })
+}
+
+/// What cells that do not say otherwise have between their programs and their kernel.
+fn default_intra() -> Result<Intra, CellError> {
+    match std::env::var("EXOCELL_INTRA") {
+        Ok(mode) => mode.parse().map_err(|why| CellError::Usage(format!("EXOCELL_INTRA: {why}"))),
+        Err(_) => Ok(Intra::default()),
+    }
 }
 
 /// The environment that the flags ask for; later ones win.
