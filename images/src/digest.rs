@@ -88,7 +88,7 @@ impl From<Digest> for String {
 }
 
 /// A reader that hashes and counts what goes through it.
-pub(crate) struct Hashing<R> {
+pub struct Hashing<R> {
     inner: R,
     hasher: Sha256,
     bytes: u64,

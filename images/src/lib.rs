@@ -25,7 +25,7 @@ mod tar;
 mod tree;
 
 pub use config::ImageConfig;
-pub use digest::Digest;
+pub use digest::{Digest, Hashing};
 pub use error::{ImageError, Result};
 pub use limits::ImportLimits;
 pub use progress::{Progress, ProgressEvent, Silent};

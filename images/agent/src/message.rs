@@ -46,6 +46,7 @@ pub enum Request {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Boot {
+    /// Empty leaves the files of /etc that name it as they are.
     pub hostname: String,
     /// Block device with the image's erofs file system.
     pub root_device: String,

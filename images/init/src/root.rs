@@ -113,6 +113,9 @@ fn switch() -> Result<(), InitError> {
 /// Sets the host name, and the files of /etc that docker writes too. Without a
 /// network an absent resolv.conf is made empty and another one is kept.
 fn name_host(name: &str, read_only: bool, offline: bool) -> Result<(), InitError> {
+    if name.is_empty() {
+        return Ok(());
+    }
     sethostname(name).context(|| format!("setting the host name {name}"))?;
     let hosts = format!(
         "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n127.0.0.1\t{name}\n"

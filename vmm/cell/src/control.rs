@@ -59,6 +59,11 @@ pub enum ControlRequest {
         limit_bytes: u64,
     },
     Counters,
+    /// Keep a warm cell whose key is `from` for who knows the key `to`.
+    Reserve {
+        from: String,
+        to: String,
+    },
     /// Make a warm cell one of the asker's, and run a program in it. The
     /// connection goes on as the program's session, the asker its operator.
     Take(Box<Order>),

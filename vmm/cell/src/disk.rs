@@ -3,11 +3,13 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use nix::unistd::{Whence, lseek};
+use nix::fcntl::{AT_FDCWD, AtFlags};
+use nix::unistd::{Whence, linkat, lseek};
 
 use crate::{CellError, Layout};
 
@@ -35,6 +37,27 @@ pub fn create(layout: &Layout, bytes: u64) -> Result<File, CellError> {
     disk.set_len(bytes)
         .and_then(|()| copy_data(&template, &disk))
         .map_err(CellError::host(what()))?;
+    Ok(disk)
+}
+
+/// The disk in the file `path`, which a cell before may have left; a new one of
+/// `bytes` where there is none.
+///
+/// # Errors
+/// [`CellError::Host`] when the file can neither be opened nor made.
+pub fn keep(layout: &Layout, path: &Path, bytes: u64) -> Result<File, CellError> {
+    let what = || format!("cannot open the disk {}", path.display());
+    match OpenOptions::new().read(true).write(true).open(path) {
+        Ok(disk) => return Ok(disk),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        Err(error) => return Err(CellError::host(what())(error)),
+    }
+    let disk = create(layout, bytes)?;
+    // A name at last, once it is whole (open(2), O_TMPFILE).
+    let nameless = format!("/proc/self/fd/{}", disk.as_raw_fd());
+    let follow = AtFlags::AT_SYMLINK_FOLLOW;
+    linkat(AT_FDCWD, nameless.as_str(), AT_FDCWD, path, follow)
+        .map_err(|errno| CellError::host(what())(errno.into()))?;
     Ok(disk)
 }
 
@@ -119,6 +142,23 @@ mod tests {
         let mut magic = [0; 2];
         std::os::unix::fs::FileExt::read_exact_at(&disk, &mut magic, 1024 + 56).unwrap();
         assert_eq!(u16::from_le_bytes(magic), 0xef53);
+    }
+
+    #[test]
+    fn a_disk_that_is_kept_is_made_once() {
+        use std::os::unix::fs::FileExt;
+        let root = tempfile::tempdir().unwrap();
+        let layout = Layout::new(root.path());
+        let path = root.path().join("kept.ext4");
+        let disk = keep(&layout, &path, 64 << 20).unwrap();
+        disk.write_all_at(b"mine", 0).unwrap();
+        drop(disk);
+        let mut found = [0; 4];
+        let again = keep(&layout, &path, 128 << 20).unwrap();
+        again.read_exact_at(&mut found, 0).unwrap();
+        assert_eq!((&found, again.metadata().unwrap().len()), (b"mine", 64 << 20));
+        let nowhere = keep(&layout, &root.path().join("no/where"), 64 << 20).unwrap_err();
+        assert!(nowhere.to_string().contains("no/where"), "{nowhere}");
     }
 
     #[test]

@@ -9,7 +9,7 @@ use std::time::Instant;
 use exocell_vmm::jail::{self, HostNetwork, IdentityMap, Spawned};
 use exocell_xgate::CapabilitySet;
 
-use crate::record::{Lease, Record};
+use crate::record::{Lease, Record, Status};
 use crate::{CellError, CellSpec, Layout, supervisor};
 
 /// What a supervisor is born with. Everything in it was opened by the
@@ -93,6 +93,7 @@ pub fn launch_for(
     request: Request,
     operator: UnixStream,
 ) -> Result<(Record, Spawned), CellError> {
+    let again = Record::exists(layout, &spec.id);
     let (record, lease) = Record::create(layout, &spec)?;
     let start = || -> Result<Spawned, CellError> {
         let record_dir = open(record.directory())?;
@@ -119,7 +120,11 @@ pub fn launch_for(
     match start() {
         Ok(supervisor) => Ok((record, supervisor)),
         Err(error) => {
-            record.remove()?;
+            match again {
+                // It is still the record of what ended before.
+                true => record.write_status(&Status::failed(&error))?,
+                false => record.remove()?,
+            }
             Err(error)
         }
     }

@@ -1,7 +1,7 @@
 //! What a cell's program writes: to the log, and to whoever is attached.
 
 use std::fs::File;
-use std::io::{self, Read, Write};
+use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -33,9 +33,10 @@ struct Inner {
 }
 
 impl Output {
-    /// An outlet that logs to `log` in the working directory, for `operator`.
+    /// An outlet that logs to `log` in the working directory, behind what the cell
+    /// wrote before it was begun again, for `operator`.
     pub fn new(operator: UnixStream) -> io::Result<Self> {
-        let log = Log { file: File::create("log")?, bytes: 0, rotated: false, ended: false };
+        let log = Log::open()?;
         let attached = vec![Arc::new(Follower::Operator(Mutex::new(operator)))];
         let inner = Inner { log, attached, started: None, ended: false };
         Ok(Self { inner: Arc::new(Mutex::new(inner)) })
@@ -133,6 +134,16 @@ struct Log {
 }
 
 impl Log {
+    fn open() -> io::Result<Self> {
+        let options = File::options().create(true).truncate(false).read(true).write(true).clone();
+        let mut file = options.open("log")?;
+        let bytes = whole_frames(&file);
+        // A kill may have cut the last one short.
+        file.set_len(bytes)?;
+        file.seek(SeekFrom::Start(bytes))?;
+        Ok(Self { file, bytes, rotated: Path::new("log.old").exists(), ended: false })
+    }
+
     /// A full disk must not stop the program: the log ends, the rest goes on.
     fn write(&mut self, frames: &[u8]) {
         if !self.ended {
@@ -161,6 +172,29 @@ impl Log {
         }
         parts.push(File::open("log")?.take(self.bytes));
         Ok(parts)
+    }
+}
+
+/// The length of the frames at the beginning of `log`, in bytes.
+fn whole_frames(log: &File) -> u64 {
+    let (mut frames, mut whole) = (FrameReader::new(Counted { log, bytes: 0 }), 0);
+    while let Ok(Some(_)) = frames.read() {
+        whole = frames.get_ref().bytes;
+    }
+    whole
+}
+
+/// Counts what is read of a file.
+struct Counted<'a> {
+    log: &'a File,
+    bytes: u64,
+}
+
+impl Read for Counted<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let count = self.log.read(buffer)?;
+        self.bytes += count as u64;
+        Ok(count)
     }
 }
 

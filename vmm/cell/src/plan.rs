@@ -36,6 +36,8 @@ pub struct VmPlan {
     pub rootfs: File,
     /// The private overlay; `None` for a read-only root.
     pub disk: Option<File>,
+    /// Whether the overlay is to be whole when the cell has ended.
+    pub keeps_disk: bool,
     pub memory: GuestMemory,
     pub pager: exocell_pager::Mode,
     pub intra: Intra,
@@ -89,8 +91,9 @@ impl VmPlan {
         let rootfs = store.open_rootfs(&image)?;
         let kernel = kernel(layout)?;
         let network = PlannedNetwork::new(spec, caps, secrets)?;
-        let disk = match (spec.read_only, caps.disk_bytes()) {
-            (false, Some(bytes)) => Some(disk::create(layout, bytes)?),
+        let disk = match (spec.read_only, caps.disk_bytes(), &spec.disk) {
+            (false, Some(bytes), Some(path)) => Some(disk::keep(layout, path, bytes)?),
+            (false, Some(bytes), None) => Some(disk::create(layout, bytes)?),
             _ => None,
         };
         Ok(Self {
@@ -108,7 +111,11 @@ impl VmPlan {
             stdio: caps.stdio(),
             boot: boot(spec, caps, disk.is_some(), network.is_some())?,
             network,
-            exec: exec(spec, caps, &image.config, tty)?,
+            exec: match spec.idle {
+                true => Exec::default(),
+                false => exec(spec, caps, &image.config, tty)?,
+            },
+            keeps_disk: disk.is_some() && spec.disk.is_some(),
             disk,
             folders: open_folders(caps)?,
         })
@@ -175,7 +182,11 @@ fn boot(
         read_only: !folder.rights.contains(Rights::WRITE),
     };
     Ok(Boot {
-        hostname: spec.hostname.clone().unwrap_or_else(|| spec.id[..12].to_owned()),
+        hostname: match spec.idle {
+            // Nobody is to find that it was there.
+            true => String::new(),
+            false => spec.hostname.clone().unwrap_or_else(|| spec.id[..12].to_owned()),
+        },
         root_device: "/dev/vda".to_owned(),
         overlay_device: overlay.then(|| "/dev/vdb".to_owned()),
         process_count_max: caps.require_process_max()?.into(),

@@ -6,7 +6,9 @@
 //!     │                            │                                     │
 //!     └── set-up failed ───────────┴── supervisor killed (lock is free) ─┤
 //!                                                                        v
-//!                                                 removed (--rm, exocell rm)
+//!      ┌──────────── begun again (a container's start) ─────────────────┤
+//!      v                                          removed (--rm, exocell rm)
+//!   created
 //! ```
 //! `created` and `running` are claims of the supervisor; they hold only while
 //! it holds the record's lock. Whoever finds the lock free writes `exited`.
@@ -45,10 +47,12 @@ impl State {
     /// Whether the lifecycle allows this step.
     pub fn may_become(self, next: Self) -> bool {
         match (self, next) {
-            (Self::Created, Self::Running | Self::Exited) | (Self::Running, Self::Exited) => true,
+            (Self::Created, Self::Running | Self::Exited)
+            | (Self::Running, Self::Exited)
+            | (Self::Exited, Self::Created) => true,
             (Self::Created, Self::Created)
             | (Self::Running, Self::Created | Self::Running)
-            | (Self::Exited, _) => false,
+            | (Self::Exited, Self::Running | Self::Exited) => false,
         }
     }
 }
@@ -92,6 +96,19 @@ impl Default for Status {
             exit_code: None,
             reason: None,
             times: StartTimes::default(),
+        }
+    }
+}
+
+impl Status {
+    /// Of a cell that did not come up.
+    pub(crate) fn failed(error: &CellError) -> Self {
+        Self {
+            state: State::Exited,
+            finished_ms: crate::now_ms(),
+            exit_code: Some(error.exit_code()),
+            reason: Some(error.to_string()),
+            ..Self::default()
         }
     }
 }
@@ -149,12 +166,17 @@ impl Record {
     /// A file that a running cell has while it is paused.
     pub const PAUSED: &str = "paused";
 
-    /// Makes the directory of a new cell and takes its lease.
+    /// Makes the directory of a new cell and takes its lease. The record of a
+    /// cell with that id that has ended becomes that of the new one, its log with it.
     pub fn create(layout: &Layout, spec: &CellSpec) -> Result<(Self, Lease), CellError> {
         let record = Self::at(layout, &spec.id);
         let _registry = Registry::lock(layout)?;
-        if Self::all(layout)?.iter().any(|(_, known, _)| known.name == spec.name) {
+        let others = Self::all(layout)?;
+        if others.iter().any(|(r, known, _)| known.name == spec.name && r.id != spec.id) {
             return Err(CellError::NameTaken(spec.name.clone()));
+        }
+        if others.iter().any(|(known, _, _)| known.id == spec.id) {
+            return record.begin_again(spec);
         }
         DirBuilder::new()
             .mode(0o700)
@@ -176,6 +198,22 @@ impl Record {
             .and_then(|file| file.lock().map(|()| file))
             .map_err(CellError::host(format!("cannot lock {}", self.directory.display())))?;
         self.write("spec.json", spec)?;
+        self.write_status(&Status::default())?;
+        Ok((self.clone(), lease))
+    }
+
+    fn begin_again(&self, spec: &CellSpec) -> Result<(Self, Lease), CellError> {
+        let alive = || CellError::WrongState {
+            id: spec.id[..12].to_owned(),
+            state: State::Running.name(),
+            remedy: "wait for its end",
+        };
+        let lease = self.try_lease()?.ok_or_else(alive)?;
+        for file in ["control.sock", Self::PAUSED] {
+            // Of a supervisor that was killed; mostly there are none.
+            let _ = fs::remove_file(self.path(file));
+        }
+        self.write_spec(spec)?;
         self.write_status(&Status::default())?;
         Ok((self.clone(), lease))
     }

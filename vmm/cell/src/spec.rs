@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io::Read;
+use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
@@ -61,6 +62,13 @@ pub struct CellSpec {
     /// What stands between the guest's programs and its kernel.
     #[serde(default)]
     pub intra: exocell_vmm::intra::Intra,
+    /// A file that keeps the private overlay beyond the cell's end, so that another
+    /// cell can go on with it; made where it is not there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub disk: Option<PathBuf>,
+    /// Runs no program: its operator reaches into its files until it hangs up.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub idle: bool,
     /// Of a cell that waits in a pool for its program: what a run must
     /// want to take it (see [`crate::warm`]).
     #[serde(default, skip_serializing_if = "Option::is_none")]

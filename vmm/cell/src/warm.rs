@@ -12,13 +12,13 @@
 
 use std::os::unix::net::UnixStream;
 
-use exocell_agent::TtySize;
+use exocell_agent::{Exec, TtySize};
 use exocell_images::{ImageRecord, Store};
 use exocell_xgate::CapabilitySet;
 
 use crate::control::{Client, ControlRequest, Order};
 use crate::record::Registry;
-use crate::{CellError, CellSpec, Layout, Record, State, Strength, initramfs, plan};
+use crate::{CellError, CellSpec, Layout, Record, State, Status, Strength, initramfs, plan};
 
 /// A warm cell that is the caller's now.
 pub struct Taken {
@@ -48,6 +48,7 @@ fn shape(
         (!caps.folders().is_empty(), "a folder"),
         (caps.network().is_some(), "a network"),
         (spec.hostname.is_some(), "a host name of its own"),
+        (spec.disk.is_some(), "a disk that is kept"),
     ];
     if let Some((_, what)) = own.iter().find(|(has, _)| *has) {
         return Err(CellError::Usage(format!(
@@ -96,19 +97,107 @@ pub fn take(
         return Err(CellError::NameTaken(spec.name.clone()));
     }
     for (record, known, status) in all {
-        let is_ready = status.state == State::Created && status.times.guest_ready_us > 0;
-        if !is_warm(&known) || !is_ready {
+        if !is_warm(&known) || !is_ready(&status) {
             continue;
         }
-        let spec = CellSpec { id: record.id.clone(), ..spec.clone() };
-        let deadline_ms = caps.deadline().map(|limit| limit.as_millis() as u64);
-        let order = Order { spec: spec.clone(), exec: exec.clone(), deadline_ms };
         // Someone else may have been faster, or its pool has gone.
-        if let Ok(session) = ask(&record, order) {
-            return Ok(Some(Taken { record, spec, session }));
+        if let Ok(taken) = give(record, spec, caps, exec.clone()) {
+            return Ok(Some(taken));
         }
     }
     Ok(None)
+}
+
+fn is_ready(status: &Status) -> bool {
+    status.state == State::Created && status.times.guest_ready_us > 0
+}
+
+/// Makes the warm cell `record` the one that `spec` describes.
+fn give(
+    record: Record,
+    spec: &CellSpec,
+    caps: &CapabilitySet,
+    exec: Exec,
+) -> Result<Taken, CellError> {
+    let spec = CellSpec { id: record.id.clone(), ..spec.clone() };
+    let deadline_ms = caps.deadline().map(|limit| limit.as_millis() as u64);
+    let session = ask(&record, Order { spec: spec.clone(), exec, deadline_ms })?;
+    Ok(Taken { record, spec, session })
+}
+
+/// What a warm cell's key is while it is kept for who will be `id`.
+fn reserved_key(id: &str) -> String {
+    format!("reserved for {id}")
+}
+
+/// Keeps a warm cell for `spec`, which is to take its id: that id, if there is one.
+///
+/// # Errors
+/// The records cannot be read.
+pub fn reserve(
+    layout: &Layout,
+    spec: &CellSpec,
+    caps: &CapabilitySet,
+) -> Result<Option<String>, CellError> {
+    let Ok(from) = key(layout, spec, caps) else { return Ok(None) };
+    for (record, known, status) in Record::all(layout)? {
+        let to = reserved_key(&record.id);
+        let request = ControlRequest::Reserve { from: from.clone(), to };
+        let fits = known.warm.as_ref() == Some(&from) && is_ready(&status);
+        if fits && Client::connect(&record).and_then(|client| client.ask(&request)).is_ok() {
+            return Ok(Some(record.id));
+        }
+    }
+    Ok(None)
+}
+
+/// The record of the warm cell that is kept for `id`.
+fn reserved(layout: &Layout, id: &str) -> Result<Option<Record>, CellError> {
+    let wanted = reserved_key(id);
+    let mut all = Record::all(layout)?.into_iter();
+    let found = all.find(|(_, known, _)| known.warm.as_ref() == Some(&wanted));
+    Ok(found.map(|(record, _, _)| record))
+}
+
+/// Takes the warm cell that was kept for `spec`; `None` where its pool has gone.
+///
+/// # Errors
+/// As [`take`]'s.
+pub fn take_reserved(
+    layout: &Layout,
+    spec: &CellSpec,
+    caps: &CapabilitySet,
+    tty: Option<TtySize>,
+) -> Result<Option<Taken>, CellError> {
+    let Some(record) = reserved(layout, &spec.id)? else { return Ok(None) };
+    // Nobody takes the name meanwhile.
+    let _registry = Registry::lock(layout)?;
+    let others = Record::all(layout)?;
+    if others.iter().any(|(other, known, _)| known.name == spec.name && other.id != spec.id) {
+        return Err(CellError::NameTaken(spec.name.clone()));
+    }
+    let image = Store::open(layout.images())?.resolve(&spec.image)?;
+    let exec = plan::exec(spec, caps, &image.config, tty)?;
+    let taken = give(record, spec, caps, exec).ok();
+    if taken.is_none() {
+        // The next cell of that id needs its place.
+        release(layout, &spec.id)?;
+    }
+    Ok(taken)
+}
+
+/// Ends the warm cell that was kept for `id`, if there is one.
+///
+/// # Errors
+/// The records cannot be read.
+pub fn release(layout: &Layout, id: &str) -> Result<(), CellError> {
+    if let Some(record) = reserved(layout, id)? {
+        let stop = ControlRequest::Stop { grace_ms: 0 };
+        // One whose pool has gone ends by itself.
+        let _ = Client::connect(&record).and_then(|client| client.ask(&stop));
+        record.await_release();
+    }
+    Ok(())
 }
 
 fn ask(record: &Record, order: Order) -> Result<UnixStream, CellError> {

@@ -1,5 +1,5 @@
 //! `GET`, `HEAD` and `PUT /containers/{id}/archive`: tar streams out of and
-//! into a running container.
+//! into a container.
 
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -8,10 +8,8 @@ use std::thread;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use exocell_cell::Record;
 use exocell_cell::agent::FailureKind;
 use exocell_cell::agent::client::{self, ClientError};
-use exocell_cell::control::Client;
 use hyper::StatusCode;
 use serde_json::{Value, json};
 use tar::{Archive, EntryType, Header};
@@ -19,6 +17,7 @@ use tar::{Archive, EntryType, Header};
 use crate::clock::rfc3339_ms;
 use crate::error::{ApiError, ApiResult};
 use crate::http::{Body, BodyReader, Call, Response, empty, stream, with_header};
+use crate::reach::{self, Reach};
 use crate::state::Server;
 
 /// A guest cannot feed a client for ever: bytes of one archive.
@@ -81,10 +80,6 @@ fn go_mode(header: &Header) -> io::Result<u32> {
     Ok(special.fold(kind | mode & 0o777, |all, bit| all | bit))
 }
 
-fn guest(record: &Record) -> ApiResult<UnixStream> {
-    Ok(Client::connect(record)?.guest_stream()?)
-}
-
 fn refused(path: &str, error: ClientError) -> ApiError {
     match error {
         ClientError::Failed { kind: FailureKind::NotFound, .. } => {
@@ -98,8 +93,8 @@ fn refused(path: &str, error: ClientError) -> ApiError {
 }
 
 /// What `path` is in the guest. Blocks.
-fn stat(record: &Record, path: &str) -> ApiResult<PathStat> {
-    let stream = guest(record)?;
+fn stat(reach: &Reach, path: &str) -> ApiResult<PathStat> {
+    let stream = reach.guest()?;
     let mut head = Vec::new();
     match client::download(&stream, &stream, path, &mut head, HEAD_BYTES_MAX) {
         // The beginning says enough.
@@ -122,34 +117,22 @@ fn path_of(call: &Call) -> ApiResult<String> {
     }
 }
 
-async fn running(server: &Arc<Server>, key: &str) -> ApiResult<Record> {
-    let seen = server.find(key).await?;
-    match seen.awake() {
-        Ok((record, _)) => Ok(record.clone()),
-        Err(paused) if seen.is_running() => Err(paused),
-        Err(_) => Err(ApiError::unsupported(
-            format!("reaching into container {}, which is not running,", seen.id()),
-            "start it first",
-        )),
-    }
-}
-
 /// `HEAD /containers/{id}/archive`
 pub async fn head(server: &Arc<Server>, key: &str, call: &Call) -> ApiResult<Response> {
     let path = path_of(call)?;
-    let record = running(server, key).await?;
-    let stat = server.blocking(move |_| stat(&record, &path)).await?;
+    let reach = reach::container(server, key).await?;
+    let stat = server.blocking(move |_| stat(&reach, &path)).await?;
     Ok(with_header(empty(StatusCode::OK), STAT_HEADER, &stat.header()))
 }
 
 /// `GET /containers/{id}/archive`
 pub async fn get(server: &Arc<Server>, key: &str, call: &Call) -> ApiResult<Response> {
     let path = path_of(call)?;
-    let record = running(server, key).await?;
-    let (stat, stream_in) = server
+    let reach = reach::container(server, key).await?;
+    let (stat, stream_in, reach) = server
         .blocking({
             let path = path.clone();
-            move |_| Ok((stat(&record, &path)?, guest(&record)?))
+            move |_| Ok((stat(&reach, &path)?, reach.guest()?, reach))
         })
         .await?;
     let (sender, body) = Body::stream();
@@ -157,7 +140,10 @@ pub async fn get(server: &Arc<Server>, key: &str, call: &Call) -> ApiResult<Resp
     thread::spawn(move || {
         let failures = sender.clone();
         let mut writer = sender.writer();
-        if let Err(error) = send(&stream_in, &path, &mut writer) {
+        let sent = send(&stream_in, &path, &mut writer);
+        // The container may be started before its client has seen the end.
+        drop(reach);
+        if let Err(error) = sent {
             failures.fail(error);
         }
     });
@@ -211,14 +197,14 @@ fn rename(from: impl Read, to: &mut impl Write) -> io::Result<()> {
 /// `PUT /containers/{id}/archive`
 pub async fn put(server: &Arc<Server>, key: &str, call: Call) -> ApiResult<Response> {
     let path = path_of(&call)?;
-    let record = running(server, key).await?;
+    let reach = reach::container(server, key).await?;
     let body = BodyReader::new(call.body);
     server
         .blocking(move |_| {
-            if !stat(&record, &format!("{}/.", path.trim_end_matches('/')))?.directory {
+            if !stat(&reach, &format!("{}/.", path.trim_end_matches('/')))?.directory {
                 return Err(ApiError::bad_request(format!("{path}: not a directory")));
             }
-            let stream = guest(&record)?;
+            let stream = reach.guest()?;
             let sent = client::upload(&stream, &stream, &path, &mut unpacked(body)?);
             sent.map(drop).map_err(|error| refused(&path, error))
         })

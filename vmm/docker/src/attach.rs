@@ -56,7 +56,9 @@ pub async fn attach(server: &Arc<Server>, key: &str, mut call: Call) -> ApiResul
         stdout: query.flag("stdout"),
         stderr: query.flag("stderr"),
     };
-    let output = live.attach(seen.cell.is_none());
+    // One that has ended may be started again.
+    let waits = seen.cell.is_none() || !seen.is_running() && seen.container.goes_on().is_ok();
+    let output = live.attach(waits);
     let past = match (query.flag("logs"), &seen.cell) {
         (true, Some((record, _))) => {
             let wanted = Wanted::streams(wish.stdout, wish.stderr);

@@ -1,9 +1,11 @@
 //! The calls on containers: create, list, inspect, start, stop, kill, restart,
 //! wait, rename, remove, prune.
 
+use std::path::Path;
 use std::sync::Arc;
 
-use exocell_cell::{CellSpec, Strength, end, now_ms};
+use exocell_cell::xgate::CapabilitySet;
+use exocell_cell::{CellSpec, Strength, end, now_ms, warm};
 use hyper::StatusCode;
 use serde_json::{Value, json};
 
@@ -52,7 +54,15 @@ pub async fn create(server: &Arc<Server>, call: Call) -> ApiResult<Response> {
             let volumes = server.containers.volumes();
             let admitted = admit::admit(&wanted, &image.config, &server.defaults, &volumes)?;
             server.containers.prepare(&admitted.mounts)?;
-            let container = container(wanted, &image, admitted, id, name);
+            let mut container = container(wanted, &image, admitted, id, name);
+            let keeps = !container.spec.remove && !container.spec.read_only;
+            container.spec.disk = keeps.then(|| server.containers.disk(container.id()));
+            let caps = CapabilitySet::parse(&container.spec.capabilities, Path::new("/"));
+            if let Ok(caps) = caps
+                && let Some(id) = warm::reserve(server.layout(), &container.spec, &caps)?
+            {
+                container.become_cell(id);
+            }
             server.containers.write(&container)?;
             Ok(container)
         })
@@ -78,7 +88,6 @@ fn container(
     };
     set(&mut config.working_dir, &image.config.working_dir);
     set(&mut config.user, &image.config.user);
-    set(&mut config.hostname, short(&id));
     config.env = exocell_cell::plan::environment(&image.config.env, &own_env, false);
     let labels = image.config.labels.clone().into_iter();
     config.labels = labels.chain(std::mem::take(&mut config.labels)).collect();
@@ -90,6 +99,8 @@ fn container(
     let own = |words: &Vec<String>| (!words.is_empty()).then(|| words.clone());
     config.entrypoint = config.entrypoint.or_else(|| own(&image.config.entrypoint));
     let given = |text: &String| (!text.is_empty()).then(|| text.clone());
+    let hostname = given(&config.hostname);
+    set(&mut config.hostname, short(&id));
     let spec = CellSpec {
         version: CellSpec::VERSION,
         id,
@@ -102,7 +113,8 @@ fn container(
         env: own_env,
         working_dir: given(&config.working_dir),
         user: given(&config.user),
-        hostname: given(&config.hostname),
+        // Without one it is the beginning of the id, as here.
+        hostname,
         tty: config.tty,
         stdin: config.open_stdin,
         remove: host.auto_remove,
@@ -111,6 +123,8 @@ fn container(
         intra: exocell_cell::intra::Intra::default(),
         publish: admitted.publish,
         capabilities: admitted.capabilities,
+        disk: None,
+        idle: false,
         warm: None,
         created_ms: now_ms(),
     };

@@ -4,6 +4,7 @@
 //!
 //! ```text
 //! ROOT/docker/containers/ID.json   what was asked for; replaced by rename
+//! ROOT/docker/disks/ID.ext4        its disk, which outlives its cells
 //! ROOT/docker/volumes/NAME         a volume's files
 //! ROOT/docker/lock                 held by the server
 //! ```
@@ -77,8 +78,31 @@ impl Container {
         &self.spec.id
     }
 
+    /// Whether it can go on after its end.
+    ///
+    /// # Errors
+    /// 409 when its disk ended with it: it was not made through the API, or removes
+    /// itself.
+    pub fn goes_on(&self) -> ApiResult<()> {
+        match self.spec.disk.is_some() || self.spec.read_only {
+            true => Ok(()),
+            false => Err(ApiError::conflict(format!(
+                "container {} is not running, and its disk ended with it; make a new one (docker run)",
+                self.id()
+            ))),
+        }
+    }
+
     pub fn name(&self) -> &str {
         &self.spec.name
+    }
+
+    /// Takes the id of the warm cell that it is to be.
+    pub fn become_cell(&mut self, id: String) {
+        if self.spec.hostname.is_none() {
+            short(&id).clone_into(&mut self.config.hostname);
+        }
+        self.spec.id = id;
     }
 }
 
@@ -166,9 +190,17 @@ impl Containers {
         let containers = Self::of(layout);
         fs::create_dir_all(containers.directory())?;
         fs::create_dir_all(containers.volumes())?;
+        fs::create_dir_all(containers.disks())?;
         for entry in fs::read_dir(containers.directory())?.flatten() {
             if entry.file_name().to_string_lossy().ends_with(".new") {
                 fs::remove_file(entry.path())?;
+            }
+        }
+        for entry in fs::read_dir(containers.disks())?.flatten() {
+            let known = |id: &str| containers.path(id).exists();
+            let path = entry.path();
+            if !path.file_stem().and_then(|id| id.to_str()).is_some_and(known) {
+                fs::remove_file(path)?;
             }
         }
         Ok(containers)
@@ -191,6 +223,15 @@ impl Containers {
         Self::root(&self.layout).join("volumes")
     }
 
+    fn disks(&self) -> PathBuf {
+        Self::root(&self.layout).join("disks")
+    }
+
+    /// Where the disk of container `id` lies.
+    pub fn disk(&self, id: &str) -> PathBuf {
+        self.disks().join(format!("{id}.ext4"))
+    }
+
     fn path(&self, id: &str) -> PathBuf {
         self.directory().join(format!("{id}.json"))
     }
@@ -211,12 +252,18 @@ impl Containers {
 
     /// Forgets what is kept of a container. One that is gone already is fine.
     pub fn forget(&self, id: &str) -> ApiResult<()> {
-        match fs::remove_file(self.path(id)) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                Err(ApiError::internal(format!("cannot remove the container {id}: {error}")))
+        // The disk last: what is left of a kill in between is swept by the next server.
+        for path in [self.path(id), self.disk(id)] {
+            match fs::remove_file(path) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                    return Err(ApiError::internal(format!(
+                        "cannot remove the container {id}: {error}"
+                    )));
+                }
+                _ => {}
             }
-            _ => Ok(()),
         }
+        Ok(())
     }
 
     /// Reads the file of container `id`.
@@ -233,9 +280,10 @@ impl Containers {
         // Files first: a cell that is launched in between has one already.
         let mut files = self.files()?;
         let mut found = Vec::new();
-        // A cell that waits in a pool is nobody's container yet.
+        // A cell that waits in a pool is nobody's container yet, and one without a
+        // program shows another one's files.
         let mut cells = Record::all(&self.layout)?;
-        cells.retain(|(_, spec, _)| spec.warm.is_none());
+        cells.retain(|(_, spec, _)| spec.warm.is_none() && !spec.idle);
         for (record, spec, status) in cells {
             let container = files.remove(&record.id).unwrap_or_else(|| Container::of_cell(spec));
             found.push(Seen { container, cell: Some((record, status)) });

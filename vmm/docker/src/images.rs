@@ -20,6 +20,7 @@ use crate::error::{ApiError, ApiResult};
 use crate::events::Event;
 use crate::filters::Filters;
 use crate::http::{Body, BodyReader, BodySender, Call, Response, empty, json as reply, stream};
+use crate::reach;
 use crate::state::Server;
 
 /// What the filters of a list may name.
@@ -211,7 +212,6 @@ pub async fn commit(server: &Arc<Server>, call: Call) -> ApiResult<Response> {
     let query = &call.target.query;
     let container = query.get("container").ok_or_else(|| ApiError::bad_request("no container"))?;
     let seen = server.find(container).await?;
-    let record = seen.awake()?.0.clone();
     let tag = match (query.get("repo").filter(|repo| !repo.is_empty()), query.get("tag")) {
         (Some(repo), Some(tag)) if !tag.is_empty() => Some(format!("{repo}:{tag}")),
         (repo, _) => repo.map(str::to_owned),
@@ -226,10 +226,11 @@ pub async fn commit(server: &Arc<Server>, call: Call) -> ApiResult<Response> {
         ));
     }
     let image = seen.container.spec.image.clone();
+    let reach = reach::container(server, seen.id()).await?;
     let shown = tag.as_ref().map_or_else(String::new, Reference::to_string);
     let made = server.blocking(move |server| {
         let layout = server.layout();
-        Ok(commit::commit(layout, &record, &image, tag.as_ref(), &mut Silent)?)
+        Ok(commit::commit(layout, &reach.record, &image, tag.as_ref(), &mut Silent)?)
     });
     let id = made.await?.id.to_string();
     tell(server, "commit", &id, &shown);

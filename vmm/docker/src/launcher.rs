@@ -3,7 +3,7 @@
 //! executable:
 //!
 //! ```text
-//! server ── exec: exocell launch-container ID ──> plan, launch ──> supervisor
+//! server ── exec: exocell launch-container ID|SPEC ──> plan, launch ──> supervisor
 //!   └───────── stdin: the operator's session (a socket pair) ────────┘
 //! ```
 
@@ -17,7 +17,7 @@ use exocell_cell::agent::TtySize;
 use exocell_cell::launch::{Request, Workload, launch_for};
 use exocell_cell::plan::VmPlan;
 use exocell_cell::xgate::CapabilitySet;
-use exocell_cell::{CellError, Layout};
+use exocell_cell::{CellError, CellSpec, Layout};
 use serde::{Deserialize, Serialize};
 
 use crate::containers::Containers;
@@ -33,15 +33,33 @@ struct Failure {
     message: String,
 }
 
-/// Starts the cell of container `id`; the server's end of its session. Blocks.
-pub fn launch(layout: &Layout, id: &str) -> ApiResult<UnixStream> {
+/// What is to be started.
+pub enum Start<'a> {
+    /// A container, by its id.
+    Container(&'a str),
+    /// A cell without a program, of which nothing is written down.
+    Idle(&'a CellSpec),
+}
+
+impl Start<'_> {
+    fn word(&self) -> ApiResult<String> {
+        match self {
+            Self::Container(id) => Ok((*id).to_owned()),
+            Self::Idle(spec) => serde_json::to_string(spec)
+                .map_err(|error| ApiError::internal(format!("cannot write a spec: {error}"))),
+        }
+    }
+}
+
+/// Starts a cell; the server's end of its session. Blocks.
+pub fn launch(layout: &Layout, start: &Start<'_>) -> ApiResult<UnixStream> {
     let failed = |what: &str, error: std::io::Error| ApiError::internal(format!("{what}: {error}"));
     let (session, operator) =
         UnixStream::pair().map_err(|error| failed("cannot make a socket pair", error))?;
     let output = Command::new("/proc/self/exe")
         .arg("--root")
         .arg(layout.root())
-        .args([VERB, id])
+        .args([VERB, &start.word()?])
         .stdin(OwnedFd::from(operator))
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -63,12 +81,12 @@ pub fn launch(layout: &Layout, id: &str) -> ApiResult<UnixStream> {
     }
 }
 
-/// The launcher: makes container `id` a cell whose operator is at the other
-/// end of standard input. The caller must have one thread. The result is the
+/// The launcher: makes a cell of what [`Start`] said in `word`, whose operator is
+/// at the other end of standard input. The caller must have one thread. The result is the
 /// exit code.
-pub fn launch_container(layout: &Layout, id: &str) -> u8 {
+pub fn launch_container(layout: &Layout, word: &str) -> u8 {
     let request = Request::begin();
-    match start(layout, id, request) {
+    match start(layout, word, request) {
         Ok(()) => 0,
         Err(error) => {
             let error = ApiError::from(error);
@@ -81,13 +99,24 @@ pub fn launch_container(layout: &Layout, id: &str) -> u8 {
     }
 }
 
-fn start(layout: &Layout, id: &str, request: Request) -> Result<(), CellError> {
-    let container = Containers::of(layout).read(id)?;
+fn start(layout: &Layout, word: &str, request: Request) -> Result<(), CellError> {
+    let (spec, tty) = match word.starts_with('{') {
+        true => (read_spec(word)?, None),
+        false => {
+            let container = Containers::of(layout).read(word)?;
+            let tty = container.tty_size.map(|(rows, cols)| TtySize { rows, cols });
+            (container.spec, tty)
+        }
+    };
     let operator = std::io::stdin().as_fd().try_clone_to_owned();
     let operator = operator.map_err(CellError::host("cannot take over the session"))?;
-    let caps = CapabilitySet::parse(&container.spec.capabilities, Path::new("/"))?;
-    let tty = container.tty_size.map(|(rows, cols)| TtySize { rows, cols });
-    let plan = VmPlan::new(layout, &container.spec, &caps, tty, Vec::new())?;
+    let caps = CapabilitySet::parse(&spec.capabilities, Path::new("/"))?;
+    let plan = VmPlan::new(layout, &spec, &caps, tty, Vec::new())?;
     let workload = Workload::Vm(Box::new(plan));
-    launch_for(layout, container.spec, caps, workload, request, operator.into()).map(drop)
+    launch_for(layout, spec, caps, workload, request, operator.into()).map(drop)
+}
+
+fn read_spec(text: &str) -> Result<CellSpec, CellError> {
+    serde_json::from_str(text)
+        .map_err(|error| CellError::Usage(format!("this is no cell's spec: {error}")))
 }

@@ -1,13 +1,15 @@
 //! Starting, following and ending containers.
 
 use std::os::unix::net::UnixStream as BlockingStream;
+use std::path::Path;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use exocell_cell::agent::{FailureKind, Kind, Reply};
+use exocell_cell::agent::{FailureKind, Kind, Reply, TtySize};
 use exocell_cell::control::{Client, ControlRequest};
-use exocell_cell::{CellError, Record, end};
+use exocell_cell::xgate::CapabilitySet;
+use exocell_cell::{CellError, Record, end, warm};
 use nix::sys::signal::Signal;
 use tokio::net::UnixStream;
 use tokio::sync::oneshot;
@@ -16,7 +18,7 @@ use tokio::time::timeout;
 use crate::containers::{Container, Seen};
 use crate::error::{ApiError, ApiResult};
 use crate::frames::{Chunk, read_frame};
-use crate::launcher;
+use crate::launcher::{self, Start};
 use crate::live::{Live, Overseer};
 use crate::ports;
 use crate::state::Server;
@@ -40,11 +42,10 @@ pub async fn start(server: &Arc<Server>, key: &str) -> ApiResult<bool> {
     if seen.is_running() {
         return Ok(false);
     }
-    if seen.cell.is_some() {
-        return Err(ApiError::conflict(format!(
-            "container {} has ended, and its disk with it; make a new one (docker run)",
-            live.id
-        )));
+    if let Some((record, _)) = seen.cell {
+        seen.container.goes_on()?;
+        // Who heard of the end may be faster than the supervisor's own.
+        server.blocking(move |_| Ok(record.await_release())).await?;
     }
     let starting = seen.container;
     let launched = server.blocking(move |server| launch(server, starting)).await;
@@ -71,10 +72,22 @@ fn launch(server: &Server, mut container: Container) -> ApiResult<(Container, Bl
         .map_err(|error| ApiError::internal(format!("cannot publish a port: {error}")))?;
     // The launcher reads it.
     server.containers.write(&container)?;
-    let session = launcher::launch(server.layout(), container.id())?;
+    let session = match from_pool(server, &container)? {
+        Some(taken) => taken,
+        None => launcher::launch(server.layout(), &Start::Container(container.id()))?,
+    };
     container.started = true;
     server.containers.write(&container)?;
     Ok((container, session))
+}
+
+/// The session of the warm cell that was kept for `container`.
+fn from_pool(server: &Server, container: &Container) -> ApiResult<Option<BlockingStream>> {
+    let caps = CapabilitySet::parse(&container.spec.capabilities, Path::new("/"));
+    let caps = caps.map_err(CellError::from)?;
+    let tty = container.tty_size.map(|(rows, cols)| TtySize { rows, cols });
+    let taken = warm::take_reserved(server.layout(), &container.spec, &caps, tty)?;
+    Ok(taken.map(|taken| taken.session))
 }
 
 /// Makes sure that a running container is followed, whoever started it.
@@ -308,6 +321,7 @@ pub async fn remove(server: &Arc<Server>, key: &str, force: bool) -> ApiResult<(
             {
                 end::remove(server.layout(), &record, &status, true)?;
             }
+            warm::release(server.layout(), &id)?;
             server.containers.forget(&id)
         })
         .await?;

@@ -8,7 +8,7 @@
 //! ```
 //! A server that is started while cells run follows them as an onlooker does.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use exocell_cell::agent::{Kind, TtySize};
@@ -49,7 +49,7 @@ struct Attached {
 pub struct Live {
     pub id: String,
     /// Held while the container is started, stopped or removed.
-    pub changing: tokio::sync::Mutex<()>,
+    pub changing: Arc<tokio::sync::Mutex<()>>,
     attached: Mutex<Attached>,
     input: tokio::sync::Mutex<Option<OwnedWriteHalf>>,
     life: watch::Sender<Life>,
@@ -63,7 +63,7 @@ impl Live {
     pub fn new(id: &str) -> Self {
         Self {
             id: id.to_owned(),
-            changing: tokio::sync::Mutex::default(),
+            changing: Arc::default(),
             attached: Mutex::default(),
             input: tokio::sync::Mutex::default(),
             life: watch::Sender::default(),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::error::{ApiError, ApiResult};
 use crate::http::{Call, Response};
 use crate::state::Server;
-use crate::{archive, attach, calls, exec, images, logs, stats, system, views, volumes};
+use crate::{archive, attach, calls, exec, images, logs, save, stats, system, views, volumes};
 
 /// Answers one call.
 pub async fn route(server: &Arc<Server>, method: &str, call: Call) -> ApiResult<Response> {
@@ -70,6 +70,7 @@ async fn containers(
         ("HEAD", [id, "archive"]) => archive::head(server, id, &call).await,
         ("GET", [id, "archive"]) => archive::get(server, id, &call).await,
         ("PUT", [id, "archive"]) => archive::put(server, id, call).await,
+        ("GET", [id, "export"]) => save::export(server, id).await,
         ("POST", [id, "exec"]) => exec::create(server, id, call).await,
         (_, [id, verb]) => {
             // A container that is not there is the first thing to say.
@@ -84,7 +85,6 @@ async fn containers(
 fn refused_verb(verb: &str) -> Option<ApiError> {
     let (what, remedy) = match verb {
         "update" => ("changing a container's limits", "make a new one with other limits"),
-        "export" => ("exporting a container", "copy its files with archive (docker cp)"),
         "changes" => ("listing a container's changes", "copy its files and compare"),
         "attach" => ("attaching by websocket", "attach by taking the connection over"),
         _ => return None,
@@ -121,10 +121,11 @@ async fn image(
         ("GET", ["search"]) => {
             Err(ApiError::unsupported("searching a registry", "pull the image by its name"))
         }
-        ("GET", ["get"] | [.., "get"]) => Err(ApiError::unsupported(
-            "saving an image",
-            "keep the archive that it was loaded from, or the registry's copy",
-        )),
+        ("GET", ["get"]) => {
+            let names = call.target.query.all("names").map(str::to_owned).collect();
+            save::save(server, names).await
+        }
+        ("GET", [name @ .., "get"]) => save::save(server, vec![name.join("/")]).await,
         ("GET", [name @ .., "json"]) => images::inspect(server, name.join("/")).await,
         ("GET", [name @ .., "history"]) => images::history(server, name.join("/")).await,
         ("POST", [name @ .., "tag"]) => images::tag(server, name.join("/"), &call).await,

@@ -1,7 +1,7 @@
 //! The control socket's server: one thread a connection, a bounded number.
 
 use std::fs::{self, File};
-use std::io::ErrorKind;
+use std::io::{ErrorKind, Read};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -42,9 +42,11 @@ pub(crate) fn serve(
     let operator = inheritance.operator.try_clone().map_err(CellError::host(failed()))?;
     let control = inheritance.control.try_clone().map_err(CellError::host(failed()))?;
     let input = shared.clone();
-    thread("operator", move || match input.warmth.is_warm() {
-        true => warmth::watch_pool(&input, &operator),
-        false => forward_input(&input, operator),
+    let idle = inheritance.spec.idle;
+    thread("operator", move || match (input.warmth.is_warm(), idle) {
+        (true, _) => warmth::watch_pool(&input, &operator),
+        (false, true) => await_hang_up(&input, &operator),
+        (false, false) => forward_input(&input, operator),
     })?;
     let shared = shared.clone();
     let server = thread("control", move || {
@@ -134,6 +136,9 @@ fn answer(shared: &Shared, services: &dyn Services, stream: UnixStream) {
                 Err(message) => ControlReply::Failed { message },
             })
         }
+        ControlRequest::Reserve { from, to } => {
+            reply(&outcome(warmth::reserve(shared, &from, to)));
+        }
         ControlRequest::Take(order) => match warmth::take(shared, &stream, *order) {
             Ok(session) => forward_input(shared, session),
             Err(message) => reply(&outcome(Err(message))),
@@ -193,6 +198,13 @@ fn attach(shared: &Shared, stream: &UnixStream, replay: bool) {
         forward_input(shared, source);
         shared.output.detach(&follower);
     }
+}
+
+/// A cell without a program ends when its operator hangs up.
+fn await_hang_up(shared: &Shared, mut operator: &UnixStream) {
+    while matches!(operator.read(&mut [0; 64]), Ok(1..)) {}
+    // One that is ending needs no word.
+    let _ = shared.events.send(Event::Stop { grace: Duration::ZERO });
 }
 
 /// Passes a follower's frames on until it goes.

@@ -9,8 +9,11 @@ use crate::launch::Inheritance;
 use crate::record::{Record, State, Status};
 use crate::{CellError, now_ms};
 
-/// How long a guest with writable folders may take to write them back.
-const ORDERLY_SHUTDOWN_MAX: Duration = Duration::from_secs(2);
+/// How long a guest with writable folders, or a disk that is kept, may take to write
+/// them back after its program's own end.
+const WRITE_BACK_MAX: Duration = Duration::from_secs(10);
+/// The same where somebody waits for the end: less than he does.
+const WRITE_BACK_STOPPED_MAX: Duration = Duration::from_secs(4);
 
 /// Ends what still runs and settles the record, so that whoever is told of
 /// the end finds nothing left.
@@ -23,7 +26,10 @@ pub(crate) fn finish(
     end: End,
 ) {
     if let Running::Vm(guest) = &workload {
-        guest.end(ORDERLY_SHUTDOWN_MAX);
+        guest.end(match end.reason {
+            None => WRITE_BACK_MAX,
+            Some(_) => WRITE_BACK_STOPPED_MAX,
+        });
     }
     status.state = State::Exited;
     status.finished_ms = now_ms();
@@ -44,14 +50,7 @@ pub(crate) fn fail(inheritance: &Inheritance, error: &CellError) {
     let message = error.to_string();
     // The set-up may have stopped in a half-made root, or before any of it.
     if nix::unistd::fchdir(&inheritance.record_dir).is_ok() {
-        let status = Status {
-            state: State::Exited,
-            finished_ms: now_ms(),
-            exit_code: Some(error.exit_code()),
-            reason: Some(message.clone()),
-            ..Status::default()
-        };
-        settle(inheritance, &inheritance.record.from_within(), &status);
+        settle(inheritance, &inheritance.record.from_within(), &Status::failed(error));
     }
     let mut operator = FrameWriter::new(&inheritance.operator);
     let end = match error {

@@ -57,6 +57,7 @@ pub(crate) struct Guest {
     reach: Arc<Reach>,
     exec: exocell_agent::Exec,
     stdio: bool,
+    keeps_disk: bool,
     gone: Arc<(Mutex<bool>, Condvar)>,
     console: ConsoleLog,
     requested: Instant,
@@ -210,6 +211,7 @@ pub(crate) fn start(
         }),
         exec: plan.exec,
         stdio: plan.stdio,
+        keeps_disk: plan.keeps_disk,
         gone,
         console,
         requested: inheritance.requested,
@@ -654,7 +656,8 @@ impl Guest {
     /// Ends the guest: in order where it has something to write back, at once
     /// otherwise. Returns when its kernel process is reaped.
     pub fn end(&self, orderly_max: Duration) {
-        if self.reach.folders.writable && !self.is_gone(Duration::ZERO) {
+        let writes_back = self.keeps_disk || self.reach.folders.writable;
+        if writes_back && !self.is_gone(Duration::ZERO) {
             // One that is paused could not write anything back.
             let _ = self.reach.pause(false);
             if let Ok(stream) = self.reach.agent.connect(AGENT_PORT) {

@@ -57,8 +57,21 @@ impl Warmth {
 pub(crate) fn is_for_warm(request: &ControlRequest) -> bool {
     matches!(
         request,
-        ControlRequest::Take(_) | ControlRequest::Stop { .. } | ControlRequest::Counters
+        ControlRequest::Take(_)
+            | ControlRequest::Reserve { .. }
+            | ControlRequest::Stop { .. }
+            | ControlRequest::Counters
     )
+}
+
+/// Gives a cell that waits another key; only the first who asks with the one it has.
+pub(crate) fn reserve(shared: &Shared, from: &str, to: String) -> Result<(), String> {
+    let mut own = shared.warmth.lock();
+    if own.warm.as_deref() != Some(from) {
+        return Err("the cell is not to be taken".to_owned());
+    }
+    own.warm = Some(to);
+    shared.record.write_spec(&own).map_err(|error| error.to_string())
 }
 
 /// Gives the cell to the client on `stream`, which is its operator from now on.

@@ -275,6 +275,8 @@ pub(super) fn spec(
         },
         publish,
         capabilities: caps.to_json(),
+        disk: None,
+        idle: false,
         warm: None,
         created_ms: now_ms(),
     })

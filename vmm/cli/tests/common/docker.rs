@@ -123,6 +123,11 @@ impl Server {
         self.list("docker/containers")
     }
 
+    /// The disks of containers.
+    pub fn disks(&self) -> Vec<String> {
+        self.list("docker/disks")
+    }
+
     /// The records of cells.
     pub fn records(&self) -> Vec<String> {
         let all = self.list("cells");

@@ -1,0 +1,162 @@
+//! Containers that do not run: their files stay, and they are started again.
+
+mod common;
+
+use std::fs;
+use std::path::Path;
+
+use common::docker::Server;
+use common::{eventually, finish, small, text, unique};
+
+/// A server, and a small image that ends with it: servers share their images.
+struct Small {
+    server: Server,
+    image: String,
+}
+
+impl Small {
+    fn start() -> Self {
+        let (server, image) = (Server::start(), format!("{}:1", unique("small")));
+        let tree = small::tree();
+        let from = format!("{}/", text(tree.path()));
+        finish(&mut server.exocell(&["image", "import", &from, "--tag", &image]), b"").ok();
+        Self { server, image }
+    }
+}
+
+impl Drop for Small {
+    fn drop(&mut self) {
+        for id in self.server.records() {
+            finish(&mut self.server.exocell(&["rm", "-f", &id]), b"");
+        }
+        finish(&mut self.server.exocell(&["image", "rm", &self.image]), b"");
+    }
+}
+
+impl std::ops::Deref for Small {
+    type Target = Server;
+
+    fn deref(&self) -> &Server {
+        &self.server
+    }
+}
+
+impl std::ops::DerefMut for Small {
+    fn deref_mut(&mut self) -> &mut Server {
+        &mut self.server
+    }
+}
+
+/// A container that says what it finds in /data/file and then adds a line to it.
+fn create(server: &Small, flags: &[&str]) {
+    let script = "cat /data/file; echo run >> /data/file";
+    let fixed = ["create", "--network", "none", "--name", "c"];
+    server.docker(&[&fixed[..], flags, &[&server.image, "sh", "-c", script]].concat()).ok();
+}
+
+#[track_caller]
+fn put(server: &Server, folder: &Path, content: &str) {
+    fs::write(folder.join("file"), content).unwrap();
+    server.docker(&["cp", text(&folder.join("file")), "c:/data/file"]).ok();
+}
+
+#[test]
+fn an_ended_container_is_started_again_with_its_files() {
+    let server = Small::start();
+    let host = tempfile::tempdir().unwrap();
+    create(&server, &[]);
+    put(&server, host.path(), "before the start\n");
+    assert_eq!(server.docker(&["start", "-a", "c"]).ok().text(), "before the start");
+    let back = host.path().join("back");
+    server.docker(&["cp", "c:/data/file", text(&back)]).ok();
+    assert_eq!(fs::read_to_string(&back).unwrap(), "before the start\nrun\n");
+    assert_eq!(server.inspect("c", "{{.State.Status}} {{.State.ExitCode}}"), "exited 0");
+    put(&server, host.path(), "after the end\n");
+    assert_eq!(server.docker(&["start", "-a", "c"]).ok().text(), "after the end");
+    let logged = server.docker(&["logs", "c"]).ok();
+    assert_eq!(logged.text(), "before the start\nafter the end", "the log goes on");
+    let packed = server.docker(&["export", "c"]).ok();
+    let mut archive = tar::Archive::new(packed.stdout.as_slice());
+    let names = archive.entries().unwrap().map(|e| e.unwrap().path().unwrap().into_owned());
+    assert!(names.into_iter().any(|name| name.ends_with("data/file")));
+    server.docker(&["rm", "c"]).ok();
+    assert_eq!((server.files(), server.disks(), server.records()), (vec![], vec![], vec![]));
+}
+
+#[test]
+fn a_restart_keeps_files_after_a_kill_too() {
+    let mut server = Small::start();
+    let run = ["run", "-d", "--network", "none", "--name", "c", &server.image, "sleep", "infinity"];
+    server.docker(&run).ok();
+    let add = ["exec", "c", "sh", "-c", "echo kept >> /data/file"];
+    server.docker(&add).ok();
+    let pid = || server.inspect("c", "{{.State.Pid}}");
+    let before = pid();
+    server.docker(&["restart", "-t", "0", "c"]).ok();
+    assert_ne!(pid(), before, "the cell is another one");
+    assert_eq!(server.docker(&["exec", "c", "cat", "/data/file"]).ok().text(), "kept");
+    // What was written and not yet on the disk is lost with a killed supervisor.
+    let pid = nix::unistd::Pid::from_raw(pid().parse().unwrap());
+    nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL).unwrap();
+    eventually("it has ended", || server.inspect("c", "{{.State.Status}}") == "exited");
+    server.kill();
+    server.resume();
+    server.docker(&["start", "c"]).ok();
+    assert_eq!(server.docker(&["exec", "c", "cat", "/data/file"]).ok().text(), "kept");
+    server.docker(&["rm", "-f", "c"]).ok();
+    assert_eq!((server.files(), server.disks()), (vec![], vec![]));
+}
+
+#[test]
+fn one_that_removes_itself_takes_files_and_leaves_none() {
+    let server = Small::start();
+    let host = tempfile::tempdir().unwrap();
+    create(&server, &["--rm"]);
+    assert_eq!(server.disks(), Vec::<String>::new(), "nobody needs one yet");
+    put(&server, host.path(), "before the start\n");
+    assert_eq!(server.docker(&["start", "-a", "c"]).ok().text(), "before the start");
+    eventually("--rm leaves nothing", || server.files().is_empty() && server.disks().is_empty());
+    // A cell that was not made through the API has no disk to go on with.
+    let end = ["run", "--name", "own", &server.image, "sh", "-c", "exit 3"];
+    finish(&mut server.exocell(&end), b"").exited(3);
+    for args in [&["start", "own"][..], &["cp", "own:/data", text(host.path())]] {
+        let refused = server.docker(args).exited(1);
+        assert!(refused.stderr.contains("its disk ended with it"), "{}", refused.stderr);
+    }
+}
+
+#[test]
+fn a_start_that_fails_leaves_the_container_as_it_was() {
+    let server = Small::start();
+    let host = tempfile::tempdir().unwrap();
+    let shared = host.path().join("shared");
+    fs::create_dir(&shared).unwrap();
+    let mount = format!("type=bind,source={},target=/src", text(&shared));
+    create(&server, &["--mount", &mount]);
+    put(&server, host.path(), "kept\n");
+    server.docker(&["start", "-a", "c"]).ok();
+    fs::remove_dir(&shared).unwrap();
+    let refused = server.docker(&["start", "c"]).exited(1);
+    assert!(refused.stderr.contains("shared"), "{}", refused.stderr);
+    fs::create_dir(&shared).unwrap();
+    assert_eq!(server.docker(&["start", "-a", "c"]).ok().text(), "kept\nrun");
+}
+
+#[test]
+fn a_saved_image_is_loaded_and_runs() {
+    let server = Small::start();
+    let host = tempfile::tempdir().unwrap();
+    let archive = host.path().join("saved.tar");
+    let other = format!("{}:2", unique("other"));
+    server.docker(&["tag", &server.image, &other]).ok();
+    server.docker(&["save", "-o", text(&archive), &server.image, &other]).ok();
+    server.docker(&["rmi", &server.image, &other]).ok();
+    server.docker(&["load", "-i", text(&archive)]).ok();
+    for image in [&server.image, &other] {
+        let listed = server.docker(&["run", "--rm", "--network", "none", image, "ls", "/bin"]).ok();
+        assert_eq!(listed.text(), "cat\nchmod\nchown\nln\nls\nrm\nsh\nsleep\nstat");
+    }
+    server.docker(&["rmi", &other]).ok();
+    let missing = server.docker(&["save", "no/such:image"]).exited(1);
+    assert!(missing.stderr.contains("no/such:image"), "{}", missing.stderr);
+}
