@@ -535,6 +535,9 @@ pub struct SwebenchRunArgs {
     /// Private disk of each cell.
     #[arg(long, value_name = "BYTES", default_value = "10g")]
     pub disk: String,
+    /// How each cell's memory goes back to the host (exocell run --pager).
+    #[arg(long, value_name = "MODE", default_value_t)]
+    pub pager: exocell_cell::pager::Mode,
     /// Number of vCPUs of each cell.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub cpus: u32,

@@ -90,6 +90,8 @@ fn the_right_patch_resolves_an_instance() {
     let figure = |name: &str| usage[name].as_u64().expect("a figure");
     assert!(figure("host_bytes_max") > figure("guest_used_bytes_max") / 2, "{usage}");
     assert!(figure("cpu_ms") > 0 && !usage["samples"].as_array().unwrap().is_empty(), "{usage}");
+    let plot = evaluation.read("gold.run.svg");
+    assert!(plot.contains("cache-1: up in ") && plot.matches("<polyline").count() == 2, "{plot}");
     let last = evaluation.json("gold.run.json");
     assert_eq!(last["resolved_ids"], json!(["cache-1"]));
     assert_eq!(last["schema_version"], 2);

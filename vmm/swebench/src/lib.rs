@@ -15,6 +15,7 @@ mod failure;
 mod grade;
 mod parsers;
 mod place;
+mod plot;
 mod report;
 mod trace;
 
@@ -70,7 +71,7 @@ pub struct Finished<'a> {
 }
 
 /// Evaluates every instance that has a prediction and no verdict yet; the
-/// final report and its file.
+/// final report and its file, beside which lies a plot of what its cells used.
 ///
 /// # Errors
 /// A file cannot be used. What goes wrong with an instance goes into its log.
@@ -94,7 +95,7 @@ pub fn run(
     let _held = place.take(&(run.to_string() + "\n"))?;
     evaluate_all(options, &chosen, &predictions, &place, progress);
     let report = Report::of(&chosen, &predictions, &place);
-    let path = write(options, &predictions, &report)?;
+    let path = write(options, &place, &predictions, &report)?;
     Ok((report, path))
 }
 
@@ -146,6 +147,7 @@ fn evaluate_all(
 
 fn write(
     options: &Options,
+    place: &Place,
     predictions: &Predictions,
     report: &Report,
 ) -> Result<PathBuf, SwebenchError> {
@@ -155,5 +157,15 @@ fn write(
     std::fs::create_dir_all(&options.report_dir)
         .and_then(|()| place::write_whole(&path, &text))
         .map_err(SwebenchError::file("write", &path))?;
+    let plot = path.with_extension("svg");
+    place::write_whole(&plot, &plot::svg(&usages(predictions, place)))
+        .map_err(SwebenchError::file("write", &plot))?;
     Ok(path)
+}
+
+/// What the cells of a run used, also those of an earlier try, by instance.
+fn usages(predictions: &Predictions, place: &Place) -> Vec<(String, Usage)> {
+    let usage =
+        |(id, prediction): (&String, _)| Some((id.clone(), Usage::read(&place.of(prediction))?));
+    predictions.iter().filter_map(usage).collect()
 }

@@ -53,6 +53,7 @@ fn flags(args: &SwebenchRunArgs, timeout: Duration) -> Vec<String> {
         ("--disk", args.disk.clone()),
         ("--cpus", args.cpus.to_string()),
         ("--pids-limit", args.pids_limit.to_string()),
+        ("--pager", args.pager.to_string()),
         ("--timeout", format!("{life}s")),
     ]
     .into_iter()
