@@ -2,7 +2,8 @@
 //! minima and medians of what this machine did just now, never stored numbers.
 //!
 //! The main path: [`BenchCommand`] (the command line of `exocell bench`) -> [`run`]
-//! -> one module a benchmark (`micro`, `apps`, `start`, `density`, `elasticity`, `network`) -> [`Row`]s
+//! -> one module a benchmark (`micro`, `apps`, `start`, `density`, `runs`, `elasticity`, `network`)
+//! -> [`Row`]s
 //! -> [`report`]:
 //! a table, JSON lines, a plot.
 #![forbid(unsafe_code)]
@@ -19,6 +20,7 @@ mod options;
 mod plot;
 mod program;
 mod row;
+mod runs;
 mod start;
 mod subject;
 mod turns;
@@ -46,6 +48,7 @@ pub fn run(root: &Path, command: &BenchCommand) -> Result<(), BenchError> {
         BenchCommand::Start(options) => start::measure(options, &exocell)?,
         BenchCommand::Network(args) => network::measure(args, &exocell)?,
         BenchCommand::Density(args) => density::measure(args.cells, &exocell)?,
+        BenchCommand::Runs(args) => runs::measure(args, &exocell)?,
         BenchCommand::Elasticity(args) => elasticity::measure(args, &exocell)?,
         BenchCommand::Reclaim(args) => elasticity::measure_reclaim(args, &exocell)?,
         BenchCommand::Isolates(args) => isolates::measure(args, &exocell)?,

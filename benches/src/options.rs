@@ -27,6 +27,10 @@ pub enum BenchCommand {
     Network(NetworkArgs),
     /// Many idle cells at once: the memory of each, and whether each answers.
     Density(DensityArgs),
+    /// Test runs side by side: memory, CPU and wall time of each, and how many fit.
+    #[command(after_help = "Example:
+  exocell bench runs --image sweb/flask:1 --tree flask/ --script eval.sh --expect passed --rounds 3")]
+    Runs(RunsArgs),
     /// What the host holds for a cell against what its programs use, over time.
     #[command(after_help = "Examples:
   exocell bench elasticity --only bursty,agent
@@ -118,6 +122,28 @@ pub struct DensityArgs {
     pub options: Options,
 }
 
+/// `exocell bench runs`; bubblewrap's overlay needs root.
+#[derive(Debug, Args)]
+pub struct RunsArgs {
+    /// The image's root folder, for those that run it without us.
+    #[arg(long, value_name = "DIR")]
+    pub tree: PathBuf,
+    /// What bash runs: an instance's eval.sh.
+    #[arg(long, value_name = "FILE")]
+    pub script: PathBuf,
+    /// A run that does not print this has failed.
+    #[arg(long, value_name = "TEXT", default_value = "Test Output")]
+    pub expect: String,
+    /// Runs at once.
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub jobs: u32,
+    /// Memory of a cell, in MiB.
+    #[arg(long, default_value_t = 512, value_parser = clap::value_parser!(u64).range(64..=1 << 20))]
+    pub memory_mib: u64,
+    #[command(flatten)]
+    pub options: Options,
+}
+
 /// What makes a cell's memory come and go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Workload {
@@ -191,6 +217,7 @@ impl BenchCommand {
             Self::Start(options) => options,
             Self::Network(args) => &args.options,
             Self::Density(args) => &args.options,
+            Self::Runs(args) => &args.options,
             Self::Elasticity(args) => &args.options,
             Self::Reclaim(args) => &args.options,
             Self::Isolates(args) => &args.options,

@@ -28,12 +28,15 @@ pub enum Unit {
     /// Hundredths of what is right.
     #[serde(rename = "%")]
     Percent,
+    /// So many; more is better.
+    #[serde(rename = "count")]
+    Count,
 }
 
 impl Unit {
     /// Whether larger values are better ones.
     pub fn more_is_better(self) -> bool {
-        matches!(self, Self::MbPerSecond | Self::GbPerSecond | Self::Times)
+        matches!(self, Self::MbPerSecond | Self::GbPerSecond | Self::Times | Self::Count)
     }
 }
 
@@ -109,6 +112,7 @@ pub fn human(unit: Unit, value: f64) -> String {
         Unit::GbPerSecond => format!("{value:.2} GB/s"),
         Unit::Times => format!("{value:.2} x"),
         Unit::Percent => format!("{value:.2} %"),
+        Unit::Count => format!("{value:.0}"),
     }
 }
 
