@@ -1,0 +1,53 @@
+//! Agents' own ways to containers, as they are on the package registry, against
+//! `exocell serve --docker`: pinned by hash, kept under EXOCELL_CACHE.
+
+mod common;
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::process::Command;
+
+use common::docker::Server;
+use common::{Finished, IMAGE, eventually, finish, pip, text};
+
+const PINS: &str = include_str!("agents/pins.txt");
+const SCRIPTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/agents");
+/// What stands for SWE-ReX's own script, which names this machine's Python.
+const REMOTE: &str = "#!/bin/sh\nexec python3 -m swerex \"$@\"\n";
+
+/// Runs `SCRIPTS/NAME IMAGE WORDS` against `server`.
+#[track_caller]
+fn agent(server: &Server, name: &str, words: &[&str]) -> Finished {
+    let home = tempfile::tempdir().expect("a folder");
+    let mut command = Command::new("python3");
+    command.arg(format!("{SCRIPTS}/{name}")).arg(IMAGE).args(words);
+    command.env("DOCKER_HOST", server.url()).env("PYTHONPATH", pip::wheels("agents", PINS));
+    command.env("PYTHONDONTWRITEBYTECODE", "1").env("HOME", home.path());
+    command.env("MSWEA_SILENT_STARTUP", "1").env("DOCKER_CONFIG", home.path());
+    finish(&mut command, b"").ok()
+}
+
+#[test]
+fn mini_swe_agent_edits_tests_and_submits_in_a_cell() {
+    let server = Server::start();
+    let told = agent(&server, "mini.py", &[]);
+    let submitted = "\nSubmitted\ndef double(n):\n    return 2 * n";
+    assert!(told.text().ends_with(submitted), "{}", told.text());
+    eventually("its container goes", || server.records().is_empty());
+}
+
+#[test]
+fn swe_rex_runs_its_sessions_in_a_cell() {
+    let server = Server::start();
+    let tools = tempfile::tempdir().expect("a folder");
+    let remote = tools.path().join("swerex-remote");
+    fs::write(&remote, REMOTE).expect("a script");
+    fs::set_permissions(&remote, fs::Permissions::from_mode(0o755)).expect("a mode");
+    let packages = pip::wheels("agents", PINS);
+    let told = agent(&server, "rex.py", &[text(&packages), text(tools.path())]);
+    // It says on the same stream what it does.
+    let wanted = ["a session keeps its state", "exit 3", "written and read", "no such file"];
+    let said: Vec<_> = told.text().lines().filter(|line| wanted.contains(line)).collect();
+    assert_eq!(said, wanted, "{}", told.text());
+    eventually("its container goes", || server.records().is_empty());
+}
