@@ -45,7 +45,11 @@ pub async fn start(server: &Arc<Server>, key: &str) -> ApiResult<bool> {
     if let Some((record, _)) = seen.cell {
         seen.container.goes_on()?;
         // Who heard of the end may be faster than the supervisor's own.
-        server.blocking(move |_| Ok(record.await_release())).await?;
+        let released = move |_: &Server| {
+            record.await_release();
+            Ok(())
+        };
+        server.blocking(released).await?;
     }
     let starting = seen.container;
     let launched = server.blocking(move |server| launch(server, starting)).await;
