@@ -15,6 +15,8 @@ use std::time::{Duration, Instant};
 const MODULE: &str = r#"(module
   (import "env" "sin" (func $sin (param f64) (result f64)))
   (import "env" "MAP" (func $map (param i32 i32 i32 i32)))
+  (import "wasi_snapshot_preview1" "path_open"
+    (func $open (param i32 i32 i32 i32 i32 i64 i64 i32 i32) (result i32)))
   (memory (export "memory") 16)
   (table (export "__indirect_function_table") 1 funcref)
   (elem (i32.const 0) $fill-once)
@@ -37,12 +39,22 @@ const MODULE: &str = r#"(module
       (br_if $more (local.tee $n (i32.sub (local.get $n) (i32.const 1)))))
     (f64.add (local.get $sum)
       (f64.add (local.get $square) (f64.convert_i64_s (local.get $hash)))))
+  ;; Some of the arguments of each call are on the stack.
+  (func (export "open") (param $n i32) (result i32)
+    (local $sum i32)
+    (loop $more
+      (local.set $sum (i32.add (local.get $sum) (call $open
+        (i32.const 99) (i32.const 0) (i32.const 0) (i32.const 1) (i32.const 0)
+        (i64.const 0) (i64.const 0) (i32.const 0) (i32.const 8))))
+      (br_if $more (local.tee $n (i32.sub (local.get $n) (i32.const 1)))))
+    (local.get $sum))
   (func (export "spin") (param i32) (result i32) (loop $again (br $again)) (i32.const 0)))"#;
 
 const OWNER: &str = "a";
 
 fn caps() -> CapabilitySet {
-    caps_with("[processes]\nmax = 4")
+    let folder = "[[folder]]\nhost = \"/usr\"\nguest = \"/data\"\nrights = [\"read\"]";
+    caps_with(&format!("[processes]\nmax = 4\n{folder}"))
 }
 
 fn call(name: &str, argument: i32, scheduler: &Scheduler, deadline: Option<Duration>) -> Call {
@@ -79,6 +91,15 @@ fn loops_over_bulk_operations_are_preempted() {
         // Twenty gigabytes take any memory fifty milliseconds and more, the timer looks every four.
         assert!(report.preemptions >= 10, "{name}: {}", report.preemptions);
     }
+}
+
+#[test]
+fn calls_with_arguments_on_the_stack_are_preempted() {
+    const COUNT: i32 = 300_000;
+    const BADF: i32 = 8;
+    let report = contended("open", COUNT, Duration::from_micros(200));
+    let result = (report.outcome, report.results);
+    assert_eq!(result, (Outcome::Exited(0), vec![Value::I32(COUNT * BADF)]));
 }
 
 #[test]

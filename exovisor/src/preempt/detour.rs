@@ -46,7 +46,7 @@ struct Detour {
 
 impl Detours {
     /// What the return address at `place` was; it is forgotten.
-    pub fn take(&self, place: usize) -> Option<usize> {
+    fn take(&self, place: usize) -> Option<usize> {
         let found = self.0.iter().find(|detour| detour.place.load(Ordering::Acquire) == place)?;
         let pc = found.pc.load(Ordering::Relaxed);
         found.place.store(0, Ordering::Release);
@@ -70,13 +70,8 @@ impl Detours {
 /// `instance` is the context of a live instance whose store only the calling thread uses, which
 /// is interrupted.
 pub(super) unsafe fn divert(guest: &Guest, instance: *mut u8, stack_pointer: usize) -> bool {
-    // SAFETY: the contexts live as long as the instance and begin as above. What they say is
-    // checked below before it is relied on.
-    let (frame, pc) = unsafe {
-        let store = (&raw const (*instance.cast::<InstanceContext>()).store).read_volatile();
-        let exit_frame = (&raw const (*store).exit_frame).read_volatile();
-        (exit_frame, (&raw const (*store).exit_pc).read_volatile())
-    };
+    // SAFETY: as the caller promises. What it says is checked below before it is relied on.
+    let (frame, pc) = unsafe { last_call(instance) };
     let Some(place) = live_return(frame, stack_pointer) else { return false };
     // SAFETY: the frame is of a call that has not returned, so it is on a mapped stack. The
     // return address lies above the frame pointer that the call saved.
@@ -92,6 +87,39 @@ pub(super) unsafe fn divert(guest: &Guest, instance: *mut u8, stack_pointer: usi
     // to learn of the host's return, since host code cannot be interrupted.
     unsafe { (place as *mut usize).write_volatile(leave_returning as *const () as usize) };
     true
+}
+
+/// Where the host's call returns to that came back into [`leave_returning`]. Not from where it
+/// left the stack pointer, `stack_pointer`: a call takes arguments off the stack that did not fit
+/// into registers.
+///
+/// # Safety
+/// As of [`divert`]; no code of the guest has run since the call returned.
+pub(super) unsafe fn way_back(
+    guest: &Guest,
+    instance: *mut u8,
+    stack_pointer: usize,
+) -> Option<usize> {
+    // SAFETY: as the caller promises.
+    let (frame, _) = unsafe { last_call(instance) };
+    let place = frame.checked_add(size_of::<usize>())?;
+    if place >= stack_pointer {
+        return None;
+    }
+    guest.detours.take(place)
+}
+
+/// Frame and return address of the last call of the host.
+///
+/// # Safety
+/// `instance` is the context of a live instance whose store only the calling thread uses.
+unsafe fn last_call(instance: *mut u8) -> (usize, usize) {
+    // SAFETY: the contexts live as long as the instance and begin as above.
+    unsafe {
+        let store = (&raw const (*instance.cast::<InstanceContext>()).store).read_volatile();
+        let exit_frame = (&raw const (*store).exit_frame).read_volatile();
+        (exit_frame, (&raw const (*store).exit_pc).read_volatile())
+    }
 }
 
 /// Where a frame's return address lies, if the frame is not over.

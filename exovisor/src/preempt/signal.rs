@@ -2,7 +2,7 @@
 
 #![allow(unsafe_code)]
 
-use crate::preempt::detour::divert;
+use crate::preempt::detour::{divert, way_back};
 use crate::preempt::{Allowance, DIVERTED_NS, Guest, NEVER, RETRY_NS};
 use std::cell::Cell;
 use std::io;
@@ -354,18 +354,24 @@ pub(super) extern "C" fn leave_returning() {
 /// Makes the frame of [`leave_returning`], which goes on where the call was to return to.
 ///
 /// # Safety
-/// `frame` is room for a frame that ends where the return address lay. Only
+/// `frame` is room for a frame that ends at the stack pointer that the call left. Only
 /// [`leave_returning`] calls this, on the thread whose turn it is.
 unsafe extern "C" fn fill(frame: *mut Frame) {
-    let place = frame.addr() + size_of::<Frame>() - size_of::<usize>();
+    let stack_pointer = frame.addr() + size_of::<Frame>();
     SLOT.with(|slot| {
         slot.leaving.set(true);
         // SAFETY: as in `interrupt`; guests run within turns only.
         let guest = unsafe { slot.guest.load(Ordering::Acquire).as_ref() };
         let made = guest.and_then(|guest| {
-            let (hook, caller) = (&guest.code.hook, guest.instance.load(Ordering::Acquire).addr());
-            let pc = guest.detours.take(place)?;
-            Some(Frame { wasm_call: hook.wasm_call, callee: hook.callee, caller, pc })
+            let (hook, instance) = (&guest.code.hook, guest.instance.load(Ordering::Acquire));
+            // SAFETY: as in `interrupt`; the call of the host has only just returned.
+            let pc = unsafe { way_back(guest, instance, stack_pointer) }?;
+            Some(Frame {
+                wasm_call: hook.wasm_call,
+                callee: hook.callee,
+                caller: instance.addr(),
+                pc,
+            })
         });
         // Without it there is no address to return to.
         let Some(made) = made else { std::process::abort() };
