@@ -19,19 +19,27 @@ pub enum Intra {
 impl Intra {
     pub const ALL: [Self; 2] = [Self::Aspace, Self::None];
 
+    /// Names the mode of cells that do not say otherwise.
+    pub const VARIABLE: &str = "EXOCELL_INTRA";
+
+    /// The mode of cells that do not say otherwise: that of [`Self::VARIABLE`], where
+    /// the environment has it.
+    ///
+    /// # Errors
+    ///
+    /// The variable's value is no mode; the text names it.
+    pub fn preferred() -> Result<Self, String> {
+        match std::env::var(Self::VARIABLE) {
+            Ok(mode) => mode.parse().map_err(|why| format!("{}: {why}", Self::VARIABLE)),
+            Err(_) => Ok(Self::default()),
+        }
+    }
+
     /// Its name on command lines.
     pub fn name(self) -> &'static str {
         match self {
             Self::Aspace => "aspace",
             Self::None => "none",
-        }
-    }
-
-    /// The most vCPUs that a cell of this mode can have, of `most` otherwise.
-    pub fn vcpus_max(self, most: u32) -> u32 {
-        match self {
-            Self::Aspace => most,
-            Self::None => 1,
         }
     }
 }

@@ -79,12 +79,6 @@ impl VmPlan {
                 cpu.count
             )));
         }
-        if cpu.count > spec.intra.vcpus_max(VCPUS_MAX) {
-            return Err(CellError::Usage(format!(
-                "a cell with --intra {} has one vCPU so far, not {}; leave out --intra or grant one (cpu.count, --cpus)",
-                spec.intra, cpu.count
-            )));
-        }
         refuse_root_folder(caps)?;
         let store = Store::open(layout.images())?;
         let image = store.resolve(&spec.image)?;

@@ -49,7 +49,7 @@ fn attacks_on_the_stub_fail_and_the_cell_lives() {
     let (volume, program) = (programs.volume(), format!("{FOLDER_IN_CELL}/{PROGRAM}"));
     for case in CASES {
         let script = format!("{program} {case}; echo alive");
-        let fixed = ["run", "--rm", "--timeout", "60s", "--volume", &volume];
+        let fixed = ["run", "--rm", "--intra", "aspace", "--timeout", "60s", "--volume", &volume];
         let ended = run([&fixed[..], &[IMAGE, "sh", "-c", &script]].concat()).ok();
         let lines: Vec<&str> = ended.text().lines().collect();
         assert!(

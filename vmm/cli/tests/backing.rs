@@ -16,7 +16,7 @@ const MIB: u64 = 1 << 20;
 const TAKER: &str = "print('ready', flush=True); input(); x = [bytearray(1 << 20) for _ in range(200)]; print('taken', flush=True)";
 
 fn cell(word: &str) -> Cell {
-    Cell::idle(word, &["--pager", "eager", "--memory", "320m"])
+    Cell::idle(word, &["--pager", "eager", "--memory", "320m", "--intra", "aspace"])
 }
 
 #[track_caller]
@@ -38,8 +38,8 @@ fn taker(cell: &Cell, word: &str) -> Started {
     started
 }
 
-/// The host's answers to fallocate(2) of a cell's guest kernel, which has one vCPU:
-/// that runs on the process's first thread.
+/// The host's answers to fallocate(2) of a cell's guest kernel, which has one vCPU
+/// and stubs: that runs on the process's first thread.
 struct Answers {
     strace: Started,
 }

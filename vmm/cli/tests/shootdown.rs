@@ -11,6 +11,8 @@ use common::{IMAGE, finish, run};
 const PROGRAM: &str = "shootdown";
 /// Seconds for each case, and threads: one changes, the others look.
 const ARGUMENTS: [&str; 2] = ["1", "3"];
+const MODES: [&str; 2] = ["aspace", "none"];
+const VCPUS: [&str; 3] = ["1", "2", "4"];
 const CASES: [&str; 6] = ["replace", "munmap", "mprotect", "dontneed", "mremap", "fork"];
 
 /// Asserts that each line `CASE ROUNDS USES STALE` tells of work and of nothing stale.
@@ -35,10 +37,10 @@ fn compiled() -> Programs {
 fn no_thread_sees_a_mapping_that_is_gone() {
     let programs = compiled();
     let (volume, program) = (programs.volume(), format!("{FOLDER_IN_CELL}/{PROGRAM}"));
-    for vcpus in ["1", "2", "4"] {
-        let fixed = ["run", "--rm", "--cpus", vcpus, "--volume", &volume, IMAGE, &program];
-        let ended = run([&fixed[..], &ARGUMENTS].concat()).ok();
-        nothing_is_stale(&format!("{vcpus} vCPUs"), ended.text());
+    for (intra, vcpus) in MODES.iter().flat_map(|mode| VCPUS.map(|count| (mode, count))) {
+        let fixed = ["run", "--rm", "--intra", intra, "--cpus", vcpus, "--volume", &volume];
+        let ended = run([&fixed[..], &[IMAGE, &program], &ARGUMENTS].concat()).ok();
+        nothing_is_stale(&format!("{intra}, {vcpus} vCPUs"), ended.text());
     }
 }
 

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use exocell_cell::images::ImageConfig;
+use exocell_cell::intra::Intra;
 use exocell_cell::network::Publish;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -20,6 +21,8 @@ pub struct Defaults {
     pub disk_bytes: u64,
     pub vcpus: u32,
     pub processes: u32,
+    /// What stands between a container's programs and its kernel.
+    pub intra: Intra,
     /// What a container may connect to, rules as a capability table has them.
     pub connect: Vec<String>,
 }
@@ -44,6 +47,7 @@ pub struct Admitted {
     pub publish: Vec<Publish>,
     /// The capability table, JSON.
     pub capabilities: String,
+    pub intra: Intra,
     pub warnings: Vec<String>,
 }
 
@@ -71,6 +75,7 @@ pub fn admit(
     Ok(Admitted {
         args,
         capabilities: table(host, defaults, &mounts, &publish)?.to_string(),
+        intra: defaults.intra,
         warnings: warnings(host, defaults),
         mounts,
         publish,
@@ -318,7 +323,14 @@ mod tests {
 
     fn defaults(connect: &[&str]) -> Defaults {
         let connect = connect.iter().map(ToString::to_string).collect();
-        Defaults { memory_bytes: 1 << 30, disk_bytes: 1 << 30, vcpus: 2, processes: 100, connect }
+        Defaults {
+            memory_bytes: 1 << 30,
+            disk_bytes: 1 << 30,
+            vcpus: 2,
+            processes: 100,
+            intra: Intra::default(),
+            connect,
+        }
     }
 
     fn create(host: Value) -> Create {

@@ -120,7 +120,7 @@ fn container(
         remove: host.auto_remove,
         read_only: host.readonly_rootfs,
         pager: exocell_cell::pager::Mode::Off,
-        intra: exocell_cell::intra::Intra::default(),
+        intra: admitted.intra,
         publish: admitted.publish,
         capabilities: admitted.capabilities,
         disk: None,

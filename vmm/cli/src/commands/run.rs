@@ -270,7 +270,7 @@ pub(super) fn spec(
         pager: args.pager,
         intra: match (args.intra, strength) {
             (Some(intra), _) => intra,
-            (None, Strength::Vm) => default_intra()?,
+            (None, Strength::Vm) => Intra::preferred().map_err(CellError::Usage)?,
             (None, Strength::Isolate) => Intra::default(),
         },
         publish,
@@ -280,14 +280,6 @@ pub(super) fn spec(
         warm: None,
         created_ms: now_ms(),
     })
-}
-
-/// What cells that do not say otherwise have between their programs and their kernel.
-fn default_intra() -> Result<Intra, CellError> {
-    match std::env::var("EXOCELL_INTRA") {
-        Ok(mode) => mode.parse().map_err(|why| CellError::Usage(format!("EXOCELL_INTRA: {why}"))),
-        Err(_) => Ok(Intra::default()),
-    }
 }
 
 /// The environment that the flags ask for; later ones win.

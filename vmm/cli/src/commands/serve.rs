@@ -1,5 +1,6 @@
 //! `exocell serve`: the Docker Engine API over cells, and modules over HTTP.
 
+use exocell_cell::intra::Intra;
 use exocell_cell::plan::VCPUS_MAX;
 use exocell_cell::xgate::{Endpoint, parse_bytes};
 use exocell_cell::{CellError, Layout};
@@ -61,6 +62,7 @@ fn docker(layout: &Layout, args: &ServeArgs, socket: &Path) -> Result<u8, CellEr
         disk_bytes: size("--disk", &args.disk)?,
         vcpus: host.min(VCPUS_MAX),
         processes: args.pids_limit,
+        intra: Intra::preferred().map_err(CellError::Usage)?,
         connect: rules(&args.allow_net)?,
     };
     let socket = std::path::absolute(socket).map_err(CellError::host("cannot listen"))?;

@@ -3,7 +3,9 @@
 // by the jump. Prints the same on a machine of its own.
 
 #define _GNU_SOURCE
+#include <asm/prctl.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -197,6 +199,77 @@ static void written(void)
 	say("code that was just written", right == 100);
 }
 
+// Sites at which a thread calls for the first time while others call at those before.
+enum { FRESH = 24, FRESH_SIZE = 128, THREADS = 3 };
+extern const char fresh[];
+__asm__(".text\n.balign 4096\n.skip 96, 0x90\n"
+	"fresh: .rept 24\n mov $39, %eax\n syscall\n ret\n .balign 32, 0x90\n"
+	".skip 96, 0x90\n.endr\n");
+static volatile int opened, wrong;
+
+static long call_fresh(int site)
+{
+	return ((long (*)(void))((uintptr_t)fresh + (uintptr_t)site * FRESH_SIZE))();
+}
+
+static void *call_opened(void *unused)
+{
+	long self = getpid();
+
+	while (opened < FRESH)
+		for (int site = 0; site < opened; site++)
+			if (call_fresh(site) != self)
+				wrong++;
+	return unused;
+}
+
+static void threads(void)
+{
+	pthread_t others[THREADS];
+
+	for (int n = 0; n < THREADS; n++)
+		pthread_create(&others[n], NULL, call_opened, NULL);
+	for (; opened < FRESH; opened++) {
+		for (int n = 0; n < 3; n++)
+			if (call_fresh(opened) != getpid())
+				wrong++;
+		usleep(1000);
+	}
+	for (int n = 0; n < THREADS; n++)
+		pthread_join(others[n], NULL);
+	say("sites that threads share", wrong == 0);
+}
+
+static long at_gs(void)
+{
+	long value;
+
+	__asm__ volatile ("mov %%gs:0, %0" : "=r" (value));
+	return value;
+}
+
+// A program may have a GS base of its own, which calls and signals leave alone.
+static void own_base(void)
+{
+	struct itimerval often = { { 0, 500 }, { 0, 500 } }, never = { 0 };
+	static long value = 0x1234;
+	unsigned long base = 0;
+	int right = 0, status = 1;
+
+	signal(SIGALRM, on_tick);
+	syscall(SYS_arch_prctl, ARCH_SET_GS, &value);
+	setitimer(ITIMER_REAL, &often, NULL);
+	for (int n = 0; n < TIMES; n++)
+		right += numbered() == getpid() && at_gs() == value;
+	setitimer(ITIMER_REAL, &never, NULL);
+	if (fork() == 0)
+		_exit(numbered() != getpid() || at_gs() != value);
+	wait(&status);
+	syscall(SYS_arch_prctl, ARCH_GET_GS, &base);
+	say("a base of its own", right == TIMES && status == 0 &&
+	    base == (unsigned long)&value);
+}
+
 int main(void)
 {
 	setbuf(stdout, NULL);
@@ -207,5 +280,7 @@ int main(void)
 	addresses();
 	text();
 	written();
+	threads();
+	own_base();
 	return 0;
 }
