@@ -35,7 +35,7 @@ mod message;
 
 pub use frame::{Frame, FrameError, FrameReader, FrameWriter, Kind};
 pub use message::{
-    Boot, BootTimes, Exec, FailureKind, FolderMount, GuestStats, NetworkSetup, PagerStats,
+    Boot, BootTimes, Exec, FailureKind, FolderMount, GateStats, GuestStats, NetworkSetup, PagerStats,
     Pressure, Reply, Request, TtySize,
 };
 

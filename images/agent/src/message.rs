@@ -160,6 +160,23 @@ pub struct GuestStats {
     /// `None` where the guest kernel runs without the Pager.
     #[serde(default)]
     pub pager: Option<PagerStats>,
+    /// `None` where system calls are no jumps (`--intra aspace`).
+    #[serde(default)]
+    pub gates: Option<GateStats>,
+}
+
+/// System calls of programs that share an address space with the guest kernel, since
+/// the boot (/proc/gates).
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GateStats {
+    /// Calls that were jumps, and calls that trapped.
+    pub gated_count: u64,
+    pub trapped_count: u64,
+    /// System call instructions that became jumps, and those that could not.
+    pub site_count: u64,
+    pub refused_count: u64,
+    /// Memory of the pages that hold the former.
+    pub copied_bytes: u64,
 }
 
 /// What the guest kernel's Pager has done since the boot (/proc/pager).

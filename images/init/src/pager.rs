@@ -5,10 +5,10 @@ use std::fs;
 use exocell_agent::PagerStats;
 
 use crate::error::{Context, InitError};
+use crate::stats::{PAGE_BYTES, number};
 
 /// The guest kernel's file (drivers/pager/limit.c of the patched kernel).
 const FILE: &str = "/proc/pager";
-const PAGE_BYTES: u64 = 4096;
 
 /// Its figures; `None` where the guest kernel runs without it.
 pub fn stats() -> Option<PagerStats> {
@@ -27,10 +27,7 @@ pub fn set_limit(bytes: u64) -> Result<(), InitError> {
 
 /// Lines of a name and a number; one that is absent is 0.
 fn parse(text: &str) -> PagerStats {
-    let number = |name: &str| {
-        let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
-        line.and_then(|rest| rest.trim().parse::<u64>().ok()).unwrap_or(0)
-    };
+    let number = |name| number(text, name);
     let bytes = |name| number(name).saturating_mul(PAGE_BYTES);
     PagerStats {
         bound_bytes: bytes("bound"),

@@ -2,10 +2,13 @@
 
 use std::fs;
 
-use exocell_agent::{GuestStats, Pressure};
+use exocell_agent::{GateStats, GuestStats, Pressure};
 
 use crate::boot::boottime_ns;
 use crate::cgroup;
+
+/// Bytes of what the guest kernel counts in pages.
+pub const PAGE_BYTES: u64 = 4096;
 
 /// Reads every figure; one that the kernel does not give is 0.
 pub fn read() -> GuestStats {
@@ -18,8 +21,26 @@ pub fn read() -> GuestStats {
         process_count: cgroup::process_count(),
         uptime_ns: boottime_ns(),
         pager: crate::pager::stats(),
+        gates: fs::read_to_string("/proc/gates").ok().map(|text| gates(&text)),
         pressure: Pressure { cpu: pressure("cpu"), memory: pressure("memory"), io: pressure("io") },
     }
+}
+
+/// /proc/gates (arch/x86/um/gate.c of the patched kernel).
+fn gates(text: &str) -> GateStats {
+    GateStats {
+        gated_count: number(text, "calls_gated"),
+        trapped_count: number(text, "calls_trapped"),
+        site_count: number(text, "sites"),
+        refused_count: number(text, "refused"),
+        copied_bytes: number(text, "pages").saturating_mul(PAGE_BYTES),
+    }
+}
+
+/// The number in a line `name 123`; 0 where there is none.
+pub fn number(text: &str, name: &str) -> u64 {
+    let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+    line.and_then(|rest| rest.trim().parse().ok()).unwrap_or(0)
 }
 
 /// A line `Name:   123 kB` of /proc/meminfo, in bytes.
@@ -51,6 +72,13 @@ mod tests {
         assert_eq!(meminfo_bytes(text, "Cached"), 3072);
         assert_eq!(meminfo_bytes(text, "MemFree"), 0);
         assert_eq!(meminfo_bytes(text, "Mem"), 0);
+    }
+
+    #[test]
+    fn calls_are_counted_by_how_they_came() {
+        let stats = gates("calls_gated 30\ncalls_trapped 2\nsites 5\nrefused x\npages 3\n");
+        assert_eq!((stats.gated_count, stats.trapped_count, stats.site_count), (30, 2, 5));
+        assert_eq!((stats.refused_count, stats.copied_bytes), (0, 3 * 4096));
     }
 
     #[test]

@@ -88,16 +88,15 @@ python3 -c 'import json, os; [os.stat(\"/etc\") for n in range(2000)]'
 git init -q r$n && cd r$n && git config user.email a@b && git config user.name n
 seq 500 | split -l 1 && git add . && git commit -qm first && git status && git log --stat && cd ..
 echo 'int main(void) { return 0; }' > a.c && gcc -o a a.c && ./a
-done > /dev/null && cat /proc/gates";
-    let counts = shell(NONE, script).ok();
-    let count = |name: &str| {
-        let line =
-            counts.text().lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default();
-        line.trim().parse::<u64>().unwrap_or_else(|e| panic!("{name}: {e}: {}", counts.text()))
-    };
-    let (gated, trapped) = (count("calls_gated"), count("calls_trapped"));
-    assert!(gated > 19 * trapped, "{}", counts.text());
-    assert!(count("sites") > 50, "{}", counts.text());
+node -e 'for (let n = 0; n < 2000; n++) fs.statSync("/etc")'
+done > /dev/null";
+    let cell = Cell::idle("gates", NONE);
+    cell.shell(script).ok();
+    let stats = cell.verb(&["stats", "--json"]).ok().json();
+    let gates = &stats["guest_claims"]["gates"];
+    let count = |name: &str| gates[name].as_u64().unwrap_or_else(|| panic!("no {name} in {stats}"));
+    assert!(count("gated_count") > 19 * count("trapped_count"), "{gates}");
+    assert!(count("site_count") > 50, "{gates}");
 }
 
 #[test]
