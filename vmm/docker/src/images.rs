@@ -28,7 +28,7 @@ const FILTERS: [&str; 6] = ["before", "dangling", "label", "reference", "since",
 /// How often a client hears how far a download is, in bytes.
 const STEP_BYTES: u64 = 4 << 20;
 
-fn tell(server: &Server, action: &str, id: &str, name: &str) {
+pub(crate) fn tell(server: &Server, action: &str, id: &str, name: &str) {
     let attributes = BTreeMap::from([("name".to_owned(), name.to_owned())]);
     server.events.tell(Event::new("image", action, id, attributes));
 }
@@ -235,51 +235,6 @@ pub async fn commit(server: &Arc<Server>, call: Call) -> ApiResult<Response> {
     let id = made.await?.id.to_string();
     tell(server, "commit", &id, &shown);
     Ok(reply(StatusCode::CREATED, &json!({ "Id": id })))
-}
-
-/// `DELETE /images/{name}`
-pub async fn remove(server: &Arc<Server>, name: String, call: &Call) -> ApiResult<Response> {
-    let force = call.target.query.flag("force");
-    let (id, rows) = server
-        .blocking(move |server| {
-            let store = server.images()?;
-            let image = store.resolve(&name)?;
-            let used = |seen: &&crate::containers::Seen| {
-                seen.container.image_id == image.id.to_string()
-            };
-            if !force && let Some(seen) = server.containers.all()?.iter().find(used) {
-                return Err(ApiError::conflict(format!(
-                    "conflict: unable to remove repository reference \"{name}\" (must force) - container {} is using its referenced image {}",
-                    crate::containers::short(seen.id()), image.id
-                )));
-            }
-            let gone = store.remove(&name, force)?.is_some();
-            let left = if gone { Vec::new() } else { store.resolve(&image.id.to_string())?.tags };
-            let untagged = image.tags.iter().filter(|tag| !left.contains(tag));
-            let mut rows: Vec<_> = untagged.map(|tag| json!({ "Untagged": tag })).collect();
-            if gone {
-                rows.push(json!({ "Deleted": image.id.to_string() }));
-            }
-            Ok((image.id.to_string(), rows))
-        })
-        .await?;
-    tell(server, "delete", &id, &id);
-    Ok(reply(StatusCode::OK, &rows))
-}
-
-/// `POST /images/prune`
-pub async fn prune(server: &Arc<Server>, call: &Call) -> ApiResult<Response> {
-    let filters = Filters::of(&call.target.query, &["dangling", "label", "until"])?;
-    if filters.values("dangling").iter().any(|value| matches!(value.as_str(), "0" | "false")) {
-        return Err(ApiError::unsupported(
-            "removing all images that no container uses",
-            "remove them by name",
-        ));
-    }
-    let removed = server.blocking(|server| Ok(server.images()?.prune()?)).await?;
-    let freed: u64 = removed.iter().map(|image| image.size_bytes).sum();
-    let rows: Vec<_> = removed.iter().map(|i| json!({ "Deleted": i.id.to_string() })).collect();
-    Ok(reply(StatusCode::OK, &json!({ "ImagesDeleted": rows, "SpaceReclaimed": freed })))
 }
 
 /// What `X-Registry-Auth` holds.

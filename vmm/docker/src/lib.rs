@@ -15,6 +15,7 @@ mod attach;
 mod calls;
 mod clock;
 mod containers;
+mod discard;
 mod error;
 mod events;
 mod exec;

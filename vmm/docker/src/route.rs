@@ -5,7 +5,9 @@ use std::sync::Arc;
 use crate::error::{ApiError, ApiResult};
 use crate::http::{Call, Response};
 use crate::state::Server;
-use crate::{archive, attach, calls, exec, images, logs, save, stats, system, views, volumes};
+use crate::{
+    archive, attach, calls, discard, exec, images, logs, save, stats, system, views, volumes,
+};
 
 /// Answers one call.
 pub async fn route(server: &Arc<Server>, method: &str, call: Call) -> ApiResult<Response> {
@@ -117,7 +119,7 @@ async fn image(
         ("GET", ["json"]) => images::list(server, &call).await,
         ("POST", ["create"]) => images::create(server, &call).await,
         ("POST", ["load"]) => images::load(server, call).await,
-        ("POST", ["prune"]) => images::prune(server, &call).await,
+        ("POST", ["prune"]) => discard::prune(server, &call).await,
         ("GET", ["search"]) => {
             Err(ApiError::unsupported("searching a registry", "pull the image by its name"))
         }
@@ -132,7 +134,7 @@ async fn image(
         ("POST", [.., "push"]) => {
             Err(ApiError::unsupported("pushing an image", "push it from where it was built"))
         }
-        ("DELETE", [_, ..]) => images::remove(server, rest.join("/"), &call).await,
+        ("DELETE", [_, ..]) => discard::remove(server, rest.join("/"), &call).await,
         _ => Err(unknown(method, &[&["images"], rest].concat())),
     }
 }

@@ -1,0 +1,93 @@
+//! Removing images, and their names.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use exocell_cell::images::{Digest, ImageError, ImageRecord, Reference, Store};
+use hyper::StatusCode;
+use serde_json::json;
+
+use crate::containers::{Seen, short};
+use crate::error::{ApiError, ApiResult};
+use crate::filters::Filters;
+use crate::http::{Call, Response, json as reply};
+use crate::images::tell;
+use crate::state::Server;
+
+/// How long the supervisor of a cell that has ended may hold its image.
+const RELEASE_MAX: Duration = Duration::from_secs(2);
+/// Between two looks whether it still does.
+const RELEASE_POLL: Duration = Duration::from_millis(10);
+
+/// `DELETE /images/{name}`. One of several names goes whoever uses the image.
+pub async fn remove(server: &Arc<Server>, name: String, call: &Call) -> ApiResult<Response> {
+    let force = call.target.query.flag("force");
+    let (id, rows) = server
+        .blocking(move |server| {
+            let store = server.images()?;
+            let image = store.resolve(&name)?;
+            let containers = server.containers.all()?;
+            if !force
+                && !is_one_of_several(&image, &name)
+                && let Some(seen) = containers.iter().find(|seen| uses(seen, &image))
+            {
+                return Err(ApiError::conflict(format!(
+                    "conflict: unable to remove repository reference \"{name}\" (must force) - container {} is using its referenced image {}",
+                    short(seen.id()), image.id
+                )));
+            }
+            let gone = remove_when_released(&store, &name, force)?.is_some();
+            let left = if gone { Vec::new() } else { store.resolve(&image.id.to_string())?.tags };
+            let untagged = image.tags.iter().filter(|tag| !left.contains(tag));
+            let mut rows: Vec<_> = untagged.map(|tag| json!({ "Untagged": tag })).collect();
+            if gone {
+                rows.push(json!({ "Deleted": image.id.to_string() }));
+            }
+            Ok((image.id.to_string(), rows))
+        })
+        .await?;
+    tell(server, "delete", &id, &id);
+    Ok(reply(StatusCode::OK, &rows))
+}
+
+/// Whether `name` is a name of the image, which has others.
+fn is_one_of_several(image: &ImageRecord, name: &str) -> bool {
+    let name = name.parse::<Reference>().map(|name| name.to_string());
+    image.tags.len() > 1 && name.is_ok_and(|name| image.tags.contains(&name))
+}
+
+/// A container that has ended and removes itself uses nothing any more, though
+/// its record may still be there.
+fn uses(seen: &Seen, image: &ImageRecord) -> bool {
+    let ends = seen.container.spec.remove && seen.state() == "exited";
+    seen.container.image_id == image.id.to_string() && !ends
+}
+
+/// A supervisor lets go of its image at its very end, a moment after its
+/// operator was told that the cell has ended.
+fn remove_when_released(store: &Store, name: &str, force: bool) -> ApiResult<Option<Digest>> {
+    let until = Instant::now() + RELEASE_MAX;
+    loop {
+        match store.remove(name, force) {
+            Err(ImageError::InUse { .. }) if Instant::now() < until => {
+                std::thread::sleep(RELEASE_POLL);
+            }
+            result => return Ok(result?),
+        }
+    }
+}
+
+/// `POST /images/prune`
+pub async fn prune(server: &Arc<Server>, call: &Call) -> ApiResult<Response> {
+    let filters = Filters::of(&call.target.query, &["dangling", "label", "until"])?;
+    if filters.values("dangling").iter().any(|value| matches!(value.as_str(), "0" | "false")) {
+        return Err(ApiError::unsupported(
+            "removing all images that no container uses",
+            "remove them by name",
+        ));
+    }
+    let removed = server.blocking(|server| Ok(server.images()?.prune()?)).await?;
+    let freed: u64 = removed.iter().map(|image| image.size_bytes).sum();
+    let rows: Vec<_> = removed.iter().map(|i| json!({ "Deleted": i.id.to_string() })).collect();
+    Ok(reply(StatusCode::OK, &json!({ "ImagesDeleted": rows, "SpaceReclaimed": freed })))
+}
