@@ -29,6 +29,12 @@ pub enum BenchError {
 }
 
 impl BenchError {
+    /// `file` of the host holds something else than `expected`.
+    pub fn unlike(file: &str, expected: &str) -> Self {
+        let why = io::Error::new(io::ErrorKind::InvalidData, format!("no {expected}"));
+        Self::Host { what: file.to_owned(), source: why }
+    }
+
     /// A closure for `map_err` that says what was touched.
     pub fn host(what: impl Display) -> impl FnOnce(io::Error) -> Self {
         let what = what.to_string();

@@ -267,27 +267,36 @@ fn read(path: &str) -> Result<String, BenchError> {
     fs::read_to_string(path).map_err(BenchError::host(path))
 }
 
+const MEMINFO: &str = "/proc/meminfo";
+const STAT: &str = "/proc/stat";
+
 fn available_bytes() -> Result<f64, BenchError> {
-    Ok(available_in(&read("/proc/meminfo")?))
+    available_in(&read(MEMINFO)?)
 }
 
-fn available_in(meminfo: &str) -> f64 {
+fn available_in(meminfo: &str) -> Result<f64, BenchError> {
     let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
     let kib = line.and_then(|rest| rest.split_ascii_whitespace().next()?.parse::<f64>().ok());
-    kib.unwrap_or(0.0) * 1024.0
+    let unlike = || BenchError::unlike(MEMINFO, "number after MemAvailable:");
+    Ok(kib.ok_or_else(unlike)? * 1024.0)
 }
 
 fn busy_us() -> Result<f64, BenchError> {
-    Ok(busy_in(&read("/proc/stat")?))
+    busy_in(&read(STAT)?)
 }
 
 /// CPU time of all processors that was neither idle nor taken by others.
-fn busy_in(stat: &str) -> f64 {
-    let line = stat.lines().next().unwrap_or_default();
-    let ticks: Vec<f64> =
-        line.split_ascii_whitespace().skip(1).filter_map(|word| word.parse().ok()).collect();
-    // user, nice, system, idle, iowait, irq, softirq.
-    [0, 1, 2, 5, 6].iter().filter_map(|at| ticks.get(*at)).sum::<f64>() * TICK_US
+fn busy_in(stat: &str) -> Result<f64, BenchError> {
+    let unlike = || BenchError::unlike(STAT, "seven numbers after cpu");
+    let words = stat.lines().next().unwrap_or_default().strip_prefix("cpu ");
+    let ticks: Result<Vec<f64>, _> =
+        words.unwrap_or_default().split_ascii_whitespace().take(7).map(str::parse).collect();
+    match ticks.map_err(|_| unlike())?.as_slice() {
+        [user, nice, system, _idle, _iowait, irq, softirq] => {
+            Ok((user + nice + system + irq + softirq) * TICK_US)
+        }
+        _ => Err(unlike()),
+    }
 }
 
 #[cfg(test)]
@@ -296,8 +305,21 @@ mod tests {
 
     #[test]
     fn the_hosts_files_are_read() {
-        assert_eq!(available_in("MemTotal: 9 kB\nMemAvailable:   2 kB\n"), 2048.0);
-        assert_eq!(busy_in("cpu  1 2 3 100 50 4 5 9 0 0\ncpu0 1\n"), 150_000.0);
+        assert_eq!(available_in("MemTotal: 9 kB\nMemAvailable:   2 kB\n").unwrap(), 2048.0);
+        assert_eq!(busy_in("cpu  1 2 3 100 50 4 5 9 0 0\ncpu0 1\n").unwrap(), 150_000.0);
+    }
+
+    #[test]
+    fn files_that_say_something_else_are_named() {
+        for text in ["", "MemTotal: 9 kB\n", "MemAvailable: much kB\n"] {
+            let error = available_in(text).unwrap_err().to_string();
+            assert!(error.contains("/proc/meminfo"), "{error}");
+        }
+        for text in ["", "cpu  1 2 3 100 50 4\n", "cpu  1 2 x 100 50 4 5\n", "intr 1 2 3 4 5 6 7\n"]
+        {
+            let error = busy_in(text).unwrap_err().to_string();
+            assert!(error.contains("/proc/stat"), "{error}");
+        }
     }
 
     #[test]
