@@ -30,6 +30,25 @@ fn run_gives_a_programs_output_and_exit_code() {
 }
 
 #[test]
+fn a_state_root_may_be_named_from_here() {
+    let mut server = Server::start();
+    server.kill();
+    let command = command_of(&server);
+    server.serve(command);
+    assert_eq!(server.run(&[], &["echo", "hello"]).ok().text(), "hello");
+    let run = ["run", "--rm", IMAGE, "echo", "hello"];
+    assert_eq!(finish(command_of(&server).args(run), b"").ok().text(), "hello");
+}
+
+/// `exocell` in the folder of the server's state root.
+fn command_of(server: &Server) -> std::process::Command {
+    let mut command = std::process::Command::new(common::program());
+    command.current_dir(server.socket().parent().unwrap()).args(["--root", "."]);
+    command.env("EXOCELL_KERNEL", common::given("EXOCELL_TEST_KERNEL"));
+    command
+}
+
+#[test]
 fn containers_start_and_end_side_by_side() {
     let server = Server::start();
     std::thread::scope(|scope| {

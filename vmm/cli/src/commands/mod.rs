@@ -22,7 +22,10 @@ use crate::show::say;
 
 /// Runs the command; its exit code.
 pub fn dispatch(cli: Cli) -> Result<u8, CellError> {
-    let layout = Layout::new(cli.root.unwrap_or_else(Layout::default_root));
+    // What is started with it may have another working directory.
+    let root = std::path::absolute(cli.root.unwrap_or_else(Layout::default_root))
+        .map_err(CellError::host("cannot find the state root"))?;
+    let layout = Layout::new(root);
     match cli.command {
         Command::Run(args) => run::run(&layout, *args),
         Command::Exec(args) => exec::exec(&layout, args),

@@ -36,8 +36,14 @@ impl Server {
 
     /// Starts the server, after a kill too.
     pub fn resume(&mut self) {
-        let mut child = self
-            .exocell(&["serve", "--memory", "256m", "--disk", "256m", "--docker"])
+        let command = self.exocell(&[]);
+        self.serve(command);
+    }
+
+    /// The same by `command`, which names the state root in its own way.
+    pub fn serve(&mut self, mut command: Command) {
+        let mut child = command
+            .args(["serve", "--memory", "256m", "--disk", "256m", "--docker"])
             .arg(self.socket())
             .args(&self.flags)
             .stdout(Stdio::piped())
