@@ -28,6 +28,7 @@ pub fn packets(bytes: &[u8]) {
         audit: Box::new(drop),
         changes: Changes::pair().expect("an event").1,
         secrets: exocell_network::Secrets::default(),
+        authority: None,
     };
     let mut stack = Stack::new(parts).expect("a stack");
     let mut input = Input::new(bytes);

@@ -48,5 +48,11 @@ pub const AGENT_PORT: u32 = 1024;
 pub const FOLDER_PORT_BASE: u32 = 5640;
 /// The context id of every guest: cells do not see each other.
 pub const GUEST_CID: u64 = 3;
+/// A guest whose TLS to some hosts is opened has a file system of its own here.
+pub const AUTHORITY_FOLDER: &str = "/run/exocell/tls";
+/// The certificate of the authority that answers as those hosts.
+pub const AUTHORITY_CERTIFICATE: &str = "/run/exocell/tls/authority.pem";
+/// The image's trusted certificates and that one.
+pub const AUTHORITY_BUNDLE: &str = "/run/exocell/tls/trusted.pem";
 /// The largest payload of a frame, in bytes.
 pub const FRAME_BYTES_MAX: usize = 64 * 1024;

@@ -71,6 +71,10 @@ pub struct NetworkSetup {
     pub address_v6: std::net::Ipv6Addr,
     /// For resolv.conf.
     pub name_server: std::net::Ipv4Addr,
+    /// The certificate of the cell's own authority, in the form PEM, for
+    /// [`crate::AUTHORITY_FOLDER`].
+    #[serde(default)]
+    pub authority: Option<String>,
 }
 
 /// A host folder, mounted over 9P from host port

@@ -1,16 +1,25 @@
 //! The guest's end of its link.
 
+use std::fs;
 use std::path::Path;
 use std::thread::sleep;
 use std::time::Duration;
 
-use exocell_agent::NetworkSetup;
+use exocell_agent::{AUTHORITY_BUNDLE, AUTHORITY_CERTIFICATE, AUTHORITY_FOLDER, NetworkSetup};
+use nix::mount::{MsFlags, mount};
 
 use crate::error::{Context, InitError};
 use crate::{log, root, sys};
 
 /// How often an interface that is not there yet is looked for, a millisecond apart.
 const TRIES: u32 = 1000;
+/// Where distributions keep the certificates that they trust, all in one file.
+const TRUSTED: [&str; 4] = [
+    "/etc/ssl/certs/ca-certificates.crt",
+    "/etc/pki/tls/certs/ca-bundle.crt",
+    "/etc/ssl/ca-bundle.pem",
+    "/etc/ssl/cert.pem",
+];
 
 /// Sets the interface up as `setup` says, and names the server for names.
 pub fn set_up(setup: &NetworkSetup, read_only: bool) -> Result<(), InitError> {
@@ -27,5 +36,22 @@ pub fn set_up(setup: &NetworkSetup, read_only: bool) -> Result<(), InitError> {
         log::warn(format_args!("{name} has no IPv6 address: {error}"));
     }
     root::put_file("resolv.conf", &format!("nameserver {}\n", setup.name_server), read_only);
-    Ok(())
+    setup.authority.as_deref().map_or(Ok(()), trust)
+}
+
+/// Puts `certificate` beside those that the image trusts. On a file system of its
+/// own, so that no template takes it over.
+fn trust(certificate: &str) -> Result<(), InitError> {
+    fs::create_dir_all(AUTHORITY_FOLDER).context(|| AUTHORITY_FOLDER)?;
+    let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
+    mount(Some("tmpfs"), AUTHORITY_FOLDER, Some("tmpfs"), flags, Some("mode=755,size=8m"))
+        .context(|| format!("mounting tmpfs on {AUTHORITY_FOLDER}"))?;
+    // An image may trust nobody.
+    let mut bundle = TRUSTED.iter().find_map(|path| fs::read(path).ok()).unwrap_or_default();
+    if !bundle.is_empty() && !bundle.ends_with(b"\n") {
+        bundle.push(b'\n');
+    }
+    bundle.extend_from_slice(certificate.as_bytes());
+    fs::write(AUTHORITY_CERTIFICATE, certificate).context(|| AUTHORITY_CERTIFICATE)?;
+    fs::write(AUTHORITY_BUNDLE, bundle).context(|| AUTHORITY_BUNDLE)
 }

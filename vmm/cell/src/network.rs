@@ -5,12 +5,14 @@ use std::fs::File;
 use std::io::Write;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::os::fd::OwnedFd;
+use std::path::Path;
 use std::str::FromStr;
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::sync::{Mutex, PoisonError};
 
-use exocell_agent::NetworkSetup;
+use exocell_agent::{AUTHORITY_BUNDLE, AUTHORITY_CERTIFICATE, NetworkSetup};
 use exocell_network::audit::{Audit, Decision, Entry};
+use exocell_network::authority::Authority;
 use exocell_network::dialer::{Dialer, Hosts, sys};
 use exocell_network::secrets::SECRETS_MAX;
 use exocell_network::stack::{Changer, Changes, Parts, Published, Stack};
@@ -30,6 +32,9 @@ const LOG_BYTES_MAX: u64 = 1 << 20;
 const WAITING_MAX: usize = 1024;
 pub const LOG: &str = "network.log";
 pub const LOG_OLD: &str = "network.log.old";
+/// Names a file of certificates by which the hosts of secrets over TLS are
+/// verified, instead of those that browsers trust.
+pub const ROOTS_VARIABLE: &str = "EXOCELL_TLS_ROOTS";
 
 /// A port of the host that leads to one of the cell: `[ADDRESS:]PORT:PORT`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -71,6 +76,7 @@ pub struct PlannedNetwork {
     hosts: Hosts,
     published: Vec<Published>,
     secrets: Secrets,
+    authority: Option<Authority>,
 }
 
 impl PlannedNetwork {
@@ -90,18 +96,32 @@ impl PlannedNetwork {
             return Ok(None);
         }
         let secrets = Secrets::new(secrets);
-        Ok(Some(Self { scope, hosts: Hosts::of_host(), published, secrets }))
+        let roots = std::env::var_os(ROOTS_VARIABLE).filter(|path| !path.is_empty());
+        let authority = Authority::new(&secrets, roots.as_ref().map(Path::new))
+            .map_err(|error| CellError::Usage(format!("--secret: {error}")))?;
+        Ok(Some(Self { scope, hosts: Hosts::of_host(), published, secrets, authority }))
     }
 
     /// How the guest sets its end of the link up.
-    pub fn setup() -> NetworkSetup {
+    pub fn setup(&self) -> NetworkSetup {
         NetworkSetup {
+            authority: self.authority.as_ref().map(|own| own.certificate().to_owned()),
             interface: "eth0".to_owned(),
             address_v4: link::GUEST_V4,
             address_v6: link::GUEST_V6,
             name_server: link::STACK_V4,
         }
     }
+}
+
+/// The variables by which the usual libraries find the certificates that a cell
+/// with an authority of its own trusts.
+pub fn authority_environment() -> Vec<String> {
+    let bundle = ["SSL_CERT_FILE", "CURL_CA_BUNDLE", "REQUESTS_CA_BUNDLE", "GIT_SSL_CAINFO"];
+    let bundle = bundle.map(|name| format!("{name}={AUTHORITY_BUNDLE}"));
+    // Node adds these to its own.
+    let more = format!("NODE_EXTRA_CA_CERTS={AUTHORITY_CERTIFICATE}");
+    bundle.into_iter().chain([more]).collect()
 }
 
 /// A secret for a server that the cell may not talk to is of no use.
@@ -139,12 +159,13 @@ pub struct Network {
     channel: OwnedFd,
     published: Vec<Published>,
     secrets: Secrets,
+    authority: Option<Authority>,
 }
 
 /// Forks the dialer and leaves the host's network. To be called while the
 /// caller has one thread and is still in that network.
 pub fn start(planned: PlannedNetwork) -> Result<Network, CellError> {
-    let PlannedNetwork { scope, hosts, published, secrets } = planned;
+    let PlannedNetwork { scope, hosts, published, secrets, authority } = planned;
     let (channel, theirs) = sys::channel().map_err(CellError::host("cannot make a channel"))?;
     let policy = Policy::new(scope.clone());
     // SAFETY: the caller has one thread, so the child may do what any process
@@ -161,7 +182,7 @@ pub fn start(planned: PlannedNetwork) -> Result<Network, CellError> {
         Err(errno) => return Err(CellError::host("cannot fork the dialer")(errno.into())),
     }
     jail::leave_network()?;
-    Ok(Network { scope, channel, published, secrets })
+    Ok(Network { scope, channel, published, secrets, authority })
 }
 
 /// The body of the dialer's process.
@@ -194,7 +215,7 @@ impl Network {
         let failed = "cannot make the network's stack";
         let (changer, changes) = Changes::pair().map_err(CellError::host(failed))?;
         let (entries, written) = sync_channel(WAITING_MAX);
-        let Self { scope, channel, published, secrets } = self;
+        let Self { scope, channel, published, secrets, authority } = self;
         let stack = Stack::new(Parts {
             policy: Policy::new(scope.clone()),
             channel,
@@ -202,6 +223,7 @@ impl Network {
             audit: Box::new(Waiting { entries, lost: 0 }),
             changes,
             secrets,
+            authority,
         });
         let link = Box::new(stack.map_err(CellError::host(failed))?);
         let config = NetConfig { link, mtu: link::MTU };

@@ -103,7 +103,7 @@ impl VmPlan {
             deadline: caps.deadline(),
             entropy: caps.random(),
             stdio: caps.stdio(),
-            boot: boot(spec, caps, disk.is_some(), network.is_some())?,
+            boot: boot(spec, caps, disk.is_some(), network.as_ref())?,
             network,
             exec: match spec.idle {
                 true => Exec::default(),
@@ -169,7 +169,7 @@ fn boot(
     spec: &CellSpec,
     caps: &CapabilitySet,
     overlay: bool,
-    network: bool,
+    network: Option<&PlannedNetwork>,
 ) -> Result<Boot, CellError> {
     let mount = |folder: &Folder| FolderMount {
         guest_path: folder.guest.display().to_string(),
@@ -185,7 +185,7 @@ fn boot(
         overlay_device: overlay.then(|| "/dev/vdb".to_owned()),
         process_count_max: caps.require_process_max()?.into(),
         folders: caps.folders().iter().map(mount).collect(),
-        network: network.then(PlannedNetwork::setup),
+        network: network.map(PlannedNetwork::setup),
     })
 }
 

@@ -118,10 +118,11 @@ pub struct RunArgs {
     /// Let the cell talk to HOST[:PORTS][/udp], HOST/icmp or NETWORK:PORTS.
     #[arg(long, value_name = "RULE")]
     pub allow_net: Vec<String>,
-    /// Put a secret into the cell's requests (plain HTTP) to HOST: NAME=VALUE@HOST[:PORT], or
-    /// NAME@HOST[:PORT] for the value of this environment's NAME. The cell has a placeholder in
-    /// NAME and never sees the value.
-    #[arg(long, value_name = "NAME[=VALUE]@HOST[:PORT]")]
+    /// Put a secret into the cell's requests to HOST: NAME=VALUE@HOST[:PORT] over plain HTTP,
+    /// NAME=VALUE@https://HOST[:PORT] over TLS, which is then opened for this host; without
+    /// =VALUE the value of this environment's NAME. The cell has a placeholder in NAME and never
+    /// sees the value.
+    #[arg(long, value_name = "NAME[=VALUE]@[https://]HOST[:PORT]")]
     pub secret: Vec<String>,
     /// Lead a port of this host into the cell [default address: loopback].
     #[arg(short, long, value_name = "[ADDRESS:]PORT:PORT")]

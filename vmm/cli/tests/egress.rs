@@ -9,13 +9,16 @@ use std::time::Duration;
 
 use common::cell::Cell;
 use common::lan::{HOST, Lan, OTHER, PEER, PEER_V6};
-use common::servers::{secret, secret_datagrams, two_hosts};
+use common::servers::{Web, secret, secret_datagrams, two_hosts, two_hosts_over_tls};
+use common::tls::Authority;
 use common::{eventually, finish};
 use serde_json::Value;
 
-const RULES: [&str; 7] = [
+const RULES: [&str; 9] = [
     "peer.test:80",
     "peer.test:443",
+    "peer.test:8443",
+    "peer.test:9443",
     "rebound.test:7000",
     "metadata.test:80",
     "host.test:7000",
@@ -78,6 +81,12 @@ const WAYS: &[(&str, &str, &str)] = &[
     ("a_tunnel_through_http", "peer.test", "CONNECT"),
     ("two_lengths_in_http", "peer.test", "the length of a request"),
     ("http_2_without_tls", "peer.test", "a request of HTTP cannot be checked"),
+    ("another_name_in_opened_tls", "peer.test", "TLS asks for the server other.test"),
+    ("another_host_in_opened_tls", "peer.test", "HTTP asks for the host other.test"),
+    ("another_host_in_a_second_request_of_opened_tls", "peer.test", "HTTP asks for the host other"),
+    ("a_tunnel_in_opened_tls", "peer.test", "CONNECT"),
+    ("http_2_in_opened_tls", "peer.test", "TLS of the cell ended"),
+    ("a_host_that_cannot_be_verified", "peer.test", "TLS of the host cannot be trusted"),
 ];
 /// Not by the network at all: the device for streams refuses it.
 const ELSEWHERE: &[&str] = &["streams_to_the_host"];
@@ -109,9 +118,13 @@ fn no_way_leads_out_and_each_is_written_down() {
         "169.254.1.1:7001".to_owned(),
         "[fd00:ec2::254]:7001".to_owned(),
     ];
+    let trusted = Authority::new();
     let (asked, told) = lan.at_peer(|| {
         streams.iter().for_each(|address| secret(address));
         two_hosts(&format!("{PEER}:80"));
+        two_hosts_over_tls(&format!("{PEER}:8443"), trusted.server(&["peer.test", "other.test"]));
+        let unknown = Authority::new().server(&["peer.test"]);
+        Web::over_tls(&format!("{PEER}:9443"), "SECRET", unknown);
         let told =
             [format!("{OTHER}:5000"), format!("{OTHER}:53"), format!("{PEER}:443"), v6(5000)]
                 .map(|address| secret_datagrams(&address));
@@ -124,7 +137,12 @@ fn no_way_leads_out_and_each_is_written_down() {
     }
 
     let rules = RULES.iter().flat_map(|rule| ["--allow-net", rule]).collect::<Vec<_>>();
-    let cell = Cell::idle("egress", &rules);
+    let opened =
+        ["--secret", "A=a@https://peer.test:8443", "--secret", "B=b@https://peer.test:9443"];
+    let flags = [&rules[..], &opened].concat();
+    let cell = Cell::start_as("egress", &flags, &["sleep", "infinity"], |run| {
+        run.env("EXOCELL_TLS_ROOTS", trusted.path());
+    });
     let script = include_bytes!("guest/egress/ways.py");
     let ended = finish(&mut cell.exec(&["-i"], &["python3", "-"]), script).ok();
     let tried: Vec<&str> = ended.text().lines().collect();

@@ -2,6 +2,7 @@
 //! and a dialer in the host's network that holds the policy.
 pub mod address;
 pub mod audit;
+pub mod authority;
 pub mod dialer;
 pub mod dns;
 pub mod link;

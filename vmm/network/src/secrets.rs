@@ -5,7 +5,7 @@
 //! guest: Authorization: Bearer exocell-secret-… ──> stack, for HOST:PORT alone
 //!                                    Authorization: Bearer VALUE ──> HOST
 //! ```
-//! Only plain HTTP is read. What the server sends back is passed on as it is:
+//! Plain HTTP is read, and TLS where the secret says so ([`crate::authority`]). What the server sends back is passed on as it is:
 //! one that repeats its requests gives the value away, which is why TRACE
 //! (RFC 9110, 9.3.8) gets none.
 
@@ -22,8 +22,9 @@ pub const SECRETS_MAX: usize = 64;
 /// Places in one head that values are put into: what a guest sends may not
 /// grow without end.
 pub const PLACES_MAX: usize = 32;
-/// The port where none is said.
+/// The ports where none is said, of plain HTTP and over TLS.
 const PORT: u16 = 80;
+const PORT_OF_TLS: u16 = 443;
 
 /// A value for the requests to one server.
 #[derive(Clone, PartialEq, Eq)]
@@ -33,6 +34,8 @@ pub struct Secret {
     /// In lower case.
     pub host: String,
     pub port: u16,
+    /// Whether it goes over TLS, and over nothing else; else over plain HTTP alone.
+    pub tls: bool,
     /// What the cell has.
     pub placeholder: String,
     value: Vec<u8>,
@@ -49,7 +52,10 @@ impl fmt::Debug for Secret {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SecretError {
     // The text may hold the value: it is not repeated.
-    #[error("a secret is NAME=VALUE@HOST[:PORT], or NAME@HOST for the value of that variable")]
+    #[error(
+        "a secret is NAME=VALUE@HOST[:PORT] or NAME=VALUE@https://HOST[:PORT], \
+         or NAME@HOST for the value of that variable"
+    )]
     Form,
     #[error("{0} is no name of a variable; use letters, digits and _")]
     Name(String),
@@ -63,8 +69,9 @@ pub enum SecretError {
 
 impl Secret {
     /// Reads `NAME=VALUE@HOST[:PORT]` or `NAME@HOST[:PORT]`, whose value
-    /// `variable` knows; the port is 80 where none is said. The cell gets
-    /// `placeholder`, which must not be guessable.
+    /// `variable` knows. The port is 80 where none is said, with `https://`
+    /// before the host 443. The cell gets `placeholder`, which must not be
+    /// guessable.
     pub fn read(
         text: &str,
         placeholder: String,
@@ -89,8 +96,12 @@ impl Secret {
         if value.is_empty() || value.len() > VALUE_BYTES_MAX || !value.iter().all(fits) {
             return Err(SecretError::Value(name));
         }
-        match server_of(server) {
-            Some((host, port)) => Ok(Self { name, host, port, placeholder, value }),
+        let (server, tls) = match server.strip_prefix("https://") {
+            Some(server) => (server, true),
+            None => (server.strip_prefix("http://").unwrap_or(server), false),
+        };
+        match server_of(server, if tls { PORT_OF_TLS } else { PORT }) {
+            Some((host, port)) => Ok(Self { name, host, port, tls, placeholder, value }),
             None => Err(SecretError::Host(name)),
         }
     }
@@ -102,10 +113,10 @@ fn is_variable(name: &str) -> bool {
 }
 
 /// A name with a port; addresses are none, for nobody vouches for who is there.
-fn server_of(text: &str) -> Option<(String, u16)> {
+fn server_of(text: &str, default: u16) -> Option<(String, u16)> {
     let (host, port) = match text.split_once(':') {
         Some((host, port)) => (host, port.parse().ok().filter(|port| *port > 0)?),
-        None => (text, PORT),
+        None => (text, default),
     };
     let host = host.strip_suffix('.').unwrap_or(host).to_ascii_lowercase();
     let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
@@ -140,13 +151,17 @@ impl Secrets {
         self.0.iter()
     }
 
-    /// Those for `host` and `port`.
-    pub fn of(&self, host: &str, port: u16) -> Self {
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Those for `host` and `port`, over TLS or over plain HTTP.
+    pub fn of(&self, host: &str, port: u16, tls: bool) -> Self {
         if self.0.is_empty() {
             return self.clone();
         }
-        let own = self.iter().filter(|secret| secret.host == host && secret.port == port);
-        Self(own.cloned().collect())
+        let fits = |own: &&Secret| own.host == host && own.port == port && own.tls == tls;
+        Self(self.iter().filter(fits).cloned().collect())
     }
 
     /// Puts values in the place of placeholders in `head`, a whole head of a

@@ -4,7 +4,7 @@ use std::os::unix::net::UnixStream;
 
 use exocell_cell::agent::{Exec, FrameWriter, Kind, Request, client};
 use exocell_cell::control::Client;
-use exocell_cell::{CellError, Layout, Record, Strength, plan};
+use exocell_cell::{CellError, CellSpec, Layout, Record, Strength, plan};
 
 use super::run::{environment, must_run};
 use crate::args::ExecArgs;
@@ -12,10 +12,10 @@ use crate::session::{self, Outcome, SendSignal};
 use crate::terminal;
 
 pub fn exec(layout: &Layout, args: ExecArgs) -> Result<u8, CellError> {
-    let stream = guest_stream(layout, &args.cell)?;
+    let (stream, spec) = guest(layout, &args.cell)?;
     let size = terminal::size();
     let request = Request::Exec(Exec {
-        env: plan::environment(&[], &environment(&args.process)?, args.tty),
+        env: plan::environment(&spec.env, &environment(&args.process)?, args.tty),
         cwd: args.process.workdir.unwrap_or_else(|| "/".to_owned()),
         user: args.process.user.unwrap_or_default(),
         tty: args.tty.then(|| size.unwrap_or(plan::TTY_SIZE_DEFAULT)),
@@ -48,6 +48,10 @@ fn to_program(layout: Layout, cell: String) -> Box<SendSignal> {
 
 /// A stream to the agent of the running `vm` cell named `key`.
 pub fn guest_stream(layout: &Layout, key: &str) -> Result<UnixStream, CellError> {
+    Ok(guest(layout, key)?.0)
+}
+
+fn guest(layout: &Layout, key: &str) -> Result<(UnixStream, CellSpec), CellError> {
     let (record, spec, status) = Record::find(layout, key)?;
     must_run(&record, status.state)?;
     if spec.strength == Strength::Isolate {
@@ -55,5 +59,5 @@ pub fn guest_stream(layout: &Layout, key: &str) -> Result<UnixStream, CellError>
             "{key} is an isolate: it has one program and no guest to reach into"
         )));
     }
-    Client::connect(&record)?.guest_stream()
+    Ok((Client::connect(&record)?.guest_stream()?, spec))
 }

@@ -8,7 +8,7 @@ use exocell_cell::control::{Client, ControlRequest};
 use exocell_cell::intra::Intra;
 use exocell_cell::isolate::IsolatePlan;
 use exocell_cell::launch::{self, Launched, Request, Workload};
-use exocell_cell::network::Publish;
+use exocell_cell::network::{Publish, authority_environment};
 use exocell_cell::pager::Mode;
 use exocell_cell::plan::{self, VmPlan};
 use exocell_cell::secrets::Secret;
@@ -235,7 +235,11 @@ pub(super) fn spec(
     let id = CellSpec::new_id()?;
     let name = args.name.unwrap_or_else(|| format!("cell-{}", &id[..6]));
     CellSpec::check_name(&name)?;
-    let mut env = environment(&args.process)?;
+    let mut env = Vec::new();
+    if secrets.iter().any(|own| own.tls) {
+        env.extend(authority_environment());
+    }
+    env.extend(environment(&args.process)?);
     env.extend(secrets.iter().map(|own| format!("{}={}", own.name, own.placeholder)));
     let publish = publishes(&args.publish)?;
     if strength == Strength::Isolate && (args.intra.is_some() || args.pager != Mode::default()) {

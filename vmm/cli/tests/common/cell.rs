@@ -15,9 +15,22 @@ impl Cell {
     /// `exocell run -d FLAGS IMAGE COMMAND`.
     #[track_caller]
     pub fn start(word: &str, flags: &[&str], command: &[&str]) -> Self {
+        Self::start_as(word, flags, command, |_| {})
+    }
+
+    /// The same with an environment that `change` makes.
+    #[track_caller]
+    pub fn start_as(
+        word: &str,
+        flags: &[&str],
+        command: &[&str],
+        change: impl FnOnce(&mut Command),
+    ) -> Self {
         let cell = Self { name: unique(word) };
         let fixed = ["run", "-d", "--name", &cell.name];
-        run([&fixed[..], flags, &[IMAGE], command].concat()).ok();
+        let mut run = exocell([&fixed[..], flags, &[IMAGE], command].concat());
+        change(&mut run);
+        finish(&mut run, b"").ok();
         cell
     }
 

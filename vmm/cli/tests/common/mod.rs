@@ -13,6 +13,7 @@ pub mod pip;
 pub mod pty;
 pub mod servers;
 pub mod small;
+pub mod tls;
 
 use std::ffi::OsStr;
 use std::io::{Read, Write};

@@ -4,6 +4,10 @@ use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream, UdpSocket};
 use std::sync::{Arc, Mutex};
 
+use rustls::ServerConfig;
+
+use super::tls;
+
 /// A server of HTTP; answers every request with `body`.
 pub struct Web {
     pub port: u16,
@@ -14,6 +18,20 @@ pub struct Web {
 impl Web {
     /// Listens at `address` of where the caller is; port 0 takes any.
     pub fn new(address: &str, body: &'static str) -> Self {
+        Self::by(address, move |stream, heard| answer(stream, body, heard))
+    }
+
+    /// The same over TLS.
+    pub fn over_tls(address: &str, body: &'static str, config: Arc<ServerConfig>) -> Self {
+        Self::by(address, move |stream, heard| {
+            answer(tls::stream(stream, config.clone()), body, heard);
+        })
+    }
+
+    fn by(
+        address: &str,
+        serve: impl Fn(TcpStream, &Mutex<Vec<String>>) + Clone + Send + 'static,
+    ) -> Self {
         let listener =
             TcpListener::bind(address).unwrap_or_else(|error| panic!("{address}: {error}"));
         let port = listener.local_addr().unwrap().port();
@@ -21,8 +39,8 @@ impl Web {
         let heard = asked.clone();
         std::thread::spawn(move || {
             for stream in listener.incoming().flatten() {
-                let heard = heard.clone();
-                std::thread::spawn(move || answer(stream, body, &heard));
+                let (heard, serve) = (heard.clone(), serve.clone());
+                std::thread::spawn(move || serve(stream, &heard));
             }
         });
         Self { port, asked }
@@ -33,7 +51,7 @@ impl Web {
     }
 }
 
-fn answer(mut stream: TcpStream, body: &str, heard: &Mutex<Vec<String>>) {
+fn answer(mut stream: impl Read + Write, body: &str, heard: &Mutex<Vec<String>>) {
     let mut piece = [0; 4096];
     let mut request = Vec::new();
     loop {
@@ -68,20 +86,22 @@ pub fn secret(address: &str) {
 
 /// A server of HTTP with two hosts: `peer.test` and one with secrets.
 pub fn two_hosts(address: &str) {
-    let listener = TcpListener::bind(address).unwrap_or_else(|error| panic!("{address}: {error}"));
-    std::thread::spawn(move || {
-        for mut stream in listener.incoming().flatten() {
-            std::thread::spawn(move || {
-                let (mut said, mut piece) = (String::new(), [0; 4096]);
-                while let Ok(count @ 1..) = stream.read(&mut piece) {
-                    said += &String::from_utf8_lossy(&piece[..count]);
-                    let secret = said.contains("other.test") || !said.contains("peer.test");
-                    let body = if secret { "SECRET" } else { "PUBLIC" };
-                    let _ = write!(stream, "HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\n{body}");
-                }
-            });
-        }
-    });
+    Web::by(address, |stream, _| either(stream));
+}
+
+/// The same over TLS.
+pub fn two_hosts_over_tls(address: &str, config: Arc<ServerConfig>) {
+    Web::by(address, move |stream, _| either(tls::stream(stream, config.clone())));
+}
+
+fn either(mut stream: impl Read + Write) {
+    let (mut said, mut piece) = (String::new(), [0; 4096]);
+    while let Ok(count @ 1..) = stream.read(&mut piece) {
+        said += &String::from_utf8_lossy(&piece[..count]);
+        let secret = said.contains("other.test") || !said.contains("peer.test");
+        let body = if secret { "SECRET" } else { "PUBLIC" };
+        let _ = write!(stream, "HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\n{body}");
+    }
 }
 
 /// A server of datagrams that gives a secret away; what it was told.
@@ -126,4 +146,17 @@ pub fn echo_datagrams(address: &str) -> u16 {
         }
     });
     port
+}
+
+/// A server of streams over TLS that says everything back.
+pub fn echo_over_tls(address: &str, config: Arc<ServerConfig>) {
+    Web::by(address, move |stream, _| {
+        let mut stream = tls::stream(stream, config.clone());
+        let mut piece = [0; 16_384];
+        while let Ok(count @ 1..) = stream.read(&mut piece) {
+            if stream.write_all(&piece[..count]).is_err() {
+                return;
+            }
+        }
+    });
 }

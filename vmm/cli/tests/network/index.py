@@ -1,10 +1,12 @@
 """A Python package index of one package at the address of the first argument,
-for whoever knows the password `the real one`. Says `ready` once it serves."""
+for whoever knows the password `the real one`; over TLS where the second argument
+is a file with certificate and key. Says `ready` once it serves."""
 
 import base64
 import hashlib
 import http.server
 import io
+import ssl
 import sys
 import zipfile
 
@@ -55,5 +57,9 @@ class Index(http.server.BaseHTTPRequestHandler):
 
 host, port = sys.argv[1].split(":")
 server = http.server.ThreadingHTTPServer((host, int(port)), Index)
+if len(sys.argv) > 2:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(sys.argv[2])
+    server.socket = context.wrap_socket(server.socket, server_side=True)
 print("ready", flush=True)
 server.serve_forever()

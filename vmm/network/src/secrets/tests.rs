@@ -59,9 +59,9 @@ fn what_is_no_secret_is_refused_and_no_value_is_repeated() {
 #[test]
 fn secrets_are_for_one_server() {
     let all = secrets("KEY=v@api.test:8080");
-    assert_eq!(all.of("api.test", 8080).iter().count(), 1);
+    assert_eq!(all.of("api.test", 8080, false).iter().count(), 1);
     for (host, port) in [("api.test", 80), ("www.api.test", 8080), ("test", 8080)] {
-        assert_eq!(all.of(host, port).iter().count(), 0, "{host}:{port}");
+        assert_eq!(all.of(host, port, false).iter().count(), 0, "{host}:{port}");
     }
 }
 

@@ -3,6 +3,7 @@
 //!
 //! ```text
 //! First --0x16--> TLS: the first message is read, then Open
+//!                   --a host with secrets--> Opened: TLS ends here (see opened.rs)
 //!       --a line with HTTP/--> Head -> Body, chunks -> Head -> ...
 //!       --anything else--> Open
 //! ```
@@ -10,13 +11,15 @@
 //!
 //! The granted name is what was dialled, whatever is said here; this keeps a
 //! server of many names from being asked for its others. What is encrypted
-//! cannot be seen: the host inside TLS is not checked.
+//! cannot be seen: the host inside TLS is not checked, unless it is opened.
 
 use smoltcp::socket::tcp::Socket;
 
+use super::opened::Opened;
 use super::rate::Rate;
 use super::stream::Moved;
 use super::{http, tls};
+use crate::authority::Opener;
 use crate::secrets::Secrets;
 
 /// Bytes that are held back until they can be judged.
@@ -35,6 +38,11 @@ pub enum Unlike {
     Secrets,
     #[error("{0} cannot be checked")]
     Unreadable(&'static str),
+    /// In opened TLS.
+    #[error("TLS of the host cannot be trusted: {0}")]
+    Server(String),
+    #[error("TLS of the cell ended: {0}")]
+    Guest(String),
 }
 
 #[derive(Debug)]
@@ -42,6 +50,7 @@ enum State {
     First,
     Http(http::State),
     Open,
+    Opened,
 }
 
 /// What a guest may say on one stream.
@@ -55,16 +64,19 @@ pub struct Guard {
     secrets: Secrets,
     /// Names of the secrets that were put in and not told of yet.
     given: Vec<String>,
+    /// Opens TLS, where the name has secrets over it.
+    opener: Option<Opener>,
 }
 
 impl Guard {
     /// Lets everything through.
     pub fn open() -> Self {
-        Self { state: State::Open, ..Self::of("", Secrets::default()) }
+        Self { state: State::Open, ..Self::of("", Secrets::default(), None) }
     }
 
-    /// For a stream to `name`, in lower case, which may get `secrets`.
-    pub fn of(name: &str, secrets: Secrets) -> Self {
+    /// For a stream to `name`, in lower case, which may get `secrets`; TLS is
+    /// opened by `opener`.
+    pub fn of(name: &str, secrets: Secrets, opener: Option<Opener>) -> Self {
         Self {
             name: name.to_owned(),
             state: State::First,
@@ -72,6 +84,7 @@ impl Guard {
             ready: 0,
             secrets,
             given: Vec::new(),
+            opener,
         }
     }
 
@@ -91,8 +104,8 @@ impl Guard {
         if matches!(self.state, State::Open) && self.held.is_empty() {
             return Ok(false);
         }
-        while socket.can_recv() && self.held.len() < HELD_MAX && !rate.is_empty() {
-            let room = HELD_MAX - self.held.len();
+        while socket.can_recv() && self.room() > 0 && !rate.is_empty() {
+            let room = self.room();
             let taken = socket.recv(|bytes| {
                 let bytes = bytes.get(..bytes.len().min(room)).unwrap_or_default();
                 self.held.extend_from_slice(bytes);
@@ -104,6 +117,23 @@ impl Guard {
         }
         self.judge()?;
         Ok(true)
+    }
+
+    /// How many bytes may be held back beside those that are.
+    pub fn room(&self) -> usize {
+        HELD_MAX.saturating_sub(self.held.len())
+    }
+
+    /// Takes bytes of the guest, no more than there is room for.
+    pub fn hold(&mut self, bytes: &[u8]) -> Result<(), Unlike> {
+        self.held.extend_from_slice(bytes);
+        self.judge()
+    }
+
+    /// The stream's TLS, if it is to be opened, with what was held back of it.
+    pub fn opened(&mut self) -> Option<Result<Opened, Unlike>> {
+        let opener = self.opener.take_if(|_| matches!(self.state, State::Opened))?;
+        Some(Opened::new(opener, std::mem::take(&mut self.held)))
     }
 
     /// Gives `write` what has been judged.
@@ -135,13 +165,14 @@ impl Guard {
                     self.ready = self.held.len();
                     return Ok(());
                 }
+                State::Opened => return Ok(()),
                 State::First if fresh.is_empty() => return Ok(()),
                 State::First => match kind(fresh) {
                     None => None,
                     Some(Kind::Tls) => tls::server_names(fresh)?
                         .map(|names| self.check_names(&names))
                         .transpose()?
-                        .map(|()| (0, State::Open)),
+                        .map(|()| (0, self.opener.as_ref().map_or(State::Open, |_| State::Opened))),
                     Some(Kind::Http) => Some((0, State::Http(http::State::Head))),
                     Some(Kind::Other) => Some((0, State::Open)),
                 },

@@ -13,6 +13,7 @@
 mod flow;
 mod guard;
 mod http;
+mod opened;
 mod outbox;
 mod publish;
 mod rate;
@@ -33,6 +34,7 @@ use exocell_xgate::Protocol;
 use nix::sys::timerfd::TimerFd;
 
 use crate::audit::{Audit, Decision, Entry};
+use crate::authority::Authority;
 use crate::dialer::protocol::{Id, Request};
 use crate::dialer::sys;
 use crate::dns::{self, Asked, Reaction};
@@ -71,6 +73,8 @@ pub struct Parts {
     /// Changes of the policy while the cell runs.
     pub changes: Changes,
     pub secrets: Secrets,
+    /// `None` where no TLS is opened.
+    pub authority: Option<Authority>,
 }
 
 /// The stack of one cell.
@@ -82,6 +86,7 @@ pub struct Stack {
     audit: Box<dyn Audit>,
     changes: Changes,
     secrets: Secrets,
+    authority: Option<Authority>,
     names: Names,
     flows: Flows,
     questions: HashMap<Id, (Asked, SocketAddr, SocketAddr)>,
@@ -106,7 +111,7 @@ impl Stack {
     /// The host's, where there is no timer or no random number.
     pub fn new(parts: Parts) -> std::io::Result<Self> {
         use nix::sys::timerfd::{ClockId, TimerFlags};
-        let Parts { policy, channel, published, audit, changes, secrets } = parts;
+        let Parts { policy, channel, published, audit, changes, secrets, authority } = parts;
         let flags = TimerFlags::TFD_NONBLOCK | TimerFlags::TFD_CLOEXEC;
         let now = Instant::now();
         let mut seed = 0;
@@ -122,6 +127,7 @@ impl Stack {
             audit,
             changes,
             secrets,
+            authority,
             names: Names::default(),
             flows: Flows::default(),
             questions: HashMap::new(),

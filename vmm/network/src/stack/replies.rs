@@ -81,7 +81,12 @@ impl Stack {
             return;
         };
         let guard = match &flow.target {
-            Target::Name(name) => Guard::of(name, self.secrets.of(name, flow.port)),
+            Target::Name(name) => {
+                let secrets = |tls| self.secrets.of(name, flow.port, tls);
+                let authority = self.authority.as_ref();
+                let opener = authority.and_then(|own| own.opener(name, secrets(true)));
+                Guard::of(name, secrets(false), opener)
+            }
             Target::Address(_) => Guard::open(),
         };
         let other = flow.key.other;

@@ -18,6 +18,7 @@ use smoltcp::time::Instant;
 use smoltcp::wire::{HardwareAddress, IpAddress, IpCidr, IpListenEndpoint};
 
 use super::guard::{Guard, Unlike};
+use super::opened::{HostEnd, Opened, Stop};
 use super::outbox::{Outbox, Wire};
 use super::rate::Rate;
 
@@ -51,6 +52,7 @@ pub struct Stream {
     handle: SocketHandle,
     host: OwnedFd,
     guard: Guard,
+    opened: Option<Box<Opened>>,
     /// The host's socket may have something to read, or room.
     pub readable: bool,
     pub writable: bool,
@@ -67,6 +69,9 @@ pub struct Ends {
     /// Flows that are there already.
     pub others: usize,
 }
+
+/// One way through opened TLS.
+type Way = fn(&mut Opened, &mut Socket<'static>, &mut HostEnd<'_>) -> Result<usize, Stop>;
 
 /// What a call on the host's socket said.
 pub enum Moved {
@@ -108,6 +113,7 @@ impl Stream {
             handle,
             host,
             guard,
+            opened: None,
             readable: true,
             writable: true,
             host_ended: false,
@@ -174,7 +180,10 @@ impl Stream {
 
     /// The names of the secrets that the guest's requests got since the last call.
     pub fn given(&mut self) -> Vec<String> {
-        self.guard.given()
+        match &mut self.opened {
+            Some(opened) => opened.given(),
+            None => self.guard.given(),
+        }
     }
 
     /// When a timer of the stream goes off.
@@ -212,7 +221,9 @@ impl Stream {
     /// Why nothing moved.
     fn rest(&mut self, outbox: &Outbox, rate: &Rate) -> After {
         let waits_for_rate = rate.is_empty()
-            && (self.socket().can_recv() || self.readable && self.socket().can_send());
+            && (self.socket().can_recv()
+                || self.readable && self.socket().can_send()
+                || self.opened.as_ref().is_some_and(|opened| opened.wants_host()));
         match (waits_for_rate, outbox.is_full()) {
             (true, _) => After::Slowed,
             (_, true) => After::Again,
@@ -221,6 +232,8 @@ impl Stream {
     }
 
     fn cut(&mut self, after: After, now: Instant, outbox: &mut Outbox) -> After {
+        // What it was told before comes first.
+        self.emit(now, outbox);
         self.abort(now, outbox);
         after
     }
@@ -246,9 +259,13 @@ impl Stream {
     /// Bytes of the guest to the host's socket.
     fn move_out(&mut self, rate: &mut Rate) -> Result<usize, After> {
         let mut total = 0;
-        while self.writable {
+        while self.writable && self.opened.is_none() {
             let socket = self.sockets.get_mut::<Socket>(self.handle);
             let held = self.guard.take_in(socket, rate).map_err(After::Misused)?;
+            if let Some(opened) = self.guard.opened() {
+                self.opened = Some(Box::new(opened.map_err(After::Misused)?));
+                break;
+            }
             let moved = match held {
                 true => self.guard.pass_on(|bytes| moved_out(&self.host, bytes)),
                 false if rate.is_empty() || !socket.can_recv() => break,
@@ -275,8 +292,25 @@ impl Stream {
                 Moved::Broken => return Err(After::Over),
             }
         }
+        total += self.move_opened(rate, Opened::move_out)?;
         self.pass_end_on();
         Ok(total)
+    }
+
+    /// Moves what can be moved of opened TLS, one way.
+    fn move_opened(&mut self, rate: &mut Rate, way: Way) -> Result<usize, After> {
+        let Some(opened) = &mut self.opened else { return Ok(0) };
+        let socket = self.sockets.get_mut::<Socket>(self.handle);
+        let (readable, writable) = (&mut self.readable, &mut self.writable);
+        let mut end =
+            HostEnd { socket: self.host.as_fd(), rate, readable, writable, moved: (0, 0) };
+        let result = way(opened, socket, &mut end);
+        self.bytes.0 += end.moved.0 as u64;
+        self.bytes.1 += end.moved.1 as u64;
+        result.map_err(|stop| match stop {
+            Stop::Unlike(unlike) => After::Misused(unlike),
+            Stop::Broken => After::Over,
+        })
     }
 
     /// The guest has said all, and all of it has been passed on.
@@ -286,7 +320,13 @@ impl Stream {
             socket.state(),
             State::CloseWait | State::LastAck | State::Closing | State::TimeWait
         );
-        if said_all && socket.recv_queue() == 0 && self.guard.is_empty() && !self.guest_ended {
+        let passed = self.opened.as_ref().is_none_or(|opened| opened.has_passed_end());
+        if said_all
+            && socket.recv_queue() == 0
+            && self.guard.is_empty()
+            && passed
+            && !self.guest_ended
+        {
             self.guest_ended = true;
             // A peer that is gone already needs no telling.
             let _ = shutdown(self.host.as_raw_fd(), Shutdown::Write);
@@ -295,6 +335,9 @@ impl Stream {
 
     /// Bytes of the peer to the guest.
     fn move_in(&mut self, rate: &mut Rate) -> Result<usize, After> {
+        if self.opened.is_some() {
+            return self.move_opened(rate, Opened::move_in);
+        }
         let mut total = 0;
         let socket = self.sockets.get_mut::<Socket>(self.handle);
         while self.readable && !self.host_ended && socket.can_send() && !rate.is_empty() {

@@ -91,6 +91,22 @@ def http(*lines, body=b""):
     return tcp("peer.test", 80, "\r\n".join(lines).encode() + b"\r\n\r\n" + body)
 
 
+def opened(*lines, port=8443, name="peer.test", alpn="http/1.1"):
+    context = ssl.create_default_context()
+    context.check_hostname = False
+    context.set_alpn_protocols([alpn])
+    with socket.create_connection(("peer.test", port), 15) as stream:
+        with context.wrap_socket(stream, server_hostname=name) as wrapped:
+            wrapped.sendall("\r\n".join(lines).encode() + b"\r\n\r\n")
+            heard = b""
+            while b"SECRET" not in heard:
+                piece = wrapped.recv(4096)
+                if not piece:
+                    break
+                heard += piece
+            return heard
+
+
 def frame(packet):
     with socket.socket(socket.AF_PACKET, socket.SOCK_RAW) as frames:
         frames.bind(("eth0", 0))
@@ -237,6 +253,21 @@ def two_lengths_in_http():
                 body=b"0\r\n\r\nGET / HTTP/1.1\r\nHost: other.test\r\n\r\n")
 @way
 def http_2_without_tls(): return http("PRI * HTTP/2.0", "", "SM")
+
+# The same in TLS that is opened, because its host has a secret.
+@way
+def another_name_in_opened_tls(): return opened("GET / HTTP/1.1", name="other.test")
+@way
+def another_host_in_opened_tls(): return opened("GET / HTTP/1.1", "Host: other.test")
+@way
+def another_host_in_a_second_request_of_opened_tls():
+    return opened("GET / HTTP/1.1", "Host: peer.test", "", "GET / HTTP/1.1", "Host: other.test")
+@way
+def a_tunnel_in_opened_tls(): return opened("CONNECT other.test:443 HTTP/1.1", "Host: peer.test")
+@way
+def http_2_in_opened_tls(): return opened("PRI * HTTP/2.0", "", "SM", alpn="h2")
+@way
+def a_host_that_cannot_be_verified(): return opened("GET / HTTP/1.1", "Host: x", port=9443)
 
 # The host by other means.
 @way

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 /// Feeds `text` in pieces of `piece` bytes; what was let through.
 fn said(text: &[u8], piece: usize) -> Result<Vec<u8>, Unlike> {
-    let mut guard = Guard::of("granted.test", Secrets::default());
+    let mut guard = Guard::of("granted.test", Secrets::default(), None);
     let mut through = Vec::new();
     for part in text.chunks(piece) {
         guard.held.extend_from_slice(part);
@@ -114,7 +114,7 @@ fn another_protocol_needs_the_peers_consent() {
     let wish = b"GET / HTTP/1.1\r\nHost: granted.test\r\nUpgrade: websocket\r\n\r\n";
     let lie = b"GET / HTTP/1.1\r\nHost: other.test\r\n\r\n";
     for (answer, passes) in [("HTTP/1.1 101 Switching", true), ("HTTP/1.1 200 OK", false)] {
-        let mut guard = Guard::of("granted.test", Secrets::default());
+        let mut guard = Guard::of("granted.test", Secrets::default(), None);
         guard.held.extend_from_slice(&[&wish[..], lie].concat());
         guard.judge().unwrap();
         assert_eq!(guard.ready, wish.len(), "what follows waits for the answer");
@@ -165,7 +165,7 @@ fn requests_get_their_secrets_in_whatever_pieces_they_come() {
     let said = format!("{}hold{}hold", head("hold"), head("hold"));
     let expected = format!("{0}hold{0}hold", head("longer than that"));
     for piece in [1, 3, 50, 1000] {
-        let mut guard = Guard::of("granted.test", secrets.clone());
+        let mut guard = Guard::of("granted.test", secrets.clone(), None);
         let mut through = Vec::new();
         for part in said.as_bytes().chunks(piece) {
             guard.held.extend_from_slice(part);
@@ -188,7 +188,7 @@ fn requests_get_their_secrets_in_whatever_pieces_they_come() {
 #[test]
 fn a_request_that_is_for_another_host_gets_no_secret() {
     let secret = Secret::read("KEY=value@granted.test", "hold".into(), |_| None).unwrap();
-    let mut guard = Guard::of("granted.test", Secrets::new(vec![secret]));
+    let mut guard = Guard::of("granted.test", Secrets::new(vec![secret]), None);
     guard.held.extend_from_slice(b"GET / HTTP/1.1\r\nHost: other.test\r\nKey: hold\r\n\r\n");
     assert!(guard.judge().is_err());
     assert_eq!((guard.ready, guard.given()), (0, vec![]));
