@@ -21,9 +21,12 @@ SHELL := /bin/bash
 export CARGO_TARGET_DIR := $(abspath $(or $(CARGO_TARGET_DIR),target))
 export EXOCELL_CACHE := $(or $(EXOCELL_CACHE),$(HOME)/.cache/exocell)
 
-# The init must be static: a cell's image may hold no libc, or another one.
+# The init must be static: a cell's image may hold no libc, or another one. And small, with
+# all that it uses: it lies in every cell's memory, and once more while the cell boots.
 static_target := x86_64-unknown-linux-gnu
-static_cargo := CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUSTFLAGS="-C target-feature=+crt-static" cargo
+static_cargo := CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUSTFLAGS="-C target-feature=+crt-static"
+static_cargo += CARGO_PROFILE_RELEASE_OPT_LEVEL=z CARGO_PROFILE_RELEASE_LTO=fat
+static_cargo += CARGO_PROFILE_RELEASE_CODEGEN_UNITS=1 CARGO_PROFILE_RELEASE_DEBUG=false cargo
 release := $(CARGO_TARGET_DIR)/release
 exocell := $(release)/exocell
 init := $(CARGO_TARGET_DIR)/$(static_target)/release/exocell-init
