@@ -8,7 +8,8 @@ use wiggle::{GuestMemory, GuestPtr};
 /// `errno::notcapable` of WASI preview 1.
 pub(crate) const NOTCAPABLE: i32 = 76;
 const SUCCESS: i32 = 0;
-const STREAMS: std::ops::Range<u32> = 0..3;
+/// The descriptors below those of folders.
+pub(crate) const STREAMS: std::ops::Range<u32> = 0..3;
 
 /// Tested before every hostcall. The default permits only what needs no capability.
 #[derive(Default)]

@@ -28,14 +28,19 @@ macro_rules! hostcalls {
                 let arguments: &[i64] = &[$(i64::from($arg)),*];
                 let Host { attached, stopper, deadline } = Host::of(&caller)?;
                 let mut reach = reach(&attached, &stopper, deadline).await?;
-                let Reach { wasi, gate } = &mut *reach;
+                let Reach { wasi, gate, overlays } = &mut *reach;
                 if !gate.permits(import, arguments) {
                     return Ok(NOTCAPABLE);
                 }
                 wasi.set_hostcall_fuel(caller.as_context_mut().hostcall_fuel());
                 let shared = shared(&caller);
                 let mut memory = memory(&mut caller, shared.as_ref())?;
-                let work = async { hostcalls!(@$mode $name(wasi, &mut memory, $($arg),*)) };
+                let work = async {
+                    match overlays.call(wasi, import.name, arguments, &mut memory).await {
+                        Some(errno) => Ok(errno),
+                        None => hostcalls!(@$mode $name(wasi, &mut memory, $($arg),*)),
+                    }
+                };
                 let errno = stopper.unless_ended(deadline, work).await.map_err(ended)??;
                 gate.settle(import, arguments, errno, &memory);
                 Ok::<i32, wasmtime::Error>(errno)

@@ -4,8 +4,9 @@ use crate::admission::{Admitted, Link};
 use crate::builtins::Heap;
 use crate::call::{self, CallLimits, Function};
 use crate::ending::{Cause, Stopper};
-use crate::gate::Gate;
+use crate::gate::{Gate, STREAMS};
 use crate::limits::Limits;
+use crate::overlay::{Layers, Overlays};
 use crate::preempt::{self, Allowance, Turn};
 use crate::sched::{Priority, Report, Scheduler, SchedulerConfig};
 use crate::stdio::Stream;
@@ -67,6 +68,9 @@ pub struct Spec {
     pub stdout: Option<OwnedFd>,
     /// Standard error; without one it is swallowed.
     pub stderr: Option<OwnedFd>,
+    /// What the tenant has changed so far in folders that it sees privately. Without one it
+    /// begins with the folders as they are, and its changes go with the isolate.
+    pub layers: Layers,
 }
 
 /// Why an isolate could not be made ready.
@@ -221,6 +225,7 @@ pub struct Attached(pub(crate) Arc<tokio::sync::Mutex<Reach>>);
 pub(crate) struct Reach {
     pub wasi: WasiP1Ctx,
     pub gate: Gate,
+    pub overlays: Overlays,
 }
 
 impl Attached {
@@ -234,13 +239,15 @@ impl Attached {
         let held = held(table, holder);
         let mut wasi = WasiCtxBuilder::new();
         wasi.args(&spec.args).envs(&spec.env).allow_blocking_current_thread(waits == Waits::Here);
-        let folders = open_folders(&mut wasi, &held)?;
+        let disk_bytes = quota(table, holder, Kind::Disk).unwrap_or(0);
+        let mut overlays = Overlays::new(spec.layers.clone(), disk_bytes, waits);
+        let folders = open_folders(&mut wasi, &mut overlays, &held)?;
         if quota(table, holder, Kind::Stdio).is_some() {
             attach(&mut wasi, spec)?;
         }
         let handles: Vec<Handle> = held.iter().map(|(handle, _)| *handle).collect();
         let gate = Gate::new(table, &handles, &folders);
-        let reach = Reach { wasi: wasi.build_p1(), gate };
+        let reach = Reach { wasi: wasi.build_p1(), gate, overlays };
         Ok(Self(Arc::new(tokio::sync::Mutex::new(reach))))
     }
 }
@@ -271,19 +278,26 @@ fn attach(wasi: &mut WasiCtxBuilder, spec: Spec) -> std::io::Result<()> {
 /// Preopens each folder, in the order of the table, and answers with their tokens.
 fn open_folders(
     wasi: &mut WasiCtxBuilder,
+    overlays: &mut Overlays,
     held: &[(Handle, &Capability)],
 ) -> Result<Vec<Live>, PrepareError> {
     let mut tokens = Vec::new();
     for (_, capability) in held {
         let Scope::Folder(folder) = capability.scope() else { continue };
+        let refused = |message: String| PrepareError::Folder {
+            capability: capability.name().to_owned(),
+            host: folder.host.display().to_string(),
+            message,
+        };
         let writable = capability.rights().contains(Rights::WRITE);
         let rights = if writable { FsPerms::ReadWrite } else { FsPerms::ReadOnly };
         let guest = folder.guest.to_string_lossy();
-        wasi.preopened_dir(&folder.host, guest, rights).map_err(|error| PrepareError::Folder {
-            capability: capability.name().to_owned(),
-            host: folder.host.display().to_string(),
-            message: format!("{error:#}"),
-        })?;
+        wasi.preopened_dir(&folder.host, guest, rights)
+            .map_err(|error| refused(format!("{error:#}")))?;
+        if capability.rights().contains(Rights::OVERLAY) {
+            let fd = STREAMS.end + tokens.len() as u32;
+            overlays.preopen(fd, &folder.host).map_err(|error| refused(error.to_string()))?;
+        }
         tokens.push(capability.live());
     }
     Ok(tokens)

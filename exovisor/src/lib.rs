@@ -35,6 +35,7 @@ mod hostcalls;
 mod imports;
 mod isolate;
 mod limits;
+mod overlay;
 mod policy;
 mod preempt;
 mod rewrite;
@@ -51,6 +52,7 @@ pub use call::{ArgumentError, CallLimits, Function, Value};
 pub use ending::{Cause, Stopper};
 pub use imports::{Effect, Import, Item, Tier};
 pub use isolate::{Attached, Isolate, Outcome, PrepareError, Ready, Spec};
+pub use overlay::Layers;
 pub use policy::{Metering, Policy, Pool, Slots};
 pub use scan::ModuleLimits;
 pub use sched::{

@@ -110,14 +110,23 @@ fn meaning(capability: &Capability) -> (String, String) {
     match capability.kind() {
         Kind::Folder => {
             let rights = capability.rights();
-            let write =
-                if rights.contains(Rights::WRITE) { " and may change it" } else { ", read-only" };
+            let write = if rights.contains(Rights::WRITE) {
+                " and may change it"
+            } else if rights.contains(Rights::OVERLAY) {
+                " and may change a layer of its own over it"
+            } else {
+                ", read-only"
+            };
             let run = if rights.contains(Rights::EXECUTE) {
                 "; programs in it run"
             } else {
                 "; programs in it do not run"
             };
-            (folder(write, run), folder(write, " (preopened)"))
+            let vm = match rights.contains(Rights::OVERLAY) {
+                true => "does not start: layers over folders are for isolates".to_owned(),
+                false => folder(write, run),
+            };
+            (vm, folder(write, " (preopened)"))
         }
         kind => {
             let (vm, isolate) = with(kind);
@@ -138,7 +147,7 @@ fn with(kind: Kind) -> (&'static str, &'static str) {
         ),
         Kind::Disk => (
             "a private writable layer over the image, up to this size",
-            "nothing: an isolate has no disk of its own",
+            "what its layers over folders hold, in memory, up to this size",
         ),
         Kind::Processes => {
             ("so many processes and threads in the guest", "so many threads, if the module has any")
@@ -177,9 +186,7 @@ fn without(kind: Kind) -> (&'static str, &'static str) {
         Kind::Network => ("has no network device", "socket imports are refused"),
         Kind::Memory => ("does not start", "does not start"),
         Kind::Cpu => ("does not start", "nothing changes"),
-        Kind::Disk => {
-            ("its file system is read-only", "nothing changes: an isolate has no disk of its own")
-        }
+        Kind::Disk => ("its file system is read-only", "no folder has a layer over it"),
         Kind::Processes => ("does not start", "thread imports are refused"),
         Kind::Time => ("runs until it ends", "runs until it ends"),
         Kind::Clock => (

@@ -219,13 +219,15 @@ enum FolderRight {
     Write,
     #[serde(alias = "exec")]
     Execute,
+    Overlay,
 }
 
 impl FolderRight {
-    const ALL: [(FolderRight, Rights); 3] = [
+    const ALL: [(FolderRight, Rights); 4] = [
         (Self::Read, Rights::READ),
         (Self::Write, Rights::WRITE),
         (Self::Execute, Rights::EXECUTE),
+        (Self::Overlay, Rights::OVERLAY),
     ];
 
     fn rights(list: &[Self]) -> Rights {
@@ -234,6 +236,7 @@ impl FolderRight {
                 Self::Read => Rights::READ,
                 Self::Write => Rights::WRITE,
                 Self::Execute => Rights::EXECUTE,
+                Self::Overlay => Rights::OVERLAY,
             }
         })
     }

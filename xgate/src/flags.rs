@@ -61,7 +61,7 @@ impl Flags {
     /// of [`Flags::NAMES`]; relative host paths start at `base`.
     ///
     /// A folder is `HOST:GUEST`, or `HOST:GUEST:OPTIONS` with options of `ro`, `rw` (the
-    /// default), `exec`, `noexec`, joined by commas. `clock`, `random` and `stdio` take no value.
+    /// default), `overlay`, `exec`, `noexec`, joined by commas. `clock`, `random` and `stdio` take no value.
     ///
     /// # Errors
     /// [`CapsError::Value`] names the flag and says what to write.
@@ -176,10 +176,17 @@ fn folder(flag: &str, text: &str, base: &Path) -> Result<Wish, CapsError> {
         match option {
             "ro" => rights.remove(Rights::WRITE),
             "rw" => {}
+            "overlay" => {
+                rights.remove(Rights::WRITE);
+                rights.insert(Rights::OVERLAY);
+            }
             "exec" => execute_as_granted = false,
             "noexec" => rights.remove(Rights::EXECUTE),
             _ => {
-                return Err(value(flag, format!("`{option}` is not one of ro, rw, exec, noexec")));
+                return Err(value(
+                    flag,
+                    format!("`{option}` is not one of ro, rw, overlay, exec, noexec"),
+                ));
             }
         }
     }

@@ -37,7 +37,7 @@ pub struct Folder {
     pub host: PathBuf,
     /// Absolute path in the guest, without `..`.
     pub guest: PathBuf,
-    /// READ, WRITE, EXECUTE; READ is always there.
+    /// READ, EXECUTE, and WRITE or OVERLAY; READ is always there.
     pub rights: Rights,
 }
 
@@ -53,6 +53,12 @@ impl Folder {
         let value = |message: String| CapsError::Value { key: key.to_owned(), message };
         if !rights.contains(Rights::READ) {
             return Err(value(format!("{} needs the right `read`", host.display())));
+        }
+        if rights.contains(Rights::WRITE | Rights::OVERLAY) {
+            return Err(value(format!(
+                "{} has `write` and `overlay`; changes go to the folder or to a layer over it",
+                host.display()
+            )));
         }
         let host = plain(&base.join(host)).map_err(value)?;
         let guest: PathBuf = guest.components().filter(|part| *part != Component::CurDir).collect();
@@ -396,7 +402,23 @@ impl CapabilitySet {
         at_most("device.names", self.devices().count(), Self::DEVICES_MAX)?;
         at_most("folder", self.folders.len(), Self::FOLDERS_MAX)?;
         self.check_guest_paths()?;
+        self.check_overlays()?;
         Ok(self)
+    }
+
+    /// A layer takes memory of the host, so something must bound it.
+    fn check_overlays(&self) -> Result<(), CapsError> {
+        let overlaid = self.folders.iter().find(|folder| folder.rights.contains(Rights::OVERLAY));
+        match overlaid {
+            Some(folder) if self.disk_bytes.is_none() => Err(value(
+                "folder",
+                format!(
+                    "the layer over {} needs `[disk]` with `size = \"64M\"`, its limit",
+                    folder.guest.display()
+                ),
+            )),
+            _ => Ok(()),
+        }
     }
 
     fn check_guest_paths(&self) -> Result<(), CapsError> {

@@ -4,7 +4,7 @@ use crate::ServiceError;
 use crate::call::Module;
 use crate::metrics::Tenant;
 use crate::store::{ModuleEntry, ModuleStore, StoreError};
-use exocell_exovisor::{Admission, Priority, Scheduler};
+use exocell_exovisor::{Admission, Layers, Priority, Scheduler};
 use exocell_xgate::CapabilitySet;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -17,6 +17,8 @@ pub(crate) struct Account {
     pub tenant: exocell_exovisor::Tenant,
     key_sha256: String,
     denials: AtomicU64,
+    /// What its calls changed in folders that they see privately; gone with the service.
+    layers: Layers,
     /// One for each call that it may have at once.
     pub room: Semaphore,
 }
@@ -72,7 +74,8 @@ impl Loader {
         let account = self.account(&entry.tenant, loaded, scheduler)?;
         let caps = CapabilitySet::parse(&entry.caps, Path::new("/")).map_err(StoreError::from)?;
         let bytes = self.store.module(entry)?;
-        Module::admit(&self.admission, account.tenant.clone(), &bytes, caps)
+        let (tenant, layers) = (account.tenant.clone(), account.layers.clone());
+        Module::admit(&self.admission, tenant, &bytes, caps, layers)
             .map_err(|source| ServiceError::Module { name: entry.name.clone(), source })
     }
 
@@ -89,6 +92,7 @@ impl Loader {
             key_sha256: self.store.key_hash(name)?,
             tenant: scheduler.tenant(name, 1, Priority::Normal),
             denials: AtomicU64::new(0),
+            layers: Layers::default(),
             room: Semaphore::new(self.calls_max),
         });
         loaded.accounts.insert(name.to_owned(), Arc::clone(&account));

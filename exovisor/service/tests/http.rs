@@ -330,3 +330,31 @@ fn the_store_keeps_modules_and_no_keys() {
     assert!(matches!(store.remove("one"), Err(StoreError::NotFound(_))));
     assert_eq!(store.list().unwrap().len(), 1);
 }
+
+/// Makes the file `f`, which must not be there, and answers with the errno.
+const MAKES: &str = r#"(module
+  (import "wasi_snapshot_preview1" "path_open" (func $open (param i32 i32 i32 i32 i32 i64 i64 i32 i32) (result i32)))
+  (memory (export "memory") 1) (data (i32.const 0) "f")
+  (func (export "make") (result i32)
+    (call $open (i32.const 3) (i32.const 0) (i32.const 0) (i32.const 1) (i32.const 5)
+      (i64.const 64) (i64.const 0) (i32.const 0) (i32.const 16))))"#;
+
+#[test]
+fn a_tenants_modules_share_its_changes_and_no_others() {
+    let world = World::new();
+    let folder = tempfile::tempdir().unwrap();
+    let caps = caps(&format!(
+        "[disk]\nsize = \"1M\"\n[[folder]]\nhost = \"{}\"\nguest = \"/f\"\nrights = [\"read\", \"overlay\"]",
+        folder.path().display()
+    ));
+    for (name, tenant) in [("one", "a"), ("two", "a"), ("three", "b")] {
+        world.store.add(name, tenant, MAKES.as_bytes(), &caps).unwrap();
+    }
+    world.service.reload(|error| panic!("{error}")).unwrap();
+    let make = |name: &str, key: &str| world.post(&format!("/v1/call/{name}/make"), key, "[]");
+    let [a, b] = &world.keys;
+    has(&make("one", a), 200, "\"results\":[0]");
+    has(&make("two", a), 200, "\"results\":[20]");
+    has(&make("three", b), 200, "\"results\":[0]");
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+}

@@ -135,6 +135,7 @@ pub(crate) fn start(
         stdin: streams.stdin.0,
         stdout: Some(streams.stdout.1),
         stderr: Some(streams.stderr.1),
+        ..Spec::default()
     };
     let ready = Isolate::prepare(&plan.admitted, &table, HOLDER, spec)
         .map_err(|error| CellError::Module(error.to_string()))?;

@@ -80,6 +80,7 @@ impl VmPlan {
             )));
         }
         refuse_root_folder(caps)?;
+        refuse_layers(caps)?;
         let store = Store::open(layout.images())?;
         let image = store.resolve(&spec.image)?;
         let rootfs = store.open_rootfs(&image)?;
@@ -122,6 +123,17 @@ fn refuse_root_folder(caps: &CapabilitySet) -> Result<(), CellError> {
         Some(folder) => Err(CellError::Usage(format!(
             "the folder {} cannot be the root of a vm cell; give it a path below / (--volume)",
             folder.host.display()
+        ))),
+        None => Ok(()),
+    }
+}
+
+/// Layers over folders are the isolate host's.
+fn refuse_layers(caps: &CapabilitySet) -> Result<(), CellError> {
+    match caps.folders().iter().find(|folder| folder.rights.contains(Rights::OVERLAY)) {
+        Some(folder) => Err(CellError::Usage(format!(
+            "the folder {} has the right `overlay`, which is for isolates; give a vm cell `read` or `write` (--volume ...:ro, :rw)",
+            folder.guest.display()
         ))),
         None => Ok(()),
     }

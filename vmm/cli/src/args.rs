@@ -112,7 +112,7 @@ pub struct RunArgs {
     pub hostname: Option<String>,
     #[command(flatten)]
     pub process: ProcessArgs,
-    /// Share a host folder: HOST:GUEST[:ro].
+    /// Share a host folder: HOST:GUEST[:ro]; isolates also :overlay, for changes of their own.
     #[arg(short, long = "volume", value_name = "HOST:GUEST[:ro]")]
     pub volume: Vec<String>,
     /// Let the cell talk to HOST[:PORTS][/udp], HOST/icmp or NETWORK:PORTS.

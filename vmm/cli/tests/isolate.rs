@@ -146,3 +146,38 @@ fn a_running_isolate_is_listed_and_can_be_killed() {
     let told = cell.inspect();
     assert_eq!((told["state"].as_str(), told["exit_code"].as_i64()), (Some("exited"), Some(137)));
 }
+
+#[test]
+fn a_layer_over_a_folder_is_the_cells_own() {
+    let folder = TempDir::new().unwrap();
+    let volume = format!("{}:/data:overlay", folder.path().display());
+    let imports = format!(
+        r#"{PROC_EXIT} (import "wasi_snapshot_preview1" "path_open"
+        (func $open (param i32 i32 i32 i32 i32 i64 i64 i32 i32) (result i32)))"#
+    );
+    // A file that must not be there, and is made.
+    let make = "(call $open (i32.const 3) (i32.const 0) (i32.const 0) (i32.const 1) (i32.const 5)
+        (i64.const 64) (i64.const 0) (i32.const 0) (i32.const 16))";
+    let name = "(i32.store8 (i32.const 0) (i32.const 102))";
+    let body = format!("{name} (call $exit {make})");
+    for _ in 0..2 {
+        run_module(&["-v", &volume], &imports, &body).exited(0);
+    }
+    // Within one cell the second making finds it.
+    let twice = format!("{name} (drop {make}) (call $exit {make})");
+    run_module(&["-v", &volume], &imports, &twice).exited(20);
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+
+    let table = folder.path().join("table.toml");
+    std::fs::write(
+        &table,
+        "version = 1\n[disk]\nsize = \"8M\"\n[[folder]]\nhost = \"/f\"\nguest = \"/f\"\nrights = [\"read\", \"overlay\"]",
+    )
+    .unwrap();
+    let told = run(["caps", "explain", text(&table)]).ok();
+    assert!(told.text().contains("may change a layer of its own over it"), "{}", told.text());
+    assert!(told.text().contains("what its layers over folders hold"), "{}", told.text());
+    run(["run", "--rm", "-v", &volume, "exocell/base:latest", "true"])
+        .exited(125)
+        .complains_of(&["/data", "is for isolates"]);
+}

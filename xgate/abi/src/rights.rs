@@ -21,6 +21,8 @@ bitflags::bitflags! {
         const RESOLVE = 1 << 5;
         /// Consume the resource, up to its quota.
         const USE = 1 << 6;
+        /// Change a private layer over what is there.
+        const OVERLAY = 1 << 7;
     }
 }
 
