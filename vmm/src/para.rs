@@ -35,6 +35,26 @@ pub struct DeviceSocket {
     pub id: VirtioId,
 }
 
+impl DeviceSocket {
+    /// How the guest kernel is told of the device, its `number`th.
+    fn argument(&self, number: usize) -> String {
+        let Self { name, id } = self;
+        format!("virtio_uml.device=/{name}:{}:{number}:{}", *id as u32, id.queue_size())
+    }
+}
+
+impl VirtioId {
+    /// Entries of each queue, a power of 2. A guest kernel keeps a page of memory
+    /// for each entry of a queue of input, whether anything comes or not.
+    fn queue_size(self) -> u16 {
+        match self {
+            Self::Console | Self::Entropy => 8,
+            Self::Vsock => 64,
+            Self::Net | Self::Block => 256,
+        }
+    }
+}
+
 /// What a guest kernel is started with.
 #[derive(Debug)]
 pub struct GuestKernel<'a> {
@@ -73,6 +93,12 @@ impl GuestKernel<'_> {
             "panic=-1".to_owned(),
             // Mounts wait for RCU; a tick is 10 ms.
             "rcupdate.rcu_expedited=1".to_owned(),
+            // Kinds of objects of one size share pages.
+            "slab_merge".to_owned(),
+            // A quarter of what the kernel would take for its tables of names and
+            // inodes, which is a share of all memory.
+            format!("dhash_entries={}", self.memory.bytes() >> 15),
+            format!("ihash_entries={}", self.memory.bytes() >> 16),
         ];
         // A kernel without it would hand the word to its init.
         if self.pager != Mode::Off {
@@ -82,9 +108,7 @@ impl GuestKernel<'_> {
             arguments.push("fused".to_owned());
         }
         arguments.extend(
-            self.devices
-                .iter()
-                .map(|device| format!("virtio_uml.device=/{}:{}", device.name, device.id as u32)),
+            self.devices.iter().enumerate().map(|(number, device)| device.argument(number)),
         );
         arguments
     }
