@@ -83,10 +83,12 @@ impl Net {
         let Some(ring) = io.rings.get_mut(TO_GUEST) else { return };
         for _ in 0..TURN_MAX {
             if self.link.outbox().is_empty() {
+                // The guest works on what it has while the link finds more.
+                ring.signal(io.mem);
                 // Room in the outbox may be what the link waited for.
                 self.link.turn(io.ops);
                 if self.link.outbox().is_empty() {
-                    return ring.signal(io.mem);
+                    return;
                 }
             }
             let Some(packet) = self.link.outbox().front() else { continue };
