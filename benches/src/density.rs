@@ -7,7 +7,9 @@ use exocell_cell::processes;
 use serde::Deserialize;
 
 use crate::exocell::{Cell, Exocell};
+use crate::options::DensityArgs;
 use crate::row::Unit;
+use crate::warm::Pool;
 use crate::{BenchError, Row, Subject};
 
 /// What a cell does while it is measured.
@@ -18,32 +20,61 @@ const SETTLE: Duration = Duration::from_secs(3);
 /// once, by what the host has allocated for it.
 const GUEST_MEMORY: &str = "memfd:exocell-guest";
 
-/// Starts `count` cells, measures them at rest, then asks each to run `true`.
-pub fn measure(count: u32, exocell: &Exocell) -> Result<Vec<Row>, BenchError> {
+/// Measures as many cells as `args` asks for, at rest.
+pub fn measure(args: &DensityArgs, exocell: &Exocell) -> Result<Vec<Row>, BenchError> {
+    match args.warm {
+        true => warm(args.cells, exocell),
+        false => running(args.cells, exocell),
+    }
+}
+
+/// Cells that wait in a pool.
+fn warm(count: u32, exocell: &Exocell) -> Result<Vec<Row>, BenchError> {
+    let mut pool = Pool::start(exocell, count)?;
+    let ids = (0..count).map(|_| pool.await_warm()).collect::<Result<Vec<_>, _>>()?;
+    std::thread::sleep(SETTLE);
+    let used = ids.iter().map(|id| of_cell(exocell, id)).collect::<Result<Vec<_>, _>>()?;
+    Ok(rows(&used, "none: warm"))
+}
+
+/// Starts `count` cells, measures them, then asks each to run `true`.
+fn running(count: u32, exocell: &Exocell) -> Result<Vec<Row>, BenchError> {
     let mut cells = Vec::new();
     for index in 0..count {
         let name = format!("bench-density-{}-{index}", std::process::id());
         cells.push(Cell::run(exocell, name, &["--detach"], &PROGRAM)?);
     }
     std::thread::sleep(SETTLE);
-    let used = cells.iter().map(|cell| of_cell(exocell, cell)).collect::<Result<Vec<_>, _>>()?;
+    let used = cells.iter().map(|cell| of_cell(exocell, &cell.name));
+    let used = used.collect::<Result<Vec<_>, _>>()?;
     let exec_us =
         cells.iter().map(|cell| answer_us(exocell, cell)).collect::<Result<Vec<_>, _>>()?;
-    let params = [("cells", count.to_string()), ("program", PROGRAM.join(" "))];
-    let subject = Subject::ParaAspace(None);
-    let row = |bench, unit, samples: &[f64]| Row::of(bench, &subject, unit, samples, &params);
+    let program = PROGRAM.join(" ");
+    let mut rows = rows(&used, &program);
+    rows.extend(row("density/exec", Unit::Us, &exec_us, &program));
+    Ok(rows)
+}
+
+fn row(bench: &str, unit: Unit, samples: &[f64], program: &str) -> Option<Row> {
+    let params = [("cells", samples.len().to_string()), ("program", program.to_owned())];
+    Row::of(bench, &Subject::ParaAspace(None), unit, samples, &params)
+}
+
+fn rows(used: &[Memory], program: &str) -> Vec<Row> {
     let bytes = |bench, of: fn(&Memory) -> u64| {
-        row(bench, Unit::Bytes, &used.iter().map(|memory| of(memory) as f64).collect::<Vec<_>>())
+        let samples: Vec<f64> = used.iter().map(|memory| of(memory) as f64).collect();
+        row(bench, Unit::Bytes, &samples, program)
     };
+    let total = used.iter().map(Memory::sum).sum::<u64>() as f64;
     let rows = [
         bytes("density/guest-memory", |memory| memory.guest_bytes),
         bytes("density/private", |memory| memory.private_bytes),
         bytes("density/page-tables", |memory| memory.page_tables_bytes),
         bytes("density/sum", Memory::sum),
         bytes("density/pss", |memory| memory.proportional_bytes),
-        row("density/exec", Unit::Us, &exec_us),
+        row("density/all-cells", Unit::Bytes, &[total], program),
     ];
-    Ok(rows.into_iter().flatten().collect())
+    rows.into_iter().flatten().collect()
 }
 
 /// Memory of one cell.
@@ -102,9 +133,9 @@ struct Counters {
     memory_allocated_bytes: u64,
 }
 
-fn of_cell(exocell: &Exocell, cell: &Cell<'_>) -> Result<Memory, BenchError> {
-    let stats: Stats = exocell.ask("stats", &["stats", "--json", &cell.name])?;
-    let inspected: Inspected = exocell.ask("inspect", &["inspect", "--json", &cell.name])?;
+fn of_cell(exocell: &Exocell, cell: &str) -> Result<Memory, BenchError> {
+    let stats: Stats = exocell.ask("stats", &["stats", "--json", cell])?;
+    let inspected: Inspected = exocell.ask("inspect", &["inspect", "--json", cell])?;
     let mut memory =
         Memory { guest_bytes: stats.counters.memory_allocated_bytes, ..Memory::default() };
     for process in processes::of_cell(inspected.supervisor_pid.unwrap_or(0)) {

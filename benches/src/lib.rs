@@ -47,7 +47,7 @@ pub fn run(root: &Path, command: &BenchCommand) -> Result<(), BenchError> {
         BenchCommand::Apps(args) => apps::measure(args, &exocell)?,
         BenchCommand::Start(options) => start::measure(options, &exocell)?,
         BenchCommand::Network(args) => network::measure(args, &exocell)?,
-        BenchCommand::Density(args) => density::measure(args.cells, &exocell)?,
+        BenchCommand::Density(args) => density::measure(args, &exocell)?,
         BenchCommand::Runs(args) => runs::measure(args, &exocell)?,
         BenchCommand::Elasticity(args) => elasticity::measure(args, &exocell)?,
         BenchCommand::Reclaim(args) => elasticity::measure_reclaim(args, &exocell)?,

@@ -118,6 +118,9 @@ pub struct DensityArgs {
     /// Cells alive at once.
     #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub cells: u32,
+    /// Warm cells of `exocell pool`, which have no program yet.
+    #[arg(long)]
+    pub warm: bool,
     #[command(flatten)]
     pub options: Options,
 }

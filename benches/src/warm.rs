@@ -21,7 +21,7 @@ const REST: Duration = Duration::from_millis(50);
 
 /// Both kinds take turns.
 pub fn measure(rounds: u32, exocell: &Exocell) -> Result<Vec<Row>, BenchError> {
-    let mut pool = Pool::start(exocell)?;
+    let mut pool = Pool::start(exocell, 1)?;
     let (mut cold, mut warm) = (Vec::new(), Vec::new());
     for _ in 0..rounds {
         pool.await_warm()?;
@@ -65,8 +65,8 @@ fn first_output_us(exocell: &Exocell, kind: &[&str]) -> Result<f64, BenchError> 
     }
 }
 
-/// `exocell pool` with one cell; ended with its owner.
-struct Pool<'a> {
+/// `exocell pool`; ended with its owner.
+pub struct Pool<'a> {
     exocell: &'a Exocell,
     child: Child,
     ids: Lines<BufReader<ChildStdout>>,
@@ -83,16 +83,17 @@ struct Times {
 }
 
 impl<'a> Pool<'a> {
-    fn start(exocell: &'a Exocell) -> Result<Self, BenchError> {
-        let mut command = exocell.with(&["pool", "--size", "1"]);
+    /// A pool that keeps `size` cells.
+    pub fn start(exocell: &'a Exocell, size: u32) -> Result<Self, BenchError> {
+        let mut command = exocell.with(&["pool", "--size", &size.to_string()]);
         command.args(KIND).arg(&exocell.image).stdin(Stdio::null()).stdout(Stdio::piped());
         let mut child = command.spawn().map_err(BenchError::host("exocell pool"))?;
         let output = child.stdout.take().ok_or_else(|| failed("the pool has no output"))?;
         Ok(Self { exocell, child, ids: BufReader::new(output).lines() })
     }
 
-    /// Waits until the next cell of the pool can be taken.
-    fn await_warm(&mut self) -> Result<(), BenchError> {
+    /// Waits until the next cell of the pool can be taken; its id.
+    pub fn await_warm(&mut self) -> Result<String, BenchError> {
         let id = match self.ids.next() {
             Some(line) => line.map_err(BenchError::host("exocell pool"))?,
             None => return Err(failed("the pool has ended")),
@@ -101,7 +102,7 @@ impl<'a> Pool<'a> {
         while Instant::now() < until {
             let inspected: Inspected = self.exocell.ask("inspect", &["inspect", "--json", &id])?;
             if inspected.times.guest_ready_us > 0 {
-                return Ok(());
+                return Ok(id);
             }
             std::thread::sleep(Duration::from_millis(5));
         }
