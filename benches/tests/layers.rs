@@ -15,12 +15,16 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("exocell-images", &[]),
     ("exocell-kernel", &[]),
     ("exocell-folders", &[]),
+    ("exocell-models", &[]),
     // What runs in the guest speaks the protocol only.
     ("exocell-init", &["exocell-agent"]),
     ("exocell-xgate", &["exocell-xgate-abi"]),
     // The two strengths never know each other.
     ("exocell-vmm", &["exocell-xgate", "exocell-xgate-abi", "exocell-pager", "exocell-folders"]),
-    ("exocell-exovisor", &["exocell-xgate", "exocell-xgate-abi", "exocell-pager"]),
+    (
+        "exocell-exovisor",
+        &["exocell-models", "exocell-xgate", "exocell-xgate-abi", "exocell-pager"],
+    ),
     ("exocell-network", &["exocell-vmm", "exocell-xgate"]),
     // The cell joins them.
     (

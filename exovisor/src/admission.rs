@@ -5,6 +5,7 @@ use crate::call::Function;
 use crate::engine::Host;
 use crate::imports::{Import, WASI};
 use crate::isolate::State;
+use crate::nn::NN;
 use crate::policy::{Metering, Policy};
 use crate::preempt::CodeMap;
 use crate::rewrite::{self, ATOMICS};
@@ -231,7 +232,7 @@ fn link(
         owner: owner.to_owned(),
         start: export(start::EXPORT),
         command: if shape.has_start { export("_start") } else { None },
-        uses_host: shape.imports.iter().any(|import| import.module == WASI),
+        uses_host: shape.imports.iter().any(|import| [WASI, NN].contains(&import.module.as_str())),
         reusable,
     })))
 }

@@ -7,6 +7,7 @@ use crate::ending::{Ended, Stopper};
 use crate::gate::NOTCAPABLE;
 use crate::imports::{Import, WASI};
 use crate::isolate::{Attached, Reach, State};
+use crate::nn;
 use crate::sleep::{self, Poll};
 use crate::threads;
 use std::time::Instant;
@@ -28,7 +29,7 @@ macro_rules! hostcalls {
                 let arguments: &[i64] = &[$(i64::from($arg)),*];
                 let Host { attached, stopper, deadline } = Host::of(&caller)?;
                 let mut reach = reach(&attached, &stopper, deadline).await?;
-                let Reach { wasi, gate, overlays } = &mut *reach;
+                let Reach { wasi, gate, overlays, .. } = &mut *reach;
                 if !gate.permits(import, arguments) {
                     return Ok(NOTCAPABLE);
                 }
@@ -52,14 +53,14 @@ macro_rules! hostcalls {
 }
 
 /// What a hostcall takes from the isolate's state.
-struct Host {
-    attached: Attached,
-    stopper: Stopper,
-    deadline: Option<Instant>,
+pub(crate) struct Host {
+    pub attached: Attached,
+    pub stopper: Stopper,
+    pub deadline: Option<Instant>,
 }
 
 impl Host {
-    fn of(caller: &Caller<'_, State>) -> Result<Self> {
+    pub fn of(caller: &Caller<'_, State>) -> Result<Self> {
         let State { attached, stopper, deadline, .. } = caller.data();
         let attached = attached.clone().ok_or_else(no_context)?;
         Ok(Self { attached, stopper: stopper.clone(), deadline: *deadline })
@@ -67,7 +68,7 @@ impl Host {
 }
 
 /// The host's side, once no other thread of the isolate is in a hostcall.
-async fn reach<'a>(
+pub(crate) async fn reach<'a>(
     attached: &'a Attached,
     stopper: &Stopper,
     deadline: Option<Instant>,
@@ -82,6 +83,7 @@ async fn reach<'a>(
 pub(crate) fn link(linker: &mut Linker<State>) -> Result<()> {
     builtins::link(linker)?;
     threads::link(linker)?;
+    nn::link(linker)?;
     link_own(linker)?;
     link_waits(linker)?;
     link_descriptors(linker)?;
@@ -197,7 +199,7 @@ fn find(name: &str) -> Result<&'static Import> {
     Import::find(WASI, name).ok_or_else(|| format_err!("{name} is not in the import table"))
 }
 
-fn ended(ended: Ended) -> wasmtime::Error {
+pub(crate) fn ended(ended: Ended) -> wasmtime::Error {
     wasmtime::Error::new(ended)
 }
 

@@ -2,8 +2,10 @@
 //!
 //! The tiers are those of Khronos (table I). Names and signatures of tier 1' and 3 are those of
 //! WASI preview 1 (`wasi_snapshot_preview1.witx`) and wasi-threads, the builtins those of the C
-//! standard library, the language runtime those of the Itanium C++ ABI.
+//! standard library, the language runtime those of the Itanium C++ ABI,
+//! inference that of WASI-NN (`wasi-nn.witx`).
 
+use crate::nn::NN;
 use crate::scan::Asked;
 use exocell_xgate::{CapabilitySet, Kind};
 use wasmparser::{RefType, ValType};
@@ -24,6 +26,8 @@ pub enum Tier {
     Wasi,
     /// Functions of the C library that reach nothing but the isolate's memory.
     Builtin,
+    /// Inference: models that are computed by the host.
+    Inference,
     /// Data parallelism: threads and the loops over them.
     Intrinsic,
     /// Files and sockets.
@@ -83,6 +87,7 @@ impl Tier {
             Self::Language => "1",
             Self::Wasi => "1'",
             Self::Builtin => "2",
+            Self::Inference => "2'",
             Self::Intrinsic => "intrinsic",
             Self::Gated => "3",
         }
@@ -157,6 +162,7 @@ const STREAMS: &[Kind] = &[Kind::Stdio, Kind::Folder];
 const CLOCK: &[Kind] = &[Kind::Clock];
 const RANDOM: &[Kind] = &[Kind::Random];
 const SOCKETS: &[Kind] = &[Kind::Network];
+const MODELS: &[Kind] = &[Kind::Model];
 const PROCESSES: &[Kind] = &[Kind::Processes];
 
 const fn wasi(
@@ -190,6 +196,10 @@ const fn env(name: &'static str, tier: Tier) -> Import {
 
 const fn builtin(name: &'static str) -> Import {
     env(name, Tier::Builtin)
+}
+
+const fn inference(name: &'static str) -> Import {
+    Import { needs: MODELS, ..own(name).of(NN, Item::Function).in_tier(Tier::Inference) }
 }
 
 const fn intrinsic(name: &'static str) -> Import {
@@ -261,6 +271,12 @@ static IMPORTS: &[Import] = &[
     builtin("log10"),
     builtin("pow"),
     builtin("fmod"),
+    inference("load"),
+    inference("load_by_name"),
+    inference("init_execution_context"),
+    inference("set_input"),
+    inference("compute"),
+    inference("get_output"),
     intrinsic("MAP"),
     intrinsic("REDUCTION"),
     intrinsic("CILK_REDUCE_T_TO_R"),
@@ -306,7 +322,9 @@ mod tests {
         for import in IMPORTS {
             let needs = !import.needs.is_empty();
             assert!(!(is_free(import.tier) && needs), "{}", import.name);
-            assert!(needs || !matches!(import.tier, Tier::Gated | Tier::Intrinsic));
+            assert!(
+                needs || !matches!(import.tier, Tier::Gated | Tier::Inference | Tier::Intrinsic)
+            );
         }
     }
 

@@ -6,6 +6,7 @@ use crate::call::{self, CallLimits, Function};
 use crate::ending::{Cause, Stopper};
 use crate::gate::{Gate, STREAMS};
 use crate::limits::Limits;
+use crate::nn::{Inference, Models};
 use crate::overlay::{Layers, Overlays};
 use crate::preempt::{self, Allowance, Turn};
 use crate::sched::{Priority, Report, Scheduler, SchedulerConfig};
@@ -71,6 +72,8 @@ pub struct Spec {
     /// What the tenant has changed so far in folders that it sees privately. Without one it
     /// begins with the folders as they are, and its changes go with the isolate.
     pub layers: Layers,
+    /// Models that were read before; those of the capabilities come to them.
+    pub models: Models,
 }
 
 /// Why an isolate could not be made ready.
@@ -92,6 +95,16 @@ pub enum PrepareError {
         /// The folder on the host.
         host: String,
         /// What the host says.
+        message: String,
+    },
+    /// A model of the grant cannot be had.
+    #[error("cannot take the model {file} of capability `{capability}`: {message}")]
+    Model {
+        /// Name of the capability.
+        capability: String,
+        /// The file on the host.
+        file: String,
+        /// What is wrong with it.
         message: String,
     },
     /// A stream or the event loop cannot be set up.
@@ -226,6 +239,7 @@ pub(crate) struct Reach {
     pub wasi: WasiP1Ctx,
     pub gate: Gate,
     pub overlays: Overlays,
+    pub inference: Inference,
 }
 
 impl Attached {
@@ -242,12 +256,13 @@ impl Attached {
         let disk_bytes = quota(table, holder, Kind::Disk).unwrap_or(0);
         let mut overlays = Overlays::new(spec.layers.clone(), disk_bytes, waits);
         let folders = open_folders(&mut wasi, &mut overlays, &held)?;
+        let inference = read_models(&spec.models, waits, &held)?;
         if quota(table, holder, Kind::Stdio).is_some() {
             attach(&mut wasi, spec)?;
         }
         let handles: Vec<Handle> = held.iter().map(|(handle, _)| *handle).collect();
         let gate = Gate::new(table, &handles, &folders);
-        let reach = Reach { wasi: wasi.build_p1(), gate, overlays };
+        let reach = Reach { wasi: wasi.build_p1(), gate, overlays, inference };
         Ok(Self(Arc::new(tokio::sync::Mutex::new(reach))))
     }
 }
@@ -273,6 +288,22 @@ fn attach(wasi: &mut WasiCtxBuilder, spec: Spec) -> std::io::Result<()> {
         wasi.stderr(Stream::output(fd)?);
     }
     Ok(())
+}
+
+fn read_models(
+    models: &Models,
+    waits: Waits,
+    held: &[(Handle, &Capability)],
+) -> Result<Inference, PrepareError> {
+    let mut inference = Inference::new(waits);
+    for (_, capability) in held.iter().filter(|(_, held)| held.kind() == Kind::Model) {
+        inference.grant(models, capability).map_err(|error| PrepareError::Model {
+            capability: capability.name().to_owned(),
+            file: capability.scope().to_string(),
+            message: error.to_string(),
+        })?;
+    }
+    Ok(inference)
 }
 
 /// Preopens each folder, in the order of the table, and answers with their tokens.

@@ -22,6 +22,8 @@ pub enum Scope {
     Whole,
     /// A tree of files.
     Folder(FolderScope),
+    /// One file of the host.
+    File(PathBuf),
     /// Peers and ports.
     Network(NetworkScope),
     /// Share of the processors against other cells, 1 to 10,000 (cgroup v2 `cpu.weight`).
@@ -37,6 +39,7 @@ impl Scope {
         match (self, other) {
             (Self::Whole, Self::Whole) => true,
             (Self::Folder(own), Self::Folder(other)) => own.contains(other),
+            (Self::File(own), Self::File(other)) => own == other,
             (Self::Network(own), Self::Network(other)) => own.contains(other),
             (Self::Weight(own), Self::Weight(other)) => own >= other,
             (Self::Names(own), Self::Names(other)) => own.is_superset(other),
@@ -52,6 +55,7 @@ impl fmt::Display for Scope {
             Self::Folder(folder) => {
                 write!(f, "{} at {}", folder.host.display(), folder.guest.display())
             }
+            Self::File(file) => write!(f, "{}", file.display()),
             Self::Network(network) => write!(f, "{network}"),
             Self::Weight(weight) => write!(f, "weight {weight}"),
             Self::Names(names) => write!(f, "{}", join(names)),

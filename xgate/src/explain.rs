@@ -169,6 +169,10 @@ fn with(kind: Kind) -> (&'static str, &'static str) {
             "kept; starting isolates inside is not offered yet",
             "kept; starting isolates inside is not offered yet",
         ),
+        Kind::Model => (
+            "nothing: a guest brings its own",
+            "may have it computed (wasi_ephemeral_nn), by its name",
+        ),
         Kind::Fuel => (
             "nothing: a guest kernel is not metered by instruction",
             "trapped when so many instructions are used",
@@ -200,6 +204,7 @@ fn without(kind: Kind) -> (&'static str, &'static str) {
         ),
         Kind::Device => ("has no further devices", "has no devices"),
         Kind::Spawn => ("starts no isolates", "starts no isolates"),
+        Kind::Model => ("nothing changes", "inference imports are refused"),
         Kind::Fuel => ("is not metered by instruction", "is not metered by instruction"),
         _ => ("", ""),
     }

@@ -1,7 +1,7 @@
 //! The wire form of a grant: TOML or JSON, version 1.
 
 use crate::amount::{format_bytes, format_duration, parse_bytes, parse_duration};
-use crate::set::{CapabilitySet, Cpu, Folder};
+use crate::set::{CapabilitySet, Cpu, Folder, Model};
 use crate::{CapsError, Endpoint, NamePattern, NetworkScope, PortRange, Rights};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::fmt;
@@ -129,6 +129,8 @@ struct Wire {
     spawn: Option<CountWire>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     folder: Vec<FolderWire>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    model: Vec<ModelWire>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -212,6 +214,13 @@ struct FolderWire {
     rights: Vec<FolderRight>,
 }
 
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ModelWire {
+    name: String,
+    file: PathBuf,
+}
+
 #[derive(Clone, Copy, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum FolderRight {
@@ -269,6 +278,9 @@ impl Wire {
             let rights = FolderRight::rights(&folder.rights);
             set.folders.push(Folder::new(&folder.host, &folder.guest, rights, base, "folder")?);
         }
+        for model in self.model {
+            set.models.push(Model::new(&model.name, &model.file, base, "model")?);
+        }
         set.checked()
     }
 }
@@ -314,6 +326,7 @@ impl From<&CapabilitySet> for Wire {
                 .map(|names| DeviceWire { names: names.iter().cloned().collect() }),
             spawn: set.spawn_max.map(|max| CountWire { max }),
             folder: set.folders.iter().map(FolderWire::from).collect(),
+            model: set.models.iter().map(ModelWire::from).collect(),
         }
     }
 }
@@ -327,6 +340,12 @@ impl From<&NetworkScope> for NetworkWire {
             connections: scope.connections_max,
             rate: scope.rate_bytes.map(|bytes| Text(Bytes(bytes))),
         }
+    }
+}
+
+impl From<&Model> for ModelWire {
+    fn from(model: &Model) -> Self {
+        Self { name: model.name.clone(), file: model.file.clone() }
     }
 }
 

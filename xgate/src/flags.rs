@@ -1,7 +1,7 @@
 //! A grant, or a narrowing of one, from the command line.
 
 use crate::amount::{format_bytes, format_duration, parse_bytes, parse_duration};
-use crate::set::{CapabilitySet, Cpu, Folder};
+use crate::set::{CapabilitySet, Cpu, Folder, Model};
 use crate::{CapsError, Endpoint, NamePattern, NetworkScope, PortRange, Rights};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -29,6 +29,7 @@ enum Wish {
     Resolve(NamePattern),
     Device(String),
     Spawn(u32),
+    Model(Model),
     /// `execute_as_granted`: the flag did not say, so the file decides.
     Folder {
         folder: Folder,
@@ -38,7 +39,7 @@ enum Wish {
 
 impl Flags {
     /// The names that [`Flags::add`] knows.
-    pub const NAMES: [&'static str; 16] = [
+    pub const NAMES: [&'static str; 17] = [
         "memory",
         "cpus",
         "weight",
@@ -55,13 +56,14 @@ impl Flags {
         "device",
         "spawn",
         "folder",
+        "model",
     ];
 
     /// Adds one flag. `flag` is what the person typed, for messages (`--memory`); `name` is one
     /// of [`Flags::NAMES`]; relative host paths start at `base`.
     ///
     /// A folder is `HOST:GUEST`, or `HOST:GUEST:OPTIONS` with options of `ro`, `rw` (the
-    /// default), `overlay`, `exec`, `noexec`, joined by commas. `clock`, `random` and `stdio` take no value.
+    /// default), `overlay`, `exec`, `noexec`, joined by commas. A model is `NAME:FILE`. `clock`, `random` and `stdio` take no value.
     ///
     /// # Errors
     /// [`CapsError::Value`] names the flag and says what to write.
@@ -74,6 +76,7 @@ impl Flags {
     ) -> Result<(), CapsError> {
         let wish = match name {
             "folder" => folder(flag, text, base)?,
+            "model" => model(flag, text, base)?,
             _ => wish(name, text).map_err(|message| value(flag, message))?,
         };
         self.wishes.push((flag.to_owned(), wish));
@@ -194,6 +197,13 @@ fn folder(flag: &str, text: &str, base: &Path) -> Result<Wish, CapsError> {
     Ok(Wish::Folder { folder, execute_as_granted })
 }
 
+fn model(flag: &str, text: &str, base: &Path) -> Result<Wish, CapsError> {
+    let parts = text.split_once(':').filter(|(_, file)| !file.is_empty());
+    let (name, file) =
+        parts.ok_or_else(|| value(flag, format!("`{text}` is not NAME:FILE, like m:./m.onnx")))?;
+    Model::new(name, Path::new(file), base, flag).map(Wish::Model)
+}
+
 fn value(flag: &str, message: String) -> CapsError {
     CapsError::Value { key: flag.to_owned(), message }
 }
@@ -218,6 +228,7 @@ impl Wish {
             Self::Device(name) => drop(set.devices.get_or_insert_default().insert(name.clone())),
             Self::Spawn(max) => set.spawn_max = Some(*max),
             Self::Folder { folder, .. } => set.folders.push(folder.clone()),
+            Self::Model(model) => set.models.push(model.clone()),
         }
     }
 
@@ -225,7 +236,11 @@ impl Wish {
     /// cover adds nothing to them.
     fn narrow(&self, set: &mut CapabilitySet, file: &CapabilitySet) {
         match self {
-            Self::Connect(_) | Self::Listen(_) | Self::Resolve(_) | Self::Device(_) => {}
+            Self::Connect(_)
+            | Self::Listen(_)
+            | Self::Resolve(_)
+            | Self::Device(_)
+            | Self::Model(_) => {}
             Self::Folder { folder, execute_as_granted } => {
                 let mut folder = folder.clone();
                 if *execute_as_granted && !covers(file, &folder, Rights::empty()) {
@@ -278,6 +293,11 @@ impl Wish {
                 NetworkScope { resolve: vec![rule.clone()], ..Default::default() },
             ),
             Self::Device(name) => absent("device", file.devices().any(|device| device == name)),
+            Self::Model(model) => {
+                let asked = model.file.display().to_string();
+                let granted = file.models.iter().any(|own| own == model);
+                (!granted).then(|| ("model", asked, format!("no such model as {}", model.name)))
+            }
             Self::Folder { folder, execute_as_granted } => {
                 let optional = if *execute_as_granted { Rights::EXECUTE } else { Rights::empty() };
                 (!covers(file, folder, optional)).then(|| folder_excess(folder, optional, file))

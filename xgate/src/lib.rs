@@ -30,5 +30,5 @@ pub use explain::{Explained, explain_json, explain_table};
 pub use flags::Flags;
 pub use live::Live;
 pub use network::{Endpoint, NamePattern, PortRange, Protocol};
-pub use set::{CapabilitySet, Cpu, Folder, Network};
+pub use set::{CapabilitySet, Cpu, Folder, Model, Network};
 pub use table::{Derivation, Revoked, Table};

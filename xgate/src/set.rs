@@ -84,6 +84,40 @@ impl Folder {
     }
 }
 
+/// A model that an isolate may compute.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Model {
+    /// What the isolate calls it.
+    pub name: String,
+    /// Absolute path on the host, without `..`.
+    pub file: PathBuf,
+}
+
+impl Model {
+    /// Longest name, in bytes.
+    pub const NAME_BYTES_MAX: usize = 64;
+
+    /// Checks a model. A relative host path starts at `base`.
+    pub(crate) fn new(name: &str, file: &Path, base: &Path, key: &str) -> Result<Self, CapsError> {
+        let plain_letter = |letter: char| letter.is_ascii_alphanumeric() || "-_.".contains(letter);
+        if name.is_empty() || name.len() > Self::NAME_BYTES_MAX || !name.chars().all(plain_letter) {
+            let message = format!(
+                "`{}` is no name: letters, digits, `-`, `_` and `.`, at most 64",
+                name.escape_default()
+            );
+            return Err(value(key, message));
+        }
+        let file = plain(&base.join(file)).map_err(|message| value(key, message))?;
+        Ok(Self { name: name.to_owned(), file })
+    }
+
+    /// Name of its capability in a table.
+    #[must_use]
+    pub fn capability(&self) -> String {
+        format!("model:{}", self.name)
+    }
+}
+
 /// Makes a host path absolute and plain. Only a path with `..` is looked up on the disk.
 fn plain(path: &Path) -> Result<PathBuf, String> {
     let path = std::path::absolute(path).map_err(|error| format!("{}: {error}", path.display()))?;
@@ -109,6 +143,7 @@ pub struct CapabilitySet {
     pub(crate) devices: Option<BTreeSet<String>>,
     pub(crate) spawn_max: Option<u32>,
     pub(crate) folders: Vec<Folder>,
+    pub(crate) models: Vec<Model>,
 }
 
 /// What a cell gets when neither a file nor a flag says otherwise: 256 MiB of memory, one
@@ -133,6 +168,8 @@ impl CapabilitySet {
     pub const FOLDERS_MAX: usize = 256;
     /// Most rules in one network list.
     pub const RULES_MAX: usize = 1024;
+    /// Most models of one grant.
+    pub const MODELS_MAX: usize = 16;
     /// Most devices of one grant.
     pub const DEVICES_MAX: usize = 64;
 
@@ -153,6 +190,7 @@ impl CapabilitySet {
             devices: None,
             spawn_max: None,
             folders: Vec::new(),
+            models: Vec::new(),
         }
     }
 
@@ -276,6 +314,12 @@ impl CapabilitySet {
         &self.folders
     }
 
+    /// Models, in the order they were written.
+    #[must_use]
+    pub fn models(&self) -> &[Model] {
+        &self.models
+    }
+
     /// Whether anything of this kind is granted.
     #[must_use]
     pub fn grants(&self, kind: Kind) -> bool {
@@ -368,7 +412,12 @@ impl CapabilitySet {
             devices,
             counted(Kind::Spawn, self.spawn_max.map(u64::from)),
         ];
-        single.into_iter().flatten().chain(folders).collect()
+        let models = self.models.iter().map(|model| {
+            let scope = Scope::File(model.file.clone());
+            let (name, quota) = (model.capability(), Quota::UNCOUNTED);
+            Capability::new(&name, holder, Kind::Model, Rights::USE, scope, quota)
+        });
+        single.into_iter().flatten().chain(folders).chain(models).collect()
     }
 
     /// Checks what no single value shows.
@@ -401,7 +450,9 @@ impl CapabilitySet {
         positive("network.rate", network.and_then(|own| own.rate_bytes))?;
         at_most("device.names", self.devices().count(), Self::DEVICES_MAX)?;
         at_most("folder", self.folders.len(), Self::FOLDERS_MAX)?;
+        at_most("model", self.models.len(), Self::MODELS_MAX)?;
         self.check_guest_paths()?;
+        self.check_model_names()?;
         self.check_overlays()?;
         Ok(self)
     }
@@ -432,6 +483,18 @@ impl CapabilitySet {
                     twice.guest.display()
                 ),
             )),
+        }
+    }
+
+    fn check_model_names(&self) -> Result<(), CapsError> {
+        let mut seen = BTreeSet::new();
+        match self.models.iter().find(|model| !seen.insert(&model.name)) {
+            None => Ok(()),
+            Some(twice) => {
+                let message =
+                    format!("two models are called {}; give each its own name", twice.name);
+                Err(value("model", message))
+            }
         }
     }
 }

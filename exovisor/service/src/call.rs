@@ -3,8 +3,8 @@
 use crate::http::Answer;
 use crate::store::metering;
 use exocell_exovisor::{
-    Admission, AdmissionError, Admitted, Call, CallLimits, Layers, Outcome, Report, Scheduler,
-    Spec, SubmitError, Tenant, Value,
+    Admission, AdmissionError, Admitted, Call, CallLimits, Layers, Models, Outcome, Report,
+    Scheduler, Spec, SubmitError, Tenant, Value,
 };
 use exocell_xgate::{CapabilitySet, Table, format_bytes};
 use serde_json::{Value as Json, json};
@@ -21,7 +21,14 @@ pub(crate) struct Module {
     admitted: Admitted,
     caps: CapabilitySet,
     table: Table,
-    layers: Layers,
+    shared: Shared,
+}
+
+/// What a call finds that those before it left: a tenant's changes, and models.
+#[derive(Clone)]
+pub(crate) struct Shared {
+    pub layers: Layers,
+    pub models: Models,
 }
 
 impl Module {
@@ -30,13 +37,13 @@ impl Module {
         tenant: Tenant,
         bytes: &[u8],
         caps: CapabilitySet,
-        layers: Layers,
+        shared: Shared,
     ) -> Result<Self, AdmissionError> {
         let admitted = admission.admit_for(tenant.name(), bytes, &caps, metering(&caps))?;
         let mut table = Table::new(TABLE_SLOTS);
         caps.install(&mut table, HOLDER)
             .map_err(|error| AdmissionError::Engine { message: error.to_string() })?;
-        Ok(Self { tenant, admitted, caps, table, layers })
+        Ok(Self { tenant, admitted, caps, table, shared })
     }
 
     fn limits(&self) -> CallLimits {
@@ -66,7 +73,8 @@ impl Module {
             Ok(arguments) => arguments,
             Err(error) => return Answer::error(400, &error.to_string()),
         };
-        let spec = Spec { layers: self.layers.clone(), ..Spec::default() };
+        let Shared { layers, models } = self.shared.clone();
+        let spec = Spec { layers, models, ..Spec::default() };
         let attached = match scheduler.attach(&self.table, HOLDER, spec) {
             Ok(attached) => attached,
             Err(error) => return Answer::error(500, &error.to_string()),

@@ -1,10 +1,10 @@
 //! The modules that are served at a moment, and whose they are.
 
 use crate::ServiceError;
-use crate::call::Module;
+use crate::call::{Module, Shared};
 use crate::metrics::Tenant;
 use crate::store::{ModuleEntry, ModuleStore, StoreError};
-use exocell_exovisor::{Admission, Layers, Priority, Scheduler};
+use exocell_exovisor::{Admission, Layers, Models, Priority, Scheduler};
 use exocell_xgate::CapabilitySet;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -35,6 +35,7 @@ pub(crate) struct Loaded {
 pub(crate) struct Loader {
     pub store: ModuleStore,
     pub admission: Admission,
+    pub models: Models,
     /// Calls that a tenant may have at once.
     pub calls_max: usize,
 }
@@ -74,8 +75,9 @@ impl Loader {
         let account = self.account(&entry.tenant, loaded, scheduler)?;
         let caps = CapabilitySet::parse(&entry.caps, Path::new("/")).map_err(StoreError::from)?;
         let bytes = self.store.module(entry)?;
-        let (tenant, layers) = (account.tenant.clone(), account.layers.clone());
-        Module::admit(&self.admission, tenant, &bytes, caps, layers)
+        let tenant = account.tenant.clone();
+        let shared = Shared { layers: account.layers.clone(), models: self.models.clone() };
+        Module::admit(&self.admission, tenant, &bytes, caps, shared)
             .map_err(|source| ServiceError::Module { name: entry.name.clone(), source })
     }
 

@@ -74,6 +74,7 @@ impl Service {
         let loader = Loader {
             store: store.clone(),
             admission: Admission::new(Policy::pooled(pool)),
+            models: exocell_exovisor::Models::default(),
             calls_max: half(limits.connections),
         };
         let mut refused = None;

@@ -181,3 +181,27 @@ fn a_layer_over_a_folder_is_the_cells_own() {
         .exited(125)
         .complains_of(&["/data", "is for isolates"]);
 }
+
+#[test]
+fn inference_needs_a_model_of_the_table() {
+    let dir = TempDir::new().unwrap();
+    let model = dir.path().join("m.onnx");
+    std::fs::write(&model, "no model").unwrap();
+    let import =
+        r#"(import "wasi_ephemeral_nn" "compute" (func $compute (param i32) (result i32)))"#;
+    let body = "(drop (call $compute (i32.const 0)))";
+    run_module(&[], import, body).exited(125).complains_of(&["`compute`", "`model`"]);
+    let cap = format!("model=m:{}", model.display());
+    run_module(&["--cap", &cap], import, body).exited(125).complains_of(&["m.onnx", "not an ONNX"]);
+
+    let (_module_dir, path) = module(import, body);
+    let table = dir.path().join("table.toml");
+    let text_of =
+        "version = 1\n[memory]\nlimit = \"8M\"\n[[model]]\nname = \"m\"\nfile = \"m.onnx\"";
+    std::fs::write(&table, text_of).unwrap();
+    let rows = run(["caps", "explain", "--json", "--caps", text(&table), text(&path)]).ok().json();
+    assert_eq!((&rows[0]["tier"], &rows[0]["granted"]), (&"2'".into(), &true.into()));
+    assert_eq!(rows[0]["needs"], serde_json::json!(["model"]));
+    let told = run(["caps", "explain", text(&table)]).ok();
+    assert!(told.text().contains("model:m"), "{}", told.text());
+}

@@ -54,6 +54,8 @@ kinds! {
     Spawn = 12, "spawn";
     /// Instructions an isolate may execute, counted deterministically.
     Fuel = 13, "fuel";
+    /// A model that may be computed, by name.
+    Model = 14, "model";
 }
 
 impl Kind {

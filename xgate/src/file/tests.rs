@@ -36,6 +36,9 @@ rights = ["read"]
 host = "/data"
 guest = "/data"
 rights = ["read", "write", "exec"]
+[[model]]
+name = "digits"
+file = "models/digits.onnx"
 "#;
 
 fn parse(text: &str) -> Result<CapabilitySet, CapsError> {
@@ -59,6 +62,7 @@ fn a_full_file_is_read() {
     assert_eq!(set.folders()[0].host, Path::new("/base/src"));
     assert_eq!(set.folders()[0].rights, Rights::READ);
     assert_eq!(set.folders()[1].rights, Rights::READ | Rights::WRITE | Rights::EXECUTE);
+    assert_eq!(set.models()[0].file, Path::new("/base/models/digits.onnx"));
     for kind in Kind::ALL {
         assert!(set.grants(*kind), "{kind}");
     }
@@ -126,6 +130,8 @@ fn errors_name_the_key() {
         (&folder("/a", "\"write\""), "needs the right `read`"),
         (&folder("/a", ""), "needs the right `read`"),
         (&twice, "two folders have the guest path /a"),
+        (&"[[model]]\nname = \"a\"\nfile = \"/m\"\n".repeat(2), "two models are called a"),
+        ("[[model]]\nname = \"a/b\"\nfile = \"/m\"", "`a/b` is no name"),
     ] {
         let error = error(body);
         assert!(error.contains(words), "{body}: {error}");
