@@ -42,7 +42,10 @@ enum Refusal {
 
 /// Models that were read. Clones share them: a file is read once, until it changes.
 #[derive(Clone, Debug, Default)]
-pub struct Models(Arc<Mutex<BTreeMap<PathBuf, (Stamp, Arc<Model>)>>>);
+pub struct Models(Arc<Mutex<Known>>);
+
+/// Models by their files.
+type Known = BTreeMap<PathBuf, (Stamp, Arc<Model>)>;
 
 /// When a file was changed, and its length.
 type Stamp = (Option<SystemTime>, u64);
