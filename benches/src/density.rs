@@ -57,7 +57,7 @@ fn running(count: u32, exocell: &Exocell) -> Result<Vec<Row>, BenchError> {
 
 fn row(bench: &str, unit: Unit, samples: &[f64], program: &str) -> Option<Row> {
     let params = [("cells", samples.len().to_string()), ("program", program.to_owned())];
-    Row::of(bench, &Subject::ParaAspace(None), unit, samples, &params)
+    Row::of(bench, Subject::ParaAspace(None), unit, samples, &params)
 }
 
 fn rows(used: &[Memory], program: &str) -> Vec<Row> {

@@ -114,6 +114,8 @@ fn a_run_of_another_kind_leaves_the_pool_alone() {
         let command = if verb == ["exec"] { &["true"][..] } else { &[] };
         run([verb, &[&warm], command].concat()).exited(125);
     }
+    // What it takes can be seen.
+    assert_eq!(run(["stats", "--json", &warm]).ok().json()["id"], *warm);
     assert_eq!(pool.run(&["--rm"], &["hostname"]).ok().text(), &warm[..12]);
     let next = pool.next();
     run(["stop", &next]).ok();
