@@ -35,8 +35,8 @@ mod message;
 
 pub use frame::{Frame, FrameError, FrameReader, FrameWriter, Kind};
 pub use message::{
-    Boot, BootTimes, Exec, FailureKind, FolderMount, GateStats, GuestStats, NetworkSetup, PagerStats,
-    Pressure, Reply, Request, TtySize,
+    Boot, BootTimes, Exec, FailureKind, FolderMount, GateStats, GuestStats, NetworkSetup,
+    PagerStats, Pressure, Reply, Request, TtySize,
 };
 
 /// The vsock port on the host (CID 2) that the guest init connects to once.
