@@ -88,7 +88,7 @@ python3 -c 'import json, os; [os.stat(\"/etc\") for n in range(2000)]'
 git init -q r$n && cd r$n && git config user.email a@b && git config user.name n
 seq 500 | split -l 1 && git add . && git commit -qm first && git status && git log --stat && cd ..
 echo 'int main(void) { return 0; }' > a.c && gcc -o a a.c && ./a
-node -e 'for (let n = 0; n < 2000; n++) fs.statSync("/etc")'
+node -e 'for (let n = 0; n < 2000; n++) fs.statSync(\"/etc\")'
 done > /dev/null";
     let cell = Cell::idle("gates", NONE);
     cell.shell(script).ok();
