@@ -100,7 +100,7 @@ pub fn boot(read: impl Read, write: impl Write, boot: &Boot) -> Result<BootTimes
 /// The guest's own account of itself: claims, not facts.
 pub fn stats(read: impl Read, write: impl Write) -> Result<GuestStats, ClientError> {
     match request(read, write, &Request::Stats)? {
-        Reply::Stats(stats) => Ok(stats),
+        Reply::Stats(stats) => Ok(*stats),
         _ => Err(ClientError::UnexpectedReply { request: "stats" }),
     }
 }

@@ -123,7 +123,7 @@ pub enum Reply {
     Exited {
         code: u8,
     },
-    Stats(GuestStats),
+    Stats(Box<GuestStats>),
     Done,
     Failed {
         kind: FailureKind,

@@ -89,7 +89,7 @@ impl Agent {
                 shutdown::run(self.cell()?, &self.reaper, stream, grace_ms)
             }
             Request::Upload { path } => return transfer::upload(stream, frames, Path::new(&path)),
-            Request::Stats => Reply::Stats(stats::read()),
+            Request::Stats => Reply::Stats(Box::new(stats::read())),
             Request::Memory { limit_bytes } => {
                 self.cell()?;
                 pager::set_limit(limit_bytes)?;
