@@ -11,6 +11,7 @@
 #   EXOCELL_TEST_BIN        the `exocell` executable
 #   EXOCELL_TEST_KERNEL     the guest kernel
 #   EXOCELL_TEST_BASE       the base image's root directory, as `exocell image import` takes it
+#   EXOCELL_TEST_HOST       a kernel for the emulator; empty where there is none
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -56,6 +57,7 @@ demo: build kernel base-image
 test: build kernel base-image
 	export EXOCELL_INIT=$(init) EXOCELL_TEST_BIN=$(exocell) EXOCELL_TEST_BASE=$$(realpath $(base_tree))
 	export EXOCELL_TEST_KERNEL=$$($(exocell) kernel status --json | sed -n 's/.*"path": *"\([^"]*\)".*/\1/p')
+	export EXOCELL_TEST_HOST=$$(scripts/emulated-host)
 	$(static_cargo) test --release --locked -p exocell-init --target $(static_target)
 	cargo test --release --locked --workspace --exclude exocell-init --no-fail-fast
 

@@ -126,6 +126,7 @@ const RARE: List = &[
     (&[GuestKernel], &["waitid"], "a stub that does not answer"),
     (&[GuestKernel], &["rt_sigtimedwait"], "cells with --intra none"),
     (&[GuestKernel], &["signalfd4", "socketpair", "recvmsg"], "the stock kernel"),
+    (&[GuestKernel], &["pkey_alloc", "pkey_mprotect"], "hosts with protection keys"),
     (&[GuestKernel], &["poll"], "the notification thread, which may sleep in it all the time"),
     (
         &[GuestKernel],

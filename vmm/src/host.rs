@@ -109,17 +109,39 @@ fn landlock() -> Result<String, String> {
 }
 
 fn mpk() -> Result<String, String> {
+    protection_keys()
+        .map_err(|why| format!("{why}; intra-cell mode mpk is off, Wasm slots use guard regions"))
+}
+
+/// Whether guest kernels can have keys for their memory: keys, and a host that writes
+/// signal frames to memory that has one (Linux 6.12).
+///
+/// # Errors
+///
+/// What is missing.
+pub fn protection_keys() -> Result<String, String> {
+    const WANTED: (u32, u32) = (6, 12);
     // SAFETY: pkey_alloc takes two integers and touches no memory.
     let key = unsafe { libc::syscall(libc::SYS_pkey_alloc, 0, 0) };
     if key < 0 {
-        return Err(
-            "no memory protection keys; intra-cell mode mpk is off, Wasm slots use guard regions"
-                .to_owned(),
-        );
+        return Err("this machine has no memory protection keys".to_owned());
     }
     // SAFETY: frees the key that was just allocated; it is on no page.
     unsafe { libc::syscall(libc::SYS_pkey_free, key) };
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    if version(&release) < Some(WANTED) {
+        return Err(format!(
+            "there are memory protection keys, but the host is Linux {}; 6.12 is needed",
+            release.trim()
+        ));
+    }
     Ok("memory protection keys can be allocated".to_owned())
+}
+
+/// The first two numbers of a kernel release.
+fn version(release: &str) -> Option<(u32, u32)> {
+    let mut parts = release.trim().split(|c: char| !c.is_ascii_digit());
+    Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
 }
 
 fn max_map_count() -> Result<String, String> {
@@ -202,6 +224,14 @@ struct Page([u8; 4096]);
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn versions_are_the_first_two_numbers() {
+        assert_eq!(version("6.12.113+deb12-cloud-amd64\n"), Some((6, 12)));
+        assert_eq!(version("7.2-rc1"), Some((7, 2)));
+        assert_eq!(version("unknown"), None);
+        assert!(version("6.9.1") < Some((6, 12)) && version("") < Some((6, 12)));
+    }
 
     #[test]
     fn every_feature_has_a_name_and_a_reason() {

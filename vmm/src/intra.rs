@@ -14,10 +14,13 @@ pub enum Intra {
     /// (`fused` on its command line, arch/um/os-Linux/skas/aspace.c of the patched
     /// kernel).
     None,
+    /// As [`Self::None`], but protection keys of the processor keep programs from the
+    /// guest kernel's memory (`fused=mpk`, arch/x86/um/aspace_keys_64.S).
+    Mpk,
 }
 
 impl Intra {
-    pub const ALL: [Self; 2] = [Self::Aspace, Self::None];
+    pub const ALL: [Self; 3] = [Self::Aspace, Self::Mpk, Self::None];
 
     /// Names the mode of cells that do not say otherwise.
     pub const VARIABLE: &str = "EXOCELL_INTRA";
@@ -27,10 +30,14 @@ impl Intra {
     ///
     /// # Errors
     ///
-    /// The variable's value is no mode; the text names it.
+    /// The variable's value is no mode, or none that this host can have; the text
+    /// names it.
     pub fn preferred() -> Result<Self, String> {
         match std::env::var(Self::VARIABLE) {
-            Ok(mode) => mode.parse().map_err(|why| format!("{}: {why}", Self::VARIABLE)),
+            Ok(mode) => mode
+                .parse::<Self>()
+                .and_then(|mode| mode.check().map(|()| mode))
+                .map_err(|why| format!("{}: {why}", Self::VARIABLE)),
             Err(_) => Ok(Self::default()),
         }
     }
@@ -40,6 +47,30 @@ impl Intra {
         match self {
             Self::Aspace => "aspace",
             Self::None => "none",
+            Self::Mpk => "mpk",
+        }
+    }
+
+    /// What tells the guest kernel, if it must be told.
+    pub fn argument(self) -> Option<&'static str> {
+        match self {
+            Self::Aspace => None,
+            Self::None => Some("fused"),
+            Self::Mpk => Some("fused=mpk"),
+        }
+    }
+
+    /// Whether this host has what the mode needs.
+    ///
+    /// # Errors
+    ///
+    /// It has not; the text says what is missing and what to choose instead.
+    pub fn check(self) -> Result<(), String> {
+        match self {
+            Self::Aspace | Self::None => Ok(()),
+            Self::Mpk => crate::host::protection_keys()
+                .map(|_| ())
+                .map_err(|why| format!("--intra mpk: {why}; choose aspace (see `exocell doctor`)")),
         }
     }
 }
@@ -55,7 +86,9 @@ impl std::str::FromStr for Intra {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let found = Self::ALL.into_iter().find(|mode| mode.name() == text);
-        found.ok_or_else(|| format!("{text} is no isolation inside a cell; choose aspace or none"))
+        found.ok_or_else(|| {
+            format!("{text} is no isolation inside a cell; choose aspace, mpk or none")
+        })
     }
 }
 
@@ -68,6 +101,6 @@ mod tests {
         for mode in Intra::ALL {
             assert_eq!(mode.to_string().parse(), Ok(mode));
         }
-        assert!("mpk".parse::<Intra>().unwrap_err().contains("choose aspace or none"));
+        assert!("mpk".parse::<Intra>().unwrap_err().contains("choose aspace, mpk or none"));
     }
 }

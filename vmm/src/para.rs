@@ -104,9 +104,7 @@ impl GuestKernel<'_> {
         if self.pager != Mode::Off {
             arguments.push(format!("pager={}", self.pager));
         }
-        if self.intra == Intra::None {
-            arguments.push("fused".to_owned());
-        }
+        arguments.extend(self.intra.argument().map(str::to_owned));
         arguments.extend(
             self.devices.iter().enumerate().map(|(number, device)| device.argument(number)),
         );

@@ -136,7 +136,8 @@ pub struct RunArgs {
     #[arg(long, value_name = "MODE", default_value_t)]
     pub pager: exocell_cell::pager::Mode,
     /// What stands between a vm cell's programs and its kernel: aspace (address spaces of
-    /// their own) or none (faster; programs can do what the cell's kernel can).
+    /// their own), mpk (memory protection keys; where the host has them), or none (faster;
+    /// programs can do what the cell's kernel can).
     /// Default: $EXOCELL_INTRA, else aspace.
     #[arg(long, value_name = "MODE")]
     pub intra: Option<exocell_cell::intra::Intra>,

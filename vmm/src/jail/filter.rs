@@ -142,6 +142,9 @@ const NEW_NAMESPACES: u64 = (libc::CLONE_NEWNS
     | libc::CLONE_NEWPID
     | libc::CLONE_NEWNET) as u64;
 
+/// prctl(2) PR_SET_SYSCALL_USER_DISPATCH, which libc does not name.
+const SYSCALL_USER_DISPATCH: u64 = 59;
+
 /// mremap(2) flags of a move to a given address.
 const MOVE_FIXED: &[u64] = &[(libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED) as u64];
 
@@ -178,6 +181,7 @@ mod numbers {
         mkdirat = SYS_mkdirat, mmap = SYS_mmap, mprotect = SYS_mprotect, mremap = SYS_mremap,
         munmap = SYS_munmap, nanosleep = SYS_nanosleep, newfstatat = SYS_newfstatat,
         openat = SYS_openat, openat2 = SYS_openat2, personality = SYS_personality,
+        pkey_alloc = SYS_pkey_alloc, pkey_mprotect = SYS_pkey_mprotect,
         pipe2 = SYS_pipe2, poll = SYS_poll, ppoll = SYS_ppoll, prctl = SYS_prctl,
         pread64 = SYS_pread64, preadv = SYS_preadv, prlimit64 = SYS_prlimit64,
         pwrite64 = SYS_pwrite64, pwritev = SYS_pwritev, read = SYS_read,
@@ -229,6 +233,8 @@ const GUEST_KERNEL: &[Rule] = rules! {
     munmap Any, "guest user mappings in stubs";
     mremap OneOf(3, MOVE_FIXED), "a stub moves the host's vDSO to where guest programs find it";
     mprotect Any, "the guest kernel's read-only data";
+    pkey_alloc OneOf(0, &[0]), "keys for the guest kernel's memory";
+    pkey_mprotect Any, "keys for the guest kernel's memory";
     madvise Any, "guest memory that goes back to the host";
     brk Any, "libc start-up";
     memfd_create Any, "the stub executable";
@@ -280,7 +286,8 @@ const GUEST_KERNEL: &[Rule] = rules! {
         libc::PR_SET_PDEATHSIG as u64,
         libc::PR_SET_NO_NEW_PRIVS as u64,
         libc::PR_SET_SECCOMP as u64,
-    ]), "a stub names and confines itself";
+        SYSCALL_USER_DISPATCH,
+    ]), "a stub names and confines itself; calls of user code beside the guest kernel stop";
     arch_prctl Any, "thread-local storage of guest threads";
     personality Any, "no address randomisation";
     set_tid_address Any, "libc start-up";

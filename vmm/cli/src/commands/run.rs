@@ -255,6 +255,12 @@ pub(super) fn spec(
             "an isolate makes no requests to put secrets into".to_owned(),
         ));
     }
+    let intra = match (args.intra, strength) {
+        (Some(intra), _) => intra.check().map(|()| intra),
+        (None, Strength::Vm) => Intra::preferred(),
+        (None, Strength::Isolate) => Ok(Intra::default()),
+    };
+    let intra = intra.map_err(CellError::Usage)?;
     Ok(CellSpec {
         version: CellSpec::VERSION,
         id,
@@ -272,11 +278,7 @@ pub(super) fn spec(
         remove: args.rm,
         read_only: args.read_only,
         pager: args.pager,
-        intra: match (args.intra, strength) {
-            (Some(intra), _) => intra,
-            (None, Strength::Vm) => Intra::preferred().map_err(CellError::Usage)?,
-            (None, Strength::Isolate) => Intra::default(),
-        },
+        intra,
         publish,
         capabilities: caps.to_json(),
         disk: None,

@@ -1,0 +1,70 @@
+/*
+ * The first program of the emulated host, and of a guest kernel on it. On the host it
+ * starts the guest kernel with the arguments in /command; in the guest it runs
+ * what /programs names, one a line. Both end with their machine.
+ */
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mount.h>
+#include <sys/reboot.h>
+#include <sys/stat.h>
+#include <sys/types.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define WORDS_MAX 64
+
+static char *read_all(const char *path, char *text, size_t size)
+{
+	int file = open(path, O_RDONLY);
+	ssize_t length = file < 0 ? -1 : read(file, text, size - 1);
+
+	if (length < 0)
+		return NULL;
+	text[length] = 0;
+	close(file);
+	return text;
+}
+
+/* Runs a program to its end, and says how that was. */
+static void run(char *line)
+{
+	char *words[WORDS_MAX] = { 0 };
+	int count = 0, status = 0;
+	pid_t child;
+
+	for (char *rest, *word = strtok_r(line, " ", &rest); word && count < WORDS_MAX - 1;
+	     word = strtok_r(NULL, " ", &rest))
+		words[count++] = word;
+	child = fork();
+	if (child == 0) {
+		execv(words[0], words);
+		_exit(127);
+	}
+	waitpid(child, &status, 0);
+	printf("%s ended with %d\n", words[0], WIFEXITED(status) ? WEXITSTATUS(status) : -1);
+}
+
+int main(void)
+{
+	static char text[4096];
+	char *lines;
+
+	setbuf(stdout, NULL);
+	mkdir("/dev/shm", 0777);
+	mount("proc", "/proc", "proc", 0, NULL);
+	mount("dev", "/dev", "devtmpfs", 0, NULL);
+	mkdir("/dev/shm", 0777);
+	mount("shm", "/dev/shm", "tmpfs", 0, NULL);
+	mount("tmp", "/tmp", "tmpfs", 0, NULL);
+	lines = read_all("/command", text, sizeof(text));
+	if (!lines)
+		lines = read_all("/programs", text, sizeof(text));
+	for (char *rest, *line = strtok_r(lines, "\n", &rest); line;
+	     line = strtok_r(NULL, "\n", &rest))
+		run(line);
+	sync();
+	reboot(RB_POWER_OFF);
+	return 1;
+}
