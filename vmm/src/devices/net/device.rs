@@ -79,15 +79,15 @@ impl Net {
     /// Lets the link work, and gives the guest what it has room for, until
     /// there is nothing left to do.
     fn turn(&mut self, io: &mut Io<'_, '_>) {
-        self.link.turn(io.ops);
+        let mut more = self.link.turn(io.ops);
         let Some(ring) = io.rings.get_mut(TO_GUEST) else { return };
         for _ in 0..TURN_MAX {
             if self.link.outbox().is_empty() {
                 // The guest works on what it has while the link finds more.
                 ring.signal(io.mem);
                 // Room in the outbox may be what the link waited for.
-                self.link.turn(io.ops);
-                if self.link.outbox().is_empty() {
+                more = self.link.turn(io.ops);
+                if self.link.outbox().is_empty() && !more {
                     return;
                 }
             }
@@ -99,9 +99,13 @@ impl Net {
                     let packet = self.link.outbox().pop_front();
                     packet.into_iter().for_each(|packet| self.link.delivered(packet));
                 }
-                // A doorbell tells us when the guest has room again.
-                Given::NoRoom if ring.arm(io.mem) => {}
-                Given::NoRoom => return ring.signal(io.mem),
+                // A doorbell tells us when the guest has more room.
+                Given::NoRoom => {
+                    if more {
+                        ring.ask_again();
+                    }
+                    return ring.signal(io.mem);
+                }
                 Given::Unfit => self.metrics.transport.malformed_chains.inc(),
             }
         }
@@ -125,17 +129,23 @@ fn give(ring: &mut Ring, mem: &GuestMemoryMmap, packet: &[u8]) -> Given {
     let mut chains: SmallVec<[Chain<'_>; BUFFERS_USUAL]> = SmallVec::new();
     let mut room = 0;
     while room < wanted {
-        let next = if chains.len() < BUFFERS_MAX { ring.pop(mem) } else { None };
-        let Some(chain) = next else {
+        if chains.len() == BUFFERS_MAX {
             return take_back(ring, mem, &chains);
-        };
-        room += chain.writable.len();
-        chains.push(chain);
+        }
+        match ring.pop(mem) {
+            Some(chain) => {
+                room += chain.writable.len();
+                chains.push(chain);
+            }
+            // Armed behind what there is, not before: that is not enough.
+            None if ring.arm(mem) => {}
+            None => return take_back(ring, mem, &chains),
+        }
     }
     let mut used: SmallVec<[(u16, u32); BUFFERS_USUAL]> = SmallVec::new();
     let headers = headers(packet, chains.len() as u16);
     let mut frame = [&headers[..], packet];
-    for chain in chains {
+    for chain in &chains {
         let written = chain.writable.copy_on(&mut frame);
         used.push((chain.head, written as u32));
     }

@@ -26,8 +26,9 @@ pub trait Link: Send + 'static {
     fn packet(&mut self, packet: &[u8]);
     /// A host descriptor is ready.
     fn host_event(&mut self, token: u32, set: EventSet, ops: &mut EventOps<'_>);
-    /// Does what is due after packets, events, and room in the outbox.
-    fn turn(&mut self, ops: &mut EventOps<'_>);
+    /// Does what is due after packets, events, and room in the outbox; whether there is more
+    /// that need not wait for any of these.
+    fn turn(&mut self, ops: &mut EventOps<'_>) -> bool;
     /// IP packets for the guest, of at most the MTU.
     fn outbox(&mut self) -> &mut VecDeque<Vec<u8>>;
     /// Takes back what was delivered.

@@ -11,8 +11,10 @@ use virtio_queue::desc::split::Descriptor;
 use virtio_queue::mock::MockSplitQueue;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
+use super::net::Packets;
 use crate::devices::block::Block;
 use crate::devices::console::Console;
+use crate::devices::net::Net;
 use crate::devices::rng::Rng;
 use crate::devices::transport::{Device, Io, Ring};
 use crate::devices::vsock::Vsock;
@@ -137,6 +139,13 @@ proptest! {
         let (mut device, metrics) = vsock();
         run(&mut device, &attack);
         prop_assert_eq!(metrics.opened.get(), metrics.closed.get());
+    }
+
+    #[test]
+    fn random_rings_hurt_no_network(attack in attack()) {
+        let link = Packets { outbox: [vec![1; 60_000], vec![2; 40]].into(), ..Packets::default() };
+        let config = NetConfig { link: Box::new(link), mtu: 65_520 };
+        run(&mut Net::new(config, Arc::default()), &attack);
     }
 
     /// Well-formed chains with headers that are nearly right.

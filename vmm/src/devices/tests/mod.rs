@@ -5,4 +5,5 @@ mod block;
 mod console;
 mod guest;
 mod hostile;
+mod net;
 mod vsock;

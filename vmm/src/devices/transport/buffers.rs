@@ -6,7 +6,6 @@
 use std::mem;
 
 use smallvec::SmallVec;
-use virtio_queue::DescriptorChain;
 use virtio_queue::desc::split::Descriptor;
 use vm_memory::{Bytes, GuestMemoryBackend, GuestMemoryMmap, VolatileSlice};
 
@@ -14,14 +13,17 @@ use vm_memory::{Bytes, GuestMemoryBackend, GuestMemoryMmap, VolatileSlice};
 /// (`MAX_SUPPORTED_QUEUE_SIZE`), which no chain may exceed (virtio 1.2, 2.7.5.3).
 pub(crate) const DESCRIPTORS_MAX: usize = 256;
 
+/// Bytes of a descriptor (virtio 1.2, 2.7.5).
+pub(crate) const DESCRIPTOR_BYTES: usize = 16;
+
 /// Why a chain was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ChainFault {
-    /// It has no descriptor that can be read, or an indirect table is bad.
-    Empty,
-    /// It goes on past the table, in a loop, or past 4 GiB.
+    /// An indirect table is in another one, or of no whole descriptors.
+    Table,
+    /// It goes on for more descriptors than there are, or past 4 GiB.
     Endless,
-    /// A buffer lies outside the guest's memory.
+    /// A descriptor lies outside its table, or a buffer outside the guest's memory.
     Address,
     /// A buffer the device reads follows one that it writes (virtio 1.2, 2.7.4.2).
     Order,
@@ -47,31 +49,68 @@ pub(crate) struct Chain<'m> {
 }
 
 impl<'m> Chain<'m> {
-    /// Walks `chain` and checks all of it.
+    /// Walks the chain that begins with descriptor `head` of `table`, and checks all of it.
     pub fn parse(
         mem: &'m GuestMemoryMmap,
-        chain: DescriptorChain<&GuestMemoryMmap>,
+        table: VolatileSlice<'m>,
+        head: u16,
     ) -> Result<Self, ChainFault> {
-        let head = chain.head_index();
         let (mut readable, mut writable) = (Buffers::default(), Buffers::default());
-        let mut last: Option<Descriptor> = None;
-        for (index, descriptor) in chain.enumerate() {
-            if index == DESCRIPTORS_MAX {
+        let mut walk = Walk { table, next: head, left: descriptors(&table), is_indirect: false };
+        loop {
+            let part = walk.step()?;
+            if part.refers_to_indirect_table() {
+                walk = walk.enter(mem, part)?;
+                continue;
+            }
+            let bytes = readable.len() + writable.len() + part.len() as usize;
+            if bytes > u32::MAX as usize {
                 return Err(ChainFault::Endless);
             }
-            match descriptor.is_write_only() {
-                true => writable.map(mem, descriptor)?,
-                false if writable.is_empty() => readable.map(mem, descriptor)?,
+            match part.is_write_only() {
+                true => writable.map(mem, part)?,
+                false if writable.is_empty() => readable.map(mem, part)?,
                 false => return Err(ChainFault::Order),
             }
-            last = Some(descriptor);
-        }
-        match last {
-            None => Err(ChainFault::Empty),
-            Some(descriptor) if descriptor.has_next() => Err(ChainFault::Endless),
-            Some(_) => Ok(Self { head, readable, writable }),
+            if !part.has_next() {
+                return Ok(Self { head, readable, writable });
+            }
+            walk.next = part.next();
         }
     }
+}
+
+/// Where a walk over a chain stands.
+struct Walk<'m> {
+    table: VolatileSlice<'m>,
+    next: u16,
+    /// Descriptors that may follow.
+    left: usize,
+    is_indirect: bool,
+}
+
+impl<'m> Walk<'m> {
+    /// The next descriptor.
+    fn step(&mut self) -> Result<Descriptor, ChainFault> {
+        self.left = self.left.checked_sub(1).ok_or(ChainFault::Endless)?;
+        let at = DESCRIPTOR_BYTES * usize::from(self.next);
+        self.table.read_obj(at).map_err(|_| ChainFault::Address)
+    }
+
+    /// Goes on in the table that `part` names (virtio 1.2, 2.7.5.3).
+    fn enter(&self, mem: &'m GuestMemoryMmap, part: Descriptor) -> Result<Self, ChainFault> {
+        let bytes = part.len() as usize;
+        if self.is_indirect || bytes == 0 || !bytes.is_multiple_of(DESCRIPTOR_BYTES) {
+            return Err(ChainFault::Table);
+        }
+        let table = mem.get_slice(part.addr(), bytes).map_err(|_| ChainFault::Address)?;
+        Ok(Self { table, next: 0, left: descriptors(&table), is_indirect: true })
+    }
+}
+
+/// How many descriptors of `table` a chain may have.
+fn descriptors(table: &VolatileSlice<'_>) -> usize {
+    (table.len() / DESCRIPTOR_BYTES).min(DESCRIPTORS_MAX)
 }
 
 impl<'m> Buffers<'m> {

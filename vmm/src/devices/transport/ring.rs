@@ -14,9 +14,9 @@ use std::sync::atomic::Ordering;
 
 use nix::sys::socket::{MsgFlags, SockType, getsockopt, send, sockopt};
 use virtio_queue::{Queue, QueueOwnedT, QueueT};
-use vm_memory::{Address, Bytes, GuestAddress, GuestMemoryMmap};
+use vm_memory::{Address, Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, VolatileSlice};
 
-use super::buffers::Chain;
+use super::buffers::{Chain, DESCRIPTOR_BYTES};
 use crate::devices::metrics::TransportMetrics;
 
 /// The most entries of a queue; what virtio_uml asks for at most.
@@ -41,6 +41,8 @@ pub(crate) struct Ring {
     unsignalled: bool,
     /// Entries given back since the guest was last told.
     added: Wrapping<u16>,
+    /// Up to where the guest is known to offer entries.
+    offered: Wrapping<u16>,
     again: bool,
     metrics: Arc<TransportMetrics>,
 }
@@ -53,6 +55,7 @@ impl Ring {
 
     fn with_queue(queue: Queue, metrics: Arc<TransportMetrics>) -> Self {
         Self {
+            offered: Wrapping(queue.next_avail()),
             queue,
             call: None,
             kick: None,
@@ -113,6 +116,7 @@ impl Ring {
     pub fn set_base(&mut self, base: u16) {
         self.queue.set_next_avail(base);
         self.queue.set_next_used(base);
+        self.offered = Wrapping(base);
     }
 
     /// Stops the ring and returns the index of the next request it had taken.
@@ -205,10 +209,10 @@ impl Ring {
             if !self.runs() {
                 return None;
             }
-            let popped = self.queue.iter(mem).map(|mut iter| iter.next());
-            let raw = self.check(popped)??;
-            let head = raw.head_index();
-            match Chain::parse(mem, raw) {
+            let popped = self.next_head(mem);
+            let head = self.check(popped)??;
+            let table = self.table(mem);
+            match Chain::parse(mem, self.check(table)?, head) {
                 Ok(chain) => {
                     self.metrics.chains.inc();
                     return Some(chain);
@@ -221,6 +225,38 @@ impl Ring {
         }
         self.again = true;
         None
+    }
+
+    /// Takes the next entry of what the guest offers: a chain's first descriptor.
+    fn next_head(&mut self, mem: &GuestMemoryMmap) -> Result<Option<u16>, virtio_queue::Error> {
+        let next = Wrapping(self.queue.next_avail());
+        if self.offered == next {
+            let offered = self.queue.avail_idx(mem, Ordering::Acquire)?;
+            if (offered - next).0 > self.queue.size() {
+                return Err(virtio_queue::Error::InvalidAvailRingIndex);
+            }
+            self.offered = offered;
+        }
+        if self.offered == next {
+            return Ok(None);
+        }
+        let offset = AVAILABLE_HEADER + 2 * u64::from(next.0 % self.queue.size());
+        let at = GuestAddress(self.queue.avail_ring()).checked_add(offset);
+        let at = at.ok_or(virtio_queue::Error::AddressOverflow)?;
+        let head: u16 =
+            mem.load(at, Ordering::Relaxed).map_err(virtio_queue::Error::GuestMemory)?;
+        self.queue.set_next_avail((next + Wrapping(1)).0);
+        Ok(Some(u16::from_le(head)))
+    }
+
+    /// The table of descriptors.
+    fn table<'m>(
+        &self,
+        mem: &'m GuestMemoryMmap,
+    ) -> Result<VolatileSlice<'m>, virtio_queue::Error> {
+        let bytes = DESCRIPTOR_BYTES * usize::from(self.queue.size());
+        let at = GuestAddress(self.queue.desc_table());
+        mem.get_slice(at, bytes).map_err(virtio_queue::Error::GuestMemory)
     }
 
     /// Puts the chain that was popped last back, for later.
