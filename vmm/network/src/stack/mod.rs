@@ -373,8 +373,8 @@ impl Link for Stack {
         }
     }
 
-    fn turn(&mut self, ops: &mut EventOps<'_>) {
-        self.work(ops);
+    fn turn(&mut self, ops: &mut EventOps<'_>) -> bool {
+        self.work(ops)
     }
 
     fn outbox(&mut self) -> &mut VecDeque<Vec<u8>> {

@@ -14,6 +14,8 @@ const WAITING_MAX: usize = 32;
 const EXTRA_MAX: usize = 256;
 /// Buffers kept for the next packets.
 const SPARE_MAX: usize = 32;
+/// Bytes from which on a packet's buffer is worth keeping.
+const SPARE_BYTES_MIN: usize = 16 << 10;
 
 /// The queue towards the guest.
 #[derive(Debug, Default)]
@@ -37,7 +39,7 @@ impl Outbox {
 
     /// Keeps the buffer for another packet.
     pub fn recycle(&mut self, buffer: Vec<u8>) {
-        if self.spare.len() < SPARE_MAX {
+        if self.spare.len() < SPARE_MAX && buffer.len() >= SPARE_BYTES_MIN {
             self.spare.push(buffer);
         }
     }
@@ -63,7 +65,9 @@ impl RxToken for Received<'_> {
 
 impl TxToken for Room<'_> {
     fn consume<R, F: FnOnce(&mut [u8]) -> R>(self, len: usize, f: F) -> R {
-        let mut buffer = self.0.spare.pop().unwrap_or_default();
+        // A kept one is nearly always as long as the next large packet: nothing is cleared.
+        let spare = if len < SPARE_BYTES_MIN { None } else { self.0.spare.pop() };
+        let mut buffer = spare.unwrap_or_default();
         buffer.resize(len, 0);
         let result = f(&mut buffer);
         self.0.push(Some(buffer));

@@ -30,6 +30,10 @@ const BUFFER_OF_MANY: usize = 128 << 10;
 const FEW: usize = 8;
 /// Bytes that a stream moves before the others get their turn.
 const TURN_BYTES: usize = 512 << 10;
+/// From so many bytes that wait for the guest on they go in whole segments: crumbs, which
+/// a window that is nearly full would make, use up the guest's memory for the stream and
+/// it drops what comes next. Whoever waits for the rest of less is not kept waiting.
+const WHOLE_BYTES_MIN: usize = 256 << 10;
 
 /// Whether a stream goes on.
 #[derive(Debug, PartialEq, Eq)]
@@ -103,7 +107,6 @@ impl Stream {
         let bytes = if others < FEW { BUFFER_OF_FEW } else { BUFFER_OF_MANY };
         let buffer = || SocketBuffer::new(vec![0; bytes]);
         let mut socket = Socket::new(buffer(), buffer());
-        socket.set_nagle_enabled(false);
         socket.set_ack_delay(None);
         let mut sockets = SocketSet::new(vec![SocketStorage::EMPTY]);
         let handle = sockets.add(socket);
@@ -247,6 +250,8 @@ impl Stream {
     }
 
     fn emit(&mut self, now: Instant, outbox: &mut Outbox) {
+        let socket = self.socket();
+        socket.set_nagle_enabled(socket.send_queue() >= WHOLE_BYTES_MIN);
         let mut wire = Wire { received: None, outbox };
         while self.interface.poll_egress(now, &mut wire, &mut self.sockets) != PollResult::None {}
     }
@@ -377,3 +382,6 @@ fn moved_out(host: &OwnedFd, bytes: &[u8]) -> Moved {
     }
     moved(send(host.as_raw_fd(), bytes, MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL))
 }
+
+#[cfg(test)]
+mod tests;

@@ -79,7 +79,8 @@ impl Stack {
         }
     }
 
-    pub(super) fn work(&mut self, ops: &mut EventOps<'_>) {
+    /// Gives all flows their turns; whether one of them goes on at once.
+    pub(super) fn work(&mut self, ops: &mut EventOps<'_>) -> bool {
         if !std::mem::replace(&mut self.begun, true) {
             self.begin(ops);
         }
@@ -89,10 +90,14 @@ impl Stack {
         let now = Instant::now();
         self.rate.fill(now);
         let mut due = now + SWEEP;
+        let mut more = self.wants_replies;
         for slot in self.flows.all() {
             due = self.work_on(slot, now, ops).map_or(due, |at| due.min(at));
+            more |= self.flows.get(slot).is_some_and(|flow| flow.wants_turn);
         }
         self.arm(due);
+        // A full outbox is what the others wait for.
+        more && !self.outbox.is_full()
     }
 
     /// Looks at what has come before the guest did.
@@ -136,15 +141,14 @@ impl Stack {
             self.end(slot, decision, &reason, ops);
             return None;
         }
-        // With bytes left it goes on as soon as the outbox has room.
+        // With bytes left it goes on when the others have had their turns, and the outbox room.
         flow.wants_turn = after == After::Again;
-        let again = (after == After::Again && !self.outbox.is_full()).then_some(now);
         let timer = stream.due(stack_now).map(|at| {
             let wait = at.total_micros().saturating_sub(stack_now.total_micros()).max(0);
             now + Duration::from_micros(wait as u64)
         });
         let slowed = (after == After::Slowed).then(|| now + SLOWED);
-        flow.due = timer.into_iter().chain(slowed).chain(again).min();
+        flow.due = timer.into_iter().chain(slowed).min();
         flow.due
     }
 
