@@ -226,6 +226,19 @@ u.urlopen(u.Request('http://peer.test:8443/', headers=dict(X_Key=os.environ['PLA
     assert_eq!(left.ok().text(), "");
 }
 
+#[test]
+fn a_cell_of_an_image_that_trusts_nobody_trusts_its_authority_alone() {
+    let (tree, name) = (common::small::tree(), format!("{}:1", common::unique("nobody")));
+    run(["image", "import", &format!("{}/", tree.path().display()), "--tag", &name]).ok();
+    let grant = ["--allow-net", "peer.test:443", "--secret", "KEY=value@https://peer.test"];
+    let files = ["cat", "/run/exocell/tls/authority.pem", "/run/exocell/tls/trusted.pem"];
+    let read = run([&["run", "--rm"], &grant[..], &[name.as_str()], &files].concat());
+    run(["image", "rm", &name]).ok();
+    let read = read.ok();
+    let certificates: Vec<&str> = read.text().split_inclusive("END CERTIFICATE-----").collect();
+    assert!(matches!(certificates[..], [a, b] if a.trim() == b.trim()), "{}", read.text());
+}
+
 /// Sends 20 MiB to the host and takes them back, in both directions at once; then
 /// ends its half and hears the rest.
 const MUCH: &str = r"
