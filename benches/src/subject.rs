@@ -8,6 +8,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use clap::ValueEnum;
+use exocell_cell::pager::Mode;
 
 use crate::exocell::{Exocell, patiently};
 use crate::network::Lan;
@@ -27,6 +28,8 @@ pub enum Peer {
     ParaNone,
     /// A cell with `--pager eager`; only where it is asked for.
     ParaPager,
+    /// A cell with `--pager credit`; only where it is asked for.
+    ParaCredit,
     /// Nobody.
     None,
 }
@@ -63,7 +66,7 @@ pub enum Subject {
     /// The same, guest processes beside the guest kernel.
     ParaNone,
     /// As [`Self::ParaAspace`], with a Pager.
-    ParaPager,
+    ParaPager(Mode),
 }
 
 impl fmt::Display for Subject {
@@ -74,7 +77,8 @@ impl fmt::Display for Subject {
             Self::Gvisor => f.write_str("gvisor"),
             Self::StockUml(_) => f.write_str("stock-uml"),
             Self::ParaNone => f.write_str("para-none"),
-            Self::ParaPager => f.write_str("para-pager"),
+            Self::ParaPager(Mode::Credit) => f.write_str("para-credit"),
+            Self::ParaPager(_) => f.write_str("para-pager"),
             Self::ParaAspace(None) => f.write_str("para-aspace"),
             Self::ParaAspace(Some(kernel)) => match &kernel.label {
                 None => f.write_str("para-aspace"),
@@ -103,8 +107,10 @@ pub fn subjects(peers: &[Peer], kernels: &[GuestKernel], exocell: &Exocell) -> V
     if peers.contains(&Peer::ParaNone) {
         found.push(Subject::ParaNone);
     }
-    if peers.contains(&Peer::ParaPager) {
-        found.push(Subject::ParaPager);
+    for (peer, mode) in [(Peer::ParaPager, Mode::Eager), (Peer::ParaCredit, Mode::Credit)] {
+        if peers.contains(&peer) {
+            found.push(Subject::ParaPager(mode));
+        }
     }
     found
 }
@@ -120,7 +126,8 @@ fn present(peer: Peer, exocell: &Exocell) -> Result<Subject, String> {
     let subject = match peer {
         Peer::Native | Peer::None => return Ok(Subject::Native),
         Peer::ParaNone => return Ok(Subject::ParaNone),
-        Peer::ParaPager => return Ok(Subject::ParaPager),
+        Peer::ParaPager => return Ok(Subject::ParaPager(Mode::Eager)),
+        Peer::ParaCredit => return Ok(Subject::ParaPager(Mode::Credit)),
         Peer::Bwrap => Subject::Bwrap,
         Peer::Gvisor => Subject::Gvisor,
         Peer::StockUml => {
@@ -173,7 +180,10 @@ fn within(start: &Start<'_>) -> OsString {
 impl Subject {
     /// Whether it is a cell.
     pub fn is_cell(&self) -> bool {
-        matches!(self, Self::StockUml(_) | Self::ParaAspace(_) | Self::ParaNone | Self::ParaPager)
+        matches!(
+            self,
+            Self::StockUml(_) | Self::ParaAspace(_) | Self::ParaNone | Self::ParaPager(_)
+        )
     }
 
     /// The guest kernel file, where it is not the built one.
@@ -221,7 +231,7 @@ impl Subject {
                 };
                 [words(sandbox), words("do"), inside].concat()
             }
-            Self::StockUml(_) | Self::ParaAspace(_) | Self::ParaNone | Self::ParaPager => {
+            Self::StockUml(_) | Self::ParaAspace(_) | Self::ParaNone | Self::ParaPager(_) => {
                 return self.cell(exocell, start);
             }
         };
@@ -236,8 +246,8 @@ impl Subject {
         if *self == Self::ParaNone {
             command.args(["--intra", "none"]);
         }
-        if *self == Self::ParaPager {
-            command.args(["--pager", "eager"]);
+        if let Self::ParaPager(mode) = self {
+            command.args(["--pager", mode.name()]);
         }
         if let Some(folder) = start.folder {
             command.arg("--volume").arg(format!("{}:{FOLDER_IN_CELL}:ro", folder.display()));

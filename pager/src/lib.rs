@@ -1,13 +1,19 @@
-//! What a cell costs its host in memory, and how it gives memory back ([`Mode`]).
+//! What a cell costs its host in memory, how it gives memory back ([`Mode`]), and
+//! how cells share what there is (`budget.rs`).
 //!
 //! Two figures that add up without counting anything twice: the guest's memory
 //! file, by the blocks the host has allocated for it ([`allocated_bytes`]), and
 //! the private memory of the cell's processes ([`ProcessMemory`]).
 #![forbid(unsafe_code)]
 
+pub mod abi;
+mod budget;
 mod mode;
+mod share;
 
+pub use budget::{BudgetError, Member, Standing};
 pub use mode::Mode;
+pub use share::{Share, guarantee_bytes_min};
 
 use std::fs::{self, File};
 use std::io;

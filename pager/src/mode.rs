@@ -16,6 +16,9 @@ pub enum Mode {
     /// The same, and pages of files that nobody reads go by and by, slower where
     /// programs have to wait for memory.
     Cold,
+    /// The guest kernel hands pages out within a credit and the host backs each when
+    /// it is touched; what is freed goes back as with [`Self::Eager`].
+    Credit,
     /// Not the Pager but free page reporting, some seconds later, of every free
     /// page: to compare the Pager with. A host without memory kills the cell.
     Report0,
@@ -24,7 +27,8 @@ pub enum Mode {
 }
 
 impl Mode {
-    pub const ALL: [Self; 5] = [Self::Off, Self::Eager, Self::Cold, Self::Report0, Self::Report9];
+    pub const ALL: [Self; 6] =
+        [Self::Off, Self::Eager, Self::Cold, Self::Credit, Self::Report0, Self::Report9];
 
     /// Its name on command lines, the guest kernel's included.
     pub fn name(self) -> &'static str {
@@ -32,6 +36,7 @@ impl Mode {
             Self::Off => "off",
             Self::Eager => "eager",
             Self::Cold => "cold",
+            Self::Credit => "credit",
             Self::Report0 => "report0",
             Self::Report9 => "report9",
         }
@@ -51,7 +56,7 @@ impl std::str::FromStr for Mode {
         let found = Self::ALL.into_iter().find(|mode| mode.name() == text);
         found.ok_or_else(|| {
             format!(
-                "{text} is no way to handle memory; choose off, eager, cold, report0 or report9"
+                "{text} is no way to handle memory; choose off, eager, cold, credit, report0 or report9"
             )
         })
     }

@@ -61,6 +61,8 @@ pub struct GuestKernel<'a> {
     pub memory: &'a GuestMemory,
     pub vcpus: u32,
     pub pager: Mode,
+    /// Where it asks for credit; with [`Mode::Credit`].
+    pub lender: Option<BorrowedFd<'a>>,
     pub intra: Intra,
     pub devices: &'a [DeviceSocket],
     /// Receives the guest kernel's console.
@@ -104,6 +106,9 @@ impl GuestKernel<'_> {
         if self.pager != Mode::Off {
             arguments.push(format!("pager={}", self.pager));
         }
+        if let Some(lender) = self.lender {
+            arguments.push(format!("pager_fd={}", lender.as_raw_fd()));
+        }
         arguments.extend(self.intra.argument().map(str::to_owned));
         arguments.extend(
             self.devices.iter().enumerate().map(|(number, device)| device.argument(number)),
@@ -137,11 +142,10 @@ impl GuestKernel<'_> {
             .map_err(|errno| call("prctl", errno))?;
         personality::set(Persona::ADDR_NO_RANDOMIZE).map_err(|errno| call("personality", errno))?;
         close_on_exec_from(3).map_err(GuestKernelError::Files)?;
-        nix::fcntl::fcntl(
-            self.memory.file(),
-            nix::fcntl::FcntlArg::F_SETFD(nix::fcntl::FdFlag::empty()),
-        )
-        .map_err(|errno| call("fcntl", errno))?;
+        for kept in [Some(self.memory.file().as_fd()), self.lender].into_iter().flatten() {
+            let flags = nix::fcntl::FcntlArg::F_SETFD(nix::fcntl::FdFlag::empty());
+            nix::fcntl::fcntl(kept, flags).map_err(|errno| call("fcntl", errno))?;
+        }
         let open = |name: &str| std::fs::File::open(format!("/{name}"));
         let kernel = open(KERNEL_FILE).map_err(GuestKernelError::Files)?;
         let initramfs = open(INITRAMFS_FILE).map_err(GuestKernelError::Files)?;

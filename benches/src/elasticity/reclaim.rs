@@ -13,7 +13,7 @@ use crate::options::ReclaimArgs;
 use crate::row::Unit;
 use crate::{BenchError, Row};
 
-const MODES: [Mode; 2] = [Mode::Eager, Mode::Off];
+const MODES: [Mode; 3] = [Mode::Eager, Mode::Credit, Mode::Off];
 
 const PAGE_BYTES: f64 = 4096.0;
 /// A page that is left alone between two that are given up is a mapping of its own,

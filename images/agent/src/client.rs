@@ -110,6 +110,11 @@ pub fn memory(read: impl Read, write: impl Write, limit_bytes: u64) -> Result<()
     done(request(read, write, &Request::Memory { limit_bytes })?, "memory")
 }
 
+/// Asks the guest for `bytes` of its credit; it gives what no program uses.
+pub fn give_back(read: impl Read, write: impl Write, bytes: u64) -> Result<(), ClientError> {
+    done(request(read, write, &Request::GiveBack { bytes })?, "give back")
+}
+
 /// Detaches the mount at `path` in the guest.
 pub fn unmount(read: impl Read, write: impl Write, path: &str) -> Result<(), ClientError> {
     done(request(read, write, &Request::Unmount { path: path.into() })?, "unmount")

@@ -22,6 +22,7 @@
 //! | `Download` |                                        | `Data`* `DataEof` (a tar stream) |
 //! | `Stats`    |                                        | `Reply(Stats)` |
 //! | `Memory`   |                                        | `Reply(Done)` |
+//! | `GiveBack` |                                        | `Reply(Done)` |
 //! | `Unmount`  |                                        | `Reply(Done)` |
 //! | `Signal`   |                                        | `Reply(Done)` |
 //! | `Shutdown` |                                        | `Reply(Done)`, then the guest powers off |

@@ -26,6 +26,10 @@ pub enum Request {
     Memory {
         limit_bytes: u64,
     },
+    /// Give back so much of the credit, as far as no program uses it.
+    GiveBack {
+        bytes: u64,
+    },
     /// Detach the mount at `path` (a revoked folder).
     Unmount {
         path: String,
@@ -191,6 +195,9 @@ pub struct PagerStats {
     pub peak_bytes: u64,
     /// Of `bound_bytes`, what waits on the CPUs' lists for its next user.
     pub idle_bytes: u64,
+    /// What may still be taken without asking the host.
+    #[serde(default)]
+    pub credit_bytes: u64,
     /// Kept out of use, so that the limit holds.
     pub withheld_bytes: u64,
     /// What `withheld_bytes` is to become.

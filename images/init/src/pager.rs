@@ -19,10 +19,15 @@ pub fn stats() -> Option<PagerStats> {
 pub fn set_limit(bytes: u64) -> Result<(), InitError> {
     if !fs::exists(FILE).unwrap_or(false) {
         return Err(InitError::invalid(
-            "the cell's memory was fixed when it started; run cells whose memory is to change with --pager eager",
+            "the cell's memory was fixed when it started; run cells whose memory is to change with --pager eager or credit",
         ));
     }
     fs::write(FILE, format!("limit {bytes}")).context(|| format!("writing {FILE}"))
+}
+
+/// Has the guest kernel give back `bytes` of its credit, as far as no program uses it.
+pub fn give_back(bytes: u64) -> Result<(), InitError> {
+    fs::write(FILE, format!("return {bytes}")).context(|| format!("writing {FILE}"))
 }
 
 /// Lines of a name and a number; one that is absent is 0.
@@ -33,6 +38,7 @@ fn parse(text: &str) -> PagerStats {
         bound_bytes: bytes("bound"),
         peak_bytes: bytes("peak"),
         idle_bytes: bytes("per_cpu"),
+        credit_bytes: bytes("credit"),
         withheld_bytes: bytes("withheld"),
         withheld_target_bytes: bytes("wanted"),
         bind_bytes: bytes("bind_pages"),

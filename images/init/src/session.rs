@@ -95,6 +95,11 @@ impl Agent {
                 pager::set_limit(limit_bytes)?;
                 Reply::Done
             }
+            Request::GiveBack { bytes } => {
+                self.cell()?;
+                pager::give_back(bytes)?;
+                Reply::Done
+            }
             Request::Unmount { path } => {
                 self.cell()?;
                 umount2(path.as_str(), MntFlags::MNT_DETACH)

@@ -102,6 +102,13 @@ pub struct Counters {
     /// Host memory behind the guest's, in bytes.
     pub memory_allocated_bytes: u64,
     pub memory_limit_bytes: u64,
+    /// What the guest may take without asking again, with what it has; 0 where it has
+    /// no credit (`--pager credit`).
+    #[serde(default)]
+    pub memory_credit_bytes: u64,
+    /// Of that, what it can have whatever other cells do.
+    #[serde(default)]
+    pub memory_guarantee_bytes: u64,
     pub block_read_bytes: u64,
     pub block_written_bytes: u64,
     pub disk_allocated_bytes: u64,

@@ -5,7 +5,7 @@
 //! ROOT/kernels   built guest kernels                      status.json  where it stands
 //! ROOT/disks     empty overlay disks                      lock         held while it lives
 //! ROOT/modules   compiled Wasm modules                    control.sock its supervisor
-//!                                                         log, console.log
+//! ROOT/budget    memory of all cells                      log, console.log
 //! ```
 
 use std::path::{Path, PathBuf};
@@ -49,6 +49,11 @@ impl Layout {
 
     pub fn disks(&self) -> PathBuf {
         self.root.join("disks")
+    }
+
+    /// What all cells may have of the memory together; there is none by default.
+    pub fn budget(&self) -> PathBuf {
+        self.root.join("budget")
     }
 
     pub fn cells(&self) -> PathBuf {

@@ -40,6 +40,8 @@ pub struct VmPlan {
     pub keeps_disk: bool,
     pub memory: GuestMemory,
     pub pager: exocell_pager::Mode,
+    /// With [`exocell_pager::Mode::Credit`].
+    pub credit: Option<CreditPlan>,
     pub intra: Intra,
     pub vcpus: u32,
     pub cpu_weight: u32,
@@ -53,6 +55,14 @@ pub struct VmPlan {
     pub network: Option<PlannedNetwork>,
     pub boot: Boot,
     pub exec: Exec,
+}
+
+/// Where a guest's credit comes from.
+pub struct CreditPlan {
+    /// Set aside from the beginning.
+    pub guarantee_bytes: u64,
+    /// What it has to be within; the file need not exist.
+    pub budget: PathBuf,
 }
 
 /// A host folder, opened.
@@ -98,6 +108,7 @@ impl VmPlan {
             memory: GuestMemory::new(memory_bytes)
                 .map_err(CellError::host("cannot make guest memory"))?,
             pager: spec.pager,
+            credit: credit(layout, spec, memory_bytes)?,
             intra: spec.intra,
             vcpus: cpu.count,
             cpu_weight: cpu.weight,
@@ -149,6 +160,32 @@ fn memory(caps: &CapabilitySet) -> Result<u64, CellError> {
     }
     // The guest kernel wants whole pages.
     Ok(bytes & !4095)
+}
+
+fn credit(
+    layout: &Layout,
+    spec: &CellSpec,
+    memory_bytes: u64,
+) -> Result<Option<CreditPlan>, CellError> {
+    if spec.pager != exocell_pager::Mode::Credit {
+        return match spec.memory_guarantee {
+            None => Ok(None),
+            Some(_) => Err(CellError::Usage(
+                "memory is guaranteed to cells that have it by credit; add --pager credit"
+                    .to_owned(),
+            )),
+        };
+    }
+    let least = exocell_pager::guarantee_bytes_min(memory_bytes);
+    let guarantee_bytes = spec.memory_guarantee.unwrap_or(least) & !4095;
+    if guarantee_bytes < least || guarantee_bytes > memory_bytes {
+        return Err(CellError::Usage(format!(
+            "{guarantee_bytes} bytes cannot be guaranteed to this cell; choose {} to {} MiB (--memory-guarantee)",
+            least.div_ceil(1 << 20),
+            memory_bytes >> 20
+        )));
+    }
+    Ok(Some(CreditPlan { guarantee_bytes, budget: layout.budget() }))
 }
 
 pub(crate) fn kernel(layout: &Layout) -> Result<PathBuf, CellError> {

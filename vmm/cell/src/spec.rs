@@ -59,6 +59,9 @@ pub struct CellSpec {
     /// How guest memory goes back to the host.
     #[serde(default)]
     pub pager: exocell_pager::Mode,
+    /// Memory, in bytes, that is set aside for the cell (`credit` mode).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_guarantee: Option<u64>,
     /// What stands between the guest's programs and its kernel.
     #[serde(default)]
     pub intra: exocell_vmm::intra::Intra,

@@ -66,6 +66,7 @@ fn shape(
         "initramfs": initramfs::prepare(layout)?,
         "read_only": spec.read_only,
         "pager": spec.pager,
+        "memory_guarantee": spec.memory_guarantee,
         "intra": spec.intra,
         "capabilities": caps,
     });

@@ -39,6 +39,7 @@ pub enum Command {
     Unpause(PauseArgs),
     Rm(RmArgs),
     Update(UpdateArgs),
+    Budget(BudgetArgs),
     /// Import, pull, list and remove images.
     #[command(subcommand)]
     Image(ImageCommand),
@@ -131,10 +132,15 @@ pub struct RunArgs {
     #[arg(long)]
     pub read_only: bool,
     /// How a vm cell's memory goes back to the host: off (at its end), eager (page for page
-    /// as it is freed), cold (the same, and files' pages that nobody reads), or report0 and
-    /// report9 (free page reporting, to compare eager with).
+    /// as it is freed), cold (the same, and files' pages that nobody reads), credit (the
+    /// same as eager, within a credit of this host's), or report0 and report9 (free page
+    /// reporting, to compare eager with).
     #[arg(long, value_name = "MODE", default_value_t)]
     pub pager: exocell_cell::pager::Mode,
+    /// Memory that the cell can have whatever others do, with --pager credit and a budget
+    /// (exocell budget) [default: what its kernel needs].
+    #[arg(long, value_name = "BYTES", value_parser = exocell_cell::xgate::parse_bytes)]
+    pub memory_guarantee: Option<u64>,
     /// What stands between a vm cell's programs and its kernel: aspace (address spaces of
     /// their own), mpk (memory protection keys; where the host has them), or none (faster;
     /// programs can do what the cell's kernel can).
@@ -353,6 +359,17 @@ pub struct UpdateArgs {
     #[arg(short, long, value_name = "SIZE", value_parser = exocell_cell::xgate::parse_bytes)]
     pub memory: Option<u64>,
     pub cell: String,
+}
+
+/// Show or set the memory that all cells run with --pager credit may have together.
+#[derive(Args)]
+#[command(after_help = "Example: exocell budget 4g")]
+pub struct BudgetArgs {
+    /// The new budget, like 4g, for cells that run and those to come; off: none.
+    pub size: Option<String>,
+    /// One JSON object.
+    #[arg(long)]
+    pub json: bool,
 }
 
 #[derive(Subcommand)]

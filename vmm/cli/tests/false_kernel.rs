@@ -69,3 +69,41 @@ int main(void) {
     let made: u32 = made.and_then(|made| made.parse().ok()).unwrap_or_else(|| panic!("{console}"));
     assert!((40..=300).contains(&made), "twice 20 and what a guest kernel needs, not {made}");
 }
+
+/// Whoever grants a guest memory believes nothing that its kernel says.
+#[test]
+fn a_guest_kernel_that_takes_more_than_its_credit_is_ended() {
+    let misdeeds = [
+        ("take();", "were granted"),
+        ("say(2, ~0ull); take();", "were granted"),
+        ("say(1, ~0ull); say(2, 32000); take();", "were granted"),
+        ("close(lender); take();", "were granted"),
+        ("write(lender, \"x\", 1);", "protocol"),
+        ("say(3, 1);", "protocol"),
+    ];
+    for (misdeed, complaint) in misdeeds {
+        let root = with_kernel(&KERNEL_WITH_CREDIT.replace("MISDEED", misdeed));
+        let ended = root.run_cell(&["--pager", "credit", "--memory", "128m"], &["true"]);
+        ended.exited(125).complains_of(&["did not boot", complaint]);
+        root.holds_no_cells();
+    }
+}
+
+const KERNEL_WITH_CREDIT: &str = r#"#define _GNU_SOURCE
+#include <fcntl.h>
+#include <stdio.h>
+#include <unistd.h>
+static int memory = -1, lender = -1;
+static void take(void) { fallocate(memory, FALLOC_FL_KEEP_SIZE, 0, 120 << 20); }
+static void say(unsigned kind, unsigned long long pages) {
+    struct { unsigned kind, zero; unsigned long long pages; } message = { kind, 0, pages };
+    write(lender, &message, sizeof(message));
+}
+int main(int argc, char **argv) {
+    for (int i = 1; i < argc; i++) {
+        sscanf(argv[i], "physmem_fd=%d", &memory);
+        sscanf(argv[i], "pager_fd=%d", &lender);
+    }
+    MISDEED
+    for (;;) sleep(1);
+}"#;

@@ -14,6 +14,8 @@ const PROGRAM: &str = "pages";
 const BURST: &str = "python3 -c 'len(bytearray(200 << 20))'";
 /// Takes memory in small pieces until there is no more.
 const EATER: &str = "python3 -c 'x = [bytearray(1 << 16) for _ in range(8192)]'";
+/// The Pager's, each with all that it promises.
+const MODES: [&str; 2] = ["eager", "credit"];
 /// Ways in which a program takes memory until there is none left.
 const WAYS: [&str; 4] = ["anonymous", "tables", "slab", "forks"];
 
@@ -47,20 +49,23 @@ fn apply(cell: &Cell, limit: &str) {
 
 #[test]
 fn what_programs_free_goes_back_at_once() {
-    let cell = cell("eager", "eager");
-    cell.shell(BURST).ok();
-    assert!(claim(&cell, "unbind_bytes") > 200 * MIB);
-    let held = counter(&cell, "memory_allocated_bytes");
-    assert!(held < 100 * MIB, "the host still holds {held} bytes");
+    for mode in MODES {
+        let cell = cell(mode, mode);
+        cell.shell(BURST).ok();
+        assert!(claim(&cell, "unbind_bytes") > 200 * MIB);
+        let held = counter(&cell, "memory_allocated_bytes");
+        assert!(held < 100 * MIB, "{mode}: the host still holds {held} bytes");
+    }
 }
 
 /// Pages that are bound, but on the CPUs' lists, are for a guest that works.
 #[test]
 fn a_guest_that_rests_holds_no_free_pages() {
-    let cell = cell("rests", "eager");
     let look = "import time\n\
                 while int(open('/proc/pager').read().split('per_cpu ')[1].split()[0]): time.sleep(0.2)";
-    finish(&mut cell.exec(&[], &["python3", "-c", look]), b"").ok();
+    for mode in MODES {
+        finish(&mut cell("rests", mode).exec(&[], &["python3", "-c", look]), b"").ok();
+    }
 }
 
 /// What is in memory of a file goes while nobody reads it, and comes back from the disk.
@@ -91,12 +96,13 @@ fn without_the_pager_the_host_holds_the_highest_demand() {
 fn no_page_is_stale_shared_or_dirty() {
     let programs = compiled();
     let (volume, program) = (programs.volume(), format!("{FOLDER_IN_CELL}/{PROGRAM}"));
-    for vcpus in ["1", "2", "4"] {
-        let flags = ["--cpus", vcpus, "--pager", "eager", "--memory", "256m", "--volume", &volume];
+    let modes_and_vcpus = MODES.into_iter().flat_map(|mode| ["1", "2", "4"].map(|n| (mode, n)));
+    for (mode, vcpus) in modes_and_vcpus {
+        let flags = ["--cpus", vcpus, "--pager", mode, "--memory", "256m", "--volume", &volume];
         let words = [IMAGE, &program, "2", "150000000", "4"];
         let ended = run([&["run", "--rm"], &flags[..], &words].concat()).ok();
         let report = ended.text();
-        assert!(report.ends_with("pages: ok"), "{vcpus} vCPUs: {report}");
+        assert!(report.ends_with("pages: ok"), "{mode}, {vcpus} vCPUs: {report}");
         assert_eq!(report.matches("pages were right").count(), 4, "{report}");
     }
 }
@@ -115,7 +121,12 @@ fn the_program_that_looks_for_such_pages_finds_them() {
 
 #[test]
 fn the_limit_of_a_running_cell_changes_both_ways() {
-    let cell = cell("limit", "eager");
+    MODES.into_iter().for_each(limit_changes_both_ways);
+}
+
+#[track_caller]
+fn limit_changes_both_ways(mode: &str) {
+    let cell = cell("limit", mode);
     apply(&cell, "96m");
     assert_eq!(counter(&cell, "memory_limit_bytes"), 96 * MIB);
     // The guest's own OOM killer ends what wants more; the cell lives on.
@@ -129,14 +140,19 @@ fn the_limit_of_a_running_cell_changes_both_ways() {
 
 #[test]
 fn a_limit_below_what_programs_use_is_kept_once_they_are_gone() {
-    let cell = cell("converge", "eager");
+    MODES.into_iter().for_each(limit_is_kept_later);
+}
+
+#[track_caller]
+fn limit_is_kept_later(mode: &str) {
+    let cell = cell("converge", mode);
     let holder = "x = b'x' * (200 << 20); open('/tmp/held', 'w').close(); input()";
     let mut held = Started::new(&mut cell.exec(&["-i"], &["python3", "-c", holder]));
     cell.shell("until [ -e /tmp/held ]; do sleep 0.1; done").ok();
     let told = cell.verb(&["update", "--memory", "128m"]).ok();
     assert!(told.text().contains("converging"), "{}", told.text());
     // Nobody is killed for a limit alone.
-    cell.shell("echo alive").ok();
+    cell.shell("echo alive; cat /usr/bin/* > /dev/null; ls -lR /usr/lib > /dev/null").ok();
     held.write(b"end\n");
     held.finish(LIMIT).expect("the holder ends").ok();
     let kept = || claim(&cell, "withheld_bytes") == claim(&cell, "withheld_target_bytes");
@@ -146,9 +162,14 @@ fn a_limit_below_what_programs_use_is_kept_once_they_are_gone() {
 
 #[test]
 fn memory_that_runs_out_is_the_guests_own_affair() {
+    MODES.into_iter().for_each(memory_runs_out);
+}
+
+#[track_caller]
+fn memory_runs_out(mode: &str) {
     let programs = Programs::new().compile("exhaust", "exhaust", &["-static"]);
     let volume = programs.volume();
-    let flags = ["--pager", "eager", "--memory", "96m", "--volume", &volume];
+    let flags = ["--pager", mode, "--memory", "96m", "--volume", &volume];
     let cell = Cell::idle("exhaust", &flags);
     for (turn, way) in WAYS.into_iter().enumerate() {
         let ended = cell.shell(&format!("{FOLDER_IN_CELL}/exhaust {way}")).ok();
@@ -163,7 +184,12 @@ fn memory_that_runs_out_is_the_guests_own_affair() {
 
 #[test]
 fn files_in_memory_leave_some_to_programs() {
-    let cell = Cell::idle("tmpfs", &["--pager", "eager", "--memory", "96m"]);
+    MODES.into_iter().for_each(files_leave_some);
+}
+
+#[track_caller]
+fn files_leave_some(mode: &str) {
+    let cell = Cell::idle("tmpfs", &["--pager", mode, "--memory", "96m"]);
     cell.shell("mkdir /mnt/own && mount -t tmpfs -o size=100% none /mnt/own").ok();
     for at in ["/dev/shm", "/mnt/own"] {
         let full = cell.shell(&format!("cat /dev/zero > {at}/all")).exited(1);

@@ -120,6 +120,7 @@ fn container(
         remove: host.auto_remove,
         read_only: host.readonly_rootfs,
         pager: exocell_cell::pager::Mode::Off,
+        memory_guarantee: None,
         intra: admitted.intra,
         publish: admitted.publish,
         capabilities: admitted.capabilities,

@@ -125,6 +125,7 @@ fn bare(image: &str, caps: &Value) -> ApiResult<CellSpec> {
         read_only: false,
         publish: Vec::new(),
         pager: exocell_cell::pager::Mode::Off,
+        memory_guarantee: None,
         intra: exocell_cell::intra::Intra::default(),
         disk: None,
         idle: true,

@@ -28,6 +28,8 @@ pub enum ThreadClass {
     Dialer,
     /// A supervisor thread that serves one host folder.
     Folder,
+    /// The supervisor's thread that grants its guest memory.
+    Credit,
     /// The supervisor's control loop and its sessions.
     Control,
     /// The supervisor of an isolate: its control loop and the module.
@@ -35,12 +37,13 @@ pub enum ThreadClass {
 }
 
 impl ThreadClass {
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::GuestKernel,
         Self::Device,
         Self::Network,
         Self::Dialer,
         Self::Folder,
+        Self::Credit,
         Self::Control,
         Self::Isolate,
     ];
@@ -52,6 +55,7 @@ impl ThreadClass {
             Self::Network => "network",
             Self::Dialer => "dialer",
             Self::Folder => "folder",
+            Self::Credit => "credit",
             Self::Control => "control",
             Self::Isolate => "isolate",
         }
@@ -65,6 +69,7 @@ impl ThreadClass {
             Self::Network => NETWORK,
             Self::Dialer => DIALER,
             Self::Folder => FOLDER,
+            Self::Credit => CREDIT,
             Self::Control | Self::Isolate => CONTROL,
         };
         // Those two are processes of their own.
@@ -432,6 +437,13 @@ const FOLDER: &[Rule] = rules! {
     linkat Any, "hard links";
     symlinkat Any, "symbolic links";
     readlinkat Any, "symbolic links";
+};
+
+/// The budget is a file that it holds open.
+const CREDIT: &[Rule] = rules! {
+    pread64 Any, "the budget and its cells";
+    pwrite64 Any, "the cell's own place in the budget";
+    kill Any, "ends a guest kernel that takes more than its credit; the pid namespace bounds it";
 };
 
 /// An isolate with threads of its own.

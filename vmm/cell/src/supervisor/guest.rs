@@ -10,7 +10,7 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{Read, Write};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -21,6 +21,7 @@ use exocell_agent::client::{self, ClientError, ExecEvent};
 use exocell_agent::{AGENT_PORT, CONTROL_PORT, FOLDER_PORT_BASE, FailureKind, Kind, Reply};
 use exocell_folders::Folder as ServedFolder;
 use exocell_network::audit::Entry;
+use exocell_pager::Member;
 use exocell_vmm::devices::{
     BlockConfig, BlockMetrics, ConsoleConfig, DeviceLoop, VsockConfig, VsockHandle, VsockListener,
 };
@@ -33,10 +34,10 @@ use nix::unistd::{ForkResult, Pid, fork};
 
 use super::clients::Services;
 use super::input::{Signal, Sink};
-use super::{Event, Shared, memory, restrict_paths, thread};
+use super::{Event, Shared, credit, memory, restrict_paths, thread};
 use crate::control::Counters;
 use crate::launch::Inheritance;
-use crate::plan::{PlannedFolder, VmPlan};
+use crate::plan::{CreditPlan, PlannedFolder, VmPlan};
 use crate::record::Status;
 use crate::{CellError, network};
 
@@ -70,6 +71,7 @@ struct Reach {
     memory: File,
     /// Bytes; never more than the memory file's.
     memory_limit: AtomicU64,
+    credit: Option<Arc<credit::Account>>,
     disk: Option<File>,
     blocks: Vec<Arc<BlockMetrics>>,
     folders: Folders,
@@ -120,7 +122,10 @@ impl Services for Reach {
     fn change_memory(&self, limit_bytes: u64) -> Result<bool, String> {
         let granted = self.memory.metadata().map_err(|error| error.to_string())?.len();
         memory::check(limit_bytes, granted)?;
-        let applied = memory::change(&self.agent, &self.memory, limit_bytes)?;
+        let before = self.memory_limit.load(Ordering::Relaxed);
+        self.set_credit_limit(limit_bytes);
+        let applied = memory::change(&self.agent, &self.memory, limit_bytes)
+            .inspect_err(|_| self.set_credit_limit(before))?;
         self.memory_limit.store(limit_bytes, Ordering::Relaxed);
         Ok(applied)
     }
@@ -130,9 +135,22 @@ impl Services for Reach {
         Counters {
             memory_allocated_bytes: allocated(&self.memory),
             memory_limit_bytes: self.memory_limit.load(Ordering::Relaxed),
+            memory_credit_bytes: self
+                .credit
+                .as_ref()
+                .map_or(0, |credit| credit.granted.load(Ordering::Relaxed)),
+            memory_guarantee_bytes: self.credit.as_ref().map_or(0, |credit| credit.guarantee),
             block_read_bytes: self.blocks.iter().map(|block| block.read_bytes.get()).sum(),
             block_written_bytes: self.blocks.iter().map(|block| block.written_bytes.get()).sum(),
             disk_allocated_bytes: self.disk.as_ref().map_or(0, allocated),
+        }
+    }
+}
+
+impl Reach {
+    fn set_credit_limit(&self, bytes: u64) {
+        if let Some(credit) = &self.credit {
+            credit.limit.store(bytes, Ordering::Relaxed);
         }
     }
 }
@@ -155,11 +173,13 @@ pub(crate) fn start(
     let since = |at: Instant| at.elapsed().as_micros() as u64;
     set_priority(plan.cpu_weight);
     let network = plan.network.take().map(network::start).transpose()?;
+    let lent = plan.credit.as_ref().map(Lent::reserve).transpose()?;
     let sockets = enter_jail(inheritance, &plan, network.is_some())?;
     status.times.jailed_us = since(inheritance.requested);
     let (console_read, console_write) = nix::unistd::pipe2(nix::fcntl::OFlag::O_CLOEXEC)
         .map_err(|errno| CellError::host("cannot make the console pipe")(errno.into()))?;
-    let kernel = fork_kernel(inheritance, &plan, &sockets, &console_write)?;
+    let lender = lent.as_ref().map(|lent| lent.guest_end.as_fd());
+    let kernel = fork_kernel(inheritance, &plan, &sockets, &console_write, lender)?;
     drop(console_write);
     status.times.kernel_started_us = since(inheritance.requested);
     status.guest_kernel_inner_pid = kernel.as_raw();
@@ -167,6 +187,11 @@ pub(crate) fn start(
     // Threads with a list of their own come first: what is started after the
     // main thread is restricted inherits its list.
     let console = ConsoleLog::new(File::from(console_read))?;
+    let credit = plan.credit.as_ref().zip(lent).map(|(credit, lent)| {
+        let log = console.clone();
+        credit::start(credit, lent.member, lent.end, plan.memory.file(), ender(kernel, log))
+    });
+    let (credit, wanted) = credit.transpose()?.unzip();
     let (folders, listeners) = serve_folders(inheritance, plan.folders)?;
     let (hello, hellos) = channel();
     let devices = Devices::start(
@@ -188,6 +213,9 @@ pub(crate) fn start(
     }
     let pumped = console.clone();
     thread("console", move || pumped.pump())?;
+    if let Some(wanted) = wanted {
+        credit::pass_on(devices.vsock.clone(), wanted)?;
+    }
     let gone = Arc::new((Mutex::new(false), Condvar::new()));
     reap(kernel, shared.events.clone(), gone.clone())?;
     let patience = patience(deadline);
@@ -205,6 +233,7 @@ pub(crate) fn start(
             agent: devices.vsock,
             memory: plan.memory.file().try_clone().map_err(CellError::host("dup"))?,
             memory_limit: AtomicU64::new(plan.memory.bytes()),
+            credit,
             disk: devices.disk,
             blocks: devices.blocks,
             folders,
@@ -266,6 +295,7 @@ fn fork_kernel(
     plan: &VmPlan,
     sockets: &[Socket],
     console: &OwnedFd,
+    lender: Option<BorrowedFd>,
 ) -> Result<Pid, CellError> {
     let devices: Vec<DeviceSocket> = sockets.iter().map(|(device, _)| device.clone()).collect();
     let identity = u32::from(inheritance.identity == IdentityMap::CallerAndCell);
@@ -273,6 +303,7 @@ fn fork_kernel(
         memory: &plan.memory,
         vcpus: plan.vcpus,
         pager: plan.pager,
+        lender,
         intra: plan.intra,
         devices: &devices,
         console: console.as_fd(),
@@ -295,6 +326,31 @@ fn fork_kernel(
         }
         Err(errno) => Err(CellError::host("cannot fork the guest kernel")(errno.into())),
     }
+}
+
+/// What a guest's credit comes from, before the guest is there.
+struct Lent {
+    member: Option<Member>,
+    end: OwnedFd,
+    guest_end: OwnedFd,
+}
+
+impl Lent {
+    /// To be called while paths lead to the host.
+    fn reserve(plan: &CreditPlan) -> Result<Self, CellError> {
+        let member = Member::join(&plan.budget, plan.guarantee_bytes)
+            .map_err(|error| CellError::Usage(error.to_string()))?;
+        let (end, guest_end) = credit::pair()?;
+        Ok(Self { member, end, guest_end })
+    }
+}
+
+/// Ends a guest kernel, and says why on its console.
+fn ender(kernel: Pid, mut console: ConsoleLog) -> credit::End {
+    Box::new(move |why| {
+        let _ = writeln!(console, "exocell: ended by its supervisor: {why}");
+        let _ = nix::sys::signal::kill(kernel, nix::sys::signal::Signal::SIGKILL);
+    })
 }
 
 /// How many host processes and threads a guest of `programs_max` needs at most:

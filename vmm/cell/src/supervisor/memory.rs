@@ -54,7 +54,7 @@ pub(super) fn change(agent: &VsockHandle, memory: &File, limit_bytes: u64) -> Re
     }
 }
 
-fn connect(agent: &VsockHandle) -> Result<UnixStream, String> {
+pub(super) fn connect(agent: &VsockHandle) -> Result<UnixStream, String> {
     let connected = agent.connect(AGENT_PORT).and_then(|stream| {
         stream.set_read_timeout(Some(PATIENCE))?;
         Ok(stream)

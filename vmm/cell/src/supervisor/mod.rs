@@ -9,6 +9,7 @@
 //! socket), the isolate's own thread.
 
 pub(crate) mod clients;
+mod credit;
 mod ending;
 mod guest;
 mod input;

@@ -1,5 +1,6 @@
 //! One module a verb (or a family of small ones).
 
+mod budget;
 mod caps;
 mod cells;
 mod copy;
@@ -43,6 +44,7 @@ pub fn dispatch(cli: Cli) -> Result<u8, CellError> {
         Command::Unpause(args) => cells::pause(&layout, &args, false),
         Command::Rm(args) => cells::rm(&layout, &args),
         Command::Update(args) => cells::update(&layout, &args),
+        Command::Budget(args) => budget::budget(&layout, &args),
         Command::Image(command) => image::image(&layout, command),
         Command::Caps(command) => caps::caps(command),
         Command::Kernel(command) => kernel::kernel(&layout, &command),

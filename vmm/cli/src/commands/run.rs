@@ -242,9 +242,12 @@ pub(super) fn spec(
     env.extend(environment(&args.process)?);
     env.extend(secrets.iter().map(|own| format!("{}={}", own.name, own.placeholder)));
     let publish = publishes(&args.publish)?;
-    if strength == Strength::Isolate && (args.intra.is_some() || args.pager != Mode::default()) {
+    let guests =
+        args.intra.is_some() || args.pager != Mode::default() || args.memory_guarantee.is_some();
+    if strength == Strength::Isolate && guests {
         return Err(CellError::Usage(
-            "an isolate has no guest kernel; leave out --intra and --pager".to_owned(),
+            "an isolate has no guest kernel; leave out --intra, --pager and --memory-guarantee"
+                .to_owned(),
         ));
     }
     if strength == Strength::Isolate && !publish.is_empty() {
@@ -278,6 +281,7 @@ pub(super) fn spec(
         remove: args.rm,
         read_only: args.read_only,
         pager: args.pager,
+        memory_guarantee: args.memory_guarantee,
         intra,
         publish,
         capabilities: caps.to_json(),

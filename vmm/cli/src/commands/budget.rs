@@ -1,0 +1,66 @@
+//! `exocell budget`: the memory that cells with a credit have together.
+
+use exocell_cell::pager::Standing;
+use exocell_cell::{CellError, Layout};
+use serde::Serialize;
+
+use super::print_json;
+use crate::args::BudgetArgs;
+use crate::show::{self, say};
+
+#[derive(Serialize)]
+struct Shown {
+    /// `null`: there is none.
+    budget_bytes: Option<u64>,
+    guaranteed_bytes: u64,
+    granted_bytes: u64,
+    left_bytes: Option<u64>,
+    cell_count: usize,
+}
+
+pub fn budget(layout: &Layout, args: &BudgetArgs) -> Result<u8, CellError> {
+    let path = layout.budget();
+    let failed = |error: exocell_cell::pager::BudgetError| CellError::Usage(error.to_string());
+    let set = |bytes| {
+        std::fs::create_dir_all(layout.root())
+            .map_err(CellError::host(format!("cannot make {}", layout.root().display())))?;
+        Standing::set(&path, bytes).map_err(failed)
+    };
+    match args.size.as_deref() {
+        None => {}
+        Some("off") => set(u64::MAX)?,
+        Some(size) => set(exocell_cell::xgate::parse_bytes(size)
+            .map_err(|error| CellError::Usage(format!("{error}; or say off")))?)?,
+    }
+    let standing = Standing::read(&path).map_err(failed)?;
+    show(&shown(standing), args.json)
+}
+
+fn shown(standing: Option<Standing>) -> Shown {
+    let standing = standing.unwrap_or(Standing { budget: u64::MAX, shares: Vec::new() });
+    let bound = (standing.budget != u64::MAX).then_some(standing.budget);
+    Shown {
+        budget_bytes: bound,
+        guaranteed_bytes: standing.shares.iter().map(|share| share.guarantee).sum(),
+        granted_bytes: standing.shares.iter().map(|share| share.granted).sum(),
+        left_bytes: bound.map(|_| standing.left()),
+        cell_count: standing.shares.len(),
+    }
+}
+
+fn show(shown: &Shown, json: bool) -> Result<u8, CellError> {
+    if json {
+        print_json(shown, false)?;
+        return Ok(0);
+    }
+    let or_none = |bytes: Option<u64>| bytes.map_or_else(|| "none".to_owned(), show::bytes);
+    say!(
+        "budget {}, guaranteed {}, granted {}, left {}, cells {}",
+        or_none(shown.budget_bytes),
+        show::bytes(shown.guaranteed_bytes),
+        show::bytes(shown.granted_bytes),
+        or_none(shown.left_bytes),
+        shown.cell_count
+    );
+    Ok(0)
+}
