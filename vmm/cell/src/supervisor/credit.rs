@@ -46,12 +46,6 @@ pub(super) struct Account {
     pub granted: AtomicU64,
 }
 
-/// A socket pair: the credit thread's end, and the guest kernel's.
-pub(super) fn pair() -> Result<(OwnedFd, OwnedFd), CellError> {
-    socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC)
-        .map_err(|errno| CellError::host("cannot make the guest kernel's socket")(errno.into()))
-}
-
 /// What ends a guest, with the reason.
 pub(super) type End = Box<dyn FnOnce(&str) + Send>;
 
@@ -70,41 +64,61 @@ struct Lender {
     no_patience_until: Instant,
 }
 
-/// Starts the credit thread; `end` is called with the reason if the guest has to end.
-/// The receiver is for [`pass_on`].
-pub(super) fn start(
-    plan: &CreditPlan,
+/// What a guest's credit comes from, before the guest is there.
+pub(super) struct Reserved {
+    guarantee: u64,
     member: Option<Member>,
     socket: OwnedFd,
-    memory: &File,
-    end: End,
-) -> Result<(Arc<Account>, Receiver<u64>), CellError> {
-    let limit = memory.metadata().map_err(CellError::host("cannot size guest memory"))?.len();
-    let account = Arc::new(Account {
-        guarantee: plan.guarantee_bytes,
-        limit: AtomicU64::new(limit),
-        granted: AtomicU64::new(0),
-    });
-    let (returns, wanted) = sync_channel(1);
-    let mut lender = Lender {
-        socket: Some(socket),
-        memory: memory.try_clone().map_err(CellError::host("dup"))?,
-        account: account.clone(),
-        cap: limit,
-        member,
-        returns,
-        short_since: None,
-        no_patience_until: Instant::now(),
-    };
-    thread("credit", move || {
-        if jail::restrict_calls(ThreadClass::Credit).is_err() {
-            return end("its credit cannot be kept");
-        }
-        if let Err(why) = lender.serve() {
-            end(&why);
-        }
-    })?;
-    Ok((account, wanted))
+    pub guest_end: OwnedFd,
+}
+
+impl Reserved {
+    /// To be called while paths lead to the host.
+    pub fn new(plan: &CreditPlan) -> Result<Self, CellError> {
+        let member = Member::join(&plan.budget, plan.guarantee_bytes)
+            .map_err(|error| CellError::Usage(error.to_string()))?;
+        let flags = SockFlag::SOCK_CLOEXEC;
+        let (socket, guest_end) = socketpair(AddressFamily::Unix, SockType::SeqPacket, None, flags)
+            .map_err(|errno| {
+                CellError::host("cannot make the guest kernel's socket")(errno.into())
+            })?;
+        Ok(Self { guarantee: plan.guarantee_bytes, member, socket, guest_end })
+    }
+
+    /// Starts the credit thread, and closes the guest's end; `end` is called with the
+    /// reason if the guest has to end. The receiver is for [`pass_on`].
+    pub fn grant(
+        self,
+        memory: &File,
+        end: End,
+    ) -> Result<(Arc<Account>, Receiver<u64>), CellError> {
+        let limit = memory.metadata().map_err(CellError::host("cannot size guest memory"))?.len();
+        let account = Arc::new(Account {
+            guarantee: self.guarantee,
+            limit: AtomicU64::new(limit),
+            granted: AtomicU64::new(0),
+        });
+        let (returns, wanted) = sync_channel(1);
+        let mut lender = Lender {
+            socket: Some(self.socket),
+            memory: memory.try_clone().map_err(CellError::host("dup"))?,
+            account: account.clone(),
+            cap: limit,
+            member: self.member,
+            returns,
+            short_since: None,
+            no_patience_until: Instant::now(),
+        };
+        thread("credit", move || {
+            if jail::restrict_calls(ThreadClass::Credit).is_err() {
+                return end("its credit cannot be kept");
+            }
+            if let Err(why) = lender.serve() {
+                end(&why);
+            }
+        })?;
+        Ok((account, wanted))
+    }
 }
 
 /// Asks the guest for memory that others are due; it gives what it can.
@@ -193,10 +207,12 @@ impl Lender {
     /// Of `want` bytes as many as the limit and the budget allow.
     fn lend(&mut self, want: u64) -> Result<u64, String> {
         let want = want.min(self.cap().saturating_sub(self.granted()));
-        // Only whole pages are lent, whatever somebody wrote into the budget.
-        let granted = self.of_budget(want)? & !(PAGE_BYTES - 1);
+        let granted = self.of_budget(want)?;
         self.account.granted.fetch_add(granted, Ordering::Relaxed);
-        Ok(granted)
+        // Only whole pages are of use, and parts of a budget may be anything.
+        let rest = granted % PAGE_BYTES;
+        self.take_back(rest)?;
+        Ok(granted - rest)
     }
 
     fn of_budget(&mut self, want: u64) -> Result<u64, String> {

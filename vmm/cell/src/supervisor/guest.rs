@@ -21,7 +21,6 @@ use exocell_agent::client::{self, ClientError, ExecEvent};
 use exocell_agent::{AGENT_PORT, CONTROL_PORT, FOLDER_PORT_BASE, FailureKind, Kind, Reply};
 use exocell_folders::Folder as ServedFolder;
 use exocell_network::audit::Entry;
-use exocell_pager::Member;
 use exocell_vmm::devices::{
     BlockConfig, BlockMetrics, ConsoleConfig, DeviceLoop, VsockConfig, VsockHandle, VsockListener,
 };
@@ -37,7 +36,7 @@ use super::input::{Signal, Sink};
 use super::{Event, Shared, credit, memory, restrict_paths, thread};
 use crate::control::Counters;
 use crate::launch::Inheritance;
-use crate::plan::{CreditPlan, PlannedFolder, VmPlan};
+use crate::plan::{PlannedFolder, VmPlan};
 use crate::record::Status;
 use crate::{CellError, network};
 
@@ -173,12 +172,12 @@ pub(crate) fn start(
     let since = |at: Instant| at.elapsed().as_micros() as u64;
     set_priority(plan.cpu_weight);
     let network = plan.network.take().map(network::start).transpose()?;
-    let lent = plan.credit.as_ref().map(Lent::reserve).transpose()?;
+    let credit = plan.credit.as_ref().map(credit::Reserved::new).transpose()?;
     let sockets = enter_jail(inheritance, &plan, network.is_some())?;
     status.times.jailed_us = since(inheritance.requested);
     let (console_read, console_write) = nix::unistd::pipe2(nix::fcntl::OFlag::O_CLOEXEC)
         .map_err(|errno| CellError::host("cannot make the console pipe")(errno.into()))?;
-    let lender = lent.as_ref().map(|lent| lent.guest_end.as_fd());
+    let lender = credit.as_ref().map(|credit| credit.guest_end.as_fd());
     let kernel = fork_kernel(inheritance, &plan, &sockets, &console_write, lender)?;
     drop(console_write);
     status.times.kernel_started_us = since(inheritance.requested);
@@ -187,10 +186,8 @@ pub(crate) fn start(
     // Threads with a list of their own come first: what is started after the
     // main thread is restricted inherits its list.
     let console = ConsoleLog::new(File::from(console_read))?;
-    let credit = plan.credit.as_ref().zip(lent).map(|(credit, lent)| {
-        let log = console.clone();
-        credit::start(credit, lent.member, lent.end, plan.memory.file(), ender(kernel, log))
-    });
+    let log = console.clone();
+    let credit = credit.map(|credit| credit.grant(plan.memory.file(), ender(kernel, log)));
     let (credit, wanted) = credit.transpose()?.unzip();
     let (folders, listeners) = serve_folders(inheritance, plan.folders)?;
     let (hello, hellos) = channel();
@@ -325,23 +322,6 @@ fn fork_kernel(
             std::process::exit(125)
         }
         Err(errno) => Err(CellError::host("cannot fork the guest kernel")(errno.into())),
-    }
-}
-
-/// What a guest's credit comes from, before the guest is there.
-struct Lent {
-    member: Option<Member>,
-    end: OwnedFd,
-    guest_end: OwnedFd,
-}
-
-impl Lent {
-    /// To be called while paths lead to the host.
-    fn reserve(plan: &CreditPlan) -> Result<Self, CellError> {
-        let member = Member::join(&plan.budget, plan.guarantee_bytes)
-            .map_err(|error| CellError::Usage(error.to_string()))?;
-        let (end, guest_end) = credit::pair()?;
-        Ok(Self { member, end, guest_end })
     }
 }
 
