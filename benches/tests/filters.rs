@@ -12,7 +12,7 @@ use std::net::TcpListener;
 
 use exocell_cell::processes;
 use exocell_cell::vmm::jail::ThreadClass::{
-    self, Control, Device, Dialer, Folder, GuestKernel, Isolate, Network,
+    self, Control, Credit, Device, Dialer, Folder, GuestKernel, Isolate, Network,
 };
 use support::trace::Trace;
 use support::{Cell, exocell};
@@ -22,29 +22,33 @@ type List = &'static [(&'static [ThreadClass], &'static [&'static str], &'static
 /// Rules that the workload below need not reach, each with what does.
 const RARE: List = &[
     (
-        &[Device, Network, Folder, Control],
+        &[Device, Network, Folder, Credit, Control],
         &["brk", "madvise", "mmap", "mremap", "munmap", "mprotect"],
         "the allocator's choice",
     ),
-    (&[Device, Network, Folder, Control], &["clock_gettime"], "hosts whose vDSO does not answer"),
     (
-        &[Device, Network, Folder, Control],
+        &[Device, Network, Folder, Credit, Control],
+        &["clock_gettime"],
+        "hosts whose vDSO does not answer",
+    ),
+    (
+        &[Device, Network, Folder, Credit, Control],
         &["clock_nanosleep", "sched_yield"],
         "waits under contention",
     ),
     (
-        &[Device, Network, Folder, Control],
+        &[Device, Network, Folder, Credit, Control],
         &["restart_syscall", "rt_sigreturn"],
         "after a stop or a signal",
     ),
     (
-        &[Device, Network, Folder, Control],
+        &[Device, Network, Folder, Credit, Control],
         &["getpid", "gettid", "tgkill", "exit_group"],
         "panics and aborts",
     ),
-    (&[Device, Network, Folder, Control], &["getrandom"], "the first hash map of a thread"),
+    (&[Device, Network, Folder, Credit, Control], &["getrandom"], "the first hash map of a thread"),
     (
-        &[Device, Network, Folder],
+        &[Device, Network, Folder, Credit],
         &[
             "exit",
             "sigaltstack",
@@ -57,7 +61,7 @@ const RARE: List = &[
         "start and end of a thread; these start before their filter and end with the process",
     ),
     (
-        &[Device, Network, Folder, Control],
+        &[Device, Network, Folder, Credit, Control],
         &[
             "eventfd2",
             "fstat",
@@ -89,6 +93,8 @@ const RARE: List = &[
     (&[Dialer], &["rt_sigreturn", "restart_syscall"], "after a stop"),
     (&[Dialer], &["exit_group"], "the end, which it does not outlive"),
     (&[Dialer], &["getsockopt"], "peers that do not answer at once"),
+    (&[Credit], &["close", "fcntl", "futex", "pread64", "pwrite64"], "a budget"),
+    (&[Credit], &["kill"], "a guest kernel that takes more than its credit"),
     (&[Device], &["epoll_create1", "ioctl", "lseek"], "the loop is set up before its filter"),
     (&[Device], &["fallocate", "fdatasync"], "discard and flush, when the guest asks"),
     (
@@ -170,7 +176,7 @@ fn rules_are_used_and_refusals_are_known() {
 
     let mut wrong = BTreeSet::new();
     // An isolate has no guest to ask for more; its list is the other two together.
-    for class in [GuestKernel, Device, Network, Dialer, Folder, Control] {
+    for class in [GuestKernel, Device, Network, Dialer, Folder, Credit, Control] {
         for rule in class.rules() {
             let used = trace.used(class).contains(rule.name);
             let rare = listed(RARE, class, rule.name);
@@ -223,7 +229,7 @@ fn workload(shared: &std::path::Path, log: &std::path::Path) {
     let rules =
         [format!("localhost:{port}"), format!("127.0.0.1:{port}"), format!("127.0.0.1:{port}/udp")];
     let rules = rules.iter().flat_map(|rule| ["--allow-net", rule]);
-    let fixed = ["-v", &volume, "--cpus", "2", "--timeout", "5m"];
+    let fixed = ["-v", &volume, "--cpus", "2", "--timeout", "5m", "--pager", "credit"];
     let options: Vec<&str> = fixed.into_iter().chain(rules).collect();
     let cell = Cell::traced(log, &options);
     let serving = std::thread::spawn(move || {
