@@ -101,6 +101,6 @@ mod tests {
         for mode in Intra::ALL {
             assert_eq!(mode.to_string().parse(), Ok(mode));
         }
-        assert!("mpk".parse::<Intra>().unwrap_err().contains("choose aspace, mpk or none"));
+        assert!("kvm".parse::<Intra>().unwrap_err().contains("choose aspace, mpk or none"));
     }
 }

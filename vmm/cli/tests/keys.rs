@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use common::compiled::Programs;
-use common::{Started, given, run};
+use common::compiled::{FOLDER_IN_CELL, Programs};
+use common::{IMAGE, Started, given, run};
 
 /// An emulated machine is tens of times slower.
 const LIMIT: Duration = Duration::from_secs(400);
@@ -126,12 +126,23 @@ fn attacks_on_the_guest_kernel_fail_with_protection_keys() {
     }
 }
 
+/// That the program sees an open kernel as one, and what the README says of `none`.
+#[test]
+fn without_keys_programs_read_the_guest_kernels_memory() {
+    let programs = Programs::new().compile("keys", "keys", &["-static"]);
+    let program = format!("{FOLDER_IN_CELL}/keys");
+    for (intra, is_open) in [("none", 1), ("aspace", 0)] {
+        let flags = ["run", "--rm", "--intra", intra, "-v", &programs.volume()];
+        run([&flags[..], &[IMAGE, &program, "read_memory"]].concat()).exited(is_open);
+    }
+}
+
 #[test]
 fn a_host_without_protection_keys_is_told_what_to_choose() {
     if keys_are_here() {
         return;
     }
-    let refused = run(["run", "--rm", "--intra", "mpk", common::IMAGE, "true"]);
+    let refused = run(["run", "--rm", "--intra", "mpk", IMAGE, "true"]);
     refused.exited(125).complains_of(&["--intra mpk", "protection keys", "aspace"]);
 }
 

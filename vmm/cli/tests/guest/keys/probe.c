@@ -92,7 +92,6 @@ void explore(void)
 {
 	unsigned long end = IMAGE + PAGE;
 
-	catch_faults();
 	while (is_readable(end))
 		end += PAGE;
 	for (unsigned long at = IMAGE + PAGE; at < end - 16; at++)
