@@ -31,7 +31,8 @@ struct fact {
 };
 
 /* Each file ends its list with an entry without a name. */
-extern const struct fact memory[], signals[], floats[], processes[], tracing[], timers[], files[];
+extern const struct fact memory[], signals[], floats[], processes[], tracing[], timers[], files[],
+	children[];
 
 /* One line of the running fact: no addresses, ids or times in it. */
 __attribute__((format(printf, 1, 2))) void say(const char *format, ...);
@@ -45,5 +46,7 @@ void say_end(pid_t child);
 pid_t child_of(void (*body)(void));
 /* A new temporary file without a name. */
 int scratch_file(void);
+/* What this copy of the program has in the place of a digit. */
+int marker_digit(void);
 
 #endif
