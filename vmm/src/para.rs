@@ -1,15 +1,18 @@
 //! The `para` platform: Linux for arch/um, run as a process without privileges.
 
 use std::ffi::CString;
-use std::io;
+use std::fs::File;
+use std::io::{self, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use exocell_pager::Mode;
+use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::personality::{self, Persona};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::unistd::{Gid, Uid};
 
 use crate::intra::Intra;
+use crate::jail::filter::steady;
 use crate::jail::{self, JailError, PathAccess, PathGrant, ThreadClass};
 use crate::memory::GuestMemory;
 
@@ -120,12 +123,13 @@ impl GuestKernel<'_> {
     /// failure. The process must be a fresh child inside the jail.
     pub fn exec(&self) -> GuestKernelError {
         match self.confine() {
-            Ok(()) => self.exec_confined(),
+            Ok(calls) => self.exec_confined(calls.as_ref()),
             Err(error) => error,
         }
     }
 
-    fn confine(&self) -> Result<(), GuestKernelError> {
+    /// What it may call once it runs programs comes back as a file.
+    fn confine(&self) -> Result<Option<File>, GuestKernelError> {
         let call =
             |call, errno: nix::errno::Errno| GuestKernelError::Call { call, source: errno.into() };
         nix::unistd::dup2_stdout(self.console).map_err(|errno| call("dup2", errno))?;
@@ -146,15 +150,29 @@ impl GuestKernel<'_> {
             let flags = nix::fcntl::FcntlArg::F_SETFD(nix::fcntl::FdFlag::empty());
             nix::fcntl::fcntl(kept, flags).map_err(|errno| call("fcntl", errno))?;
         }
-        let open = |name: &str| std::fs::File::open(format!("/{name}"));
+        let open = |name: &str| File::open(format!("/{name}"));
         let kernel = open(KERNEL_FILE).map_err(GuestKernelError::Files)?;
         let initramfs = open(INITRAMFS_FILE).map_err(GuestKernelError::Files)?;
         jail::restrict_paths(&[
             PathGrant { at: kernel.as_fd(), access: PathAccess::Execute },
             PathGrant { at: initramfs.as_fd(), access: PathAccess::Read },
         ])?;
+        let calls = self.steady_calls()?;
         jail::restrict_calls(ThreadClass::GuestKernel)?;
-        Ok(())
+        Ok(calls)
+    }
+
+    fn steady_calls(&self) -> Result<Option<File>, GuestKernelError> {
+        let memory = self.memory.file().as_raw_fd();
+        let Some(program) = steady::program(self.intra, self.pager != Mode::Off, memory)? else {
+            return Ok(None);
+        };
+        let mut file =
+            memfd_create(c"calls", MFdFlags::empty()).map(File::from).map_err(|errno| {
+                GuestKernelError::Call { call: "memfd_create", source: errno.into() }
+            })?;
+        file.write_all(&program).map_err(GuestKernelError::Files)?;
+        Ok(Some(file))
     }
 
     /// Never above what the operator's own limit allows.
@@ -164,9 +182,10 @@ impl GuestKernel<'_> {
         setrlimit(Resource::RLIMIT_NPROC, limit, limit)
     }
 
-    fn exec_confined(&self) -> GuestKernelError {
+    fn exec_confined(&self, calls: Option<&File>) -> GuestKernelError {
         let text = |argument: String| CString::new(argument).unwrap_or_default();
-        let arguments: Vec<CString> = self.arguments().into_iter().map(text).collect();
+        let calls = calls.map(|file| format!("calls_fd={}", file.as_raw_fd()));
+        let arguments: Vec<CString> = self.arguments().into_iter().chain(calls).map(text).collect();
         let path = text(format!("/{KERNEL_FILE}"));
         // The guest kernel finds the top of its address space by its highest
         // environment string (arch/um: get_top_address).

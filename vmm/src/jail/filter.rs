@@ -5,12 +5,15 @@
 //! stricter action wins (seccomp(2), "the action values, in order of
 //! precedence"): for the guest kernel's class that leaves only the action of a
 //! tracer, which answers ENOSYS too where there is none.
+//!
+//! A guest kernel's list is for its set-up; [`steady`] has what is left of it then.
 
 use std::collections::BTreeMap;
+use std::os::fd::RawFd;
 
 use seccompiler::{
-    BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,
-    SeccompRule, TargetArch,
+    BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompRule,
+    sock_filter,
 };
 
 use super::JailError;
@@ -92,39 +95,93 @@ impl ThreadClass {
 #[derive(Debug)]
 pub struct Rule {
     pub name: &'static str,
-    number: i64,
-    pin: Pin,
+    pub number: i64,
+    pub pin: Pin,
     pub why: &'static str,
 }
 
 /// What a rule demands of the call's register arguments.
 #[derive(Debug, Clone, Copy)]
-enum Pin {
+pub enum Pin {
     None,
     /// Argument `.0` has none of the bits `.1`.
     Without(u8, u64),
     /// Argument `.0` (32 bits) is one of `.1`.
     OneOf(u8, &'static [u64]),
+    /// Argument `.0` is the descriptor of guest memory, or one of `.1`.
+    Memory(u8, &'static [u64]),
+    /// All of them.
+    All(&'static [Pin]),
 }
 
+impl std::fmt::Display for Rule {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}({}): {}", self.name, self.pin, self.why)
+    }
+}
+
+/// Arguments are counted from 0.
+impl std::fmt::Display for Pin {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::None => Ok(()),
+            Self::Without(argument, bits) => write!(f, "{argument}: none of {bits:#x}"),
+            Self::OneOf(argument, values) => {
+                let values: Vec<String> = values.iter().map(|one| format!("{one:#x}")).collect();
+                write!(f, "{argument}: {}", values.join(" "))
+            }
+            Self::Memory(argument, others) => {
+                write!(f, "{argument}: guest memory")?;
+                others.iter().try_for_each(|one| write!(f, " {one:#x}"))
+            }
+            Self::All(pins) => {
+                let pins: Vec<String> = pins.iter().map(Self::to_string).collect();
+                f.write_str(&pins.join(", "))
+            }
+        }
+    }
+}
+
+type Alternatives = Vec<Vec<SeccompCondition>>;
+
 impl Pin {
-    fn rules(self) -> Result<Vec<SeccompRule>, seccompiler::BackendError> {
-        use SeccompCmpArgLen::{Dword, Qword};
+    fn rules(self, memory: RawFd) -> Result<Vec<SeccompRule>, seccompiler::BackendError> {
         match self {
             Self::None => Ok(Vec::new()),
+            pin => pin.alternatives(memory)?.into_iter().map(SeccompRule::new).collect(),
+        }
+    }
+
+    /// Conditions that must all hold, once for each way to fulfil it.
+    fn alternatives(self, memory: RawFd) -> Result<Alternatives, seccompiler::BackendError> {
+        use SeccompCmpArgLen::{Dword, Qword};
+        let equal = |argument, value| {
+            SeccompCondition::new(argument, Dword, SeccompCmpOp::Eq, value).map(|one| vec![one])
+        };
+        match self {
+            Self::None => Ok(vec![Vec::new()]),
             Self::Without(argument, bits) => {
                 let masked = SeccompCmpOp::MaskedEq(bits);
-                let condition = SeccompCondition::new(argument, Qword, masked, 0)?;
-                Ok(vec![SeccompRule::new(vec![condition])?])
+                Ok(vec![vec![SeccompCondition::new(argument, Qword, masked, 0)?]])
             }
-            Self::OneOf(argument, values) => values
-                .iter()
-                .map(|value| {
-                    let condition =
-                        SeccompCondition::new(argument, Dword, SeccompCmpOp::Eq, *value)?;
-                    SeccompRule::new(vec![condition])
-                })
+            Self::OneOf(argument, values) => {
+                values.iter().map(|value| equal(argument, *value)).collect()
+            }
+            Self::Memory(argument, others) => std::iter::once(u64::from(memory.cast_unsigned()))
+                .chain(others.iter().copied())
+                .map(|value| equal(argument, value))
                 .collect(),
+            Self::All(pins) => {
+                let mut so_far: Alternatives = vec![Vec::new()];
+                for pin in pins {
+                    let more = pin.alternatives(memory)?;
+                    so_far = so_far
+                        .iter()
+                        .flat_map(|one| more.iter().map(move |with| [&one[..], with].concat()))
+                        .collect();
+                }
+                Ok(so_far)
+            }
         }
     }
 }
@@ -159,6 +216,8 @@ macro_rules! rules {
     };
 }
 
+pub mod steady;
+
 /// The libc numbers under the calls' own names.
 #[allow(non_upper_case_globals)]
 mod numbers {
@@ -178,7 +237,7 @@ mod numbers {
         fallocate = SYS_fallocate, fchmod = SYS_fchmod, fchmodat = SYS_fchmodat,
         fchmodat2 = SYS_fchmodat2, fchown = SYS_fchown, fchownat = SYS_fchownat, fcntl = SYS_fcntl,
         fdatasync = SYS_fdatasync, fstat = SYS_fstat, fstatfs = SYS_fstatfs, fsync = SYS_fsync,
-        ftruncate = SYS_ftruncate, futex = SYS_futex, getcpu = SYS_getcpu,
+        ftruncate = SYS_ftruncate, futex = SYS_futex,
         getdents64 = SYS_getdents64, getpid = SYS_getpid, getppid = SYS_getppid,
         getrandom = SYS_getrandom, getsockopt = SYS_getsockopt, gettid = SYS_gettid,
         ioctl = SYS_ioctl, kill = SYS_kill, linkat = SYS_linkat, lseek = SYS_lseek,
@@ -194,8 +253,7 @@ mod numbers {
         recvmsg = SYS_recvmsg, rename = SYS_rename, renameat = SYS_renameat,
         renameat2 = SYS_renameat2, restart_syscall = SYS_restart_syscall, rseq = SYS_rseq,
         rt_sigaction = SYS_rt_sigaction, rt_sigprocmask = SYS_rt_sigprocmask,
-        rt_sigreturn = SYS_rt_sigreturn, rt_sigsuspend = SYS_rt_sigsuspend,
-        rt_sigtimedwait = SYS_rt_sigtimedwait,
+        rt_sigreturn = SYS_rt_sigreturn,
         rt_tgsigqueueinfo = SYS_rt_tgsigqueueinfo, sched_getaffinity = SYS_sched_getaffinity,
         sched_setaffinity = SYS_sched_setaffinity, sched_yield = SYS_sched_yield,
         seccomp = SYS_seccomp, sendmsg = SYS_sendmsg, sendto = SYS_sendto,
@@ -219,9 +277,7 @@ const GUEST_KERNEL: &[Rule] = rules! {
     rt_sigaction Any, "signal handlers of vCPUs and stubs";
     sigaltstack Any, "alternate signal stacks";
     rt_tgsigqueueinfo Any, "interrupts to another vCPU thread";
-    rt_sigtimedwait Any, "the first process of a guest without stubs takes device signals";
-    rt_sigsuspend Any, "an idle vCPU waits for the next interrupt";
-    futex Any, "hand-off between guest kernel and stub";
+    futex Any, "hand-off between guest kernel and stub; idle vCPUs";
     timer_create Any, "a vCPU's clock events";
     timer_settime Any, "a vCPU's clock events";
     clock_nanosleep Any, "idle vCPUs sleep; the boot check of seccomp itself";
@@ -284,7 +340,7 @@ const GUEST_KERNEL: &[Rule] = rules! {
     poll Any, "the notification thread";
     ppoll Any, "the notification thread";
     eventfd2 Any, "device doorbells";
-    signalfd4 Any, "idle vCPUs of the stock kernel, which is for comparison";
+    signalfd4 Any, "devices' signals where there are no stubs; idle vCPUs of the stock kernel";
     seccomp Any, "stubs confine themselves further";
     prctl OneOf(0, &[
         libc::PR_SET_NAME as u64,
@@ -310,7 +366,6 @@ const GUEST_KERNEL: &[Rule] = rules! {
     sched_yield Any, "spinning vCPUs";
     sched_getaffinity Any, "CPUs to choose from";
     sched_setaffinity Any, "a vCPU and the stub threads that it runs stay together";
-    getcpu Any, "where a vCPU is";
     restart_syscall Any, "resumes sleeps after a stop";
 };
 
@@ -485,32 +540,127 @@ pub fn restrict_calls(class: ThreadClass) -> Result<(), JailError> {
 }
 
 fn compile(class: ThreadClass) -> Result<BpfProgram, JailError> {
-    let failed = |error: seccompiler::BackendError| JailError::Filter {
-        class: class.name(),
-        reason: error.to_string(),
-    };
-    let mut rules: BTreeMap<i64, Vec<SeccompRule>> = BTreeMap::new();
-    for rule in class.rules() {
-        rules.entry(rule.number).or_default().extend(rule.pin.rules().map_err(failed)?);
-    }
     let refused = match class {
         ThreadClass::GuestKernel => SeccompAction::Trace(0),
         _ => SeccompAction::Errno(libc::ENOSYS as u32),
     };
-    SeccompFilter::new(rules, refused, SeccompAction::Allow, TargetArch::x86_64)
-        .and_then(BpfProgram::try_from)
-        .map_err(failed)
+    // No list for set-up asks for guest memory.
+    assemble(&class.rules(), refused, -1)
+        .map_err(|error| JailError::Filter { class: class.name(), reason: error.to_string() })
+}
+
+/// The program that lets the calls of `rules` pass and answers others with `refused`.
+fn assemble(
+    rules: &[&Rule],
+    refused: SeccompAction,
+    memory: RawFd,
+) -> Result<BpfProgram, seccompiler::BackendError> {
+    let (allow, refuse) = (answer(SeccompAction::Allow), answer(refused));
+    let mut calls: BTreeMap<i64, Vec<SeccompRule>> = BTreeMap::new();
+    for rule in rules {
+        calls.entry(rule.number).or_default().extend(rule.pin.rules(memory)?);
+    }
+    let checks: Vec<(u32, BpfProgram)> = calls
+        .into_iter()
+        .map(|(number, rules)| {
+            let check = if rules.is_empty() {
+                vec![allow.clone()]
+            } else {
+                let each = rules.into_iter().map(BpfProgram::from);
+                // What is not as a rule wants it goes on behind its answer.
+                let each = each.flat_map(|rule| rule.into_iter().chain([allow.clone()]));
+                each.chain([refuse.clone()]).collect()
+            };
+            (number as u32, check)
+        })
+        .collect();
+    let mut program = vec![
+        step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, ARCHITECTURE_AT, 0, 0),
+        step(libc::BPF_JMP | libc::BPF_JEQ, ARCHITECTURE, 1, 0),
+        answer(SeccompAction::KillProcess),
+        step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, NUMBER_AT, 0, 0),
+    ];
+    program.extend(search(&checks, &refuse));
+    // seccompiler's rules have a jump, never taken, to behind the last of a call.
+    program.push(refuse);
+    Ok(program)
+}
+
+/// Finds a call's check by halves: those of a guest pass through three such programs.
+fn search(checks: &[(u32, BpfProgram)], refuse: &sock_filter) -> BpfProgram {
+    match checks {
+        [] => vec![refuse.clone()],
+        [(number, check)] => {
+            let mut found =
+                vec![step(libc::BPF_JMP | libc::BPF_JEQ, *number, 1, 0), refuse.clone()];
+            found.extend_from_slice(check);
+            found
+        }
+        more => {
+            let (low, high) = more.split_at(more.len() / 2);
+            let first = high.first().map_or(0, |(number, _)| *number);
+            let low = search(low, refuse);
+            let mut found = vec![
+                step(libc::BPF_JMP | libc::BPF_JGE, first, 0, 1),
+                step(libc::BPF_JMP | libc::BPF_JA, low.len() as u32, 0, 0),
+            ];
+            found.extend(low);
+            found.extend(search(high, refuse));
+            found
+        }
+    }
+}
+
+/// Of `struct seccomp_data`.
+const NUMBER_AT: u32 = 0;
+const ARCHITECTURE_AT: u32 = 4;
+/// AUDIT_ARCH_X86_64, which libc does not name.
+const ARCHITECTURE: u32 = 0xc000_003e;
+
+fn step(code: u32, k: u32, jt: u8, jf: u8) -> sock_filter {
+    sock_filter { code: code as u16, jt, jf, k }
+}
+
+fn answer(action: SeccompAction) -> sock_filter {
+    step(libc::BPF_RET, action.into(), 0, 0)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::intra::Intra;
     use std::collections::HashSet;
+
+    /// As the host's kernel checks it (bpf_check_classic): no jump leads out.
+    fn check(program: &[sock_filter]) {
+        for (at, step) in program.iter().enumerate() {
+            let ways = match u32::from(step.code) {
+                code if code == libc::BPF_JMP | libc::BPF_JA => vec![step.k as usize],
+                code if code & 7 == libc::BPF_JMP => vec![step.jt.into(), step.jf.into()],
+                _ => Vec::new(),
+            };
+            assert!(ways.iter().all(|way| at + 1 + way < program.len()), "step {at}: {step:?}");
+        }
+        let last = program.last().unwrap();
+        assert_eq!(u32::from(last.code), libc::BPF_RET);
+    }
+
+    #[test]
+    fn lists_for_programs_that_run_compile_with_and_without_the_pager() {
+        for (intra, calls) in [(Intra::None, 16), (Intra::Aspace, 38)] {
+            for pager in [false, true] {
+                let rules = steady::rules(intra, pager).unwrap();
+                assert_eq!(rules.len(), calls + usize::from(pager));
+                check(&assemble(&rules, SeccompAction::Trace(0), 3).unwrap());
+            }
+        }
+        assert!(steady::program(Intra::Mpk, true, 3).unwrap().is_none());
+    }
 
     #[test]
     fn every_class_compiles_and_every_rule_has_a_reason() {
         for class in ThreadClass::ALL {
-            compile(class).unwrap();
+            check(&compile(class).unwrap());
             let mut seen = HashSet::new();
             for rule in class.rules() {
                 assert!(!rule.why.is_empty(), "{}: {} has no reason", class.name(), rule.name);
