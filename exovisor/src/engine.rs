@@ -48,6 +48,9 @@ fn config(policy: &Policy, metering: Metering) -> io::Result<Config> {
         .memory_init_cow(policy.copy_on_write)
         // Walking the stack is not for frames that a signal has cut in two.
         .wasm_backtrace_max_frames(None)
+        // There is no garbage collector, and without one the engine takes subtypes of functions
+        // but ends the process when a call asks for one.
+        .wasm_gc(false)
         // Admission takes memories that are imported as shared only.
         .shared_memory(true);
     match &policy.pool {

@@ -124,6 +124,17 @@ fn an_import_of_another_type_is_refused() {
     );
 }
 
+/// The engine has no garbage collector, and would end the process when the call asks whether one
+/// type is another's.
+#[test]
+fn subtypes_of_functions_are_refused() {
+    let text = r#"(module (type $t (sub (func))) (type $u (sub $t (func)))
+      (table funcref (elem $f)) (func $f (type $u))
+      (func (export "_start") (call_indirect (type $t) (i32.const 0))))"#;
+    let message = refusal(text, &caps_with(""));
+    assert!(message.contains("gc proposal"), "{message}");
+}
+
 #[test]
 fn what_is_not_a_module_is_refused() {
     assert!(
