@@ -135,6 +135,7 @@ async fn poll(import: &'static Import, mut caller: Caller<'_, State>, asked: Pol
     if !reach.gate.permits(import, &[]) {
         return Ok(NOTCAPABLE);
     }
+    reach.wasi.set_hostcall_fuel(caller.as_context_mut().hostcall_fuel());
     let shared = shared(&caller);
     let mut memory = memory(&mut caller, shared.as_ref())?;
     let work = async {

@@ -73,6 +73,20 @@ fn arguments_and_environment_arrive_as_given() {
 }
 
 #[test]
+fn several_things_are_waited_for_at_once() {
+    let text = r#"(module
+      (import "wasi_snapshot_preview1" "poll_oneoff" (func $poll (param i32 i32 i32 i32) (result i32)))
+      (import "wasi_snapshot_preview1" "proc_exit" (func $exit (param i32)))
+      (memory (export "memory") 1)
+      ;; Two times of the monotonic clock, a millisecond from now.
+      (func (export "_start")
+        (i32.store (i32.const 16) (i32.const 1)) (i64.store (i32.const 24) (i64.const 1000000))
+        (i32.store (i32.const 64) (i32.const 1)) (i64.store (i32.const 72) (i64.const 1000000))
+        (call $exit (call $poll (i32.const 0) (i32.const 200) (i32.const 2) (i32.const 400)))))"#;
+    assert_eq!(run(text, &caps_with("[clock]")), Outcome::Exited(0));
+}
+
+#[test]
 fn exit_codes_arrive() {
     for (code, status) in [(0, 0), (7, 7), (255, 255), (256, 0)] {
         let outcome = run(&module(&format!("(call $exit (i32.const {code}))")), &caps_with(""));
