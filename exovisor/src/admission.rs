@@ -230,7 +230,7 @@ fn link(
         host: Arc::clone(host),
         code: Arc::new(CodeMap::new(module, &host.hook)),
         owner: owner.to_owned(),
-        start: export(start::EXPORT),
+        start: start::of(module)?,
         command: if shape.has_start { export("_start") } else { None },
         uses_host: shape.imports.iter().any(|import| [WASI, NN].contains(&import.module.as_str())),
         reusable,

@@ -6,6 +6,7 @@
 
 use crate::admission::AdmissionError;
 use wasmparser::{Parser, Payload};
+use wasmtime::{ExternType, Module, ModuleExport};
 
 /// The reserved name. A module that exports it is refused.
 pub(crate) const EXPORT: &str = "\0exocell start";
@@ -42,6 +43,20 @@ pub(crate) fn exported(binary: &[u8]) -> Result<Vec<u8>, AdmissionError> {
         }
     }
     Ok(out)
+}
+
+/// The start function of a compiled module, which neither takes nor returns anything.
+///
+/// # Errors
+/// [`AdmissionError::Malformed`] if it does.
+pub(crate) fn of(module: &Module) -> Result<Option<ModuleExport>, AdmissionError> {
+    let ty = module.get_export(EXPORT);
+    let ty = ty.as_ref().and_then(ExternType::func);
+    if ty.is_some_and(|ty| ty.params().len() + ty.results().len() > 0) {
+        let message = "the start function takes or returns something".to_owned();
+        return Err(AdmissionError::Malformed { message });
+    }
+    Ok(module.get_export_index(EXPORT))
 }
 
 struct Section<'a> {
@@ -102,7 +117,7 @@ fn leb128(mut value: u32) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use wasmtime::{Engine, Instance, Module, Store};
+    use wasmtime::{Engine, Instance, Store};
 
     fn rewritten(text: &str) -> Vec<u8> {
         exported(&wat::parse_str(text).unwrap()).unwrap()
@@ -125,6 +140,16 @@ mod tests {
             let start = instance.get_typed_func::<(), ()>(&mut store, EXPORT).unwrap();
             start.call(&mut store, ()).unwrap();
             assert_eq!(seen.get(&mut store).unwrap_i32(), 7);
+        }
+    }
+
+    #[test]
+    fn a_start_function_takes_and_returns_nothing() {
+        for (signature, right) in [("", true), ("(param i32)", false), ("(result i32)", false)] {
+            let text = format!("(module (func $f {signature} unreachable) (start $f))");
+            let binary = wat::parse_str(&text).unwrap();
+            let module = Module::new(&Engine::default(), exported(&binary).unwrap()).unwrap();
+            assert_eq!(of(&module).is_ok_and(|start| start.is_some()), right, "{signature}");
         }
     }
 
