@@ -330,8 +330,10 @@ fn check(shape: &Shape, caps: &CapabilitySet) -> Result<(), AdmissionError> {
         let what = match imported.asked {
             // It gets a function that traps.
             Asked::Function if known(imported).is_none() => continue,
+            // Whatever its name, it is the memory that the isolate's threads share.
+            Asked::SharedMemory => continue,
             Asked::Function => "function",
-            Asked::SharedMemory | Asked::Memory(_) => "memory",
+            Asked::Memory(_) => "memory",
             Asked::Table(_) => "table",
             Asked::Global(_) => "global",
             Asked::Other => "item",

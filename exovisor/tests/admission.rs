@@ -62,6 +62,12 @@ fn unknown_things_other_than_functions_are_refused() {
 }
 
 #[test]
+fn a_shared_memory_may_have_any_name() {
+    let text = format!("(module (import \"a\" \"b\" (memory 1 2 shared)) {START})");
+    assert_eq!(run(&text, &caps_with("")), Outcome::Exited(0));
+}
+
+#[test]
 fn what_compiled_programs_want_from_their_host_is_there() {
     let text = r#"(module
       (import "env" "__linear_memory" (memory 1))
