@@ -6,6 +6,7 @@ use crate::engine::Host;
 use crate::imports::{Import, WASI};
 use crate::isolate::State;
 use crate::nn::NN;
+use crate::pieces::{self, PIECE_BYTES};
 use crate::policy::{Metering, Policy};
 use crate::preempt::CodeMap;
 use crate::rewrite::{self, ATOMICS};
@@ -184,6 +185,10 @@ impl Admission {
         };
         let binary = match shape.start {
             Some(_) => Cow::Owned(start::exported(&binary)?),
+            None => binary,
+        };
+        let binary = match pieces::in_pieces(&binary, PIECE_BYTES)? {
+            Some(pieces) => Cow::Owned(pieces),
             None => binary,
         };
         let host = self.host(metering)?;

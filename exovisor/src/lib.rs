@@ -37,6 +37,7 @@ mod isolate;
 mod limits;
 mod nn;
 mod overlay;
+mod pieces;
 mod policy;
 mod preempt;
 mod rewrite;

@@ -50,6 +50,18 @@ const MODULE: &str = r#"(module
     (local.get $sum))
   (func (export "spin") (param i32) (result i32) (loop $again (br $again)) (i32.const 0)))"#;
 
+/// One operation on 64 MiB of fresh pages.
+const WHOLE: &str = r#"(module
+  (memory 1024)
+  (func (export "fill") (param $value i32) (result i32)
+    (memory.fill (i32.const 0) (local.get $value) (i32.const 0x4000000))
+    (i32.load8_u (i32.const 0x3ffffff)))
+  (func (export "copy") (param $value i32) (result i32)
+    (i32.store8 (i32.const 0) (local.get $value))
+    (memory.copy (i32.const 0x2000000) (i32.const 0) (i32.const 0x2000000))
+    (i32.load8_u (i32.const 0x2000000)))
+  (func (export "spin") (param i32) (result i32) (loop $again (br $again)) (i32.const 0)))"#;
+
 const OWNER: &str = "a";
 
 fn caps() -> CapabilitySet {
@@ -90,6 +102,36 @@ fn loops_over_bulk_operations_are_preempted() {
         assert_eq!(result, (Outcome::Exited(0), vec![Value::I32(7)]), "{name}");
         // Twenty gigabytes take any memory fifty milliseconds and more, the timer looks every four.
         assert!(report.preemptions >= 10, "{name}: {}", report.preemptions);
+    }
+}
+
+#[test]
+fn one_long_operation_is_preempted() {
+    let scheduler = Scheduler::new(&SchedulerConfig {
+        workers: 1,
+        slice: Duration::from_micros(100),
+        ..SchedulerConfig::default()
+    });
+    let scheduler = scheduler.expect("a scheduler");
+    let [rival, own] = ["rival", "own"].map(|_| scheduler.tenant(OWNER, 1, Priority::Normal));
+    let admission = Admission::new(Policy::pooled(Pool::default()));
+    let call = |name| {
+        let function = admission
+            .admit_for(OWNER, WHOLE.as_bytes(), &CapabilitySet::nothing(), Metering::Time)
+            .and_then(|admitted| admitted.function(OWNER, name))
+            .unwrap_or_else(|error| panic!("{error}"));
+        let memory_bytes = 64 << 20;
+        let limits = CallLimits { memory_bytes, deadline: None, cpu_ns: None, threads: 0, fuel: 0 };
+        Call::new(&function, &[Value::I32(7)], limits)
+    };
+    scheduler.submit(&rival, call("spin"), |_| {}).expect("it is taken");
+    for name in ["fill", "copy"] {
+        let report = scheduler.run(&own, call(name)).expect("it is taken");
+        let result = (report.outcome, report.results);
+        assert_eq!(result, (Outcome::Exited(0), vec![Value::I32(7)]), "{name}");
+        // It takes any memory milliseconds, in which the timer looks every 400 us. As one
+        // operation it would end first.
+        assert!(report.preemptions >= 5, "{name}: {}", report.preemptions);
     }
 }
 
