@@ -2,6 +2,7 @@
 
 use crate::admission::{Admitted, AdmittedModule};
 use crate::ending::Stopper;
+use crate::engine::Host;
 use crate::isolate::{Attached, Outcome, State};
 use crate::policy::Metering;
 use std::sync::Arc;
@@ -213,14 +214,10 @@ pub(crate) fn state(function: &Function, limits: &CallLimits, attached: Option<A
 }
 
 /// A store with its limits set.
-pub(crate) fn store(
-    module: &AdmittedModule,
-    state: State,
-    fuel: u64,
-) -> wasmtime::Result<Store<State>> {
-    let mut store = Store::new(&module.host.engine, state);
+pub(crate) fn store(host: &Host, state: State, fuel: u64) -> wasmtime::Result<Store<State>> {
+    let mut store = Store::new(&host.engine, state);
     store.limiter(|state| &mut state.limits);
-    match module.host.metering {
+    match host.metering {
         Metering::Time => {}
         Metering::Fuel => store.set_fuel(fuel)?,
         // The epoch is the engine's: others' ends and turns advance it too.

@@ -200,7 +200,9 @@ impl Isolate {
         let refused = |error| PrepareError::Engine { message: format!("{error:#}") };
         let fuel = quota(Kind::Fuel).unwrap_or(0);
         let start = match &module.link {
-            Link::Alone(_) => Start::Alone(call::store(module, state, fuel).map_err(refused)?),
+            Link::Alone(_) => {
+                Start::Alone(call::store(&module.host, state, fuel).map_err(refused)?)
+            }
             Link::Team(_) => {
                 let threads = quota(Kind::Processes).unwrap_or(1).saturating_sub(1);
                 let threads = u32::try_from(threads).unwrap_or(u32::MAX);

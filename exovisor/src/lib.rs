@@ -46,6 +46,8 @@ mod sched;
 mod sleep;
 mod start;
 mod stdio;
+#[cfg(test)]
+mod suites;
 mod threads;
 
 pub use admission::{Admission, AdmissionError, Admitted, Requirement};

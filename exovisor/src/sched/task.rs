@@ -142,7 +142,7 @@ impl Plan {
 
     fn start_alone(self) -> Work {
         let Self { function, arguments, state, fuel, .. } = self;
-        let mut store = match call::store(&function.module, state, fuel) {
+        let mut store = match call::store(&function.module.host, state, fuel) {
             Ok(store) => store,
             Err(error) => return over(trap(&error)),
         };
@@ -176,7 +176,7 @@ impl Plan {
         let team = Team::new(&function.module, bound, terms, home, state.stopper.clone());
         let closing = team.closing();
         state.team = Some(Arc::clone(&team));
-        let mut store = match call::store(&function.module, state, fuel) {
+        let mut store = match call::store(&function.module.host, state, fuel) {
             Ok(store) => store,
             Err(error) => return (trap(&error), Vec::new()),
         };

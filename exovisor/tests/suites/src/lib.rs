@@ -1,0 +1,1 @@
+//! Nothing: only the dependencies are wanted.
