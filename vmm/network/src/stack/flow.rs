@@ -136,8 +136,9 @@ impl Flows {
         (self.slots.get(slot)?.is_some() && self.id(slot) == id).then_some(slot)
     }
 
-    /// The slots in use.
+    /// The slots in use, in their order.
     pub fn all(&self) -> Vec<usize> {
-        self.by_key.values().copied().collect()
+        let slots = self.slots.iter().enumerate();
+        slots.filter_map(|(slot, flow)| flow.as_ref().map(|_| slot)).collect()
     }
 }

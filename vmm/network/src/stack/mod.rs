@@ -89,6 +89,8 @@ pub struct Stack {
     authority: Option<Authority>,
     names: Names,
     flows: Flows,
+    /// The flow that has the next turn.
+    first_slot: usize,
     questions: HashMap<Id, (Asked, SocketAddr, SocketAddr)>,
     next_question: Id,
     outbox: Outbox,
@@ -130,6 +132,7 @@ impl Stack {
             authority,
             names: Names::default(),
             flows: Flows::default(),
+            first_slot: 0,
             questions: HashMap::new(),
             next_question: 0,
             outbox: Outbox::default(),

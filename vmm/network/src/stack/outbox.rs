@@ -8,12 +8,13 @@ use smoltcp::time::Instant;
 
 use crate::link::MTU;
 
-/// Packets that wait for the guest; smoltcp sends no more until some are gone.
-const WAITING_MAX: usize = 32;
+/// Packets that wait for the guest; smoltcp sends no more until some are gone. Half a MiB of
+/// large ones: more would leave the caches of a processor core before the guest has them.
+const WAITING_MAX: usize = 8;
 /// Packets that the stack itself may add to those, refusals and datagrams.
 const EXTRA_MAX: usize = 256;
 /// Buffers kept for the next packets.
-const SPARE_MAX: usize = 32;
+const SPARE_MAX: usize = WAITING_MAX;
 /// Bytes from which on a packet's buffer is worth keeping.
 const SPARE_BYTES_MIN: usize = 16 << 10;
 

@@ -28,8 +28,9 @@ use super::rate::Rate;
 const BUFFER_OF_FEW: usize = 1 << 20;
 const BUFFER_OF_MANY: usize = 128 << 10;
 const FEW: usize = 8;
-/// Bytes that a stream moves before the others get their turn.
-const TURN_BYTES: usize = 512 << 10;
+/// Bytes that a stream moves before the others get their turn. On their way they are copied
+/// several times, so they should fit the caches of a processor core more than once.
+const TURN_BYTES: usize = 256 << 10;
 /// From so many bytes that wait for the guest on they go in whole segments: crumbs, which
 /// a window that is nearly full would make, use up the guest's memory for the stream and
 /// it drops what comes next. Whoever waits for the rest of less is not kept waiting.
@@ -202,7 +203,9 @@ impl Stream {
                 Ok(bytes) => bytes,
                 Err(after) => return self.cut(after, now, outbox),
             };
-            let to_guest = match self.move_in(rate) {
+            // What the guest has no room for stays where it is.
+            let most = if outbox.is_full() { 0 } else { left };
+            let to_guest = match self.move_in(most, rate) {
                 Ok(bytes) => bytes,
                 Err(after) => return self.cut(after, now, outbox),
             };
@@ -338,17 +341,22 @@ impl Stream {
         }
     }
 
-    /// Bytes of the peer to the guest.
-    fn move_in(&mut self, rate: &mut Rate) -> Result<usize, After> {
+    /// Bytes of the peer to the guest, not many more than `most`.
+    fn move_in(&mut self, most: usize, rate: &mut Rate) -> Result<usize, After> {
         if self.opened.is_some() {
             return self.move_opened(rate, Opened::move_in);
         }
         let mut total = 0;
         let socket = self.sockets.get_mut::<Socket>(self.handle);
-        while self.readable && !self.host_ended && socket.can_send() && !rate.is_empty() {
+        while total < most
+            && self.readable
+            && !self.host_ended
+            && socket.can_send()
+            && !rate.is_empty()
+        {
             let (host, guard) = (&self.host, &mut self.guard);
             let read = socket.send(|room| {
-                let share = rate.share(room.len());
+                let share = rate.share(room.len().min(most - total));
                 let room = room.get_mut(..share).unwrap_or_default();
                 match moved(recv(host.as_raw_fd(), room, MsgFlags::MSG_DONTWAIT)) {
                     Moved::Bytes(count) => {

@@ -91,10 +91,19 @@ impl Stack {
         self.rate.fill(now);
         let mut due = now + SWEEP;
         let mut more = self.wants_replies;
-        for slot in self.flows.all() {
+        let mut slots = self.flows.all();
+        // Who could say nothing because the outbox was full is the first now.
+        let first = slots.partition_point(|slot| *slot < self.first_slot);
+        slots.rotate_left(first);
+        let mut silent = None;
+        for slot in slots {
+            if self.outbox.is_full() {
+                silent = silent.or(Some(slot));
+            }
             due = self.work_on(slot, now, ops).map_or(due, |at| due.min(at));
             more |= self.flows.get(slot).is_some_and(|flow| flow.wants_turn);
         }
+        self.first_slot = silent.unwrap_or(0);
         self.arm(due);
         // A full outbox is what the others wait for.
         more && !self.outbox.is_full()
