@@ -29,8 +29,8 @@ const BUFFER_OF_FEW: usize = 1 << 20;
 const BUFFER_OF_MANY: usize = 128 << 10;
 const FEW: usize = 8;
 /// Bytes that a stream moves before the others get their turn. On their way they are copied
-/// several times, so they should fit the caches of a processor core more than once.
-const TURN_BYTES: usize = 256 << 10;
+/// several times, so they should fit the cache of a processor core.
+const TURN_BYTES: usize = 512 << 10;
 /// From so many bytes that wait for the guest on they go in whole segments: crumbs, which
 /// a window that is nearly full would make, use up the guest's memory for the stream and
 /// it drops what comes next. Whoever waits for the rest of less is not kept waiting.
