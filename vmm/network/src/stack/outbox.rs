@@ -9,7 +9,7 @@ use smoltcp::time::Instant;
 use crate::link::MTU;
 
 /// Packets that wait for the guest; smoltcp sends no more until some are gone. That is a MiB
-/// of large ones: with half of it, and with twice as much, 8 streams are slower.
+/// of large ones: with twice as much, or half of it and half the turns, 8 streams are slower.
 const WAITING_MAX: usize = 16;
 /// Packets that the stack itself may add to those, refusals and datagrams.
 const EXTRA_MAX: usize = 256;
