@@ -3,12 +3,15 @@
 
 use std::fs::File;
 use std::io::Write;
+use std::iter;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::str::FromStr;
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::sync::{Mutex, PoisonError};
+use std::thread;
+use std::time::Duration;
 
 use exocell_agent::{AUTHORITY_BUNDLE, AUTHORITY_CERTIFICATE, NetworkSetup};
 use exocell_network::audit::{Audit, Decision, Entry};
@@ -30,6 +33,11 @@ use crate::{CellError, CellSpec};
 const LOG_BYTES_MAX: u64 = 1 << 20;
 /// Decisions that may wait to be written; more are counted and lost.
 const WAITING_MAX: usize = 1024;
+/// Decisions that are written at once.
+const WRITTEN_MAX: usize = 128;
+/// How long their writer rests after that, so that a guest that opens and closes connections
+/// wakes it now and then, not twice for each.
+const REST: Duration = Duration::from_millis(2);
 pub const LOG: &str = "network.log";
 pub const LOG_OLD: &str = "network.log.old";
 /// Names a file of certificates by which the hosts of secrets over TLS are
@@ -293,18 +301,23 @@ impl Audit for Waiting {
 pub fn write_log(entries: &Receiver<Entry>) {
     let mut file: Option<File> = None;
     let mut bytes = 0;
-    for entry in entries {
+    while let Ok(first) = entries.recv() {
         if bytes > LOG_BYTES_MAX && std::fs::rename(LOG, LOG_OLD).is_ok() {
             (file, bytes) = (None, 0);
         }
         if file.is_none() {
             file = File::create(LOG).ok();
         }
-        let Ok(mut line) = serde_json::to_vec(&entry) else { continue };
-        line.push(b'\n');
-        bytes += line.len() as u64;
+        let mut lines = Vec::new();
+        for entry in iter::once(first).chain(entries.try_iter()).take(WRITTEN_MAX) {
+            let Ok(line) = serde_json::to_vec(&entry) else { continue };
+            lines.extend_from_slice(&line);
+            lines.push(b'\n');
+        }
+        bytes += lines.len() as u64;
         // A full disk costs the log, not the cell.
-        let _ = file.as_mut().map(|file| file.write_all(&line));
+        let _ = file.as_mut().map(|file| file.write_all(&lines));
+        thread::sleep(REST);
     }
 }
 

@@ -105,19 +105,19 @@ impl Policy {
     }
 
     /// Whether `address`, to which `name` resolved, may be dialled for it.
-    /// `own` says that it is the host's.
+    /// `own` says whether it is the host's, and is asked only where that matters.
     pub fn permits_address_of(
         &self,
         protocol: Protocol,
         name: &str,
         address: IpAddr,
         port: u16,
-        own: bool,
+        own: impl FnOnce() -> bool,
     ) -> Result<(), Denied> {
         self.permits_name(protocol, name, port)?;
         let address = address::plain(address);
         let special = address::class(address);
-        if (special.is_some() || own) && !self.names(protocol, address, port) {
+        if !self.names(protocol, address, port) && (special.is_some() || own()) {
             return Err(
                 special.map_or(Denied::Own(address), |class| Denied::Special(address, class))
             );
@@ -131,13 +131,13 @@ impl Policy {
         }
     }
 
-    /// Whether `address` itself may be dialled. `own` says that it is the host's.
+    /// Whether `address` itself may be dialled. `own` is as above.
     pub fn permits_address(
         &self,
         protocol: Protocol,
         address: IpAddr,
         port: u16,
-        own: bool,
+        own: impl FnOnce() -> bool,
     ) -> Result<(), Denied> {
         let address = address::plain(address);
         if !self.covers(protocol, address, port) {
@@ -146,7 +146,7 @@ impl Policy {
         match address::class(address) {
             _ if self.names(protocol, address, port) => Ok(()),
             Some(class) => Err(Denied::Special(address, class)),
-            None if own => Err(Denied::Own(address)),
+            None if own() => Err(Denied::Own(address)),
             None => Ok(()),
         }
     }
@@ -161,8 +161,8 @@ impl Policy {
         port: u16,
     ) -> Result<(), Denied> {
         match target {
-            Target::Name(name) => self.permits_address_of(protocol, name, peer, port, false),
-            Target::Address(address) => self.permits_address(protocol, *address, port, false),
+            Target::Name(name) => self.permits_address_of(protocol, name, peer, port, || false),
+            Target::Address(address) => self.permits_address(protocol, *address, port, || false),
         }
     }
 
@@ -198,7 +198,7 @@ mod tests {
     fn nothing_granted_permits_nothing() {
         let none = policy(&[]);
         assert_eq!(none.permits_name(Tcp, "example.org", 443), Err(Denied::NoRule));
-        assert_eq!(none.permits_address(Tcp, ip("192.0.2.1"), 443, false), Err(Denied::NoRule));
+        assert_eq!(none.permits_address(Tcp, ip("192.0.2.1"), 443, || false), Err(Denied::NoRule));
         assert!(!none.knows("example.org") && !none.resolves("example.org"));
     }
 
@@ -231,8 +231,9 @@ mod tests {
     #[test]
     fn a_name_that_leads_inside_is_denied() {
         let one = policy(&["example.org:443"]);
-        let check =
-            |address: &str, own| one.permits_address_of(Tcp, "example.org", ip(address), 443, own);
+        let check = |address: &str, own| {
+            one.permits_address_of(Tcp, "example.org", ip(address), 443, || own)
+        };
         assert!(check("192.0.2.1", false).is_ok());
         assert!(check("10.0.0.1", false).is_ok(), "an exact name may be an inside one");
         assert_eq!(check("192.0.2.1", true), Err(Denied::Own(ip("192.0.2.1"))));
@@ -244,16 +245,17 @@ mod tests {
     #[test]
     fn any_name_leads_outside_only() {
         let any = policy(&["*:443"]);
-        let check = |address: &str| any.permits_address_of(Tcp, "x.org", ip(address), 443, false);
+        let check =
+            |address: &str| any.permits_address_of(Tcp, "x.org", ip(address), 443, || false);
         assert!(check("192.0.2.1").is_ok());
         assert_eq!(check("10.0.0.1"), Err(Denied::Private(ip("10.0.0.1"))));
-        assert!(any.permits_address(Tcp, ip("192.0.2.1"), 443, false).is_err());
+        assert!(any.permits_address(Tcp, ip("192.0.2.1"), 443, || false).is_err());
     }
 
     #[test]
     fn an_address_must_be_named_where_it_is_special() {
         let all = policy(&["0.0.0.0/0:1-65535", "[::/0]:80", "127.0.0.1:8080"]);
-        let check = |address: &str, port, own| all.permits_address(Tcp, ip(address), port, own);
+        let check = |address: &str, port, own| all.permits_address(Tcp, ip(address), port, || own);
         assert!(check("192.0.2.1", 80, false).is_ok());
         assert!(check("2001:db8::1", 80, false).is_ok());
         assert!(check("127.0.0.1", 8080, true).is_ok());
@@ -268,7 +270,7 @@ mod tests {
     #[test]
     fn a_name_may_lead_to_an_address_that_is_named_too() {
         let both = policy(&["inside.test:80", "127.0.0.1:80"]);
-        assert!(both.permits_address_of(Tcp, "inside.test", ip("127.0.0.1"), 80, true).is_ok());
-        assert!(both.permits_address_of(Tcp, "inside.test", ip("127.0.0.2"), 80, true).is_err());
+        assert!(both.permits_address_of(Tcp, "inside.test", ip("127.0.0.1"), 80, || true).is_ok());
+        assert!(both.permits_address_of(Tcp, "inside.test", ip("127.0.0.2"), 80, || true).is_err());
     }
 }

@@ -85,6 +85,16 @@ fn trim_heap() {
     unsafe { libc::malloc_trim(0) };
 }
 
+/// Blocks from so many bytes on, as the buffers of connections are, come from the host and
+/// go back to it singly. It is where malloc(3) begins; but it learns from the first of them
+/// that is freed to keep the next ones, and clears them itself each time (mallopt(3)).
+const SINGLE_BYTES_MIN: i32 = 128 << 10;
+
+fn keep_no_large_blocks() {
+    // SAFETY: mallopt(3) takes two integers, under malloc's own lock. Needed as above.
+    unsafe { libc::mallopt(libc::M_MMAP_THRESHOLD, SINGLE_BYTES_MIN) };
+}
+
 fn run(inheritance: &mut Inheritance, workload: Workload, host_pid: i32) -> Result<(), CellError> {
     for descriptor in &inheritance.foreign {
         // What the operator's shell left open is none of the cell's business.
@@ -103,6 +113,7 @@ fn run(inheritance: &mut Inheritance, workload: Workload, host_pid: i32) -> Resu
     let mut deadline = inheritance.caps.deadline().map(|limit| inheritance.requested + limit);
     let mut workload = match workload {
         Workload::Vm(plan) => {
+            keep_no_large_blocks();
             let guest = guest::start(inheritance, *plan, &shared, &mut status, deadline);
             Running::Vm(guest.map_err(|error| or_deadline(error, deadline))?)
         }
