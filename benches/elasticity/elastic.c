@@ -5,7 +5,7 @@
  *     free, free but on a CPU's list, and files that programs have read or written.
  * held MS FILE: on the host, "TSC BYTES": what is allocated for FILE; some lines have
  *     a third number, what that would be if memory came and went in blocks of 2 MiB.
- * bursty SECONDS: memory that comes and goes in bursts.
+ * bursty SECONDS [SEED MB_MAX]: memory that comes and goes in bursts.
  * replay FILE SPEED MB_MAX: memory after a trace (t_s,mem_mb,...), a quarter of
  *     it as page cache of a file on the disk.
  * reclaim MB: takes a region and gives it up, "FAULT_NS FREE_NS" a page.
@@ -131,14 +131,16 @@ static void held(double period_s, const char *file)
 	}
 }
 
-/* Bursts of 8 to 160 MiB, some given up whole, some in pieces, some by halves. */
-static void bursty(double seconds)
+/* Bursts of 8 MiB or more, some given up whole, some in pieces, some by halves. */
+static void bursty(double seconds, unsigned seed, unsigned mib_max)
 {
 	double end = now_s() + seconds;
 
-	srand(7);
+	if (mib_max < 8)
+		mib_max = 8;
+	srand(seed);
 	while (now_s() < end) {
-		size_t bytes = (8 + rand() % 153) * MIB;
+		size_t bytes = (8 + rand() % (mib_max - 7)) * MIB;
 		char *at = take(bytes);
 
 		sleep_s(0.05 + rand() % 20 / 100.0);
@@ -228,7 +230,9 @@ int main(int argc, char **argv)
 	else if (!strcmp(verb, "held") && argc == 4)
 		held(atof(argv[2]) / 1e3, argv[3]);
 	else if (!strcmp(verb, "bursty") && argc == 3)
-		bursty(atof(argv[2]));
+		bursty(atof(argv[2]), 7, 160);
+	else if (!strcmp(verb, "bursty") && argc == 5)
+		bursty(atof(argv[2]), strtoul(argv[3], NULL, 0), strtoul(argv[4], NULL, 0));
 	else if (!strcmp(verb, "replay") && argc == 5)
 		replay(argv[2], atof(argv[3]), atof(argv[4]));
 	else if (!strcmp(verb, "reclaim") && argc == 3)

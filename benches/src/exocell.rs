@@ -1,5 +1,6 @@
 //! The `exocell` command as its users call it.
 
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -37,6 +38,17 @@ impl Exocell {
         let mut command = self.command();
         command.args(arguments);
         command
+    }
+
+    /// The same program, guest kernels and images on a state root of its own in
+    /// `folder`, which has no budget and no cells yet.
+    pub fn apart(&self, folder: &Path) -> Result<Self, BenchError> {
+        for name in ["kernels", "images"] {
+            let link = folder.join(name);
+            symlink(self.root.join(name), &link).map_err(BenchError::host(link.display()))?;
+        }
+        let (program, image) = (self.program.clone(), self.image.clone());
+        Ok(Self { program, root: folder.to_owned(), image })
     }
 
     /// Where compiled programs and the like are kept.

@@ -51,6 +51,7 @@ pub fn run(root: &Path, command: &BenchCommand) -> Result<(), BenchError> {
         BenchCommand::Runs(args) => runs::measure(args, &exocell)?,
         BenchCommand::Elasticity(args) => elasticity::measure(args, &exocell)?,
         BenchCommand::Reclaim(args) => elasticity::measure_reclaim(args, &exocell)?,
+        BenchCommand::Oversubscription(args) => elasticity::measure_together(args, &exocell)?,
         BenchCommand::Isolates(args) => isolates::measure(args, &exocell)?,
         BenchCommand::Preempt(args) => isolates::measure_preemption(args)?,
         BenchCommand::Parallel(args) => isolates::measure_parallel(args)?,

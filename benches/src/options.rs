@@ -38,6 +38,11 @@ pub enum BenchCommand {
     Elasticity(ElasticityArgs),
     /// How fast memory that programs give up goes back to the host.
     Reclaim(ReclaimArgs),
+    /// Cells whose limits add up to several times what they have together.
+    #[command(after_help = "Examples:
+  exocell bench oversubscription --traces traces/
+  exocell bench oversubscription --cells 16 --budget-mib 4096 --seconds 60")]
+    Oversubscription(OversubscriptionArgs),
     /// Fresh Wasm isolates, many tenants: CPU time of a call, and what of it is not its work.
     Isolates(IsolatesArgs),
     /// Long Wasm calls that are preempted, and how fair shares are.
@@ -212,6 +217,35 @@ pub struct ReclaimArgs {
     pub options: Options,
 }
 
+/// `exocell bench oversubscription`: every other cell stays within its guarantee.
+#[derive(Debug, Args)]
+pub struct OversubscriptionArgs {
+    /// Cells alive at once.
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u64).range(2..=1000))]
+    pub cells: u64,
+    /// Memory of a cell, in MiB.
+    #[arg(long, default_value_t = 1024, value_parser = clap::value_parser!(u64).range(128..=1 << 20))]
+    pub memory_mib: u64,
+    /// What a cell has whatever others do, in MiB.
+    #[arg(long, default_value_t = 128, value_parser = clap::value_parser!(u64).range(64..=1 << 20))]
+    pub guarantee_mib: u64,
+    /// What all cells have together, in MiB.
+    #[arg(long, default_value_t = 1536, value_parser = clap::value_parser!(u64).range(128..=1 << 20))]
+    pub budget_mib: u64,
+    /// How long bursts go on.
+    #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u32).range(1..=3600))]
+    pub seconds: u32,
+    /// CSV files with the columns t_s and mem_mb, to be replayed by the cells that take more
+    /// than their guarantee [default: bursts].
+    #[arg(long, value_name = "DIR")]
+    pub traces: Option<PathBuf>,
+    /// How many times as fast as they were recorded.
+    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub speed: u32,
+    #[command(flatten)]
+    pub options: Options,
+}
+
 impl BenchCommand {
     pub fn options(&self) -> &Options {
         match self {
@@ -223,6 +257,7 @@ impl BenchCommand {
             Self::Runs(args) => &args.options,
             Self::Elasticity(args) => &args.options,
             Self::Reclaim(args) => &args.options,
+            Self::Oversubscription(args) => &args.options,
             Self::Isolates(args) => &args.options,
             Self::Preempt(args) => &args.options,
             Self::Parallel(args) => &args.options,

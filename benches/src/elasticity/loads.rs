@@ -57,16 +57,21 @@ pub fn elastic(words: &[&str]) -> Vec<String> {
     std::iter::once(program).chain(words.iter().map(|word| (*word).to_owned())).collect()
 }
 
-/// The traces of the folder, by name; the first so many.
+/// The traces of the folder; the first so many.
 fn traces(args: &ElasticityArgs) -> Result<Vec<Load>, BenchError> {
     let folder = args.traces.as_deref().ok_or(BenchError::NoTraces)?;
+    let mut loads = replays(folder, args.speed, args.memory_mib)?;
+    loads.truncate(args.traces_max);
+    Ok(loads)
+}
+
+/// A load for each trace of `folder`, by name, in cells of `memory_mib`.
+pub fn replays(folder: &Path, speed: u32, memory_mib: u64) -> Result<Vec<Load>, BenchError> {
     let mut names = names_in(folder)?;
     names.retain(|name| name.ends_with(".csv"));
     names.sort_unstable();
-    names.truncate(args.traces_max);
     // What the guest itself needs stays free.
-    let most_mib = (args.memory_mib * 3 / 4).to_string();
-    let speed = args.speed.to_string();
+    let (speed, most_mib) = (speed.to_string(), (memory_mib * 3 / 4).to_string());
     let load = |name: String| Load {
         words: elastic(&["replay", &format!("{INPUT}/{name}"), &speed, &most_mib]),
         input: Some(folder.to_owned()),

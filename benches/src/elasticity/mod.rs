@@ -10,6 +10,7 @@ mod reclaim;
 mod run;
 mod samples;
 mod subject;
+mod together;
 mod watch;
 
 use std::fs;
@@ -27,6 +28,7 @@ use loads::Load;
 pub use reclaim::measure_reclaim;
 use run::Run;
 use subject::MODES;
+pub use together::measure_together;
 use watch::Watch;
 
 /// The source in `benches/elasticity`.

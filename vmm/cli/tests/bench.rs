@@ -80,3 +80,22 @@ fn the_network_is_measured_in_both_directions() {
         }
     }
 }
+
+/// Four cells of 384 MiB on 448 MiB, of which 64 are not guaranteed to anyone.
+#[test]
+fn cells_share_what_is_a_fraction_of_their_limits() {
+    let sizes = ["--memory-mib", "384", "--guarantee-mib", "96", "--budget-mib", "448"];
+    let words = ["bench", "oversubscription", "--cells", "4", "--seconds", "4", "--json"];
+    let ended = run([&words[..], &sizes].concat()).ok();
+    let rows: Vec<Value> =
+        ended.text().lines().map(|line| serde_json::from_str(line).expect("a JSON line")).collect();
+    let figure = |bench: &str, subject: &str| {
+        let row = rows.iter().find(|row| row["bench"] == bench && row["subject"] == subject);
+        row.and_then(|row| row["min"].as_f64()).unwrap_or_else(|| panic!("{bench}: {rows:?}"))
+    };
+    let held = |subject| figure("oversubscription/held_max", subject) / f64::from(1 << 20);
+    assert!(held("budget") <= 448.0, "{} MiB", held("budget"));
+    assert!(held("no-return") > 448.0, "only {} MiB: no load for this", held("no-return"));
+    assert_eq!(figure("oversubscription/within_ended_well", "budget"), 2.0, "{}", ended.stderr);
+    assert_eq!(figure("oversubscription/cells_alive", "budget"), 4.0, "{}", ended.stderr);
+}
