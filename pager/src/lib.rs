@@ -1,5 +1,5 @@
-//! What a cell costs its host in memory, how it gives memory back ([`Mode`]), and
-//! how cells share what there is (`budget.rs`).
+//! What a cell costs its host in memory, how it gives memory back ([`Mode`]), how
+//! cells share what there is (`budget.rs`), and when a host has too little ([`Pressure`]).
 //!
 //! Two figures that add up without counting anything twice: the guest's memory
 //! file, by the blocks the host has allocated for it ([`allocated_bytes`]), and
@@ -9,10 +9,12 @@
 pub mod abi;
 mod budget;
 mod mode;
+mod pressure;
 mod share;
 
 pub use budget::{BudgetError, Member, Standing};
 pub use mode::Mode;
+pub use pressure::Pressure;
 pub use share::{Share, guarantee_bytes_min};
 
 use std::fs::{self, File};

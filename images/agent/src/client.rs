@@ -115,6 +115,11 @@ pub fn give_back(read: impl Read, write: impl Write, bytes: u64) -> Result<(), C
     done(request(read, write, &Request::GiveBack { bytes })?, "give back")
 }
 
+/// Has the guest drop a share of what files left in its memory.
+pub fn drop_cold(read: impl Read, write: impl Write) -> Result<(), ClientError> {
+    done(request(read, write, &Request::DropCold)?, "drop cold")
+}
+
 /// Detaches the mount at `path` in the guest.
 pub fn unmount(read: impl Read, write: impl Write, path: &str) -> Result<(), ClientError> {
     done(request(read, write, &Request::Unmount { path: path.into() })?, "unmount")

@@ -23,6 +23,7 @@
 //! | `Stats`    |                                        | `Reply(Stats)` |
 //! | `Memory`   |                                        | `Reply(Done)` |
 //! | `GiveBack` |                                        | `Reply(Done)` |
+//! | `DropCold` |                                        | `Reply(Done)` |
 //! | `Unmount`  |                                        | `Reply(Done)` |
 //! | `Signal`   |                                        | `Reply(Done)` |
 //! | `Shutdown` |                                        | `Reply(Done)`, then the guest powers off |

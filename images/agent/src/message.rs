@@ -30,6 +30,9 @@ pub enum Request {
     GiveBack {
         bytes: u64,
     },
+    /// Drop a share of what files left in memory, the least recently used first, unless
+    /// programs wait for memory.
+    DropCold,
     /// Detach the mount at `path` (a revoked folder).
     Unmount {
         path: String,

@@ -21,6 +21,12 @@ fn make(count_max: u64) -> io::Result<File> {
     OpenOptions::new().write(true).open(format!("{PROGRAMS}/cgroup.procs"))
 }
 
+/// Has the guest kernel take back `bytes` of memory that programs can do without; it
+/// fails with `WouldBlock` where there is less (the same, memory.reclaim).
+pub fn reclaim(bytes: u64) -> io::Result<()> {
+    fs::write(format!("{ROOT}/memory.reclaim"), bytes.to_string())
+}
+
 /// Processes and threads of the cell's programs.
 pub fn process_count() -> u64 {
     let current = fs::read_to_string(format!("{PROGRAMS}/pids.current"));

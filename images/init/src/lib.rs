@@ -23,6 +23,7 @@
 
 mod boot;
 mod cgroup;
+mod cold;
 mod dev;
 mod error;
 mod exec;

@@ -13,7 +13,7 @@ use nix::mount::{MntFlags, umount2};
 use crate::error::{Context, InitError};
 use crate::reaper::Reaper;
 use crate::root::Cell;
-use crate::{exec, log, pager, shutdown, stats, transfer};
+use crate::{cold, exec, log, pager, shutdown, stats, transfer};
 
 /// Stack of a session's thread, in bytes; only touched pages cost memory.
 pub const STACK_BYTES: usize = 256 * 1024;
@@ -98,6 +98,11 @@ impl Agent {
             Request::GiveBack { bytes } => {
                 self.cell()?;
                 pager::give_back(bytes)?;
+                Reply::Done
+            }
+            Request::DropCold => {
+                self.cell()?;
+                cold::drop_some()?;
                 Reply::Done
             }
             Request::Unmount { path } => {

@@ -44,7 +44,7 @@ pub fn number(text: &str, name: &str) -> u64 {
 }
 
 /// A line `Name:   123 kB` of /proc/meminfo, in bytes.
-fn meminfo_bytes(meminfo: &str, name: &str) -> u64 {
+pub fn meminfo_bytes(meminfo: &str, name: &str) -> u64 {
     let line = meminfo.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
     let kib = line.and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok());
     kib.unwrap_or(0).saturating_mul(1024)
@@ -56,7 +56,7 @@ fn pressure(resource: &str) -> f64 {
 }
 
 /// The `some avg10=` figure (kernel: Documentation/accounting/psi.rst).
-fn some_avg10(text: &str) -> Option<f64> {
+pub fn some_avg10(text: &str) -> Option<f64> {
     let some = text.lines().find_map(|line| line.strip_prefix("some "))?;
     some.split_whitespace().find_map(|field| field.strip_prefix("avg10="))?.parse().ok()
 }

@@ -522,7 +522,7 @@ const CONTROL: &[Rule] = rules! {
     wait4 Any, "reaps the guest kernel and its orphans";
     openat Any, "the cell's own record";
     getdents64 Any, "removes the cell's own record";
-    lseek Any, "the cell's log";
+    lseek Any, "the cell's log; how the host's memory stands";
     ftruncate Any, "the cell's log is bounded";
     rename Any, "replaces the cell's status and log";
     unlink Any, "removes the cell's control socket";

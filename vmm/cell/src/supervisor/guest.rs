@@ -21,6 +21,7 @@ use exocell_agent::client::{self, ClientError, ExecEvent};
 use exocell_agent::{AGENT_PORT, CONTROL_PORT, FOLDER_PORT_BASE, FailureKind, Kind, Reply};
 use exocell_folders::Folder as ServedFolder;
 use exocell_network::audit::Entry;
+use exocell_pager::{Mode, Pressure};
 use exocell_vmm::devices::{
     BlockConfig, BlockMetrics, ConsoleConfig, DeviceLoop, VsockConfig, VsockHandle, VsockListener,
 };
@@ -33,7 +34,7 @@ use nix::unistd::{ForkResult, Pid, fork};
 
 use super::clients::Services;
 use super::input::{Signal, Sink};
-use super::{Event, Shared, credit, memory, restrict_paths, thread};
+use super::{Event, Shared, credit, memory, pressure, restrict_paths, thread};
 use crate::control::Counters;
 use crate::launch::Inheritance;
 use crate::plan::{PlannedFolder, VmPlan};
@@ -173,6 +174,7 @@ pub(crate) fn start(
     set_priority(plan.cpu_weight);
     let network = plan.network.take().map(network::start).transpose()?;
     let credit = plan.credit.as_ref().map(credit::Reserved::new).transpose()?;
+    let pressure = host_pressure(plan.pager)?;
     let sockets = enter_jail(inheritance, &plan, network.is_some())?;
     status.times.jailed_us = since(inheritance.requested);
     let (console_read, console_write) = nix::unistd::pipe2(nix::fcntl::OFlag::O_CLOEXEC)
@@ -213,6 +215,9 @@ pub(crate) fn start(
     if let Some(wanted) = wanted {
         credit::pass_on(devices.vsock.clone(), wanted)?;
     }
+    if let Some(host) = pressure {
+        pressure::watch(host, devices.vsock.clone())?;
+    }
     let gone = Arc::new((Mutex::new(false), Condvar::new()));
     reap(kernel, shared.events.clone(), gone.clone())?;
     let patience = patience(deadline);
@@ -242,6 +247,12 @@ pub(crate) fn start(
         console,
         requested: inheritance.requested,
     })
+}
+
+/// To be looked at for guests whose free memory goes back.
+fn host_pressure(pager: Mode) -> Result<Option<Pressure>, CellError> {
+    let opened = (pager != Mode::Off).then(Pressure::open).transpose();
+    opened.map_err(CellError::host("cannot read how much memory the host has"))
 }
 
 /// CPU weight 100 is nice 0; each nice level is a factor of 1.25

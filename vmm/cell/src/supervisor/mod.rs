@@ -14,6 +14,7 @@ mod ending;
 mod guest;
 mod input;
 mod memory;
+mod pressure;
 mod warmth;
 
 use std::fs::File;
