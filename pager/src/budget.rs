@@ -32,7 +32,7 @@ pub enum BudgetError {
     #[error("{0} is no memory budget; remove it and set the budget again (exocell budget SIZE)")]
     Format(String),
     #[error(
-        "the memory budget has {left} bytes left, the cell's guarantee is {guarantee}; end a cell, guarantee less (--memory-guarantee) or set more (exocell budget SIZE)"
+        "the memory budget has {left} bytes left, {guarantee} are to be set aside for the cell; end a cell, ask for less (--memory, or --pager credit with its --memory-guarantee) or set more (exocell budget SIZE)"
     )]
     Full { left: u64, guarantee: u64 },
     #[error("cannot use the memory budget: {0}")]

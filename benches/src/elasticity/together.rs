@@ -95,7 +95,9 @@ fn run(
     folder: &Path,
     exocell: &Exocell,
 ) -> Result<Vec<Row>, BenchError> {
-    exocell.call(&["budget", &format!("{}m", args.budget_mib)])?;
+    if mode == Mode::Credit {
+        exocell.call(&["budget", &format!("{}m", args.budget_mib)])?;
+    }
     let parts = parts(args)?;
     let cells = parts.iter().enumerate().map(|(at, part)| {
         let name = format!("bench-together-{}-{mode}-{at}", std::process::id());

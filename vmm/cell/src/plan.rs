@@ -40,8 +40,11 @@ pub struct VmPlan {
     pub keeps_disk: bool,
     pub memory: GuestMemory,
     pub pager: exocell_pager::Mode,
-    /// With [`exocell_pager::Mode::Credit`].
-    pub credit: Option<CreditPlan>,
+    /// What is set aside for it from the beginning: all its memory, unless it has that
+    /// by credit.
+    pub guarantee_bytes: u64,
+    /// What that has to be within; the file need not exist.
+    pub budget: PathBuf,
     pub intra: Intra,
     pub vcpus: u32,
     pub cpu_weight: u32,
@@ -55,14 +58,6 @@ pub struct VmPlan {
     pub network: Option<PlannedNetwork>,
     pub boot: Boot,
     pub exec: Exec,
-}
-
-/// Where a guest's credit comes from.
-pub struct CreditPlan {
-    /// Set aside from the beginning.
-    pub guarantee_bytes: u64,
-    /// What it has to be within; the file need not exist.
-    pub budget: PathBuf,
 }
 
 /// A host folder, opened.
@@ -108,7 +103,8 @@ impl VmPlan {
             memory: GuestMemory::new(memory_bytes)
                 .map_err(CellError::host("cannot make guest memory"))?,
             pager: spec.pager,
-            credit: credit(layout, spec, memory_bytes)?,
+            guarantee_bytes: guarantee(spec, memory_bytes)?,
+            budget: layout.budget(),
             intra: spec.intra,
             vcpus: cpu.count,
             cpu_weight: cpu.weight,
@@ -162,14 +158,10 @@ fn memory(caps: &CapabilitySet) -> Result<u64, CellError> {
     Ok(bytes & !4095)
 }
 
-fn credit(
-    layout: &Layout,
-    spec: &CellSpec,
-    memory_bytes: u64,
-) -> Result<Option<CreditPlan>, CellError> {
+fn guarantee(spec: &CellSpec, memory_bytes: u64) -> Result<u64, CellError> {
     if spec.pager != exocell_pager::Mode::Credit {
         return match spec.memory_guarantee {
-            None => Ok(None),
+            None => Ok(memory_bytes),
             Some(_) => Err(CellError::Usage(
                 "memory is guaranteed to cells that have it by credit; add --pager credit"
                     .to_owned(),
@@ -185,7 +177,7 @@ fn credit(
             memory_bytes >> 20
         )));
     }
-    Ok(Some(CreditPlan { guarantee_bytes, budget: layout.budget() }))
+    Ok(guarantee_bytes)
 }
 
 pub(crate) fn kernel(layout: &Layout) -> Result<PathBuf, CellError> {

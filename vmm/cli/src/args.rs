@@ -361,7 +361,8 @@ pub struct UpdateArgs {
     pub cell: String,
 }
 
-/// Show or set the memory that all cells run with --pager credit may have together.
+/// Show or set the memory that all vm cells may have together: those with --pager credit
+/// share it, any other has all of its --memory set aside.
 #[derive(Args)]
 #[command(after_help = "Example: exocell budget 4g")]
 pub struct BudgetArgs {

@@ -99,6 +99,24 @@ fn what_is_not_there_is_not_promised() {
 }
 
 #[test]
+fn cells_without_a_credit_have_all_their_memory_set_aside() {
+    let budget = Budget::new("310m");
+    let start = |name, pager| {
+        let flags = ["run", "-d", "--name", name, "--pager", pager, "--memory", "128m"];
+        budget.root.run([&flags[..], &[TINY, "sleep", "infinity"]].concat())
+    };
+    start("plain", "off").ok();
+    start("eager", "eager").ok();
+    assert_eq!(budget.standing("guaranteed_bytes"), 256 * MIB);
+    start("third", "off").exited(125).complains_of(&["budget", "--memory"]);
+    budget.cell("credit", "128m", "40m");
+    assert_eq!(budget.standing("guaranteed_bytes"), 296 * MIB);
+    budget.root.run(["rm", "-f", "plain"]).ok();
+    assert_eq!(budget.standing("guaranteed_bytes"), 168 * MIB);
+    start("fourth", "off").ok();
+}
+
+#[test]
 fn what_a_dead_supervisor_had_comes_back() {
     let budget = Budget::new("200m");
     budget.cell("dead", "160m", "64m");

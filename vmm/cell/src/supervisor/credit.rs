@@ -25,7 +25,6 @@ use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, recv, send, 
 
 use super::{memory, thread};
 use crate::CellError;
-use crate::plan::CreditPlan;
 
 /// How often what a guest holds is looked at.
 const TICK: Duration = Duration::from_millis(500);
@@ -73,16 +72,14 @@ pub(super) struct Reserved {
 }
 
 impl Reserved {
-    /// To be called while paths lead to the host.
-    pub fn new(plan: &CreditPlan) -> Result<Self, CellError> {
-        let member = Member::join(&plan.budget, plan.guarantee_bytes)
-            .map_err(|error| CellError::Usage(error.to_string()))?;
+    /// Of `guarantee` bytes, and what the budget of `member` lends.
+    pub fn new(guarantee: u64, member: Option<Member>) -> Result<Self, CellError> {
         let flags = SockFlag::SOCK_CLOEXEC;
         let (socket, guest_end) = socketpair(AddressFamily::Unix, SockType::SeqPacket, None, flags)
             .map_err(|errno| {
                 CellError::host("cannot make the guest kernel's socket")(errno.into())
             })?;
-        Ok(Self { guarantee: plan.guarantee_bytes, member, socket, guest_end })
+        Ok(Self { guarantee, member, socket, guest_end })
     }
 
     /// Starts the credit thread, and closes the guest's end; `end` is called with the

@@ -21,7 +21,7 @@ use exocell_agent::client::{self, ClientError, ExecEvent};
 use exocell_agent::{AGENT_PORT, CONTROL_PORT, FOLDER_PORT_BASE, FailureKind, Kind, Reply};
 use exocell_folders::Folder as ServedFolder;
 use exocell_network::audit::Entry;
-use exocell_pager::{Mode, Pressure};
+use exocell_pager::{Member, Mode, Pressure};
 use exocell_vmm::devices::{
     BlockConfig, BlockMetrics, ConsoleConfig, DeviceLoop, VsockConfig, VsockHandle, VsockListener,
 };
@@ -72,6 +72,8 @@ struct Reach {
     /// Bytes; never more than the memory file's.
     memory_limit: AtomicU64,
     credit: Option<Arc<credit::Account>>,
+    /// Its place in the budget, held while it lives; one with a credit has it there.
+    _aside: Option<Member>,
     disk: Option<File>,
     blocks: Vec<Arc<BlockMetrics>>,
     folders: Folders,
@@ -173,7 +175,11 @@ pub(crate) fn start(
     let since = |at: Instant| at.elapsed().as_micros() as u64;
     set_priority(plan.cpu_weight);
     let network = plan.network.take().map(network::start).transpose()?;
-    let credit = plan.credit.as_ref().map(credit::Reserved::new).transpose()?;
+    let mut aside = Member::join(&plan.budget, plan.guarantee_bytes)
+        .map_err(|error| CellError::Usage(error.to_string()))?;
+    let by_credit = plan.pager == Mode::Credit;
+    let credit = by_credit.then(|| credit::Reserved::new(plan.guarantee_bytes, aside.take()));
+    let credit = credit.transpose()?;
     let pressure = host_pressure(plan.pager)?;
     let sockets = enter_jail(inheritance, &plan, network.is_some())?;
     status.times.jailed_us = since(inheritance.requested);
@@ -236,6 +242,7 @@ pub(crate) fn start(
             memory: plan.memory.file().try_clone().map_err(CellError::host("dup"))?,
             memory_limit: AtomicU64::new(plan.memory.bytes()),
             credit,
+            _aside: aside,
             disk: devices.disk,
             blocks: devices.blocks,
             folders,

@@ -1,4 +1,4 @@
-//! `exocell budget`: the memory that cells with a credit have together.
+//! `exocell budget`: the memory that all `vm` cells have together.
 
 use exocell_cell::pager::Standing;
 use exocell_cell::{CellError, Layout};
