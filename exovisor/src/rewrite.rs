@@ -16,9 +16,8 @@ use crate::scan::{Asked, Imported, Shape};
 use std::convert::Infallible;
 use wasm_encoder::reencode::{Error, Reencode, utils};
 use wasm_encoder::{
-    CodeSection, ConstExpr, EntityType, ExportKind, ExportSection, Function, GlobalSection,
-    ImportSection, Instruction, MemorySection, Module, RawSection, SectionId, TableSection,
-    TypeSection, ValType,
+    CodeSection, ConstExpr, EntityType, ExportKind, ExportSection, GlobalSection, ImportSection,
+    Instruction, MemorySection, Module, RawSection, SectionId, TableSection, TypeSection, ValType,
 };
 use wasmparser::{FunctionBody, Operator, Parser};
 
@@ -210,6 +209,45 @@ impl<'a> Rewriter<'a> {
     }
 }
 
+/// Writes a function of which some instructions are calls instead: `call` is asked for each
+/// operator, in order, and answers with the function that is called and a constant that it is
+/// passed last, if there is one.
+pub(crate) fn replace<'a, R: Reencode<Error = Infallible>>(
+    rewriter: &mut R,
+    code: &mut CodeSection,
+    body: &FunctionBody<'a>,
+    mut call: impl FnMut(&mut R, &Operator<'a>) -> Option<(u32, Option<u64>)>,
+) -> Result<(), Error<Infallible>> {
+    let mut function = rewriter.new_function_with_parsed_locals(body)?;
+    let mut reader = body.get_operators_reader()?;
+    while !reader.eof() {
+        let operator = reader.read()?;
+        match call(rewriter, &operator) {
+            Some((callee, constant)) => {
+                if let Some(constant) = constant {
+                    function.instruction(&Instruction::I64Const(constant as i64));
+                }
+                function.instruction(&Instruction::Call(callee));
+            }
+            None => {
+                function.instruction(&rewriter.instruction(operator)?);
+            }
+        }
+    }
+    code.function(&function);
+    Ok(())
+}
+
+/// Sections that this version of the parser does not know are left to the compiler.
+pub(crate) fn leave_unknown(
+    module: &mut Module,
+    id: u8,
+    data: &[u8],
+) -> Result<(), Error<Infallible>> {
+    module.section(&RawSection { id, data });
+    Ok(())
+}
+
 /// Whether what is filled is many bytes, and with zeros.
 fn are_zeros(before: &[Option<Operator<'_>>; 2]) -> bool {
     let [Some(Operator::I32Const { value: 0 }), Some(Operator::I32Const { value: length })] =
@@ -312,39 +350,22 @@ impl Reencode for Rewriter<'_> {
         code: &mut CodeSection,
         body: FunctionBody<'_>,
     ) -> Result<(), Error<Infallible>> {
-        let mut function: Function = self.new_function_with_parsed_locals(&body)?;
-        let mut reader = body.get_operators_reader()?;
         let mut before = [None, None];
-        while !reader.eof() {
-            let operator = reader.read()?;
-            self.reusable &= !changes_tables(&operator);
-            let call = self.call(&operator, &before);
+        replace(self, code, &body, |rewriter, operator| {
+            rewriter.reusable &= !changes_tables(operator);
+            let call = rewriter.call(operator, &before);
             before = [before[1].take(), Some(operator.clone())];
-            match call {
-                Some((callee, offset)) => {
-                    if let Some(offset) = offset {
-                        function.instruction(&Instruction::I64Const(offset as i64));
-                    }
-                    function.instruction(&Instruction::Call(callee));
-                }
-                None => {
-                    function.instruction(&self.instruction(operator)?);
-                }
-            }
-        }
-        code.function(&function);
-        Ok(())
+            call
+        })
     }
 
-    /// Sections that this version of the parser does not know are left to the compiler.
     fn parse_unknown_section(
         &mut self,
         module: &mut Module,
         id: u8,
         data: &[u8],
     ) -> Result<(), Error<Infallible>> {
-        module.section(&RawSection { id, data });
-        Ok(())
+        leave_unknown(module, id, data)
     }
 
     fn intersperse_section_hook(

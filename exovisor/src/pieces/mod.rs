@@ -10,12 +10,12 @@
 mod tests;
 
 use crate::admission::AdmissionError;
+use crate::rewrite::{leave_unknown, replace};
 use std::collections::BTreeMap;
 use std::convert::Infallible;
 use wasm_encoder::reencode::{Error, Reencode, utils};
 use wasm_encoder::{
-    BlockType, CodeSection, Function, FunctionSection, Instruction, Module, RawSection,
-    TypeSection, ValType,
+    BlockType, CodeSection, Function, FunctionSection, Instruction, Module, TypeSection, ValType,
 };
 use wasmparser::{DataKind, FunctionBody, MemoryType, Operator, Parser, Payload, TypeRef};
 
@@ -385,36 +385,22 @@ impl Reencode for Rewriter {
         code: &mut CodeSection,
         body: FunctionBody<'_>,
     ) -> Result<(), Error<Infallible>> {
-        let mut function = self.new_function_with_parsed_locals(&body)?;
-        let mut reader = body.get_operators_reader()?;
         let mut before = None;
-        while !reader.eof() {
-            let operator = reader.read()?;
-            let operation = self.layout.long(&operator, before.as_ref());
+        replace(self, code, &body, |Self { layout, .. }, operator| {
+            let operation = layout.long(operator, before.as_ref());
             before = Some(operator.clone());
-            match operation.and_then(|operation| self.layout.operations.get(&operation)) {
-                Some(place) => {
-                    let callee = self.layout.functions.saturating_add(*place);
-                    function.instruction(&Instruction::Call(callee));
-                }
-                None => {
-                    function.instruction(&self.instruction(operator)?);
-                }
-            }
-        }
-        code.function(&function);
-        Ok(())
+            let place = layout.operations.get(&operation?)?;
+            Some((layout.functions.saturating_add(*place), None))
+        })
     }
 
-    /// Sections that this version of the parser does not know are left to the compiler.
     fn parse_unknown_section(
         &mut self,
         module: &mut Module,
         id: u8,
         data: &[u8],
     ) -> Result<(), Error<Infallible>> {
-        module.section(&RawSection { id, data });
-        Ok(())
+        leave_unknown(module, id, data)
     }
 }
 
