@@ -100,7 +100,7 @@ impl Stopper {
     }
 
     fn kick(&self) {
-        match self.0.thread.load(Ordering::Acquire) {
+        match self.0.thread.load(Ordering::SeqCst) {
             0 => {}
             thread => preempt::kick(thread),
         }
@@ -128,7 +128,7 @@ impl Stopper {
 
     /// Says which thread runs the guest from now on; 0 for none.
     pub(crate) fn runs_on(&self, thread: i32) {
-        self.0.thread.store(thread, Ordering::Release);
+        self.0.thread.store(thread, Ordering::SeqCst);
     }
 
     /// Does `work` unless the isolate is or gets ended, by `deadline` at the latest.

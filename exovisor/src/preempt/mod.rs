@@ -45,7 +45,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
 
 /// How long after a signal in host code it comes again, in nanoseconds.
-const RETRY_NS: u64 = 50_000;
+pub(crate) const RETRY_NS: u64 = 50_000;
 
 /// How long after host code was given another way back the signal comes again, in nanoseconds:
 /// meanwhile it may have called back into the guest.
@@ -81,7 +81,7 @@ pub(crate) struct Guest {
     due_ns: AtomicU64,
     /// Whether it is to leave before that.
     wanted: AtomicBool,
-    /// Whether its turn was shortened to an exact time, and the timer not set to it.
+    /// Whether its turn was shortened to an exact time.
     hurried: AtomicBool,
     detours: detour::Detours,
 }
@@ -126,8 +126,15 @@ impl Guest {
     pub fn hurry(&self, due_ns: u64, exactly: bool) {
         self.due_ns.fetch_min(due_ns, Ordering::AcqRel);
         if exactly {
-            self.hurried.store(true, Ordering::Release);
+            // Either the worker sees this when its turn begins, or who kicks after this sees the
+            // worker's thread ([`crate::ending::Stopper::runs_on`]).
+            self.hurried.store(true, Ordering::SeqCst);
         }
+    }
+
+    /// Whether its turn is over.
+    pub fn is_due(&self, now_ns: u64) -> bool {
+        self.due_ns.load(Ordering::Acquire) <= now_ns
     }
 
     /// How long the turn lasts that begins.
@@ -135,8 +142,8 @@ impl Guest {
         self.due_ns.fetch_min(due_ns, Ordering::AcqRel).min(due_ns)
     }
 
-    fn was_hurried(&self) -> bool {
-        self.hurried.swap(false, Ordering::AcqRel)
+    fn is_hurried(&self) -> bool {
+        self.hurried.load(Ordering::SeqCst)
     }
 
     fn is_wanted(&self) -> bool {

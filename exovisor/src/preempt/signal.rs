@@ -171,15 +171,16 @@ impl<'a> Turn<'a> {
     /// From now on a signal preempts `guest`, and the timer sends one when its time is over.
     /// `now_ns` is the time of CLOCK_MONOTONIC.
     pub fn begin(guest: &'a Guest, now_ns: u64, allowance: Allowance) -> Self {
-        let due_ns = guest.last_until(allowance.due_ns);
         SLOT.with(|slot| {
             slot.hard_ns.store(allowance.hard_ns, Ordering::Relaxed);
             slot.period_ns.store(allowance.period_ns, Ordering::Relaxed);
             slot.leaving.set(false);
             slot.guest.store((guest as *const Guest).cast_mut(), Ordering::Release);
-            if guest.was_hurried() {
+            if guest.is_hurried() {
                 slot.lazy.set(false);
             }
+            // Only here, or a turn that is shortened meanwhile would last as long as it was to.
+            let due_ns = guest.last_until(allowance.due_ns);
             let tick = tick_ns(slot, now_ns, due_ns);
             if slot.armed_ns.load(Ordering::Relaxed) > tick {
                 arm(slot, tick);
@@ -243,7 +244,7 @@ fn interrupt(slot: &Slot, registers: &mut [libc::greg_t; 23]) {
     let due = guest.due_ns.load(Ordering::Acquire);
     if now < due && !guest.is_wanted() {
         // Whoever shortened the turn relies on its end.
-        slot.lazy.set(!guest.was_hurried());
+        slot.lazy.set(!guest.is_hurried());
         let tick = tick_ns(slot, now, due);
         if slot.armed_ns.load(Ordering::Relaxed) > tick {
             arm(slot, tick);
@@ -382,3 +383,32 @@ unsafe extern "C" fn fill(frame: *mut Frame) {
 
 /// Bytes of the sixteen registers that [`leave!`] pushes.
 const SAVED: usize = 16 * 8;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::preempt::{CodeMap, Hook};
+    use std::sync::Arc;
+    use wasmtime::{Engine, Module};
+
+    #[test]
+    fn the_end_of_a_shortened_turn_is_exact_whatever_signal_comes_before() {
+        let engine = Engine::default();
+        let hook = Arc::new(Hook::new(&engine).unwrap());
+        let module = Module::new(&engine, "(module)").unwrap();
+        let guest = Guest::new(Arc::new(CodeMap::new(&module, &hook)));
+        guest.hurry(now_ns() + 3600 * NS_PER_S, true);
+        SLOT.with(|slot| {
+            slot.guest.store((&raw const guest).cast_mut(), Ordering::Release);
+            for _ in 0..3 {
+                slot.lazy.set(true);
+                interrupt(slot, &mut [0; 23]);
+                assert!(!slot.lazy.get());
+            }
+            guest.prepare();
+            interrupt(slot, &mut [0; 23]);
+            assert!(slot.lazy.get());
+            slot.guest.store(null_mut(), Ordering::Release);
+        });
+    }
+}

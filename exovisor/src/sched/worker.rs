@@ -33,6 +33,7 @@ pub(super) fn run(
         if next.waited {
             clock = Clock::start();
         }
+        clock.begin(next.now_ns);
         let TurnEnd { verdict, used_ns, notify } = turn(&next, thread, &mut clock);
         if let Some((done, report)) = notify {
             shared.between_turns(|| done(report));
@@ -59,7 +60,15 @@ impl Clock {
         Self { wall_ns: preempt::now_ns(), cpu_ns: preempt::thread_cpu_ns() }
     }
 
-    /// CPU time since `since_ns` of the wall clock.
+    /// A turn begins. What lies between this and the last reading is never long.
+    fn begin(&mut self, now_ns: u64) {
+        if now_ns.saturating_sub(self.wall_ns) >= EXACT_FROM_NS {
+            *self = Self::start();
+        }
+    }
+
+    /// CPU time since `since_ns` of the wall clock, when the turn began. While another program
+    /// had the CPU, no tenant used it.
     fn used_ns(&mut self, since_ns: u64) -> u64 {
         let now = preempt::now_ns();
         let turn = now.saturating_sub(since_ns);
@@ -67,11 +76,10 @@ impl Clock {
             return turn;
         }
         let cpu_now = preempt::thread_cpu_ns();
-        let cpu = u128::from(cpu_now.saturating_sub(self.cpu_ns));
-        let wall = u128::from(now.saturating_sub(self.wall_ns)).max(1);
+        let cpu = cpu_now.saturating_sub(self.cpu_ns);
+        let before = since_ns.saturating_sub(self.wall_ns);
         *self = Self { wall_ns: now, cpu_ns: cpu_now };
-        // Since the last reading the thread had the CPU for this part of the time.
-        u64::try_from(u128::from(turn) * cpu / wall).unwrap_or(turn).min(turn)
+        cpu.saturating_sub(before).min(turn)
     }
 }
 
@@ -125,7 +133,8 @@ fn allowance(next: &Next) -> Allowance {
         task.stopper.stop(Cause::Deadline);
     }
     let hard_ns = match task.stopper.is_over() {
-        true => 0,
+        // It learns of its end at once, most likely: a signal is not worth it.
+        true => now_ns.saturating_add(preempt::RETRY_NS),
         false => now_ns.saturating_add(left_ns).min(task.deadline_ns),
     };
     let slice_end = if *alone { preempt::NEVER } else { now_ns.saturating_add(*slice_ns) };
