@@ -9,9 +9,9 @@ use crate::nn::NN;
 use crate::pieces::{self, PIECE_BYTES};
 use crate::policy::{Metering, Policy};
 use crate::preempt::CodeMap;
+use crate::reserved;
 use crate::rewrite::{self, ATOMICS};
 use crate::scan::{self, Asked, Imported, ModuleLimits, Shape};
-use crate::start;
 use crate::threads::{Template, Unbound};
 use exocell_xgate::CapabilitySet;
 use std::borrow::Cow;
@@ -183,8 +183,8 @@ impl Admission {
             Some(rewritten) => (Cow::Owned(rewritten.binary), rewritten.reusable),
             None => (binary, true),
         };
-        let binary = match shape.start {
-            Some(_) => Cow::Owned(start::exported(&binary)?),
+        let binary = match reserved::exported(&binary)? {
+            Some(exported) => Cow::Owned(exported),
             None => binary,
         };
         let binary = match pieces::in_pieces(&binary, PIECE_BYTES)? {
@@ -235,7 +235,8 @@ fn link(
         host: Arc::clone(host),
         code: Arc::new(CodeMap::new(module, &host.hook)),
         owner: owner.to_owned(),
-        start: start::of(module)?,
+        start: reserved::start(module)?,
+        memories: reserved::memories(module),
         command: if shape.has_start { export("_start") } else { None },
         uses_host: shape.imports.iter().any(|import| [WASI, NN].contains(&import.module.as_str())),
         reusable,
@@ -290,6 +291,8 @@ pub(crate) struct AdmittedModule {
     pub owner: String,
     /// What the module's start section named.
     pub start: Option<ModuleExport>,
+    /// Its own memories.
+    pub memories: Vec<ModuleExport>,
     /// `_start`.
     pub command: Option<ModuleExport>,
     /// Whether it imports functions that act on streams, folders or clocks.

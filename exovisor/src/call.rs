@@ -5,6 +5,7 @@ use crate::ending::Stopper;
 use crate::engine::Host;
 use crate::isolate::{Attached, Outcome, State};
 use crate::policy::Metering;
+use crate::teardown;
 use std::sync::Arc;
 use std::time::Instant;
 use wasmtime::{
@@ -235,7 +236,7 @@ pub(crate) fn store(host: &Host, state: State, fuel: u64) -> wasmtime::Result<St
     Ok(store)
 }
 
-/// Instantiates, runs the start function, calls.
+/// Instantiates, runs the start function, calls, and gives back what is large of the memory.
 pub(crate) async fn run(
     function: &Function,
     instance: &InstancePre<State>,
@@ -250,6 +251,7 @@ pub(crate) async fn run(
         Err(error) => Err(error),
     };
     exit(store);
+    teardown::give_back(&function.module, &instance, store).await;
     result
 }
 

@@ -20,6 +20,8 @@ pub(crate) struct Host {
     pub engine: Engine,
     pub linker: Linker<State>,
     pub metering: Metering,
+    /// Bytes of each memory that stay resident when its isolate goes.
+    pub kept_bytes: usize,
     /// How the scheduler takes the CPU from code of this engine.
     pub hook: Arc<Hook>,
 }
@@ -33,7 +35,8 @@ impl Host {
         let mut linker = Linker::new(&engine);
         hostcalls::link(&mut linker).map_err(failed)?;
         let hook = Arc::new(Hook::new(&engine).map_err(failed)?);
-        Ok(Self { engine, linker, metering, hook })
+        let kept_bytes = policy.pool.as_ref().map_or(0, |pool| pool.keep_resident_bytes);
+        Ok(Self { engine, linker, metering, kept_bytes, hook })
     }
 }
 

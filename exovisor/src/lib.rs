@@ -28,6 +28,7 @@ mod arena;
 mod builtins;
 mod cache;
 mod call;
+mod clear;
 mod ending;
 mod engine;
 mod gate;
@@ -40,14 +41,15 @@ mod overlay;
 mod pieces;
 mod policy;
 mod preempt;
+mod reserved;
 mod rewrite;
 mod scan;
 mod sched;
 mod sleep;
-mod start;
 mod stdio;
 #[cfg(test)]
 mod suites;
+mod teardown;
 mod threads;
 
 pub use admission::{Admission, AdmissionError, Admitted, Requirement};

@@ -23,6 +23,11 @@ impl Limits {
         self.refused
     }
 
+    /// What all memories and tables hold, in bytes.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
     pub fn bytes_max(&self) -> u64 {
         self.bytes_max
     }

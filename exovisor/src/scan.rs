@@ -39,8 +39,6 @@ pub(crate) struct Shape {
     pub has_start: bool,
     /// Whether something is exported as `memory`.
     pub exports_memory: bool,
-    /// The function that the start section names.
-    pub start: Option<u32>,
     /// Indices of the mutable globals that are defined here.
     pub mutable_globals: Vec<u32>,
     /// Memories that are defined here.
@@ -175,10 +173,6 @@ fn look(
                 shape.has_start |= name == "_start";
                 shape.exports_memory |= name == "memory";
             }
-            Ok(())
-        }
-        Payload::StartSection { func, .. } => {
-            shape.start = Some(func);
             Ok(())
         }
         Payload::CodeSectionEntry(body) => {

@@ -184,7 +184,9 @@ impl Plan {
             call_in_store(&function, team.instance(), &mut store, &arguments).await;
         // Its memory is gone with it.
         drop((store, closing));
-        match team.close().await {
+        let failure = team.close().await;
+        team.give_back().await;
+        match failure {
             Some(failure) => (failure, Vec::new()),
             None => (outcome, results),
         }

@@ -14,7 +14,7 @@ use crate::isolate::State;
 use crate::pieces;
 use crate::policy::{Metering, Policy};
 use crate::preempt::{self, Allowance, CodeMap, Turn, now_ns};
-use crate::{ModuleLimits, scan, start};
+use crate::{ModuleLimits, reserved, scan};
 use std::collections::HashMap;
 use std::pin::pin;
 use std::sync::Arc;
@@ -168,12 +168,12 @@ impl<'a> Script<'a> {
     /// What admission does with the bytes of a module, but for its imports.
     fn admit(&self, module: &mut QuoteWat<'_>) -> Result<Admitted> {
         let binary = module.encode()?;
-        let shape = scan::scan(&binary, &self.limits)?;
-        let binary = if shape.start.is_some() { start::exported(&binary)? } else { binary };
+        scan::scan(&binary, &self.limits)?;
+        let binary = reserved::exported(&binary)?.unwrap_or(binary);
         let binary = pieces::in_pieces(&binary, PIECE_BYTES)?.unwrap_or(binary);
         let module = Module::from_binary(&self.host.engine, &binary)?;
         let code = Arc::new(CodeMap::new(&module, &self.host.hook));
-        Ok(Admitted { start: start::of(&module)?, module, code })
+        Ok(Admitted { start: reserved::start(&module)?, module, code })
     }
 
     fn instantiate(&mut self, admitted: &Admitted) -> Result<Live> {

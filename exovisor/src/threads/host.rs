@@ -4,7 +4,9 @@ use crate::ending::Ended;
 use crate::imports::{ENV, THREADS};
 use crate::isolate::State;
 use crate::rewrite::{ATOMIC_NAMES, ATOMICS};
+use crate::teardown;
 use crate::threads::Team;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 use wasmtime::{Caller, Linker, Result, Trap, WaitResult, format_err};
@@ -50,14 +52,12 @@ pub(crate) fn link(linker: &mut Linker<State>) -> Result<()> {
             Ok(team.waits.notify(address, count as u32) as i32)
         },
     )?;
-    linker.func_wrap(
+    linker.func_wrap_async(
         ATOMICS,
         clear,
-        |caller: Caller<'_, State>, address: i32, _: i32, length: i32| -> Result<()> {
+        |caller: Caller<'_, State>, (address, _, length): (i32, i32, i32)| {
             let start = address as u32 as usize;
-            let range = start..start.saturating_add(length as u32 as usize);
-            let cleared = super::clear::clear(team(&caller)?.memory(), range);
-            Ok(cleared.then_some(()).ok_or(Trap::MemoryOutOfBounds)?)
+            Box::new(zero(caller, start..start.saturating_add(length as u32 as usize)))
         },
     )?;
     Ok(())
@@ -79,6 +79,12 @@ impl Expected {
         };
         Ok(result? != WaitResult::Mismatch)
     }
+}
+
+async fn zero(caller: Caller<'_, State>, range: Range<usize>) -> Result<()> {
+    let team = team(&caller)?;
+    let zero = teardown::zero(team.memory(), range, &caller.data().stopper).await;
+    Ok(zero.then_some(()).ok_or(Trap::MemoryOutOfBounds)?)
 }
 
 async fn wait(

@@ -12,7 +12,6 @@
 //! many as the machine has cores. The first error of a thread ends the whole isolate and is its
 //! outcome. The end of the call ends all threads, and is reported once they are gone.
 
-mod clear;
 mod host;
 mod spares;
 mod template;
@@ -29,6 +28,7 @@ use crate::ending::{Cause, Stopper};
 use crate::isolate::{Attached, Outcome, State};
 use crate::rewrite::GLOBAL_EXPORT;
 use crate::sched::{Home, ThreadTask};
+use crate::teardown;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -154,6 +154,14 @@ impl Team {
             self.gone.notified().await;
         }
         self.crew().failure.take()
+    }
+
+    /// Gives back a large memory, which no thread uses any more.
+    pub async fn give_back(&self) {
+        let bytes = self.memory().data_size();
+        if bytes > teardown::PIECE_BYTES {
+            teardown::zero(self.memory(), 0..bytes, &self.main).await;
+        }
     }
 
     /// No new threads from here on, and those that run are ended.

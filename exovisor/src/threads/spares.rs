@@ -3,7 +3,7 @@
 //! To map gigabytes of address space, to link a module to them and to unmap them again takes some
 //! 40 us; to give back what was touched takes a few.
 
-use crate::threads::clear::clear;
+use crate::clear::clear;
 use crate::threads::template::Bound;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -1,4 +1,4 @@
-//! Zeros in a shared memory without touching its pages.
+//! Pages of memories that go back to the host.
 
 #![allow(unsafe_code)]
 
@@ -32,6 +32,16 @@ fn whole_pages(start: usize, length: usize) -> Range<usize> {
     first..last.saturating_sub(start).max(first)
 }
 
+/// Gives back the whole pages of a memory whose content nobody wants any more: what is read there
+/// afterwards is what the memory began with, or zeros. If the host refuses, all stays as it is.
+pub(crate) fn release(bytes: &mut [u8]) {
+    let pages = whole_pages(bytes.as_ptr().addr(), bytes.len());
+    let Some(pages) = bytes.get_mut(pages) else { return };
+    // SAFETY: the pages are the caller's alone, and lie in private mappings as all of the engine's
+    // memories do, so that they are zeros or the first content afterwards: bytes, whatever they are.
+    unsafe { libc::madvise(pages.as_mut_ptr().cast(), pages.len(), libc::MADV_DONTNEED) };
+}
+
 fn give_back(pages: &[UnsafeCell<u8>]) -> bool {
     // SAFETY: the memory is a private anonymous mapping of the engine's (shared memories get no
     // image), and these whole pages lie in its accessible part, which the borrow keeps mapped.
@@ -53,7 +63,7 @@ fn write_zeros(bytes: &[UnsafeCell<u8>]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use wasmtime::{Config, Engine, MemoryType};
+    use wasmtime::{Config, Engine, Memory, MemoryType, Store};
 
     #[test]
     fn pages_are_whole() {
@@ -79,5 +89,16 @@ mod tests {
             assert!((0..65536).all(|at| zero(&at) == range.contains(&at)), "{range:?}");
         }
         assert!(!clear(&memory, 65530..65537) && !clear(&memory, usize::MAX - 1..usize::MAX));
+    }
+
+    #[test]
+    fn whole_pages_are_given_back_and_no_byte_more() {
+        let mut store = Store::<()>::default();
+        let memory = Memory::new(&mut store, MemoryType::new(1, None)).unwrap();
+        let bytes = memory.data_mut(&mut store);
+        bytes.fill(7);
+        release(&mut bytes[100..20_000]);
+        let released = |at: &usize| (PAGE_BYTES..4 * PAGE_BYTES).contains(at);
+        assert!((0..65536).all(|at| (bytes[at] == 0) == released(&at)));
     }
 }
