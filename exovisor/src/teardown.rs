@@ -61,10 +61,9 @@ fn pieces(range: Range<usize>) -> impl Iterator<Item = Range<usize>> {
 
 /// Goes on at once, or in the isolate's next turn if this one is over.
 async fn unless_over(stopper: &Stopper) {
-    let over = stopper.guest().is_some_and(|guest| guest.is_due(preempt::now_ns()));
-    let mut waits = over;
+    let mut over = stopper.guest().is_some_and(|guest| guest.is_due(preempt::now_ns()));
     poll_fn(|context| {
-        if !std::mem::take(&mut waits) {
+        if !std::mem::take(&mut over) {
             return Poll::Ready(());
         }
         context.waker().wake_by_ref();
