@@ -241,7 +241,10 @@ fn interrupt(slot: &Slot, registers: &mut [libc::greg_t; 23]) {
     // SAFETY: `Turn` borrows the guest for as long as the slot has it, and the handler runs on
     // the same thread, so in the middle of that.
     let Some(guest) = (unsafe { slot.guest.load(Ordering::Acquire).as_ref() }) else { return };
-    let due = guest.due_ns.load(Ordering::Acquire);
+    // A turn that is just beginning may have no end of its own yet. Were the timer set for an end
+    // that is past, the interrupted code would never go on.
+    let hard = slot.hard_ns.load(Ordering::Relaxed);
+    let due = guest.due_ns.load(Ordering::Acquire).min(hard);
     if now < due && !guest.is_wanted() {
         // Whoever shortened the turn relies on its end.
         slot.lazy.set(!guest.is_hurried());
@@ -391,12 +394,16 @@ mod tests {
     use std::sync::Arc;
     use wasmtime::{Engine, Module};
 
-    #[test]
-    fn the_end_of_a_shortened_turn_is_exact_whatever_signal_comes_before() {
+    fn guest() -> Guest {
         let engine = Engine::default();
         let hook = Arc::new(Hook::new(&engine).unwrap());
         let module = Module::new(&engine, "(module)").unwrap();
-        let guest = Guest::new(Arc::new(CodeMap::new(&module, &hook)));
+        Guest::new(Arc::new(CodeMap::new(&module, &hook)))
+    }
+
+    #[test]
+    fn the_end_of_a_shortened_turn_is_exact_whatever_signal_comes_before() {
+        let guest = guest();
         guest.hurry(now_ns() + 3600 * NS_PER_S, true);
         SLOT.with(|slot| {
             slot.guest.store((&raw const guest).cast_mut(), Ordering::Release);
@@ -409,6 +416,21 @@ mod tests {
             interrupt(slot, &mut [0; 23]);
             assert!(slot.lazy.get());
             slot.guest.store(null_mut(), Ordering::Release);
+        });
+    }
+
+    #[test]
+    fn a_turn_that_is_over_while_it_begins_goes_on_before_the_next_signal() {
+        let guest = guest();
+        let _timer = Timer::new().unwrap();
+        SLOT.with(|slot| {
+            guest.prepare();
+            slot.hard_ns.store(now_ns(), Ordering::Relaxed);
+            slot.guest.store((&raw const guest).cast_mut(), Ordering::Release);
+            let before = now_ns();
+            interrupt(slot, &mut [0; 23]);
+            slot.guest.store(null_mut(), Ordering::Release);
+            assert!(slot.armed_ns.load(Ordering::Relaxed) >= before + RETRY_NS);
         });
     }
 }
