@@ -4,15 +4,15 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::{env, fs};
 
+/// From the package, a folder that cargo looks at whole.
+const PATCHES: &str = "../../guest-kernel-patches";
+
 fn main() {
-    // Asked for when it runs: a build directory may serve several checkouts.
-    println!("cargo::rerun-if-env-changed=CARGO_MANIFEST_DIR");
+    // Asked for when it runs: a build directory may serve several checkouts. What cargo is to
+    // look at is named from the package for the same reason.
+    println!("cargo::rerun-if-changed={PATCHES}");
     let package = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets it"));
-    let root = package
-        .join("../../guest-kernel-patches")
-        .canonicalize()
-        .expect("guest-kernel-patches is beside images");
-    println!("cargo::rerun-if-changed={}", root.display());
+    let root = package.join(PATCHES).canonicalize().expect("guest-kernel-patches is beside images");
     let mut files = vec![root.join("KERNEL"), root.join("series")];
     files.extend(files_with_extension(&root, "patch"));
     files.extend(files_with_extension(&root.join("config"), "config"));
@@ -22,7 +22,6 @@ fn main() {
 
 /// The files of `folder` whose name ends in `.extension`, in name order.
 fn files_with_extension(folder: &Path, extension: &str) -> Vec<PathBuf> {
-    println!("cargo::rerun-if-changed={}", folder.display());
     let entries = fs::read_dir(folder).expect("read a folder of guest-kernel-patches");
     let mut files: Vec<PathBuf> = entries
         .map(|entry| entry.expect("read a directory entry").path())
@@ -36,7 +35,6 @@ fn files_with_extension(folder: &Path, extension: &str) -> Vec<PathBuf> {
 fn table(root: &Path, files: &[PathBuf]) -> String {
     let mut source = String::from("&[\n");
     for file in files {
-        println!("cargo::rerun-if-changed={}", file.display());
         let name = file.strip_prefix(root).expect("files are below the root");
         writeln!(source, "    ({name:?}, include_str!({file:?})),").expect("write to a string");
     }
