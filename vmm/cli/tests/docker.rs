@@ -289,20 +289,20 @@ fn files_go_in_and_out() {
 #[test]
 fn a_container_becomes_an_image() {
     let server = Server::start();
-    let tree = common::small::tree();
-    let from = format!("{}/", text(tree.path()));
-    finish(&mut server.exocell(&["image", "import", &from, "--tag", "small:1"]), b"").ok();
-    let create = ["run", "-d", "--network", "none", "--name", "c", "small:1", "sleep", "infinity"];
+    let (image, made) = (server.small(), ["made", "made"].map(|word| server.image(word)));
+    let create = ["run", "-d", "--network", "none", "--name", "c", &image, "sleep", "infinity"];
     server.docker(&create).ok();
     server.docker(&["exec", "c", "sh", "-c", "echo made > /data/file"]).ok();
-    let id = server.docker(&["commit", "-m", "words", "c", "me/made:2"]).ok().text().to_owned();
+    let id = server.docker(&["commit", "-m", "words", "c", &made[0]]).ok().text().to_owned();
     assert!(id.starts_with("sha256:"), "{id}");
-    let run = ["run", "--rm", "--network", "none", "me/made:2", "cat", "/data/file"];
-    assert_eq!(server.docker(&run).ok().text(), "made");
+    let seen = |image| {
+        let run = ["run", "--rm", "--network", "none", image, "cat", "/data/file"];
+        server.docker(&run).ok().text().to_owned()
+    };
+    assert_eq!(seen(&made[0]), "made");
     server.docker(&["stop", "-t", "0", "c"]).ok();
-    server.docker(&["commit", "c", "me/made:3"]).ok();
-    let run = ["run", "--rm", "--network", "none", "me/made:3", "cat", "/data/file"];
-    assert_eq!(server.docker(&run).ok().text(), "made", "an ended one can be committed too");
+    server.docker(&["commit", "c", &made[1]]).ok();
+    assert_eq!(seen(&made[1]), "made", "an ended one can be committed too");
 }
 
 #[test]

@@ -6,9 +6,9 @@ use std::fs;
 use std::path::Path;
 
 use common::docker::Server;
-use common::{eventually, finish, small, text, unique};
+use common::{eventually, finish, text};
 
-/// A server, and a small image that ends with it: servers share their images.
+/// A server, and a small image of its own.
 struct Small {
     server: Server,
     image: String,
@@ -16,20 +16,9 @@ struct Small {
 
 impl Small {
     fn start() -> Self {
-        let (server, image) = (Server::start(), format!("{}:1", unique("small")));
-        let tree = small::tree();
-        let from = format!("{}/", text(tree.path()));
-        finish(&mut server.exocell(&["image", "import", &from, "--tag", &image]), b"").ok();
+        let server = Server::start();
+        let image = server.small();
         Self { server, image }
-    }
-}
-
-impl Drop for Small {
-    fn drop(&mut self) {
-        for id in self.server.records() {
-            finish(&mut self.server.exocell(&["rm", "-f", &id]), b"");
-        }
-        finish(&mut self.server.exocell(&["image", "rm", &self.image]), b"");
     }
 }
 
@@ -147,7 +136,7 @@ fn a_saved_image_is_loaded_and_runs() {
     let server = Small::start();
     let host = tempfile::tempdir().unwrap();
     let archive = host.path().join("saved.tar");
-    let other = format!("{}:2", unique("other"));
+    let other = server.image("other");
     server.docker(&["tag", &server.image, &other]).ok();
     server.docker(&["save", "-o", text(&archive), &server.image, &other]).ok();
     server.docker(&["rmi", &server.image, &other]).ok();
@@ -164,7 +153,7 @@ fn a_saved_image_is_loaded_and_runs() {
 #[test]
 fn an_image_goes_when_its_last_name_does_and_nobody_uses_it() {
     let server = Small::start();
-    let other = format!("{}:2", unique("other"));
+    let other = server.image("other");
     let tagged = format!("Untagged: {other}");
     let run = ["run", "-d", "--network", "none", "--name", "c", &server.image, "sleep", "infinity"];
     server.docker(&run).ok();

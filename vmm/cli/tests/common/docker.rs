@@ -6,15 +6,17 @@ use std::io::Read;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
+use std::sync::Mutex;
 
 use super::host::{Namespace, namespace, processes, state_root};
-use super::{Finished, IMAGE, eventually, finish, given, program, text, until};
+use super::{Finished, IMAGE, eventually, finish, given, program, small, text, unique, until};
 
 /// A server, its state root and its socket; all of it ends with the test.
 pub struct Server {
     root: tempfile::TempDir,
     child: Option<Child>,
     flags: Vec<String>,
+    images: Mutex<Vec<String>>,
 }
 
 impl Server {
@@ -29,7 +31,7 @@ impl Server {
         let images = state_root().join("images");
         std::os::unix::fs::symlink(images, root.path().join("images")).expect("a link");
         let flags = flags.iter().map(ToString::to_string).collect();
-        let mut server = Self { root, child: None, flags };
+        let mut server = Self { root, child: None, flags, images: Mutex::default() };
         server.resume();
         server
     }
@@ -111,6 +113,22 @@ impl Server {
         self.docker(&flags).ok().text().to_owned()
     }
 
+    /// A name for an image, which ends with the server: all servers share their images.
+    pub fn image(&self, word: &str) -> String {
+        let name = format!("{}:1", unique(word));
+        self.images.lock().expect("no test panics here").push(name.clone());
+        name
+    }
+
+    /// A small image of its own; its name.
+    #[track_caller]
+    pub fn small(&self) -> String {
+        let (image, tree) = (self.image("small"), small::tree());
+        let from = format!("{}/", text(tree.path()));
+        finish(&mut self.exocell(&["image", "import", &from, "--tag", &image]), b"").ok();
+        image
+    }
+
     /// What `docker inspect --format FORMAT KEY` prints.
     #[track_caller]
     pub fn inspect(&self, key: &str, format: &str) -> String {
@@ -151,6 +169,9 @@ impl Drop for Server {
         self.kill();
         for id in self.records() {
             finish(&mut self.exocell(&["rm", "-f", &id]), b"");
+        }
+        for image in std::mem::take(self.images.get_mut().expect("no test panics here")) {
+            finish(&mut self.exocell(&["image", "rm", &image]), b"");
         }
     }
 }
