@@ -5,7 +5,7 @@ mod common;
 
 use std::process::Command;
 
-use common::compiled::{FOLDER_IN_CELL, Programs};
+use common::compiled::{FAULTS, FOLDER_IN_CELL, Programs};
 use common::{IMAGE, finish, run};
 
 const PROGRAM: &str = "attacks";
@@ -30,7 +30,7 @@ const CASES: &[&str] = &[
 const WORKING: &[&str] = &["jump_mmap_anonymous", "jump_mremap"];
 
 fn compiled() -> Programs {
-    Programs::new().compile("attacks", PROGRAM, &["-static"])
+    Programs::new().compile("attacks", PROGRAM, &["-static", FAULTS])
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use common::compiled::{FOLDER_IN_CELL, Programs};
+use common::compiled::{FAULTS, FOLDER_IN_CELL, Programs};
 use common::{IMAGE, Started, given, run};
 
 /// An emulated machine is tens of times slower.
@@ -109,7 +109,7 @@ fn emulate(host: &Path, programs: &Programs, vcpus: u32) -> String {
 #[test]
 fn attacks_on_the_guest_kernel_fail_with_protection_keys() {
     let Some(host) = emulated_host() else { return };
-    let programs = Programs::new().compile("keys", "keys", &["-static"]).compile(
+    let programs = Programs::new().compile("keys", "keys", &["-static", FAULTS]).compile(
         "emulated",
         "emulated",
         &["-static"],
@@ -129,7 +129,7 @@ fn attacks_on_the_guest_kernel_fail_with_protection_keys() {
 /// That the program sees an open kernel as one, and what the README says of `none`.
 #[test]
 fn without_keys_programs_read_the_guest_kernels_memory() {
-    let programs = Programs::new().compile("keys", "keys", &["-static"]);
+    let programs = Programs::new().compile("keys", "keys", &["-static", FAULTS]);
     let program = format!("{FOLDER_IN_CELL}/keys");
     for (intra, is_open) in [("none", 1), ("aspace", 0)] {
         let flags = ["run", "--rm", "--intra", intra, "-v", &programs.volume()];

@@ -10,6 +10,9 @@ use super::text;
 /// Where a cell sees the folder of compiled programs.
 pub const FOLDER_IN_CELL: &str = "/programs";
 
+/// A flag for programs that probe addresses.
+pub const FAULTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/guest/shared/faults.c");
+
 /// A folder of static programs.
 pub struct Programs {
     dir: TempDir,

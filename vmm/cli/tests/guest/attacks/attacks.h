@@ -4,7 +4,6 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <pthread.h>
-#include <setjmp.h>
 #include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -16,6 +15,7 @@
 #include <time.h>
 #include <ucontext.h>
 #include <unistd.h>
+#include "../shared/faults.h"
 
 #define PAGE 4096UL
 /* Where an attack wants a page of the host; below 4 GB for 32-bit calls. */
@@ -36,10 +36,6 @@ extern unsigned long jump_stack[JUMP_STACK];
 
 /* Finds the foreign pages and call instructions. */
 void explore(void);
-/* From now on a fault ends a probe, or this attack. */
-void catch_faults(void);
-int is_readable(unsigned long address);
-int is_writable(unsigned long address);
 /* What a child made of the attack: 0 held, 1 broken; a death is holding. */
 int in_child(int (*attack)(void *), void *argument);
 

@@ -5,7 +5,6 @@
 #include <cpuid.h>
 #include <pthread.h>
 #include <sched.h>
-#include <setjmp.h>
 #include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -16,6 +15,7 @@
 #include <sys/wait.h>
 #include <ucontext.h>
 #include <unistd.h>
+#include "../shared/faults.h"
 
 #define PAGE 4096UL
 /* Where an attack wants a page of the host, and where its code is. */
@@ -53,9 +53,6 @@ extern const unsigned char open_keys[OPEN_KEYS];
 extern const unsigned char set_gs[SET_GS];
 
 void explore(void);
-void catch_faults(void);
-int is_readable(unsigned long address);
-int is_writable(unsigned long address);
 /* Where code that has been jumped into may lead: ends with 1 if keys are open. */
 void landing(void);
 /* Lets all that the guest kernel goes on with from user memory be landing(). */
