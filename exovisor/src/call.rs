@@ -245,6 +245,7 @@ pub(crate) async fn run(
 ) -> wasmtime::Result<Vec<Value>> {
     // Boxed, because it is over soon, and the call would keep room for it.
     let instance = Box::pin(instance.instantiate_async(&mut *store)).await?;
+    note_memory(&function.module, &instance, store);
     let began = begin(&function.module, &instance, store).await;
     let result = match began {
         Ok(()) => function.call(&instance, store, arguments).await,
@@ -253,6 +254,14 @@ pub(crate) async fn run(
     exit(store);
     teardown::give_back(&function.module, &instance, store).await;
     result
+}
+
+/// Says which memory is the instance's, where it matters to a dormant call.
+fn note_memory(module: &AdmittedModule, instance: &Instance, store: &mut Store<State>) {
+    if let Some(export) = module.memories.first().filter(|_| module.host.compact) {
+        let memory = instance.get_module_export(&mut *store, export);
+        store.data_mut().memory = memory.and_then(wasmtime::Extern::into_memory);
+    }
 }
 
 /// Runs the start function of a new instance, if its module has one.

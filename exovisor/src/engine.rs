@@ -10,6 +10,7 @@ use std::io;
 use std::sync::Arc;
 use wasmtime::{
     Config, Enabled, Engine, InstanceAllocationStrategy, Linker, PoolingAllocationConfig,
+    StackCreator,
 };
 
 /// A loop of the host that calls the program back takes another stack.
@@ -22,6 +23,8 @@ pub(crate) struct Host {
     pub metering: Metering,
     /// Bytes of each memory that stay resident when its isolate goes.
     pub kept_bytes: usize,
+    /// Whether calls can be made dormant: all memories are in compact slots.
+    pub compact: bool,
     /// How the scheduler takes the CPU from code of this engine.
     pub hook: Arc<Hook>,
 }
@@ -30,17 +33,19 @@ impl Host {
     pub fn new(policy: &Policy, metering: Metering) -> Result<Self, AdmissionError> {
         let failed =
             |error: wasmtime::Error| AdmissionError::Engine { message: format!("{error:#}") };
-        let config = config(policy, metering).map_err(|error| failed(error.into()))?;
+        let (config, stacks) = config(policy, metering).map_err(|error| failed(error.into()))?;
         let engine = Engine::new(&config).map_err(failed)?;
         let mut linker = Linker::new(&engine);
         hostcalls::link(&mut linker).map_err(failed)?;
-        let hook = Arc::new(Hook::new(&engine).map_err(failed)?);
+        let compact = stacks.is_some();
+        let hook = Arc::new(Hook::new(&engine, stacks).map_err(failed)?);
         let kept_bytes = policy.pool.as_ref().map_or(0, |pool| pool.keep_resident_bytes);
-        Ok(Self { engine, linker, metering, kept_bytes, hook })
+        Ok(Self { engine, linker, metering, kept_bytes, compact, hook })
     }
 }
 
-fn config(policy: &Policy, metering: Metering) -> io::Result<Config> {
+/// The configuration, and where its stacks are if they are in compact slots.
+fn config(policy: &Policy, metering: Metering) -> io::Result<(Config, Option<Arc<Stacks>>)> {
     let mut config = Config::new();
     config
         .epoch_interruption(metering == Metering::Epoch)
@@ -56,23 +61,25 @@ fn config(policy: &Policy, metering: Metering) -> io::Result<Config> {
         .wasm_gc(false)
         // Admission takes memories that are imported as shared only.
         .shared_memory(true);
-    match &policy.pool {
-        Some(pool) if pool.slots == Slots::Compact => compact(&mut config, policy, pool)?,
+    let stacks = match &policy.pool {
+        Some(pool) if pool.slots == Slots::Compact => Some(compact(&mut config, policy, pool)?),
         Some(pool) => {
             config.allocation_strategy(InstanceAllocationStrategy::Pooling(pooling(pool)));
+            None
         }
-        None => {}
-    }
-    Ok(config)
+        None => None,
+    };
+    Ok((config, stacks))
 }
 
 /// All stacks in one mapping and all memories in another.
-fn compact(config: &mut Config, policy: &Policy, pool: &Pool) -> io::Result<()> {
-    let stacks = pool.stacks.saturating_mul(STACKS_PER_CALL) as usize;
+fn compact(config: &mut Config, policy: &Policy, pool: &Pool) -> io::Result<Arc<Stacks>> {
+    let count = pool.stacks.saturating_mul(STACKS_PER_CALL) as usize;
+    let stacks = Arc::new(Stacks::new(count, policy.stack_bytes())?);
     let memories =
         Memories::new(pool.isolates as usize, pool.memory_bytes, pool.keep_resident_bytes)?;
     config
-        .with_host_stack(Arc::new(Stacks::new(stacks, policy.stack_bytes())?))
+        .with_host_stack(Arc::clone(&stacks) as Arc<dyn StackCreator>)
         .with_host_memory(Arc::new(memories))
         // First contents that are mapped would be mappings of their own.
         .memory_init_cow(false)
@@ -80,7 +87,7 @@ fn compact(config: &mut Config, policy: &Policy, pool: &Pool) -> io::Result<()> 
         .memory_may_move(false)
         .memory_guard_size(0)
         .guard_before_linear_memory(false);
-    Ok(())
+    Ok(stacks)
 }
 
 fn pooling(pool: &Pool) -> PoolingAllocationConfig {

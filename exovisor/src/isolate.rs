@@ -18,7 +18,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::runtime::Runtime;
-use wasmtime::{Engine, InstancePre, Store};
+use wasmtime::{Engine, InstancePre, Memory, Store};
 use wasmtime_wasi::p1::WasiP1Ctx;
 use wasmtime_wasi::{FsPerms, WasiCtxBuilder};
 
@@ -36,6 +36,8 @@ pub(crate) struct State {
     pub team: Option<Arc<Team>>,
     /// Whether a loop of the host calls the program back.
     pub inside: bool,
+    /// The memory that is packed while the call is dormant, once there is one.
+    pub memory: Option<Memory>,
 }
 
 impl State {
@@ -46,7 +48,16 @@ impl State {
         deadline: Option<Instant>,
     ) -> Self {
         let limits = Limits::new(bytes_max);
-        Self { attached, heap: None, stopper, limits, deadline, team: None, inside: false }
+        Self {
+            attached,
+            heap: None,
+            stopper,
+            limits,
+            deadline,
+            team: None,
+            inside: false,
+            memory: None,
+        }
     }
 
     /// For an instance that no tenant sees.

@@ -29,6 +29,7 @@ mod builtins;
 mod cache;
 mod call;
 mod clear;
+mod dormant;
 mod ending;
 mod engine;
 mod gate;

@@ -23,8 +23,28 @@ fn guards_are_markers() -> bool {
     version >= (6, 13)
 }
 
-#[test]
-fn isolates_in_compact_slots_need_no_mappings_of_their_own() {
+/// What is resident of the mappings that hold all stacks and all memories, in bytes: no others are
+/// as large.
+fn slots_bytes() -> usize {
+    let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+    let kilobytes = |line: &str, name: &str| {
+        let number = line.strip_prefix(name)?.trim().strip_suffix(" kB")?;
+        number.parse::<usize>().ok()
+    };
+    let mut large = false;
+    let mut resident = 0;
+    for line in smaps.lines() {
+        if let Some(size) = kilobytes(line, "Size:") {
+            large = size >= 48 << 10;
+        }
+        resident += kilobytes(line, "Rss:").filter(|_| large).unwrap_or(0);
+    }
+    resident << 10
+}
+
+/// Mappings that isolates take while all of them live, of which `awake_max` wait for their next
+/// turn without being dormant, and what is resident of their slots.
+fn cost_of_all(awake_max: usize) -> (usize, usize) {
     let pool = Pool {
         isolates: 1_000,
         stacks: 1_000,
@@ -35,6 +55,7 @@ fn isolates_in_compact_slots_need_no_mappings_of_their_own() {
     let config = SchedulerConfig {
         slice: Duration::from_micros(50),
         begun_max: COUNT + 1,
+        awake_max,
         ..SchedulerConfig::default()
     };
     let scheduler = Scheduler::new(&config).unwrap();
@@ -57,12 +78,23 @@ fn isolates_in_compact_slots_need_no_mappings_of_their_own() {
     // Calls of one tenant begin in order: when this one has ended, all have begun.
     let last = CallLimits { deadline: Some(Instant::now()), ..limits };
     scheduler.run(&tenant, call(last)).unwrap();
-    let more = mappings().saturating_sub(before);
+    let (after, resident) = (mappings(), slots_bytes());
     assert!(ended.try_recv().is_err(), "all are alive");
-    let most = if guards_are_markers() { COUNT / 5 } else { 3 * COUNT };
-    assert!(more < most, "{COUNT} isolates took {more} mappings");
     drop((scheduler, send));
     assert_eq!(ended.iter().count(), COUNT);
+    (after.saturating_sub(before), resident)
+}
+
+#[test]
+fn isolates_in_compact_slots_need_no_mappings_of_their_own() {
+    let (mappings, dormant) = cost_of_all(0);
+    let most = if guards_are_markers() { COUNT / 5 } else { 3 * COUNT };
+    assert!(mappings < most, "{COUNT} isolates took {mappings} mappings");
+    let (_, awake) = cost_of_all(usize::MAX);
+    // A page of stack and a page of memory each, but where a first turn is still to write. Some
+    // of the others have yet to rest together.
+    assert!(awake > COUNT * 8000, "{awake} bytes");
+    assert!(dormant < awake / 3, "dormant {dormant}, awake {awake} bytes");
 }
 
 /// Writes to its memory, and never ends.

@@ -14,6 +14,7 @@ pub(crate) use memories::Memories;
 pub(crate) use stacks::Stacks;
 
 use std::io;
+use std::ops::Range;
 use std::ptr::null_mut;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -56,6 +57,13 @@ impl Arena {
         // refuse, and need not be told.
         let _ = advise(arena.base, bytes, libc::MADV_NOHUGEPAGE);
         Ok(Arc::new(arena))
+    }
+
+    /// The slot that an address lies in.
+    fn slot_at(&self, address: usize) -> Option<Range<usize>> {
+        let index = address.checked_sub(self.base)? / self.slot_bytes;
+        let start = self.base + index * self.slot_bytes;
+        (index < self.slots).then_some(start..start + self.slot_bytes)
     }
 
     /// A slot, and whether nobody had it before; `None` if all are taken.
@@ -104,6 +112,62 @@ impl Drop for Slot {
         let mut free = self.arena.free.lock().unwrap_or_else(PoisonError::into_inner);
         free.given_back.push(self.index);
     }
+}
+
+/// The host's pages that slots consist of, as far as calls are made dormant.
+pub(crate) const PAGE_BYTES: usize = 4096;
+
+/// The calling process, where a descriptor of a process is wanted (PIDFD_SELF, Linux 6.14).
+const PIDFD_SELF: libc::c_long = -10_000;
+
+/// Gives ranges of whole pages back to the host; they are zero afterwards, or as they were if the
+/// host refuses. Hosts from Linux 6.16 on take them all at once.
+///
+/// # Safety
+/// They are the caller's, in slots, and no value of Rust lies there that is still used.
+pub(crate) unsafe fn give_back(pages: &[Range<usize>]) {
+    /// As many as the host takes (UIO_MAXIOV).
+    const AT_ONCE: usize = 1024;
+    for pages in pages.chunks(AT_ONCE) {
+        let vector = |range: &Range<usize>| libc::iovec {
+            iov_base: range.start as *mut libc::c_void,
+            iov_len: range.len(),
+        };
+        let vectors: Vec<libc::iovec> = pages.iter().map(vector).collect();
+        let bytes: usize = pages.iter().map(ExactSizeIterator::len).sum();
+        // SAFETY: the host reads the vectors; the pages are the caller's to give.
+        let given = unsafe {
+            let (first, count) = (vectors.as_ptr(), vectors.len());
+            let call = libc::SYS_process_madvise;
+            libc::syscall(call, PIDFD_SELF, first, count, libc::MADV_DONTNEED, 0)
+        };
+        if usize::try_from(given) != Ok(bytes) {
+            for range in pages {
+                let _ = advise(range.start, range.len(), libc::MADV_DONTNEED);
+            }
+        }
+    }
+}
+
+/// The pages of the first `bytes_max` bytes of a slot's `range` that are in memory at this moment.
+pub(crate) fn resident(
+    range: &Range<usize>,
+    bytes_max: usize,
+) -> impl Iterator<Item = Range<usize>> + use<> {
+    const AT_ONCE: usize = 64;
+    let (start, end) = (range.start, range.start + range.len().min(bytes_max));
+    let end = if page_bytes() == PAGE_BYTES { end } else { start };
+    (start..end).step_by(AT_ONCE * PAGE_BYTES).flat_map(move |first| {
+        let bytes = (end - first).min(AT_ONCE * PAGE_BYTES);
+        let mut pages = [0u8; AT_ONCE];
+        // SAFETY: it writes a byte for each page of the range, which are not more than these.
+        let told = unsafe { libc::mincore(first as *mut _, bytes, pages.as_mut_ptr()) };
+        let found = move |(index, page): (usize, u8)| {
+            let start = first + index * PAGE_BYTES;
+            (told == 0 && page & 1 != 0).then_some(start..start + PAGE_BYTES)
+        };
+        pages.into_iter().take(bytes / PAGE_BYTES).enumerate().filter_map(found)
+    })
 }
 
 /// madvise(2) of pages that are an arena's.

@@ -26,6 +26,13 @@ impl Stacks {
         let slot = bytes.max(1).next_multiple_of(page).saturating_add(page);
         Ok(Self(Arena::new(count, slot)?))
     }
+
+    /// The stack that an address lies in, without its guard.
+    pub fn stack_at(&self, address: usize) -> Option<Range<usize>> {
+        let slot = self.0.slot_at(address)?;
+        let stack = slot.start + page_bytes()..slot.end;
+        stack.contains(&address).then_some(stack)
+    }
 }
 
 // SAFETY: each stack is memory of its own until it is dropped, page aligned, above a guard page.

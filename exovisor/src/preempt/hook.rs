@@ -2,12 +2,16 @@
 
 #![allow(unsafe_code)]
 
+use crate::arena::Stacks;
+use crate::dormant;
 use crate::ending::{Ended, Stopper};
 use crate::isolate::State;
 use crate::preempt::signal;
 use std::ffi::c_void;
+use std::ops::Range;
 use std::pin::Pin;
 use std::ptr::NonNull;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use wasmtime::{AsContextMut, Caller, Engine, Func, Linker, Module, Result, Store, format_err};
 
@@ -35,6 +39,8 @@ pub(crate) struct Hook {
     pub(super) wasm_call: usize,
     /// The function's own context.
     pub(super) callee: usize,
+    /// Where the engine's stacks are, if they are in compact slots.
+    stacks: Option<Arc<Stacks>>,
     /// The function and the code of its entry live as long as these.
     _linker: Linker<State>,
     _helper: Module,
@@ -45,7 +51,7 @@ impl Hook {
     ///
     /// # Errors
     /// When wasmtime's function references do not have the form that is expected here.
-    pub fn new(engine: &Engine) -> Result<Self> {
+    pub fn new(engine: &Engine, stacks: Option<Arc<Stacks>>) -> Result<Self> {
         let mut linker = Linker::new(engine);
         linker.func_wrap_async("exocell", "yield", |caller, (): ()| leave(&caller))?;
         let helper = Module::new(engine, HELPER)?;
@@ -66,6 +72,7 @@ impl Hook {
         Ok(Self {
             wasm_call: reference.wasm_call.addr(),
             callee: reference.context.addr(),
+            stacks,
             _linker: linker,
             _helper: helper,
         })
@@ -95,12 +102,19 @@ fn magic(context: *mut u8) -> Option<u32> {
 
 fn leave<'a>(caller: &Caller<'a, State>) -> Box<dyn Future<Output = Result<()>> + Send + 'a> {
     signal::arrived();
-    Box::new(Leave { stopper: caller.data().stopper.clone(), left: false })
+    let state = caller.data();
+    let memory = state.memory.map_or(0..0, |memory| {
+        let start = memory.data_ptr(caller).addr();
+        start..start + memory.data_size(caller)
+    });
+    Box::new(Leave { stopper: state.stopper.clone(), memory, left: false })
 }
 
 /// Waits exactly once, unless the isolate was ended.
 struct Leave {
     stopper: Stopper,
+    /// Where the instance's memory is.
+    memory: Range<usize>,
     left: bool,
 }
 
@@ -116,7 +130,18 @@ impl Future for Leave {
         }
         self.left = true;
         signal::leave();
+        if let Some(guest) = self.stopper.guest()
+            && let Some(stacks) = &guest.code.hook.stacks
+        {
+            dormant::leaves(|address| stacks.stack_at(address), self.memory.clone());
+        }
         Poll::Pending
+    }
+}
+
+impl Drop for Leave {
+    fn drop(&mut self) {
+        dormant::returns();
     }
 }
 
@@ -127,7 +152,7 @@ mod tests {
     #[test]
     fn function_references_have_the_expected_form() {
         let engine = Engine::default();
-        let hook = Hook::new(&engine).unwrap();
+        let hook = Hook::new(&engine, None).unwrap();
         assert_ne!((hook.wasm_call, hook.callee), (0, 0));
         let text = r#"(module (func (export "own")) (memory (export "memory") 1))"#;
         let module = Module::new(&engine, text).unwrap();

@@ -396,7 +396,7 @@ mod tests {
 
     fn guest() -> Guest {
         let engine = Engine::default();
-        let hook = Arc::new(Hook::new(&engine).unwrap());
+        let hook = Arc::new(Hook::new(&engine, None).unwrap());
         let module = Module::new(&engine, "(module)").unwrap();
         Guest::new(Arc::new(CodeMap::new(&module, &hook)))
     }

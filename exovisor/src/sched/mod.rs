@@ -14,7 +14,7 @@ mod worker;
 
 pub use queue::Priority;
 pub use task::Report;
-pub(crate) use task::{Home, ThreadTask};
+pub(crate) use task::{Home, ThreadTask, Work};
 
 use crate::admission::Link;
 use crate::call::{self, ArgumentError, CallLimits, Function, Value};
@@ -41,12 +41,22 @@ pub struct SchedulerConfig {
     /// Calls and threads of one tenant that may be begun and not over at once. Each holds an
     /// instance and a stack of the pool.
     pub begun_max: usize,
+    /// Preempted calls that wait for their next turn as they are. Where more wait, and slots are
+    /// compact, those preempted from then on are made dormant: what they use of their stacks and
+    /// memories is packed until that turn, which takes some 10 us.
+    pub awake_max: usize,
 }
 
 impl Default for SchedulerConfig {
     fn default() -> Self {
         let workers = std::thread::available_parallelism().map_or(1, Into::into);
-        Self { workers, slice: Duration::from_millis(1), waiting_max: 10_000, begun_max: 250 }
+        Self {
+            workers,
+            slice: Duration::from_millis(1),
+            waiting_max: 10_000,
+            begun_max: 250,
+            awake_max: 250,
+        }
     }
 }
 
@@ -162,7 +172,8 @@ impl Scheduler {
             .thread_name("reactor")
             .enable_all()
             .build()?;
-        let shared = Arc::new(Shared::new(nanoseconds(config.slice), config.begun_max));
+        let slice_ns = nanoseconds(config.slice);
+        let shared = Arc::new(Shared::new(slice_ns, config.begun_max, config.awake_max));
         let mut scheduler = Self {
             shared,
             workers: Vec::new(),

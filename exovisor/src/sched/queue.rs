@@ -77,13 +77,15 @@ pub(crate) struct Queue<T> {
     came: u64,
     /// How many of one tenant may be begun and not over.
     begun_max: usize,
+    /// How many are begun and wait.
+    begun_waiting: usize,
 }
 
 impl<T> Queue<T> {
     /// At most `begun_max` items of one tenant are begun at a time.
     pub fn new(begun_max: usize) -> Self {
         let (tenants, ready) = (Vec::new(), BTreeSet::new());
-        Self { tenants, ready, now: 0, came: 0, begun_max: begun_max.max(1) }
+        Self { tenants, ready, now: 0, came: 0, begun_max: begun_max.max(1), begun_waiting: 0 }
     }
 
     /// A new tenant. A weight of 0 counts as 1.
@@ -117,6 +119,11 @@ impl<T> Queue<T> {
         self.tenants.get(seat.0).map_or(0, |tenant| tenant.waiting.len() + tenant.fresh.len())
     }
 
+    /// How many of all tenants are begun and wait.
+    pub fn begun_waiting(&self) -> usize {
+        self.begun_waiting
+    }
+
     /// Puts `item`, which is not begun, behind what its tenant already has.
     pub fn push(&mut self, seat: Seat, item: T) {
         self.came += 1;
@@ -145,6 +152,7 @@ impl<T> Queue<T> {
         let came = self.came;
         let Some(tenant) = self.tenants.get_mut(seat.0) else { return };
         tenant.waiting.push_back((came, item));
+        self.begun_waiting += 1;
         self.make_ready(seat);
     }
 
@@ -182,7 +190,10 @@ impl<T> Queue<T> {
                 tenant.begun += 1;
                 tenant.fresh.pop_front()?
             }
-            false => tenant.waiting.pop_front()?,
+            false => {
+                self.begun_waiting = self.begun_waiting.saturating_sub(1);
+                tenant.waiting.pop_front()?
+            }
         };
         self.now = self.now.max(used);
         tenant.used = tenant.used.saturating_add(tenant.cost(slice_ns));
@@ -204,6 +215,7 @@ impl<T> Queue<T> {
     /// Takes everything out.
     pub fn drain(&mut self) -> Vec<T> {
         self.ready.clear();
+        self.begun_waiting = 0;
         let all = |tenant: &mut Tenant<T>| {
             let items: Vec<(u64, T)> =
                 tenant.waiting.drain(..).chain(tenant.fresh.drain(..)).collect();

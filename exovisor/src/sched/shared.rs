@@ -50,6 +50,8 @@ pub(super) struct State {
     looks: Option<u64>,
     looks_begun: u64,
     pub workers: usize,
+    /// How many preempted calls may wait awake.
+    awake_max: usize,
     /// What each worker runs.
     turns: Vec<Option<Running>>,
     pub closing: bool,
@@ -80,6 +82,8 @@ pub(super) struct Next {
     pub now_ns: u64,
     /// Whether nothing else waits.
     pub alone: bool,
+    /// Whether it is to be dormant if it is preempted, because many wait.
+    pub crowded: bool,
     /// Whether the worker slept before it.
     pub waited: bool,
 }
@@ -112,8 +116,9 @@ pub(super) struct Spent {
 }
 
 impl Shared {
-    /// At most `begun_max` calls and threads of a tenant are begun at a time.
-    pub fn new(slice_ns: u64, begun_max: usize) -> Self {
+    /// At most `begun_max` calls and threads of a tenant are begun at a time, and `awake_max` of
+    /// all wait for their next turn without being dormant.
+    pub fn new(slice_ns: u64, begun_max: usize, awake_max: usize) -> Self {
         let state = State {
             queue: Queue::new(begun_max),
             parked: HashMap::new(),
@@ -122,6 +127,7 @@ impl Shared {
             looks: None,
             looks_begun: 0,
             workers: 0,
+            awake_max,
             turns: Vec::new(),
             closing: false,
         };
@@ -288,6 +294,7 @@ impl State {
 
     fn begin(&mut self, worker: usize, task: Arc<Task>, slice_ns: u64, waited: bool) -> Next {
         let alone = self.queue.is_empty();
+        let crowded = self.queue.begun_waiting() >= self.awake_max;
         let now_ns = preempt::now_ns();
         if let Some(guest) = task.stopper.guest() {
             guest.prepare();
@@ -300,7 +307,7 @@ impl State {
         if let Some(turn) = self.turns.get_mut(worker) {
             *turn = Some(running);
         }
-        Next { task, slice_ns, now_ns, alone, waited }
+        Next { task, slice_ns, now_ns, alone, crowded, waited }
     }
 
     /// The worker is still `RUNNING` the task as far as wakers see, until its state is set here.

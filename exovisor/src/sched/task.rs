@@ -12,6 +12,7 @@
 
 use crate::admission::Link;
 use crate::call::{self, CallLimits, Function, Value};
+use crate::dormant::{self, Fiber};
 use crate::ending::Stopper;
 use crate::isolate::{Outcome, State};
 use crate::sched::queue::Seat;
@@ -97,7 +98,7 @@ impl Home {
 /// How far a call has come.
 enum Stage {
     Planned(Plan),
-    Started(Work),
+    Started(Fiber),
     Over,
 }
 
@@ -112,11 +113,18 @@ impl Body {
         if let Stage::Planned(_) = self.stage
             && let Stage::Planned(plan) = std::mem::replace(&mut self.stage, Stage::Over)
         {
-            self.stage = Stage::Started(plan.start());
+            self.stage = Stage::Started(Fiber::new(plan.start()));
         }
         match &mut self.stage {
-            Stage::Started(work) => work.as_mut().poll(context),
+            Stage::Started(fiber) => fiber.poll(context),
             _ => Poll::Pending,
+        }
+    }
+
+    fn fiber(&mut self) -> Option<&mut Fiber> {
+        match &mut self.stage {
+            Stage::Started(fiber) => Some(fiber),
+            _ => None,
         }
     }
 
@@ -219,6 +227,13 @@ fn unlinked() -> (Outcome, Vec<Value>) {
     (Outcome::Trap("the module is linked in another way".to_owned()), Vec::new())
 }
 
+/// Makes those of the tasks dormant that were preempted and have not gone on since.
+pub(super) fn rest(tasks: &[Arc<Task>]) {
+    // One that is locked goes on at this moment, or rests with another worker's.
+    let mut bodies: Vec<_> = tasks.iter().filter_map(|task| task.body.try_lock().ok()).collect();
+    dormant::rest(bodies.iter_mut().filter_map(|body| body.fiber()));
+}
+
 pub(super) struct Task {
     pub seat: Seat,
     pub stopper: Stopper,
@@ -245,7 +260,7 @@ impl Task {
     /// A thread of a call, which hears of its end itself.
     pub fn thread(home: Home, thread: ThreadTask) -> Self {
         let ThreadTask { stopper, work } = thread;
-        Self::new(home, stopper, Stage::Started(work), None)
+        Self::new(home, stopper, Stage::Started(Fiber::new(work)), None)
     }
 
     fn new(home: Home, stopper: Stopper, stage: Stage, done: Option<Done>) -> Self {

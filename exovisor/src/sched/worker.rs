@@ -4,11 +4,14 @@ use crate::ending::Cause;
 use crate::isolate::Outcome;
 use crate::preempt::{self, Allowance, Timer, Turn};
 use crate::sched::shared::{Ending, Next, Shared, Spent, Verdict};
-use crate::sched::task::{Done, Report};
+use crate::sched::task::{Done, Report, rest};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::{Context, Poll, Waker};
+
+/// Calls that are made dormant together.
+const REST_TOGETHER: usize = 16;
 
 /// Runs until the scheduler closes. `ready` is told whether the thread can preempt.
 pub(super) fn run(
@@ -28,17 +31,26 @@ pub(super) fn run(
     let _reactor = reactor.enter();
     let thread = preempt::this_thread();
     let mut clock = Clock::start();
-    let mut spent = None;
+    let (mut spent, mut resting) = (None, Vec::with_capacity(REST_TOGETHER));
     while let Some(next) = shared.next(worker, spent.take()) {
         if next.waited {
             clock = Clock::start();
         }
         clock.begin(next.now_ns);
-        let TurnEnd { verdict, used_ns, notify } = turn(&next, thread, &mut clock);
+        let TurnEnd { verdict, mut used_ns, notify } = turn(&next, thread, &mut clock);
         if let Some((done, report)) = notify {
             shared.between_turns(|| done(report));
         }
-        let Next { task, slice_ns, .. } = next;
+        let Next { task, slice_ns, crowded, .. } = next;
+        if crowded && matches!(verdict, Verdict::Again) {
+            resting.push(Arc::clone(&task));
+            if resting.len() == REST_TOGETHER {
+                let begun_ns = preempt::now_ns();
+                rest(&resting);
+                resting.clear();
+                used_ns += preempt::now_ns().saturating_sub(begun_ns);
+            }
+        }
         spent = Some(Spent { task, slice_ns, used_ns, verdict });
     }
 }

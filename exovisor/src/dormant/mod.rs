@@ -1,0 +1,186 @@
+//! Calls that wait long for their next turn, made small.
+//!
+//! ```text
+//! awake --its turn is over, and many wait--> dormant --its next turn, or its end--> awake
+//! ```
+//! A preempted call has a stack and pages of a memory, and most of their words are zero or
+//! addresses near others. While it is dormant, these are packed ([`pack`]) and the pages are the
+//! host's again; they come back to the same addresses. It takes time, so it is done only
+//! where more calls wait than [`crate::SchedulerConfig::awake_max`], and only in compact slots.
+//!
+//! What it rests on:
+//! - A call is made dormant only where it was preempted. Its fiber stands in the yield function,
+//!   and as long as that function's future lives, the fiber does not run, its stack is not
+//!   another's, and the store with the memory is the call's alone. A call that waits in a
+//!   hostcall stays as it is: it may have told others where its own state lies.
+//! - Below the stack pointer nothing is in use. The engine's fibers keep it 16 bytes below their
+//!   top while they do not run (`unix.rs` of wasmtime-internal-fiber 48).
+//! - Memories in compact slots do not move, and are private mappings.
+
+#![allow(unsafe_code)]
+
+mod pack;
+
+use crate::arena::{self, PAGE_BYTES};
+use crate::sched::Work;
+use pack::{pack, take, unpack};
+use std::cell::Cell;
+use std::ops::Range;
+use std::slice;
+use std::task::{Context, Poll};
+
+/// A stack that is used more deeply stays as it is, in bytes.
+const STACK_MAX: usize = 16 << 10;
+/// Of a memory no more than this is looked at, in bytes from its beginning.
+const MEMORY_MAX: usize = 1 << 20;
+/// A page that takes more bytes than this stays as it is.
+const PAGE_MAX: usize = PAGE_BYTES * 3 / 4;
+/// How far below an address that the yield function uses the stack pointer may be, in bytes.
+const HOOK_MAX: usize = 4 << 10;
+const WORD: usize = size_of::<u64>();
+
+/// What a call holds that has just been preempted.
+struct Held {
+    stack: Range<usize>,
+    /// An address that is in use on it.
+    used: usize,
+    memory: Range<usize>,
+}
+
+thread_local! {
+    /// What the call holds that this thread polls, if it leaves because it is preempted.
+    static HELD: Cell<Option<Held>> = const { Cell::new(None) };
+}
+
+/// The yield function leaves, on the fiber whose stack this is.
+pub(crate) fn leaves(stack_at: impl FnOnce(usize) -> Option<Range<usize>>, memory: Range<usize>) {
+    let mark = 0u8;
+    let used = (&raw const mark).addr();
+    HELD.set(stack_at(used).map(|stack| Held { stack, used, memory }));
+}
+
+/// A yield function's future is gone.
+pub(crate) fn returns() {
+    HELD.set(None);
+}
+
+/// A call in the course of its turns.
+pub(crate) struct Fiber {
+    /// Before the work: it comes back before the work ends, which may run the fiber.
+    dormant: Option<Dormant>,
+    /// If its last poll ended because it was preempted.
+    held: Option<Held>,
+    work: Work,
+}
+
+impl Fiber {
+    pub fn new(work: Work) -> Self {
+        Self { dormant: None, held: None, work }
+    }
+
+    /// Goes on with the call, which is awake from here on.
+    pub fn poll(&mut self, context: &mut Context<'_>) -> Poll<<Work as Future>::Output> {
+        self.dormant = None;
+        self.held = None;
+        HELD.set(None);
+        let poll = self.work.as_mut().poll(context);
+        self.held = HELD.take();
+        poll
+    }
+}
+
+/// Makes those of the calls dormant whose last poll ended because they were preempted. To take
+/// pages away, all processors that run isolates are told of it, which costs some 20 us where the
+/// host is virtual itself; so several calls rest together.
+pub(crate) fn rest<'a>(fibers: impl Iterator<Item = &'a mut Fiber>) {
+    let mut pages = Vec::new();
+    for fiber in fibers {
+        if let Some(held) = fiber.held.take() {
+            // SAFETY: the yield function left in the last poll of this work, and its future was
+            // not dropped since, or `returns` had forgotten it. So the fiber that it is on is
+            // suspended, and is until the work is polled or dropped, which `dormant` goes before;
+            // and the caller has it borrowed until the pages are given back.
+            fiber.dormant = unsafe { Dormant::new(&held, &mut pages) };
+        }
+    }
+    // SAFETY: as above; what was in use is packed.
+    unsafe { arena::give_back(&pages) };
+}
+
+/// What a dormant call had in its pages: addresses, numbers of words, and these packed. Dropping
+/// it puts all back.
+struct Dormant(Box<[u8]>);
+
+impl Dormant {
+    /// Packs, and adds the pages that the host may have.
+    ///
+    /// # Safety
+    /// The stack is that of a suspended fiber, the memory of its store in a compact slot; the
+    /// fiber is not resumed and neither of them accessed before this is dropped.
+    unsafe fn new(held: &Held, pages: &mut Vec<Range<usize>>) -> Option<Self> {
+        let mut bytes = Vec::with_capacity(PAGE_MAX);
+        // SAFETY: as the caller promises.
+        unsafe {
+            add(stack_in_use(held)?, &mut bytes);
+            pages.push(held.stack.clone());
+            for page in arena::resident(&held.memory, MEMORY_MAX) {
+                let before = bytes.len();
+                add(page.clone(), &mut bytes);
+                if bytes.len() - before > PAGE_MAX {
+                    bytes.truncate(before);
+                } else {
+                    pages.push(page);
+                }
+            }
+        }
+        Some(Self(bytes.into_boxed_slice()))
+    }
+}
+
+impl Drop for Dormant {
+    fn drop(&mut self) {
+        let mut bytes = &self.0[..];
+        while let (Some(start), Some(count)) = (take(&mut bytes), take(&mut bytes)) {
+            let (start, count) = (usize::from_le_bytes(start), u32::from_le_bytes(count) as usize);
+            // SAFETY: the range is one of those that `new` packed, which are still the call's,
+            // mapped, aligned, and not accessed otherwise as long as this lives.
+            let words = unsafe { slice::from_raw_parts_mut(start as *mut u64, count) };
+            match unpack(bytes, words) {
+                Some(rest) => bytes = rest,
+                // These are the bytes that `add` made.
+                None => return,
+            }
+        }
+    }
+}
+
+/// Adds a range of words.
+///
+/// # Safety
+/// It is mapped and aligned, and nobody writes there meanwhile.
+unsafe fn add(range: Range<usize>, bytes: &mut Vec<u8>) {
+    let count = range.len() / WORD;
+    bytes.extend(range.start.to_le_bytes());
+    bytes.extend((count as u32).to_le_bytes());
+    // SAFETY: as the caller promises; what is there was written by compiled code and the host,
+    // or is zero.
+    let words = unsafe { slice::from_raw_parts(range.start as *const u64, count) };
+    pack(words, bytes);
+}
+
+/// From the stack pointer of a suspended fiber to its top; `None` if it is not where it is
+/// expected, or far.
+///
+/// # Safety
+/// As of [`Dormant::new`].
+unsafe fn stack_in_use(held: &Held) -> Option<Range<usize>> {
+    let top = held.stack.end;
+    // SAFETY: as the caller promises; it is within the top page of the stack.
+    let stack_pointer = unsafe { *((top - 2 * WORD) as *const usize) };
+    let near = held.used.saturating_sub(HOOK_MAX)..held.used;
+    let fits = near.contains(&stack_pointer)
+        && held.stack.contains(&stack_pointer)
+        && stack_pointer.is_multiple_of(WORD)
+        && top - stack_pointer <= STACK_MAX;
+    fits.then_some(stack_pointer..top)
+}
