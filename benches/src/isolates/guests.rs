@@ -69,6 +69,30 @@ pub const MATMUL: &str = r#"(module (memory 100)
 pub const SPIN: &str = r#"(module (memory 1) (func (export "run") (param i32) (result i32)
   (i32.store (i32.const 128) (local.get 0)) (loop $l (br $l)) (i32.const 0)))"#;
 
+/// Fills a page of the host with words that differ widely, then does what is said.
+macro_rules! fill {
+    ($then:literal) => {
+        concat!(
+            r#"(module (memory 1) (func (export "run") (param i32) (result i32)
+              (local $i i32) (local $w i64)
+              (local.set $w (i64.const 0x9e3779b97f4a7c15))
+              (loop $more
+                (i64.store (local.get $i) (local.tee $w
+                  (i64.add (i64.mul (local.get $w) (i64.const 0xd1342543de82ef95)) (i64.const 1))))
+                (br_if $more (i32.lt_u
+                  (local.tee $i (i32.add (local.get $i) (i32.const 8))) (i32.const 4096))))"#,
+            $then,
+            "(local.get 0)))"
+        )
+    };
+}
+
+/// Fills a page.
+pub const FILL: &str = fill!("");
+
+/// The same, and never ends.
+pub const FILL_SPIN: &str = fill!("(loop $l (br $l))");
+
 /// Never ends, and has no memory.
 pub const SPIN_BARE: &str = r#"(module (func (export "run") (param i32) (result i32)
   (loop $l (br $l)) (i32.const 0)))"#;

@@ -1,5 +1,7 @@
 //! What an isolate costs that is alive: ours has begun and waits for its next turn, so it has a
-//! stack; those of peers have been called once and are kept, without one.
+//! stack; those of peers have been called once and are kept, without one. Most of ours are
+//! dormant: what they use of their stacks and memories is packed. `exocell-awake` are ours that
+//! are not: their scheduler lets as many wait as there are.
 
 use std::fs;
 use std::path::Path;
@@ -21,6 +23,7 @@ use crate::BenchError;
 use crate::row::{Row, Unit};
 
 const OWNER: &str = "bench";
+const AWAKE: &str = "exocell-awake";
 /// Short, because each isolate has to have had a turn.
 const SLICE: Duration = Duration::from_micros(50);
 /// One page of Wasm, the least that a memory can be.
@@ -49,17 +52,20 @@ fn kilobytes(status: &str, name: &str) -> Option<u64> {
 pub enum Memory {
     /// None.
     None,
-    /// One, of which a page is written.
+    /// One, of which a word of a page is written.
     Written,
+    /// One, of which a page is full of what does not pack.
+    Filled,
 }
 
 impl Memory {
-    const ALL: [Self; 2] = [Self::None, Self::Written];
+    const ALL: [Self; 3] = [Self::None, Self::Written, Self::Filled];
 
     fn name(self) -> &'static str {
         match self {
             Self::None => "none",
             Self::Written => "written",
+            Self::Filled => "filled",
         }
     }
 
@@ -68,6 +74,7 @@ impl Memory {
         match self {
             Self::None => guests::SPIN_BARE,
             Self::Written => guests::SPIN,
+            Self::Filled => guests::FILL_SPIN,
         }
     }
 
@@ -76,6 +83,7 @@ impl Memory {
         match self {
             Self::None => guests::EMPTY,
             Self::Written => guests::WRITE,
+            Self::Filled => guests::FILL,
         }
     }
 }
@@ -85,6 +93,8 @@ impl Memory {
 pub enum Subject {
     /// Ours, preempted.
     Ours,
+    /// The same, and none is dormant.
+    Awake,
     /// Of wasmtime, in slots of a pool.
     Pooling,
     /// Of wasmtime, each with a mapping of its own.
@@ -95,6 +105,7 @@ impl Subject {
     fn name(self) -> &'static str {
         match self {
             Self::Ours => OURS,
+            Self::Awake => AWAKE,
             Self::Pooling => POOLING,
             Self::Default => DEFAULT,
         }
@@ -111,7 +122,10 @@ pub fn measure(count: u32, peers: bool, wazero: Option<&Path>) -> Result<Vec<Row
     let others: &[Subject] = if peers { &[Subject::Pooling, Subject::Default] } else { &[] };
     let mut rows = Vec::new();
     for memory in Memory::ALL {
-        rows.extend(row(memory, OURS, count, in_own_process(memory, Subject::Ours, count)?));
+        for subject in [Subject::Ours, Subject::Awake] {
+            let bytes = in_own_process(memory, subject, count)?;
+            rows.extend(row(memory, subject.name(), count, bytes));
+        }
         for subject in others {
             match in_own_process(memory, *subject, count) {
                 Ok(bytes) => rows.extend(row(memory, subject.name(), count, bytes)),
@@ -128,7 +142,11 @@ pub fn measure(count: u32, peers: bool, wazero: Option<&Path>) -> Result<Vec<Row
 }
 
 fn row(memory: Memory, subject: &str, count: u32, bytes: f64) -> Option<Row> {
-    let state = if subject == OURS { "in a call" } else { "called once" };
+    let state = match subject {
+        OURS => "in a call, dormant",
+        AWAKE => "in a call",
+        _ => "called once",
+    };
     let params = [
         ("live", count.to_string()),
         ("memory", memory.name().to_owned()),
@@ -153,7 +171,10 @@ fn in_own_process(memory: Memory, subject: Subject, count: u32) -> Result<f64, B
 /// The row of one kind, measured in this process.
 pub fn measure_here(memory: Memory, subject: Subject, count: u32) -> Result<Vec<Row>, BenchError> {
     let bytes = match subject {
-        Subject::Ours => measure_ours(memory.endless(), count)?,
+        Subject::Ours => {
+            measure_ours(memory.endless(), count, SchedulerConfig::default().awake_max)?
+        }
+        Subject::Awake => measure_ours(memory.endless(), count, usize::MAX)?,
         Subject::Pooling => measure_plain(memory, Allocator::Pooling { isolates: count }, count)?,
         Subject::Default => measure_plain(memory, Allocator::OnDemand, count)?,
     };
@@ -181,12 +202,13 @@ fn policy(count: u32) -> Policy {
     Policy { wasm_stack_bytes: STACK_BYTES, host_stack_bytes: STACK_BYTES, ..Policy::pooled(pool) }
 }
 
-fn measure_ours(text: &str, count: u32) -> Result<f64, BenchError> {
+fn measure_ours(text: &str, count: u32, awake_max: usize) -> Result<f64, BenchError> {
     let all = count as usize;
     let config = SchedulerConfig {
         slice: SLICE,
         waiting_max: all + 1,
         begun_max: all + 1,
+        awake_max,
         ..Default::default()
     };
     let scheduler = Scheduler::new(&config).map_err(failed)?;
