@@ -207,6 +207,41 @@ mod tests {
     }
 
     #[test]
+    fn an_address_is_in_the_slot_that_it_lies_in() {
+        let arena = Arena::new(3, 8192).unwrap();
+        for (address, slot) in
+            [(0, Some(0)), (8191, Some(0)), (8192, Some(1)), (3 * 8192 - 1, Some(2))]
+        {
+            let slot = slot.map(|index| arena.base + index * 8192);
+            assert_eq!(arena.slot_at(arena.base + address).map(|slot| slot.start), slot);
+        }
+        assert!(arena.slot_at(arena.base - 1).is_none());
+        assert!(arena.slot_at(arena.base + 3 * 8192).is_none());
+    }
+
+    #[test]
+    fn pages_that_are_given_back_are_zero_and_not_resident() {
+        let (slot, _) = Arena::new(1, 100 * PAGE_BYTES).unwrap().take().unwrap();
+        let page = |index: usize| slot.start() + index * PAGE_BYTES;
+        // SAFETY: the slot is this test's, and the pages are in it.
+        let byte = |index: usize| unsafe { &mut *(page(index) as *mut u8) };
+        let touched = [0, 1, 63, 64, 99];
+        touched.iter().for_each(|index| *byte(*index) = 7);
+        let all = slot.start()..slot.start() + slot.bytes();
+        let resident = |bytes_max| -> Vec<usize> {
+            let pages = resident(&all, bytes_max);
+            pages.map(|found| (found.start - page(0)) / PAGE_BYTES).collect()
+        };
+        assert_eq!(resident(usize::MAX), touched);
+        assert_eq!(resident(64 * PAGE_BYTES), [0, 1, 63]);
+        // SAFETY: as above; nothing is used there but the bytes that are looked at below.
+        unsafe { give_back(&[page(0)..page(1), page(60)..page(65)]) };
+        assert_eq!(resident(usize::MAX), [1, 99]);
+        let left = touched.map(|index| *byte(index));
+        assert_eq!(left, [0, 7, 0, 0, 7]);
+    }
+
+    #[test]
     fn a_slot_keeps_its_arena() {
         let (slot, _) = Arena::new(1, 4096).unwrap().take().unwrap();
         // SAFETY: the slot is this test's, and as large as its arena says.
