@@ -32,7 +32,7 @@
 double ratio;
 char small_file[64], big_file[64], own_copy[64];
 
-static const struct measure *const lists[] = { calls, memory, processes, bandwidth };
+static const struct measure *const lists[] = { calls, memory, processes, floors, bandwidth };
 
 /* What a request's child tells its parent. */
 static struct answer {

@@ -26,7 +26,7 @@ struct measure {
 };
 
 /* Each file ends its list with an entry without a name. */
-extern const struct measure calls[], memory[], processes[], bandwidth[];
+extern const struct measure calls[], memory[], processes[], floors[], bandwidth[];
 
 /* What a RATIO measurement found. */
 extern double ratio;

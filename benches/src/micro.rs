@@ -21,6 +21,7 @@ const PROGRAM: Program = Program {
         ("calls.c", include_str!("../micro/calls.c")),
         ("memory.c", include_str!("../micro/memory.c")),
         ("processes.c", include_str!("../micro/processes.c")),
+        ("floors.c", include_str!("../micro/floors.c")),
         ("bandwidth.c", include_str!("../micro/bandwidth.c")),
     ],
 };
