@@ -11,6 +11,7 @@ use crate::policy::{Metering, Policy};
 use crate::preempt::CodeMap;
 use crate::reserved;
 use crate::rewrite::{self, ATOMICS};
+use crate::rooms::Trace;
 use crate::scan::{self, Asked, Imported, ModuleLimits, Shape};
 use crate::threads::{Template, Unbound};
 use exocell_xgate::CapabilitySet;
@@ -240,6 +241,7 @@ fn link(
         command: if shape.has_start { export("_start") } else { None },
         uses_host: shape.imports.iter().any(|import| [WASI, NN].contains(&import.module.as_str())),
         reusable,
+        usual_trace: OnceLock::new(),
     })))
 }
 
@@ -299,6 +301,8 @@ pub(crate) struct AdmittedModule {
     pub uses_host: bool,
     /// Whether an instance can serve one thread after the other.
     pub reusable: bool,
+    /// What a call allocates in its room ([`crate::rooms`]), once that was tried.
+    pub usual_trace: OnceLock<Option<Trace>>,
 }
 
 impl AdmittedModule {

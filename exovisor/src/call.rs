@@ -6,7 +6,9 @@ use crate::engine::Host;
 use crate::isolate::{Attached, Outcome, State};
 use crate::policy::Metering;
 use crate::teardown;
+use std::pin::pin;
 use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
 use std::time::Instant;
 use wasmtime::{
     FuncType, Instance, InstancePre, ModuleExport, Store, Trap, UpdateDeadline, Val, ValType,
@@ -236,23 +238,33 @@ pub(crate) fn store(host: &Host, state: State, fuel: u64) -> wasmtime::Result<St
     Ok(store)
 }
 
-/// Instantiates, runs the start function, calls, and gives back what is large of the memory.
+/// An instance of which nothing of the module's own code has run. This waits for nothing: the
+/// limits are known at once, and start functions come later.
+pub(crate) fn instantiate<T: Send>(
+    instance: &InstancePre<T>,
+    store: &mut Store<T>,
+) -> wasmtime::Result<Instance> {
+    match pin!(instance.instantiate_async(store)).poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(instance) => instance,
+        Poll::Pending => Err(wasmtime::format_err!("an instance waits while it is made")),
+    }
+}
+
+/// Runs the start function, calls, and gives back what is large of the memory.
 pub(crate) async fn run(
     function: &Function,
-    instance: &InstancePre<State>,
+    instance: &Instance,
     store: &mut Store<State>,
     arguments: &[Value],
 ) -> wasmtime::Result<Vec<Value>> {
-    // Boxed, because it is over soon, and the call would keep room for it.
-    let instance = Box::pin(instance.instantiate_async(&mut *store)).await?;
-    note_memory(&function.module, &instance, store);
-    let began = begin(&function.module, &instance, store).await;
+    note_memory(&function.module, instance, store);
+    let began = begin(&function.module, instance, store).await;
     let result = match began {
-        Ok(()) => function.call(&instance, store, arguments).await,
+        Ok(()) => function.call(instance, store, arguments).await,
         Err(error) => Err(error),
     };
     exit(store);
-    teardown::give_back(&function.module, &instance, store).await;
+    teardown::give_back(&function.module, instance, store).await;
     result
 }
 

@@ -406,7 +406,10 @@ fn run_alone(
         Err(error) => return Outcome::Trap(format!("cannot watch the deadline: {error}")),
     };
     stopper.runs_on(preempt::this_thread());
-    let mut call = Box::pin(call::run(command, instance, &mut store, &[]));
+    let mut call = Box::pin(async {
+        let instance = call::instantiate(instance, &mut store)?;
+        call::run(command, &instance, &mut store, &[]).await
+    });
     let result = runtime.block_on(poll_fn(|cx| {
         loop {
             let turn = stopper.guest().map(|guest| Turn::begin(guest, 0, Allowance::ENDLESS));

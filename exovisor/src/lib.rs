@@ -44,6 +44,7 @@ mod policy;
 mod preempt;
 mod reserved;
 mod rewrite;
+mod rooms;
 mod scan;
 mod sched;
 mod sleep;

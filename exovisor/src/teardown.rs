@@ -93,14 +93,6 @@ mod tests {
         }
     }
 
-    /// What a future that does not wait comes to.
-    fn now<T>(future: impl Future<Output = T>) -> T {
-        match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
-            Poll::Ready(done) => done,
-            Poll::Pending => panic!("there is nothing to wait for"),
-        }
-    }
-
     /// How often a future waits before it is done.
     fn waits(future: impl Future) -> usize {
         let (mut future, mut waits) = (pin!(future), 0);
@@ -126,7 +118,7 @@ mod tests {
             let stopper = Stopper::new(Some(Arc::clone(&module.code)), None);
             let state = State::new(None, stopper.clone(), BYTES as u64, None);
             let mut store = call::store(&module.host, state, 0).unwrap();
-            let instance = now(instance.instantiate_async(&mut store)).unwrap();
+            let instance = call::instantiate(instance, &mut store).unwrap();
             let memory = instance.get_module_export(&mut store, &module.memories[0]).unwrap();
             let memory = memory.into_memory().unwrap();
             memory.data_mut(&mut store).fill(7);

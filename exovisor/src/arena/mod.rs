@@ -180,7 +180,7 @@ fn advise(start: usize, bytes: usize, advice: libc::c_int) -> io::Result<()> {
 }
 
 /// The host's page size, in bytes.
-fn page_bytes() -> usize {
+pub(crate) fn page_bytes() -> usize {
     // SAFETY: it reads a constant.
     let bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
     usize::try_from(bytes).unwrap_or(4096)

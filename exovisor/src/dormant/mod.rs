@@ -3,16 +3,18 @@
 //! ```text
 //! awake --its turn is over, and many wait--> dormant --its next turn, or its end--> awake
 //! ```
-//! A preempted call has a stack and pages of a memory, and most of their words are zero or
-//! addresses near others. While it is dormant, these are packed ([`pack`]) and the pages are the
-//! host's again; they come back to the same addresses. It takes time, so it is done only
-//! where more calls wait than [`crate::SchedulerConfig::awake_max`], and only in compact slots.
+//! A preempted call has a stack, a room with its store ([`crate::rooms`]), and pages of a memory,
+//! and most of their words are zero or addresses near others. While it is dormant, these are
+//! packed ([`pack`]) and the pages are the host's again; they come back to the same addresses. It
+//! takes time, so it is done only where more calls wait than
+//! [`crate::SchedulerConfig::awake_max`], and only in compact slots.
 //!
 //! What it rests on:
 //! - A call is made dormant only where it was preempted. Its fiber stands in the yield function,
 //!   and as long as that function's future lives, the fiber does not run, its stack is not
 //!   another's, and the store with the memory is the call's alone. A call that waits in a
 //!   hostcall stays as it is: it may have told others where its own state lies.
+//! - The signal handler, which looks at the store of the call whose turn it is, sees it awake.
 //! - Below the stack pointer nothing is in use. The engine's fibers keep it 16 bytes below their
 //!   top while they do not run (`unix.rs` of wasmtime-internal-fiber 48).
 //! - Memories in compact slots do not move, and are private mappings.
@@ -22,6 +24,7 @@
 mod pack;
 
 use crate::arena::{self, PAGE_BYTES};
+use crate::rooms::Room;
 use crate::sched::Work;
 use pack::{pack, take, unpack};
 use std::cell::Cell;
@@ -35,14 +38,14 @@ const STACK_MAX: usize = 16 << 10;
 const MEMORY_MAX: usize = 1 << 20;
 /// A page that takes more bytes than this stays as it is.
 const PAGE_MAX: usize = PAGE_BYTES * 3 / 4;
-/// How far below an address that the yield function uses the stack pointer may be, in bytes.
+/// How far from an address that the yield function used the stack pointer may be, in bytes.
 const HOOK_MAX: usize = 4 << 10;
 const WORD: usize = size_of::<u64>();
 
 /// What a call holds that has just been preempted.
 struct Held {
     stack: Range<usize>,
-    /// An address that is in use on it.
+    /// An address that was in use on it.
     used: usize,
     memory: Range<usize>,
 }
@@ -71,16 +74,38 @@ pub(crate) struct Fiber {
     /// If its last poll ended because it was preempted.
     held: Option<Held>,
     work: Work,
+    /// Where the work lies, if it has a room.
+    room: Option<Room>,
+    /// Whether all that lies there is reached through the work alone.
+    room_packs: bool,
 }
 
 impl Fiber {
     pub fn new(work: Work) -> Self {
-        Self { dormant: None, held: None, work }
+        Self { dormant: None, held: None, work, room: None, room_packs: false }
     }
 
-    /// Goes on with the call, which is awake from here on.
-    pub fn poll(&mut self, context: &mut Context<'_>) -> Poll<<Work as Future>::Output> {
+    /// With a call that lies in a room. It is packed, too, if it is `usual`: of the trace that was
+    /// found to be the call's alone.
+    pub fn furnished(work: Work, room: Room, usual: bool) -> Self {
+        Self { room: Some(room), room_packs: usual, ..Self::new(work) }
+    }
+
+    /// What the room holds.
+    #[cfg(test)]
+    pub fn room(&self) -> Option<Range<usize>> {
+        self.room.as_ref().map(Room::used)
+    }
+
+    /// Puts all back. It is to be done before the call's next turn begins: the signal handler
+    /// looks at the store and the stack of whose turn it is.
+    pub fn wake(&mut self) {
         self.dormant = None;
+    }
+
+    /// Goes on with the call, which is awake.
+    pub fn poll(&mut self, context: &mut Context<'_>) -> Poll<<Work as Future>::Output> {
+        self.wake();
         self.held = None;
         HELD.set(None);
         let poll = self.work.as_mut().poll(context);
@@ -93,14 +118,16 @@ impl Fiber {
 /// pages away, all processors that run isolates are told of it, which costs some 20 us where the
 /// host is virtual itself; so several calls rest together.
 pub(crate) fn rest<'a>(fibers: impl Iterator<Item = &'a mut Fiber>) {
-    let mut pages = Vec::new();
+    let (mut bytes, mut pages) = (Vec::with_capacity(PAGE_BYTES), Vec::new());
     for fiber in fibers {
         if let Some(held) = fiber.held.take() {
+            let room = fiber.room.as_ref().filter(|_| fiber.room_packs).map(Room::used);
             // SAFETY: the yield function left in the last poll of this work, and its future was
             // not dropped since, or `returns` had forgotten it. So the fiber that it is on is
             // suspended, and is until the work is polled or dropped, which `dormant` goes before;
-            // and the caller has it borrowed until the pages are given back.
-            fiber.dormant = unsafe { Dormant::new(&held, &mut pages) };
+            // and the caller has it borrowed until the pages are given back. What lies in the room
+            // is reached through the work alone, in the same way.
+            fiber.dormant = unsafe { Dormant::new(&held, room, &mut bytes, &mut pages) };
         }
     }
     // SAFETY: as above; what was in use is packed.
@@ -112,20 +139,30 @@ pub(crate) fn rest<'a>(fibers: impl Iterator<Item = &'a mut Fiber>) {
 struct Dormant(Box<[u8]>);
 
 impl Dormant {
-    /// Packs, and adds the pages that the host may have.
+    /// Packs, in `bytes`, and adds the pages that the host may have.
     ///
     /// # Safety
-    /// The stack is that of a suspended fiber, the memory of its store in a compact slot; the
-    /// fiber is not resumed and neither of them accessed before this is dropped.
-    unsafe fn new(held: &Held, pages: &mut Vec<Range<usize>>) -> Option<Self> {
-        let mut bytes = Vec::with_capacity(PAGE_MAX);
+    /// The stack is that of a suspended fiber, the memory of its store in a compact slot, and the
+    /// room the call's own; the fiber is not resumed and none of them accessed before this is
+    /// dropped.
+    unsafe fn new(
+        held: &Held,
+        room: Option<Range<usize>>,
+        bytes: &mut Vec<u8>,
+        pages: &mut Vec<Range<usize>>,
+    ) -> Option<Self> {
+        bytes.clear();
         // SAFETY: as the caller promises.
         unsafe {
-            add(stack_in_use(held)?, &mut bytes);
+            add(stack_in_use(held)?, bytes);
             pages.push(held.stack.clone());
+            if let Some(room) = room {
+                pages.push(room.start..room.end.next_multiple_of(PAGE_BYTES));
+                add(room, bytes);
+            }
             for page in arena::resident(&held.memory, MEMORY_MAX) {
                 let before = bytes.len();
-                add(page.clone(), &mut bytes);
+                add(page.clone(), bytes);
                 if bytes.len() - before > PAGE_MAX {
                     bytes.truncate(before);
                 } else {
@@ -133,7 +170,7 @@ impl Dormant {
                 }
             }
         }
-        Some(Self(bytes.into_boxed_slice()))
+        Some(Self(Box::from(&bytes[..])))
     }
 }
 
@@ -177,7 +214,8 @@ unsafe fn stack_in_use(held: &Held) -> Option<Range<usize>> {
     let top = held.stack.end;
     // SAFETY: as the caller promises; it is within the top page of the stack.
     let stack_pointer = unsafe { *((top - 2 * WORD) as *const usize) };
-    let near = held.used.saturating_sub(HOOK_MAX)..held.used;
+    // The yield function was there, or deeper, and its caller suspends the fiber.
+    let near = held.used.saturating_sub(HOOK_MAX)..held.used.saturating_add(HOOK_MAX);
     let fits = near.contains(&stack_pointer)
         && held.stack.contains(&stack_pointer)
         && stack_pointer.is_multiple_of(WORD)

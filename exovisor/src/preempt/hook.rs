@@ -3,6 +3,7 @@
 #![allow(unsafe_code)]
 
 use crate::arena::Stacks;
+use crate::call;
 use crate::dormant;
 use crate::ending::{Ended, Stopper};
 use crate::isolate::State;
@@ -57,11 +58,7 @@ impl Hook {
         let helper = Module::new(engine, HELPER)?;
         let mut store = Store::new(engine, State::detached(engine));
         let instance = linker.instantiate_pre(&helper)?;
-        let mut cx = Context::from_waker(std::task::Waker::noop());
-        let instance = match std::pin::pin!(instance.instantiate_async(&mut store)).poll(&mut cx) {
-            Poll::Ready(instance) => instance?,
-            Poll::Pending => return Err(format_err!("a module without code does not wait")),
-        };
+        let instance = call::instantiate(&instance, &mut store)?;
         let function = instance.get_func(&mut store, "yield");
         let function = function.ok_or_else(|| format_err!("the helper lost its export"))?;
         let reference = reference(&function, &mut store);

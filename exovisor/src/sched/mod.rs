@@ -7,6 +7,7 @@
 //!
 //! Start reading at [`Scheduler::submit`], then `worker.rs`.
 
+mod made;
 mod queue;
 mod shared;
 mod task;
@@ -42,8 +43,8 @@ pub struct SchedulerConfig {
     /// instance and a stack of the pool.
     pub begun_max: usize,
     /// Preempted calls that wait for their next turn as they are. Where more wait, and slots are
-    /// compact, those preempted from then on are made dormant: what they use of their stacks and
-    /// memories is packed until that turn, which takes some 10 us.
+    /// compact, those preempted from then on are made dormant: what they use of their stacks, stores
+    /// and memories is packed until that turn, which takes some 10 us.
     pub awake_max: usize,
 }
 

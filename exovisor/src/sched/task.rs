@@ -23,7 +23,6 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Context, Poll, Wake};
 use std::time::Duration;
-use wasmtime::{InstancePre, Store};
 
 const QUEUED: u8 = 0;
 const RUNNING: u8 = 1;
@@ -113,7 +112,7 @@ impl Body {
         if let Stage::Planned(_) = self.stage
             && let Stage::Planned(plan) = std::mem::replace(&mut self.stage, Stage::Over)
         {
-            self.stage = Stage::Started(Fiber::new(plan.start()));
+            self.stage = Stage::Started(plan.start());
         }
         match &mut self.stage {
             Stage::Started(fiber) => fiber.poll(context),
@@ -121,7 +120,14 @@ impl Body {
         }
     }
 
-    fn fiber(&mut self) -> Option<&mut Fiber> {
+    /// Makes it awake, if it was dormant.
+    pub fn wake(&mut self) {
+        if let Some(fiber) = self.fiber() {
+            fiber.wake();
+        }
+    }
+
+    pub fn fiber(&mut self) -> Option<&mut Fiber> {
         match &mut self.stage {
             Stage::Started(fiber) => Some(fiber),
             _ => None,
@@ -138,33 +144,21 @@ impl Body {
 impl Plan {
     /// The call as a future. What it needs is made here and not in there: a future keeps what it
     /// was given beside what it makes of it, for as long as it lives.
-    fn start(self) -> Work {
+    fn start(self) -> Fiber {
         if let Some(cause) = self.state.stopper.cause() {
             return over(Outcome::Ended(cause));
         }
         match &self.function.module.link {
             Link::Alone(_) => self.start_alone(),
-            Link::Team(_) => Box::pin(self.run_team()),
+            Link::Team(_) => Fiber::new(Box::pin(self.run_team())),
         }
-    }
-
-    fn start_alone(self) -> Work {
-        let Self { function, arguments, state, fuel, .. } = self;
-        let mut store = match call::store(&function.module.host, state, fuel) {
-            Ok(store) => store,
-            Err(error) => return over(trap(&error)),
-        };
-        Box::pin(async move {
-            let Link::Alone(instance) = &function.module.link else { return unlinked() };
-            call_in_store(&function, instance, &mut store, &arguments).await
-        })
     }
 
     /// As the first thread of a team; the others end with it.
     async fn run_team(self) -> (Outcome, Vec<Value>) {
         let Self { function, arguments, mut state, fuel, team } = self;
         let (Link::Team(template), Some(plan)) = (&function.module.link, team) else {
-            return unlinked();
+            return (trap(&unlinked()), Vec::new());
         };
         let TeamPlan { limits, home } = *plan;
         let bound = match template.bind(limits.memory_bytes) {
@@ -188,8 +182,11 @@ impl Plan {
             Ok(store) => store,
             Err(error) => return (trap(&error), Vec::new()),
         };
-        let (outcome, results) =
-            call_in_store(&function, team.instance(), &mut store, &arguments).await;
+        let result = match call::instantiate(team.instance(), &mut store) {
+            Ok(instance) => call::run(&function, &instance, &mut store, &arguments).await,
+            Err(error) => Err(error),
+        };
+        let (outcome, results) = ended(store.data(), result);
         // Its memory is gone with it.
         drop((store, closing));
         let failure = team.close().await;
@@ -201,30 +198,25 @@ impl Plan {
     }
 }
 
-/// The call itself.
-async fn call_in_store(
-    function: &Function,
-    instance: &InstancePre<State>,
-    store: &mut Store<State>,
-    arguments: &[Value],
-) -> (Outcome, Vec<Value>) {
-    match call::run(function, instance, store, arguments).await {
+/// What a call came to.
+pub(super) fn ended(state: &State, result: wasmtime::Result<Vec<Value>>) -> (Outcome, Vec<Value>) {
+    match result {
         Ok(results) => (Outcome::Exited(0), results),
-        Err(error) => (call::outcome(store.data(), &error), Vec::new()),
+        Err(error) => (call::outcome(state, &error), Vec::new()),
     }
 }
 
 /// A call that is over before it runs.
-fn over(outcome: Outcome) -> Work {
-    Box::pin(std::future::ready((outcome, Vec::new())))
+pub(super) fn over(outcome: Outcome) -> Fiber {
+    Fiber::new(Box::pin(std::future::ready((outcome, Vec::new()))))
 }
 
-fn trap(error: &wasmtime::Error) -> Outcome {
+pub(super) fn trap(error: &wasmtime::Error) -> Outcome {
     Outcome::Trap(format!("{error:#}"))
 }
 
-fn unlinked() -> (Outcome, Vec<Value>) {
-    (Outcome::Trap("the module is linked in another way".to_owned()), Vec::new())
+pub(super) fn unlinked() -> wasmtime::Error {
+    wasmtime::format_err!("the module is linked in another way")
 }
 
 /// Makes those of the tasks dormant that were preempted and have not gone on since.

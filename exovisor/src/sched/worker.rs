@@ -3,6 +3,7 @@
 use crate::ending::Cause;
 use crate::isolate::Outcome;
 use crate::preempt::{self, Allowance, Timer, Turn};
+use crate::rooms::Keeping;
 use crate::sched::shared::{Ending, Next, Shared, Spent, Verdict};
 use crate::sched::task::{Done, Report, rest};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -29,6 +30,7 @@ pub(super) fn run(
         Err(error) => return ready(Err(error)),
     };
     let _reactor = reactor.enter();
+    let _room = Keeping::begin();
     let thread = preempt::this_thread();
     let mut clock = Clock::start();
     let (mut spent, mut resting) = (None, Vec::with_capacity(REST_TOGETHER));
@@ -107,6 +109,8 @@ fn turn(next: &Next, thread: i32, clock: &mut Clock) -> TurnEnd {
     let task = &next.task;
     let mut body = task.body();
     task.set_running();
+    // Before there is a signal for it: the handler looks at its store and its stack.
+    body.wake();
     task.stopper.runs_on(thread);
     let allowance = allowance(next);
     let waker = Waker::from(Arc::clone(task));

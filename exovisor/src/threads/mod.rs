@@ -213,7 +213,7 @@ impl Team {
         let broken = |error: wasmtime::Error| Outcome::Trap(format!("{:#}", error.root_cause()));
         let state = self.state(stopper);
         let mut store = call::store(&self.module.host, state, self.terms.fuel).map_err(broken)?;
-        let instance = self.instance().instantiate_async(&mut store).await.map_err(broken)?;
+        let instance = call::instantiate(self.instance(), &mut store).map_err(broken)?;
         let start = instance.get_typed_func(&mut store, ENTRY).map_err(broken)?;
         let names = instance.exports(&mut store).map(|export| export.name().to_owned());
         let names: Vec<String> = names.filter(|name| name.starts_with(GLOBAL_EXPORT)).collect();
