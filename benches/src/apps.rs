@@ -14,6 +14,7 @@ use crate::BenchError;
 use crate::exocell::Exocell;
 use crate::options::AppsArgs;
 use crate::row::Row;
+use crate::scratch::Scratch;
 use crate::subject::{self, Start, Subject};
 use crate::turns::{Run, Setting, choose, listed, may_be_realtime};
 
@@ -70,8 +71,7 @@ fn prepare(exocell: &Exocell) -> Result<PathBuf, BenchError> {
     let root = cache.join(format!("files-{name}"));
     if !root.exists() {
         eprintln!("copying the files of {}, once", exocell.image);
-        fs::create_dir_all(&cache).map_err(BenchError::host(cache.display()))?;
-        let work = tempfile::tempdir_in(&cache).map_err(BenchError::host(cache.display()))?;
+        let work = Scratch::new(&cache)?;
         copy_files(exocell, work.path())?;
         publish(work.path(), &root).map_err(BenchError::host(root.display()))?;
     }

@@ -6,14 +6,12 @@ use std::time::{Duration, Instant};
 use exocell_cell::processes;
 use serde::Deserialize;
 
-use crate::exocell::{Cell, Exocell};
+use crate::exocell::{Cell, Exocell, WAITER};
 use crate::options::DensityArgs;
 use crate::row::Unit;
 use crate::warm::Pool;
 use crate::{BenchError, Row, Subject};
 
-/// What a cell does while it is measured.
-const PROGRAM: [&str; 2] = ["sleep", "infinity"];
 /// A started cell comes to rest within this.
 const SETTLE: Duration = Duration::from_secs(3);
 /// The guest memory file's name in proc_pid_smaps(5): its pages are counted
@@ -42,16 +40,15 @@ fn running(count: u32, exocell: &Exocell) -> Result<Vec<Row>, BenchError> {
     let mut cells = Vec::new();
     for index in 0..count {
         let name = format!("bench-density-{}-{index}", std::process::id());
-        cells.push(Cell::run(exocell, name, &["--detach"], &PROGRAM)?);
+        cells.push(Cell::start(exocell, name, &[])?);
     }
     std::thread::sleep(SETTLE);
     let used = cells.iter().map(|cell| of_cell(exocell, &cell.name));
     let used = used.collect::<Result<Vec<_>, _>>()?;
     let exec_us =
         cells.iter().map(|cell| answer_us(exocell, cell)).collect::<Result<Vec<_>, _>>()?;
-    let program = PROGRAM.join(" ");
-    let mut rows = rows(&used, &program);
-    rows.extend(row("density/exec", Unit::Us, &exec_us, &program));
+    let mut rows = rows(&used, WAITER);
+    rows.extend(row("density/exec", Unit::Us, &exec_us, WAITER));
     Ok(rows)
 }
 

@@ -1,8 +1,9 @@
 //! The `exocell` command as its users call it.
 
+use std::io::{Read, Write};
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, ChildStdin, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use exocell_cell::kernel::{self, Recipe, Status};
@@ -92,34 +93,58 @@ impl Exocell {
     }
 }
 
-/// A cell that is removed with its owner, alive or not.
+/// What a cell runs: it ends when its input does.
+pub const WAITER: &str = "cat";
+
+/// A cell that ends with its owner, whatever ends that: its program's input is a pipe
+/// of this process, and its record goes with it.
 pub struct Cell<'a> {
     exocell: &'a Exocell,
     pub name: String,
+    run: Child,
+    input: Option<ChildStdin>,
 }
 
 impl<'a> Cell<'a> {
-    /// Runs `options IMAGE command` as a cell that keeps its record.
-    pub fn run(
-        exocell: &'a Exocell,
-        name: String,
-        options: &[&str],
-        command: &[&str],
-    ) -> Result<Self, BenchError> {
-        let cell = Self { exocell, name };
-        let mut words = vec!["run", "--name", &cell.name];
-        words.extend(options);
-        words.push(&exocell.image);
-        words.extend(command);
-        exocell.call(&words)?;
-        Ok(cell)
+    /// Runs `options IMAGE cat`, and waits until that answers.
+    pub fn start(exocell: &'a Exocell, name: String, options: &[&str]) -> Result<Self, BenchError> {
+        let mut command = exocell.with(&["run", "--rm", "-i", "--name", &name]);
+        command.args(options).args([&exocell.image, WAITER]);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut run = command.spawn().map_err(BenchError::host("exocell run"))?;
+        let input = run.stdin.take();
+        let mut cell = Self { exocell, name, run, input };
+        if cell.echoes(b"ready\n") {
+            return Ok(cell);
+        }
+        let mut stderr = String::new();
+        cell.input = None;
+        // What could be read is told.
+        let _ = cell.run.stderr.as_mut().map(|stream| stream.read_to_string(&mut stderr));
+        let status = cell.run.wait().map_err(BenchError::host("exocell run"))?;
+        Err(BenchError::Command {
+            command: format!("exocell run {}", options.join(" ")),
+            status: status.to_string(),
+            stderr: stderr.trim().to_owned(),
+        })
+    }
+
+    /// Whether what is written to the cell's program comes back.
+    fn echoes(&mut self, line: &[u8]) -> bool {
+        let (Some(input), Some(output)) = (&mut self.input, &mut self.run.stdout) else {
+            return false;
+        };
+        let mut back = vec![0; line.len()];
+        input.write_all(line).is_ok() && output.read_exact(&mut back).is_ok() && back == line
     }
 }
 
 impl Drop for Cell<'_> {
     fn drop(&mut self) {
-        // A cell that never came to be cannot be removed either.
+        drop(self.input.take());
+        // One that is gone already cannot be removed either.
         let _ = self.exocell.call(&["rm", "--force", &self.name]);
+        let _ = self.run.wait();
     }
 }
 

@@ -21,6 +21,7 @@ mod plot;
 mod program;
 mod row;
 mod runs;
+mod scratch;
 mod start;
 mod subject;
 mod turns;

@@ -8,6 +8,7 @@ use std::process::Command;
 use sha2::{Digest, Sha256};
 
 use crate::BenchError;
+use crate::scratch::Scratch;
 
 /// A program and its sources, as (file name, content).
 pub struct Program {
@@ -46,8 +47,7 @@ impl Program {
     pub fn prepare(&self, cache: &Path) -> Result<PathBuf, BenchError> {
         let folder = cache.join(format!("{}-{}", self.name, self.hash()));
         if !folder.join(self.name).exists() {
-            fs::create_dir_all(cache).map_err(BenchError::host(cache.display()))?;
-            let work = tempfile::tempdir_in(cache).map_err(BenchError::host(cache.display()))?;
+            let work = Scratch::new(cache)?;
             self.compile(work.path())?;
             publish(work.path(), &folder)?;
         }

@@ -96,7 +96,7 @@ impl Times {
 
 fn stages_us(exocell: &Exocell, round: u32) -> Result<[u64; STAGES.len()], BenchError> {
     let name = format!("bench-start-{}-{round}", std::process::id());
-    let cell = Cell::run(exocell, name, &[], &["true"])?;
+    let cell = Cell::start(exocell, name, &[])?;
     let inspected: Inspected = exocell.ask("inspect", &["inspect", "--json", &cell.name])?;
     Ok(inspected.times.stages())
 }

@@ -9,6 +9,7 @@ use std::process::Command;
 use sha2::{Digest, Sha256};
 
 use crate::BenchError;
+use crate::scratch::Scratch;
 
 /// The source release of the project that is worked on.
 const SOURCES: &str = "\
@@ -25,8 +26,7 @@ pub fn prepare(cache: &Path) -> Result<PathBuf, BenchError> {
     let name: String = hash.iter().take(8).map(|byte| format!("{byte:02x}")).collect();
     let folder = cache.join(format!("agent-{name}"));
     if !folder.exists() {
-        fs::create_dir_all(cache).map_err(BenchError::host(cache.display()))?;
-        let work = tempfile::tempdir_in(cache).map_err(BenchError::host(cache.display()))?;
+        let work = Scratch::new(cache)?;
         fetch(work.path())?;
         // Cells read it as another user.
         fs::set_permissions(work.path(), fs::Permissions::from_mode(0o755))

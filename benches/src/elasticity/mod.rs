@@ -135,8 +135,8 @@ fn start<'a>(
 ) -> Result<Cell<'a>, BenchError> {
     let name = format!("bench-elastic-{}-{mode}", std::process::id());
     let volume = format!("{}:{FOLDER}:ro", folder.display());
-    let fixed = ["--detach", "--pager", mode.name(), "--volume", &volume];
-    Cell::run(exocell, name, &[&fixed[..], options].concat(), &["sleep", "infinity"])
+    let fixed = ["--pager", mode.name(), "--volume", &volume];
+    Cell::start(exocell, name, &[&fixed[..], options].concat())
 }
 
 /// Runs a program in the cell; what it printed.

@@ -17,6 +17,7 @@ use super::{FOLDER, PROGRAM, exec, memory_file, subject};
 use crate::exocell::{Cell, Exocell};
 use crate::options::OversubscriptionArgs;
 use crate::row::Unit;
+use crate::scratch::Scratch;
 use crate::{BenchError, Row};
 
 /// Who is compared, the one with the budget first.
@@ -37,7 +38,7 @@ pub fn measure_together(
     let mut rows = Vec::new();
     for mode in MODES {
         // A budget is its state root's, and the operator has one of his own.
-        let root = tempfile::tempdir_in(&cache).map_err(BenchError::host(cache.display()))?;
+        let root = Scratch::new(&cache)?;
         let apart = exocell.apart(root.path())?;
         rows.extend(run(mode, args, &folder, &apart)?);
     }
@@ -138,13 +139,13 @@ fn start<'a>(
     let guarantee = format!("{}m", args.guarantee_mib);
     let program = format!("{}:{FOLDER}:ro", folder.display());
     let input = load.volume();
-    let mut options = vec!["--detach", "--pager", mode.name(), "--memory", &memory];
+    let mut options = vec!["--pager", mode.name(), "--memory", &memory];
     if mode == Mode::Credit {
         options.extend(["--memory-guarantee", &guarantee]);
     }
     options.extend(["--volume", &program]);
     options.extend(input.iter().flat_map(|volume| ["--volume", volume.as_str()]));
-    Cell::run(exocell, name, &options, &["sleep", "infinity"])
+    Cell::start(exocell, name, &options)
 }
 
 /// What the host holds for all cells, look after look, in bytes.

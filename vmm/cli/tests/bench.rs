@@ -2,7 +2,14 @@
 
 mod common;
 
-use common::run;
+use std::fs;
+use std::path::Path;
+use std::thread;
+use std::time::Duration;
+
+use common::guest::{PrivateRoot, TINY};
+use common::host::{self, Namespace};
+use common::{LIMIT, Started, eventually, run, text, until};
 use serde_json::Value;
 
 #[test]
@@ -60,9 +67,9 @@ fn a_plot_is_drawn_of_what_was_measured() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("plot.svg");
     let words = ["bench", "micro", "--only", "null_syscall", "--peers", "none", "--rounds", "1"];
-    let table = run([&words[..], &["--plot", common::text(&file)]].concat()).ok();
+    let table = run([&words[..], &["--plot", text(&file)]].concat()).ok();
     assert!(table.text().contains("null_syscall") && table.text().contains("para-aspace"));
-    let plot = std::fs::read_to_string(&file).unwrap();
+    let plot = fs::read_to_string(&file).unwrap();
     assert!(plot.starts_with("<svg") && plot.contains("null_syscall"), "{plot}");
 }
 
@@ -98,4 +105,63 @@ fn cells_share_what_is_a_fraction_of_their_limits() {
     assert!(held("no-return") > 448.0, "only {} MiB: no load for this", held("no-return"));
     assert_eq!(figure("oversubscription/within_ended_well", "budget"), 2.0, "{}", ended.stderr);
     assert_eq!(figure("oversubscription/cells_alive", "budget"), 4.0, "{}", ended.stderr);
+}
+
+/// Each is killed while all its cells are there.
+#[test]
+fn a_killed_benchmark_leaves_no_cell() {
+    let root = PrivateRoot::with_image();
+    for (words, cells) in [
+        (&["elasticity", "--seconds", "60"][..], 1),
+        (&["reclaim", "--region-mib", "64", "--rounds", "1000"], 1),
+        (&["oversubscription", "--cells", "2", "--seconds", "60"], 2),
+        (&["density", "--cells", "2"], 2),
+    ] {
+        let mut bench = Started::new(&mut root.exocell([&["bench"], words, &BARE].concat()));
+        let mut spaces = Vec::new();
+        let started = until(LIMIT, || {
+            spaces = cells_of(&bench);
+            spaces.len() == cells || bench.child.try_wait().expect("waitpid").is_some()
+        });
+        assert!(
+            started && spaces.len() == cells,
+            "{words:?}: {:?}",
+            bench.finish(LIMIT).map(|ended| ended.stderr)
+        );
+        // Until samplers and loads run, too.
+        thread::sleep(Duration::from_secs(2));
+        drop(bench);
+        for space in spaces {
+            eventually("its cells end", || host::processes(&space).is_empty());
+        }
+        eventually("its samplers end", || !host::is_running(text(&root.path().join("bench"))));
+        eventually("their records go", || records(&root.path()).is_empty());
+    }
+    // A folder of its own is the next run's to sweep.
+    let words = ["bench", "oversubscription", "--cells", "2", "--seconds", "1"];
+    root.run([&words[..], &BARE].concat()).ok();
+    let left = names(&root.path().join("bench"));
+    assert!(left.iter().all(|name| name.starts_with("elastic-")), "{left:?}");
+}
+
+const BARE: [&str; 4] = ["--image", TINY, "--peers", "none"];
+
+/// The pid namespaces of the cells that a running benchmark has.
+fn cells_of(bench: &Started) -> Vec<Namespace> {
+    let commands = host::children(bench.pid());
+    let supervisors = commands.into_iter().filter_map(host::jailed_child);
+    supervisors.filter_map(host::namespace).collect()
+}
+
+/// The records of cells below a state root, those of roots of a benchmark's own too.
+fn records(root: &Path) -> Vec<String> {
+    let own = names(&root.join("bench")).into_iter().map(|name| root.join("bench").join(name));
+    let roots = std::iter::once(root.to_owned()).chain(own);
+    let all = roots.flat_map(|root| names(&root.join("cells")));
+    all.filter(|name| !name.starts_with('.')).collect()
+}
+
+fn names(folder: &Path) -> Vec<String> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
 }

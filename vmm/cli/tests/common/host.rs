@@ -43,10 +43,15 @@ fn inner_pid(pid: i32) -> Option<i32> {
     status(pid, "NSpid")?.split_ascii_whitespace().last()?.parse().ok()
 }
 
+/// The children of `pid`.
+pub fn children(pid: i32) -> Vec<i32> {
+    let is_child = |child: &i32| status(*child, "PPid").as_deref() == Some(&pid.to_string());
+    pids().into_iter().filter(is_child).collect()
+}
+
 /// The first child of `pid` that lives in a pid namespace of its own.
 pub fn jailed_child(pid: i32) -> Option<i32> {
-    let is_child = |child: &i32| status(*child, "PPid").as_deref() == Some(&pid.to_string());
-    pids().into_iter().filter(is_child).find(|child| namespace(*child).is_some())
+    children(pid).into_iter().find(|child| namespace(*child).is_some())
 }
 
 /// Whether a signal has stopped `pid`. A thread in vfork(2) cannot stop before
@@ -65,6 +70,11 @@ pub fn is_stopped(pid: i32) -> bool {
 pub fn command_line(pid: i32) -> String {
     let bytes = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     String::from_utf8_lossy(&bytes).replace('\0', " ")
+}
+
+/// Whether a process's command line has `word` in it.
+pub fn is_running(word: &str) -> bool {
+    pids().into_iter().any(|pid| command_line(pid).contains(word))
 }
 
 /// A file by device and inode.
