@@ -213,6 +213,9 @@ pub struct ReclaimArgs {
     /// Size of the region that is given up, in MiB.
     #[arg(long, default_value_t = 1024, value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
     pub region_mib: u64,
+    /// Write the figures of each round into this folder, and a chart of them.
+    #[arg(long, value_name = "DIR")]
+    pub csv: Option<PathBuf>,
     #[command(flatten)]
     pub options: Options,
 }
@@ -242,6 +245,9 @@ pub struct OversubscriptionArgs {
     /// How many times as fast as they were recorded.
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub speed: u32,
+    /// Write what is held over time into this folder, and a chart of it.
+    #[arg(long, value_name = "DIR")]
+    pub csv: Option<PathBuf>,
     #[command(flatten)]
     pub options: Options,
 }

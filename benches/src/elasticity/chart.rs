@@ -9,9 +9,10 @@ const TOP_PX: f64 = 30.0;
 const WIDTH_PX: f64 = 640.0;
 const HEIGHT_PX: f64 = 300.0;
 const COLOURS: [&str; 6] = ["#4477aa", "#ee6677", "#228833", "#ccbb44", "#aa3377", "#555555"];
-const MIB: f64 = (1 << 20) as f64;
+pub const MIB: f64 = (1 << 20) as f64;
 
-type Points = Vec<(f64, f64)>;
+/// As (x, y), none negative.
+pub type Points = Vec<(f64, f64)>;
 
 /// What each subject held under one load, and what was used in the first of them.
 pub fn over_time(runs: &[Run]) -> String {
@@ -25,7 +26,12 @@ pub fn over_time(runs: &[Run]) -> String {
         lines.push(("used", used.collect()));
     }
     let title = runs.first().map_or("", |run| run.load.as_str());
-    draw(&format!("{title}: MiB held by the host, over seconds"), &lines, |value| value)
+    lines_of(&format!("{title}: MiB held by the host, over seconds"), &lines)
+}
+
+/// Each line with its name, from (0, 0) to the largest values of all.
+pub fn lines_of(title: &str, lines: &[(&str, Points)]) -> String {
+    draw(title, lines, |value| value)
 }
 
 /// Which share of all samples has no more than an overhead, for each subject.

@@ -64,17 +64,20 @@ pub fn measure(args: &ElasticityArgs, exocell: &Exocell) -> Result<Vec<Row>, Ben
 /// Writes the samples and charts of them where `--csv` says.
 fn keep(args: &ElasticityArgs, group: &str, runs: &[Run]) -> Result<(), BenchError> {
     let Some(folder) = &args.csv else { return Ok(()) };
-    let write = |name: String, text: String| {
-        let file = folder.join(name);
-        fs::write(&file, text).map_err(BenchError::host(file.display()))
-    };
     for run in runs {
-        write(format!("{}-{}.csv", run.load, run.subject), run.csv())?;
+        write(folder, &format!("{}-{}.csv", run.load, run.subject), run.csv())?;
     }
     for of_load in runs.chunk_by(|a, b| a.load == b.load) {
-        write(format!("{}.svg", of_load[0].load), chart::over_time(of_load))?;
+        write(folder, &format!("{}.svg", of_load[0].load), chart::over_time(of_load))?;
     }
-    write(format!("{group}-overhead.svg"), chart::distribution(runs))
+    write(folder, &format!("{group}-overhead.svg"), chart::distribution(runs))
+}
+
+fn write(folder: &Path, name: &str, text: String) -> Result<(), BenchError> {
+    let file = folder.join(name);
+    fs::create_dir_all(folder)
+        .and_then(|()| fs::write(&file, text))
+        .map_err(BenchError::host(file.display()))
 }
 
 /// A cell of one mode, ready to be loaded.

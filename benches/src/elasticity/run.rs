@@ -26,7 +26,7 @@ impl Run {
         let mut text = "t_s,held_bytes,used_bytes,page_cache_bytes\n".to_owned();
         for sample in &self.samples {
             let Sample { held, used, cache, .. } = sample;
-            text += &format!("{:.3},{held:.0},{used:.0},{cache:.0}\n", self.seconds(sample));
+            text += &format!("{:.6},{held:.0},{used:.0},{cache:.0}\n", self.seconds(sample));
         }
         text
     }
@@ -48,10 +48,25 @@ impl Run {
         let index = (overheads.len() as f64 * share) as usize;
         overheads.get(index.min(overheads.len().saturating_sub(1))).copied().unwrap_or(0.0)
     }
+
+    /// The same with the first sample of each second: at 1 Hz, what lasts for less is
+    /// mostly not seen.
+    fn each_second(&self) -> Self {
+        let mut next = 0.0;
+        let first = |sample: &&Sample| {
+            let at = self.seconds(sample);
+            let is_first = at >= next;
+            next = if is_first { at.floor() + 1.0 } else { next };
+            is_first
+        };
+        let samples = self.samples.iter().filter(first).copied().collect();
+        let Self { load, subject, ticks_per_second, .. } = self;
+        Self { load: load.clone(), subject, samples, ticks_per_second: *ticks_per_second }
+    }
 }
 
-/// Mean, highest and 99th percentile of the overhead, what is held and used, and
-/// what the Pager saves against the others; a sample of a row is a run.
+/// Mean, highest and 99th percentile of the overhead, the same at 1 Hz, what is held
+/// and used, and what the Pager saves against the others; a sample of a row is a run.
 pub fn rows(group: &str, runs: &[Run], args: &ElasticityArgs) -> Vec<Row> {
     let mut subjects: Vec<&str> = Vec::new();
     for run in runs {
@@ -77,6 +92,11 @@ fn rows_of(group: &str, subject: &str, runs: &[Run], args: &ElasticityArgs) -> V
         row("overhead_mean_percent", Unit::Percent, &|run| run.mean(Sample::overhead_percent)),
         row("overhead_p99_percent", Unit::Percent, &|run| run.quantile(0.99)),
         row("overhead_max_percent", Unit::Percent, &|run| run.quantile(1.0)),
+        row("overhead_mean_1hz_percent", Unit::Percent, &|run| {
+            run.each_second().mean(Sample::overhead_percent)
+        }),
+        row("overhead_p99_1hz_percent", Unit::Percent, &|run| run.each_second().quantile(0.99)),
+        row("overhead_max_1hz_percent", Unit::Percent, &|run| run.each_second().quantile(1.0)),
         row("held_mean", Unit::Bytes, &|run| run.mean(|sample| sample.held)),
         row("used_mean", Unit::Bytes, &|run| run.mean(|sample| sample.used)),
         row("page_cache_mean", Unit::Bytes, &|run| run.mean(|sample| sample.cache)),
@@ -109,7 +129,22 @@ pub mod tests {
     #[test]
     fn samples_become_lines_with_seconds() {
         let csv = run("pager", &[(8.0, 4.0), (4.0, 4.0)]).csv();
-        assert_eq!(csv, "t_s,held_bytes,used_bytes,page_cache_bytes\n0.000,8,4,1\n0.500,4,4,1\n");
+        assert_eq!(
+            csv,
+            "t_s,held_bytes,used_bytes,page_cache_bytes\n0.000000,8,4,1\n0.500000,4,4,1\n"
+        );
+    }
+
+    #[test]
+    fn one_sample_of_each_second_is_the_first() {
+        let seconds = |run: Run| -> Vec<f64> {
+            let all = run.each_second();
+            all.samples.iter().map(|sample| all.seconds(sample)).collect()
+        };
+        // Two a second, and none in the third.
+        let mut run = run("pager", &[(1.0, 1.0); 7]);
+        run.samples.drain(4..6);
+        assert_eq!(seconds(run), [0.0, 1.0, 3.0]);
     }
 
     #[test]

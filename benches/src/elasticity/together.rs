@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use exocell_cell::pager::Mode;
 
 use super::loads::{Load, elastic, replays};
-use super::{FOLDER, PROGRAM, exec, memory_file, subject};
+use super::{FOLDER, PROGRAM, chart, exec, memory_file, subject, write};
 use crate::exocell::{Cell, Exocell};
 use crate::options::OversubscriptionArgs;
 use crate::row::Unit;
@@ -35,15 +35,55 @@ pub fn measure_together(
 ) -> Result<Vec<Row>, BenchError> {
     let cache = exocell.cache();
     let folder = PROGRAM.prepare(&cache)?;
-    let mut rows = Vec::new();
+    let (mut rows, mut runs) = (Vec::new(), Vec::new());
     for mode in MODES {
         // A budget is its state root's, and the operator has one of his own.
         let root = Scratch::new(&cache)?;
         let apart = exocell.apart(root.path())?;
-        rows.extend(run(mode, args, &folder, &apart)?);
+        let (looks, ended) = run(mode, args, &folder, &apart)?;
+        rows.extend(self::rows(mode, args, &looks, &ended));
+        runs.push((name(mode), looks));
     }
+    keep(args, &runs)?;
     rows.sort_by(|a, b| a.bench.cmp(&b.bench));
     Ok(rows)
+}
+
+/// Writes what was held, and a chart of it, where `--csv` says.
+fn keep(args: &OversubscriptionArgs, runs: &[(&str, Vec<Look>)]) -> Result<(), BenchError> {
+    let Some(folder) = &args.csv else { return Ok(()) };
+    let mut lines: Vec<(&str, chart::Points)> = Vec::new();
+    for (subject, looks) in runs {
+        write(folder, &format!("oversubscription-{subject}.csv"), csv(looks))?;
+        let point = |look: &Look| (look.at_s, look.sum() / chart::MIB);
+        lines.push((subject, looks.iter().map(point).collect()));
+    }
+    let title = "MiB held for all cells, over seconds";
+    write(folder, "oversubscription.svg", chart::lines_of(title, &lines))
+}
+
+/// A line for each look: what is held for all, and for each cell.
+fn csv(looks: &[Look]) -> String {
+    let cells = looks.first().map_or(0, |look| look.held.len());
+    let mut text = "t_s,held_bytes".to_owned();
+    (0..cells).for_each(|cell| text += &format!(",cell_{cell}_bytes"));
+    for look in looks {
+        text += &format!("\n{:.3},{:.0}", look.at_s, look.sum());
+        look.held.iter().for_each(|bytes| text += &format!(",{bytes:.0}"));
+    }
+    text + "\n"
+}
+
+/// What the host held at one moment for each cell, in bytes.
+struct Look {
+    at_s: f64,
+    held: Vec<f64>,
+}
+
+impl Look {
+    fn sum(&self) -> f64 {
+        self.held.iter().sum()
+    }
 }
 
 /// The load of a cell, and whether its guarantee is enough for it.
@@ -95,7 +135,7 @@ fn run(
     args: &OversubscriptionArgs,
     folder: &Path,
     exocell: &Exocell,
-) -> Result<Vec<Row>, BenchError> {
+) -> Result<(Vec<Look>, Vec<Ended>), BenchError> {
     if mode == Mode::Credit {
         exocell.call(&["budget", &format!("{}m", args.budget_mib)])?;
     }
@@ -124,7 +164,7 @@ fn run(
         why: "a thread of the benchmark panicked".to_owned(),
     };
     let ended: Vec<Ended> = ended.into_iter().collect::<Result<_, _>>().map_err(gone)?;
-    Ok(rows(mode, args, &held.map_err(gone)?, &ended))
+    Ok((held.map_err(gone)?, ended))
 }
 
 fn start<'a>(
@@ -148,16 +188,19 @@ fn start<'a>(
     Cell::start(exocell, name, &options)
 }
 
-/// What the host holds for all cells, look after look, in bytes.
-fn held_until(over: &AtomicBool, files: &[PathBuf]) -> Vec<f64> {
-    let mut held = Vec::new();
+/// Looks at what the host holds, until it is over.
+fn held_until(over: &AtomicBool, files: &[PathBuf]) -> Vec<Look> {
+    let since = Instant::now();
+    let mut looks = Vec::new();
     while !over.load(Ordering::Relaxed) {
         // A cell that has ended holds nothing.
-        let blocks = files.iter().filter_map(|file| file.metadata().ok()).map(|file| file.blocks());
-        held.push(blocks.sum::<u64>() as f64 * 512.0);
+        let held =
+            |file: &PathBuf| file.metadata().map_or(0.0, |file| file.blocks() as f64 * 512.0);
+        let at_s = since.elapsed().as_secs_f64();
+        looks.push(Look { at_s, held: files.iter().map(held).collect() });
         thread::sleep(PERIOD);
     }
-    held
+    looks
 }
 
 fn end_of(exocell: &Exocell, cell: &Cell, part: &Part) -> Ended {
@@ -172,11 +215,16 @@ fn end_of(exocell: &Exocell, cell: &Cell, part: &Part) -> Ended {
     Ended { within: part.within, well: ended.is_ok(), lives, took_us }
 }
 
-fn rows(mode: Mode, args: &OversubscriptionArgs, held: &[f64], ended: &[Ended]) -> Vec<Row> {
-    let subject = match mode {
+/// Its name here, where credit is lent of a budget.
+fn name(mode: Mode) -> &'static str {
+    match mode {
         Mode::Credit => "budget",
         mode => subject::name(mode),
-    };
+    }
+}
+
+fn rows(mode: Mode, args: &OversubscriptionArgs, looks: &[Look], ended: &[Ended]) -> Vec<Row> {
+    let held: Vec<f64> = looks.iter().map(Look::sum).collect();
     let params = [
         ("cells", args.cells.to_string()),
         ("memory", format!("{} MiB", args.memory_mib)),
@@ -184,7 +232,7 @@ fn rows(mode: Mode, args: &OversubscriptionArgs, held: &[f64], ended: &[Ended]) 
         ("budget", format!("{} MiB", args.budget_mib)),
     ];
     let row = |name: &str, unit, values: &[f64]| {
-        Row::of(format!("oversubscription/{name}"), subject, unit, values, &params)
+        Row::of(format!("oversubscription/{name}"), self::name(mode), unit, values, &params)
     };
     let count = |of: &dyn Fn(&Ended) -> bool| [ended.iter().filter(|end| of(end)).count() as f64];
     let took = |within| -> Vec<f64> {
@@ -194,7 +242,7 @@ fn rows(mode: Mode, args: &OversubscriptionArgs, held: &[f64], ended: &[Ended]) 
     let most = held.iter().copied().fold(0.0, f64::max);
     let rows = [
         row("held_max", Unit::Bytes, &[most]),
-        row("held", Unit::Bytes, held),
+        row("held", Unit::Bytes, &held),
         row("within_ended_well", Unit::Count, &count(&|end| end.within && end.well)),
         row("beyond_ended_well", Unit::Count, &count(&|end| !end.within && end.well)),
         row("cells_alive", Unit::Count, &count(&|end| end.lives)),

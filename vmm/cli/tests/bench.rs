@@ -2,6 +2,7 @@
 
 mod common;
 
+use std::collections::HashMap;
 use std::fs;
 use std::path::Path;
 use std::thread;
@@ -11,6 +12,7 @@ use common::guest::{PrivateRoot, TINY};
 use common::host::{self, Namespace};
 use common::{LIMIT, Started, eventually, run, text, until};
 use serde_json::Value;
+use tempfile::TempDir;
 
 #[test]
 fn micro_prints_a_row_for_each_measurement_and_subject() {
@@ -92,19 +94,27 @@ fn the_network_is_measured_in_both_directions() {
 #[test]
 fn cells_share_what_is_a_fraction_of_their_limits() {
     let sizes = ["--memory-mib", "384", "--guarantee-mib", "96", "--budget-mib", "448"];
-    let words = ["bench", "oversubscription", "--cells", "4", "--seconds", "4", "--json"];
-    let ended = run([&words[..], &sizes].concat()).ok();
-    let rows: Vec<Value> =
-        ended.text().lines().map(|line| serde_json::from_str(line).expect("a JSON line")).collect();
-    let figure = |bench: &str, subject: &str| {
-        let row = rows.iter().find(|row| row["bench"] == bench && row["subject"] == subject);
-        row.and_then(|row| row["min"].as_f64()).unwrap_or_else(|| panic!("{bench}: {rows:?}"))
-    };
-    let held = |subject| figure("oversubscription/held_max", subject) / f64::from(1 << 20);
+    let words = ["oversubscription", "--cells", "4", "--seconds", "4"];
+    let (rows, folder) = with_csv(&[&words[..], &sizes].concat());
+    let figure =
+        |bench: &str, subject: &str| lowest(&rows, &format!("oversubscription/{bench}"), subject);
+    let held = |subject| figure("held_max", subject) / f64::from(1 << 20);
     assert!(held("budget") <= 448.0, "{} MiB", held("budget"));
     assert!(held("no-return") > 448.0, "only {} MiB: no load for this", held("no-return"));
-    assert_eq!(figure("oversubscription/within_ended_well", "budget"), 2.0, "{}", ended.stderr);
-    assert_eq!(figure("oversubscription/cells_alive", "budget"), 4.0, "{}", ended.stderr);
+    assert_eq!(figure("within_ended_well", "budget"), 2.0, "{rows:?}");
+    assert_eq!(figure("cells_alive", "budget"), 4.0, "{rows:?}");
+    let mut points = Vec::new();
+    for subject in ["budget", "pager", "no-return"] {
+        let columns = columns(&folder, &format!("oversubscription-{subject}.csv"));
+        let (at, all) = (&columns["t_s"], &columns["held_bytes"]);
+        assert!(at.is_sorted() && at[at.len() - 1] > 4.0, "{at:?}");
+        assert_eq!(all.iter().copied().fold(0.0, f64::max), figure("held_max", subject));
+        let of_cells =
+            |look: usize| (0..4).map(|n| columns[&format!("cell_{n}_bytes")][look]).sum::<f64>();
+        assert!(all.iter().enumerate().all(|(look, all)| of_cells(look) == *all), "{columns:?}");
+        points.push(at.len());
+    }
+    draws(&folder, "oversubscription.svg", &points);
 }
 
 /// Each is killed while all its cells are there.
@@ -164,4 +174,111 @@ fn records(root: &Path) -> Vec<String> {
 fn names(folder: &Path) -> Vec<String> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
+}
+
+/// Runs a benchmark that writes its samples; its rows, and the folder.
+#[track_caller]
+fn with_csv(words: &[&str]) -> (Vec<Value>, TempDir) {
+    let folder = tempfile::tempdir().expect("a temporary directory");
+    let csv = ["--csv", text(folder.path()), "--json"];
+    let ended = run([&["bench"], words, &csv].concat()).ok();
+    let lines = ended.text().lines();
+    (lines.map(|line| serde_json::from_str(line).expect("a JSON line")).collect(), folder)
+}
+
+/// The columns of a file of samples, by name; what is left out is no number.
+#[track_caller]
+fn columns(folder: &TempDir, file: &str) -> HashMap<String, Vec<f64>> {
+    let text = fs::read_to_string(folder.path().join(file)).expect(file);
+    let mut lines = text.lines().map(|line| line.split(','));
+    let names: Vec<&str> = lines.next().expect("a head").collect();
+    let lines: Vec<Vec<f64>> =
+        lines.map(|line| line.map(|word| word.parse().unwrap_or(f64::NAN)).collect()).collect();
+    assert!(!lines.is_empty() && lines.iter().all(|line| line.len() == names.len()), "{file}");
+    let column = |at: usize| lines.iter().map(|line| line[at]).collect();
+    names.iter().enumerate().map(|(at, name)| ((*name).to_owned(), column(at))).collect()
+}
+
+#[track_caller]
+fn lowest(rows: &[Value], bench: &str, subject: &str) -> f64 {
+    let row = rows.iter().find(|row| row["bench"] == bench && row["subject"] == subject);
+    row.and_then(|row| row["min"].as_f64())
+        .unwrap_or_else(|| panic!("{bench}, {subject}: {rows:?}"))
+}
+
+/// Asserts that a chart has so many lines, each of as many points as it should.
+#[track_caller]
+fn draws(folder: &TempDir, file: &str, points: &[usize]) {
+    let chart = fs::read_to_string(folder.path().join(file)).expect(file);
+    assert!(chart.starts_with("<svg") && chart.ends_with("</svg>\n"), "{file}");
+    let lines = chart.lines().filter_map(|line| line.strip_prefix("<polyline points=\""));
+    let drawn: Vec<usize> = lines
+        .map(|line| line.split('"').next().map_or(0, |points| points.split(' ').count()))
+        .collect();
+    assert_eq!(drawn, points, "{file}");
+}
+
+const SUBJECTS: [&str; 7] =
+    ["pager", "pager-2m", "pager-credit", "pager-cold", "reporting-0", "reporting-9", "no-return"];
+
+#[test]
+fn figures_of_elasticity_are_those_of_the_samples_that_are_written() {
+    let (rows, folder) = with_csv(&["elasticity", "--seconds", "3"]);
+    let mut points = Vec::new();
+    for subject in SUBJECTS {
+        let columns = columns(&folder, &format!("bursty-{subject}.csv"));
+        let (at, held, used) = (&columns["t_s"], &columns["held_bytes"], &columns["used_bytes"]);
+        assert!(at.is_sorted() && at[0] == 0.0 && at[at.len() - 1] > 3.0, "{at:?}");
+        let overheads: Vec<f64> =
+            held.iter().zip(used).map(|(h, u)| (h / u - 1.0) * 100.0).collect();
+        let told = |what: &str| lowest(&rows, &format!("bursty/overhead_{what}_percent"), subject);
+        let holds = |what: &str, values: &[f64]| {
+            let mut values = values.to_vec();
+            values.sort_unstable_by(f64::total_cmp);
+            let mean = values.iter().sum::<f64>() / values.len() as f64;
+            let p99 = values[(values.len() as f64 * 0.99) as usize];
+            for (name, value) in [("mean", mean), ("p99", p99), ("max", values[values.len() - 1])] {
+                let name = format!("{name}{what}");
+                let told = told(&name);
+                assert!(
+                    (told - value).abs() < 0.01,
+                    "{subject}: {name} {told}, of samples {value}"
+                );
+            }
+        };
+        holds("", &overheads);
+        let begins = |at: &[f64]| at[0].floor() != at[1].floor();
+        let firsts = at.windows(2).enumerate().filter(|(_, pair)| begins(pair));
+        let firsts: Vec<usize> =
+            std::iter::once(0).chain(firsts.map(|(index, _)| index + 1)).collect();
+        assert!(firsts.len() > 3, "{firsts:?}");
+        holds("_1hz", &firsts.iter().map(|index| overheads[*index]).collect::<Vec<_>>());
+        points.push(at.len());
+    }
+    draws(&folder, "bursty-overhead.svg", &points);
+    // What was used comes last, in the first of the runs.
+    draws(&folder, "bursty.svg", &[&points[..], &points[..1]].concat());
+}
+
+#[test]
+fn figures_of_reclaim_are_those_of_the_rounds_that_are_written() {
+    let (rows, folder) = with_csv(&["reclaim", "--region-mib", "64", "--rounds", "3"]);
+    for subject in ["pager", "pager-credit", "no-return"] {
+        let columns = columns(&folder, &format!("reclaim-64-{subject}.csv"));
+        assert_eq!(columns["round"], [1.0, 2.0, 3.0]);
+        for name in ["fault_ns", "munmap_ns", "dontneed_other_ns"] {
+            let least = columns[name].iter().copied().fold(f64::MAX, f64::min);
+            assert_eq!(least, lowest(&rows, &format!("reclaim/{name}"), subject));
+        }
+        let is_ours = subject != "no-return";
+        for name in ["bind_ns", "unbind_coalesced_ns", "unbind_isolated_ns"] {
+            assert!(columns[name].iter().all(|ns| *ns > 0.0) == is_ours, "{subject}: {columns:?}");
+        }
+        if is_ours {
+            let slowest = columns["munmap_ns"].iter().copied().fold(0.0, f64::max);
+            let told = lowest(&rows, "reclaim/reclaim_gb_s", subject);
+            assert!((told - 4096.0 / slowest).abs() < 0.002, "{told}, {columns:?}");
+        }
+    }
+    draws(&folder, "reclaim-64.svg", &[3, 3]);
 }
