@@ -50,6 +50,7 @@ const LAYERS: &[(&str, &[&str])] = &[
             "exocell-folders",
             "exocell-images",
             "exocell-network",
+            "exocell-pager",
             "exocell-vmm",
             "exocell-xgate",
         ],

@@ -16,6 +16,7 @@ mod images;
 mod isolates;
 pub mod mutate;
 mod network;
+mod pager;
 mod programs;
 
 /// One reader of hostile bytes.
@@ -33,6 +34,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "vhost_user", run: devices::messages, seeds: devices::message_seeds },
     Target { name: "virtqueues", run: devices::rings, seeds: devices::ring_seeds },
     Target { name: "vsock", run: devices::vsock, seeds: devices::vsock_seeds },
+    Target { name: "pager_ring", run: pager::ring, seeds: pager::seeds },
     Target { name: "packets", run: network::packets, seeds: network::packet_seeds },
     Target { name: "names", run: network::names, seeds: network::name_seeds },
     Target { name: "folder", run: folders::messages, seeds: folders::seeds },

@@ -1,5 +1,6 @@
 //! What a cell costs its host in memory, how it gives memory back ([`Mode`]), how
-//! cells share what there is (`budget.rs`), and when a host has too little ([`Pressure`]).
+//! cells share what there is (`budget.rs`), and when a host has too little ([`Pressure`]);
+//! what a guest kernel's Pager says ([`abi`], [`ring`]) and what that costs it ([`Credit`]).
 //!
 //! Two figures that add up without counting anything twice: the guest's memory
 //! file, by the blocks the host has allocated for it ([`allocated_bytes`]), and
@@ -7,12 +8,17 @@
 #![forbid(unsafe_code)]
 
 pub mod abi;
+mod backing;
 mod budget;
+mod credit;
 mod mode;
 mod pressure;
+pub mod ring;
 mod share;
 
+pub use backing::{Backing, Figures};
 pub use budget::{BudgetError, Member, Standing};
+pub use credit::{Account, Credit, Overdrawn};
 pub use mode::Mode;
 pub use pressure::Pressure;
 pub use share::{Share, guarantee_bytes_min};

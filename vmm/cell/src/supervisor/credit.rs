@@ -8,16 +8,16 @@
 //! The guest keeps its own count. The memory file tells whether it does: a guest that
 //! holds more than it was granted is ended.
 
+use std::fmt::Display;
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::{Duration, Instant};
 
 use exocell_agent::client;
-use exocell_pager::Member;
 use exocell_pager::abi::{self, MESSAGE_BYTES, PAGE_BYTES, Request};
+use exocell_pager::{Account, Credit, Member};
 use exocell_vmm::devices::VsockHandle;
 use exocell_vmm::jail::{self, ThreadClass};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -30,21 +30,6 @@ use crate::CellError;
 const TICK: Duration = Duration::from_millis(500);
 /// How often what others are short of, by a guest that was lent something.
 const TICK_LENT: Duration = Duration::from_millis(100);
-/// How long a guest that gets nothing is held, while others are asked to give back.
-/// A vCPU waits for that with interrupts off.
-const PATIENCE: Duration = Duration::from_secs(1);
-/// Where that was in vain, nobody waits again for so long.
-const IN_VAIN: Duration = Duration::from_secs(3);
-const AGAIN: Duration = Duration::from_millis(5);
-
-/// What was granted and what may be, in bytes.
-#[derive(Debug)]
-pub(super) struct Account {
-    pub guarantee: u64,
-    pub limit: AtomicU64,
-    pub granted: AtomicU64,
-}
-
 /// What ends a guest, with the reason.
 pub(super) type End = Box<dyn FnOnce(&str) + Send>;
 
@@ -53,14 +38,8 @@ struct Lender {
     /// `None` when the guest has closed its end.
     socket: Option<OwnedFd>,
     memory: File,
-    account: Arc<Account>,
-    /// What it may have now: a lower limit counts once it keeps to it.
-    cap: u64,
-    member: Option<Member>,
+    credit: Credit,
     returns: SyncSender<u64>,
-    /// When it last got less than it asked for.
-    short_since: Option<Instant>,
-    no_patience_until: Instant,
 }
 
 /// What a guest's credit comes from, before the guest is there.
@@ -90,21 +69,13 @@ impl Reserved {
         end: End,
     ) -> Result<(Arc<Account>, Receiver<u64>), CellError> {
         let limit = memory.metadata().map_err(CellError::host("cannot size guest memory"))?.len();
-        let account = Arc::new(Account {
-            guarantee: self.guarantee,
-            limit: AtomicU64::new(limit),
-            granted: AtomicU64::new(0),
-        });
+        let account = Account::new(self.guarantee, limit);
         let (returns, wanted) = sync_channel(1);
         let mut lender = Lender {
             socket: Some(self.socket),
             memory: memory.try_clone().map_err(CellError::host("dup"))?,
-            account: account.clone(),
-            cap: limit,
-            member: self.member,
+            credit: Credit::new(account.clone(), self.member),
             returns,
-            short_since: None,
-            no_patience_until: Instant::now(),
         };
         thread("credit", move || {
             if jail::restrict_calls(ThreadClass::Credit).is_err() {
@@ -136,7 +107,7 @@ impl Lender {
     fn serve(&mut self) -> Result<(), String> {
         let mut looked = Instant::now();
         loop {
-            let tick = if self.is_lent() { TICK_LENT } else { TICK };
+            let tick = if self.credit.is_lent() { TICK_LENT } else { TICK };
             if self.is_asked(tick.saturating_sub(looked.elapsed())) {
                 self.answer()?;
             }
@@ -170,100 +141,31 @@ impl Lender {
         };
         match Request::parse(&message[..length]) {
             Some(Request::Ask(pages)) => {
-                let granted = self.lend(pages.saturating_mul(PAGE_BYTES))?;
+                let granted = self.credit.ask(pages.saturating_mul(PAGE_BYTES)).map_err(told)?;
                 let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
-                if let Some(socket) = &self.socket {
-                    // One that does not listen has it all the same.
-                    let _ = send(socket.as_raw_fd(), &abi::grant(granted / PAGE_BYTES), flags);
-                }
+                // One that does not listen has it all the same.
+                let _ = send(socket.as_raw_fd(), &abi::grant(granted / PAGE_BYTES), flags);
             }
-            Some(Request::Give(pages)) => self.take_back(pages.saturating_mul(PAGE_BYTES))?,
+            Some(Request::Give(pages)) => {
+                self.credit.give(pages.saturating_mul(PAGE_BYTES)).map_err(told)?;
+            }
             None => return Err("its kernel broke the credit's protocol".to_owned()),
         }
         Ok(())
     }
 
-    /// Whether others may want some of what it has.
-    fn is_lent(&self) -> bool {
-        self.member.is_some() && self.granted() > self.account.guarantee
-    }
-
-    fn granted(&self) -> u64 {
-        self.account.granted.load(Ordering::Relaxed)
-    }
-
-    /// What it may have altogether.
-    fn cap(&mut self) -> u64 {
-        let limit = self.account.limit.load(Ordering::Relaxed);
-        if limit > self.cap || self.granted() <= limit {
-            self.cap = limit;
-        }
-        self.cap
-    }
-
-    /// Of `want` bytes as many as the limit and the budget allow.
-    fn lend(&mut self, want: u64) -> Result<u64, String> {
-        let want = want.min(self.cap().saturating_sub(self.granted()));
-        let granted = self.of_budget(want)?;
-        self.account.granted.fetch_add(granted, Ordering::Relaxed);
-        // Only whole pages are of use, and parts of a budget may be anything.
-        let rest = granted % PAGE_BYTES;
-        self.take_back(rest)?;
-        Ok(granted - rest)
-    }
-
-    fn of_budget(&mut self, want: u64) -> Result<u64, String> {
-        let Some(member) = &mut self.member else { return Ok(want) };
-        let until = Instant::now() + PATIENCE;
-        let in_vain = Instant::now() < self.no_patience_until;
-        loop {
-            let granted = member.ask(want).map_err(|error| error.to_string())?;
-            self.short_since = (granted < want).then(Instant::now);
-            if granted > 0 || want == 0 || in_vain {
-                return Ok(granted);
-            }
-            if Instant::now() >= until || !member.is_due().map_err(|error| error.to_string())? {
-                self.no_patience_until = Instant::now() + IN_VAIN;
-                return Ok(0);
-            }
-            std::thread::sleep(AGAIN);
-        }
-    }
-
-    fn take_back(&mut self, bytes: u64) -> Result<(), String> {
-        let bytes = bytes.min(self.granted());
-        self.account.granted.fetch_sub(bytes, Ordering::Relaxed);
-        match &mut self.member {
-            Some(member) => member.give(bytes).map_err(|error| error.to_string()),
-            None => Ok(()),
-        }
-    }
-
     fn look(&mut self) -> Result<(), String> {
-        let held =
-            exocell_pager::allocated_bytes(&self.memory).map_err(|error| error.to_string())?;
-        // It boots before it asks.
-        let may = self.granted().max(self.account.guarantee);
-        if held > may {
-            return Err(format!("it holds {held} bytes of memory, {may} were granted"));
-        }
-        self.look_at_others().map_err(|error| error.to_string())
-    }
-
-    fn look_at_others(&mut self) -> Result<(), exocell_pager::BudgetError> {
-        let is_lent = self.is_lent();
-        let Some(member) = &mut self.member else { return Ok(()) };
-        if self.short_since.is_some_and(|at| at.elapsed() > IN_VAIN) {
-            member.settle()?;
-            self.short_since = None;
-        }
-        if is_lent {
-            let wanted = member.wanted_back()?;
-            if wanted > 0 {
-                // It may be at it already.
-                let _ = self.returns.try_send(wanted);
-            }
+        let held = exocell_pager::allocated_bytes(&self.memory).map_err(told)?;
+        self.credit.check(held).map_err(told)?;
+        let wanted = self.credit.wanted_back().map_err(told)?;
+        if wanted > 0 {
+            // It may be at it already.
+            let _ = self.returns.try_send(wanted);
         }
         Ok(())
     }
+}
+
+fn told(error: impl Display) -> String {
+    error.to_string()
 }

@@ -21,7 +21,7 @@ use exocell_agent::client::{self, ClientError, ExecEvent};
 use exocell_agent::{AGENT_PORT, CONTROL_PORT, FOLDER_PORT_BASE, FailureKind, Kind, Reply};
 use exocell_folders::Folder as ServedFolder;
 use exocell_network::audit::Entry;
-use exocell_pager::{Member, Mode, Pressure};
+use exocell_pager::{Account, Member, Mode, Pressure};
 use exocell_vmm::devices::{
     BlockConfig, BlockMetrics, ConsoleConfig, DeviceLoop, VsockConfig, VsockHandle, VsockListener,
 };
@@ -71,7 +71,7 @@ struct Reach {
     memory: File,
     /// Bytes; never more than the memory file's.
     memory_limit: AtomicU64,
-    credit: Option<Arc<credit::Account>>,
+    credit: Option<Arc<Account>>,
     /// Its place in the budget, held while it lives; one with a credit has it there.
     _aside: Option<Member>,
     disk: Option<File>,
