@@ -104,7 +104,7 @@ stress: build kernel base-image
 	EXOCELL=$(exocell) scripts/stress $(MINUTES)
 	EXOCELL=$(exocell) scripts/pager check $(MINUTES)
 
-# Builds guest kernels: without the Pager, with it off, and with a rule of it broken.
+# Builds guest kernels: without the Pager, with it off, and with each of two rules of it broken.
 pager: build kernel base-image
 	EXOCELL=$(exocell) scripts/pager off
 	EXOCELL=$(exocell) scripts/pager wrong

@@ -15,8 +15,11 @@ const MIB: u64 = 1 << 20;
 /// Waits for a line and takes 200 MiB, piece by piece; says so before it waits and when it has them.
 const TAKER: &str = "print('ready', flush=True); input(); x = [bytearray(1 << 20) for _ in range(200)]; print('taken', flush=True)";
 
-fn cell(word: &str) -> Cell {
-    Cell::idle(word, &["--pager", "eager", "--memory", "320m", "--intra", "aspace"])
+/// The Pager's, each with all that it promises.
+const MODES: [&str; 2] = ["eager", "credit"];
+
+fn cell(word: &str, mode: &str) -> Cell {
+    Cell::idle(word, &["--pager", mode, "--memory", "320m", "--intra", "aspace"])
 }
 
 #[track_caller]
@@ -70,7 +73,12 @@ impl Answers {
 
 #[test]
 fn interrupted_calls_are_made_again() {
-    let cell = cell("interrupted");
+    MODES.into_iter().for_each(interrupted);
+}
+
+#[track_caller]
+fn interrupted(mode: &str) {
+    let cell = cell("interrupted", mode);
     let mut program = taker(&cell, "ready");
     let before = claim(&cell, "unbind_bytes");
     let answers = Answers::begin(&cell, "EINTR", "1+2");
@@ -81,7 +89,28 @@ fn interrupted_calls_are_made_again() {
     assert_eq!(claim(&cell, "refused_count"), 0);
     assert!(claim(&cell, "unbind_bytes") - before > 200 * MIB);
     let held = figure(&cell, &["counters"], "memory_allocated_bytes");
-    assert!(held < 100 * MIB, "the host still holds {held} bytes");
+    assert!(held < 100 * MIB, "{mode}: the host still holds {held} bytes");
+}
+
+/// With a credit the host is asked for nothing when a page is handed out, but it may not
+/// take any back: the guest has them on, within its credit, until the host does.
+#[test]
+fn a_host_that_takes_nothing_back_costs_no_program() {
+    let cell = cell("kept", "credit");
+    let held = || figure(&cell, &["counters"], "memory_allocated_bytes");
+    let mut program = taker(&cell, "ready");
+    let answers = Answers::begin(&cell, "ENOMEM", "1+");
+    program.write(b"now\n");
+    program.finish(LIMIT).expect("it ends").ok();
+    assert!(held() > 200 * MIB, "the host holds only {} bytes", held());
+    let mut program = taker(&cell, "meanwhile");
+    program.write(b"now\n");
+    program.finish(LIMIT).expect("it ends").ok();
+    answers.end();
+    let mut program = taker(&cell, "again");
+    program.write(b"now\n");
+    program.finish(LIMIT).expect("it ends").ok();
+    assert!(held() < 100 * MIB, "the host still holds {} bytes", held());
 }
 
 /// The memory file's host is full, or has no memory: whoever asks is ended by the
@@ -89,7 +118,7 @@ fn interrupted_calls_are_made_again() {
 #[test]
 fn a_host_that_refuses_costs_the_program_that_asks() {
     for error in ["ENOSPC", "ENOMEM"] {
-        let cell = cell("refused");
+        let cell = cell("refused", "eager");
         let mut program = taker(&cell, "ready");
         let answers = Answers::begin(&cell, error, "1+");
         program.write(b"now\n");
@@ -127,9 +156,9 @@ impl Group {
 
     /// A cell all of which is in the group.
     #[track_caller]
-    fn cell(&self, memory: &str) -> Cell {
+    fn cell(&self, mode: &str, memory: &str) -> Cell {
         let cell = Cell { name: unique("grouped") };
-        let words = ["run", "-d", "--name", &cell.name, "--pager", "eager", "--memory", memory];
+        let words = ["run", "-d", "--name", &cell.name, "--pager", mode, "--memory", memory];
         let run = exocell([&words[..], &[IMAGE, "sleep", "infinity"]].concat());
         let mut inside = Command::new("sh");
         inside.args(["-c", "echo $$ > \"$0\" && exec \"$@\""]);
@@ -155,11 +184,13 @@ fn a_cell_within_its_control_group_keeps_to_its_own_limit() {
         eprintln!("not looked at: this machine lets nobody make a control group for memory");
         return;
     };
-    let cell = group.cell("128m");
-    let mut program = taker(&cell, "ready");
-    program.write(b"now\n");
-    assert_eq!(program.finish(LIMIT).expect("it ends").code, 137);
-    assert_eq!(cell.shell("echo alive").ok().text(), "alive");
+    for mode in MODES {
+        let cell = group.cell(mode, "128m");
+        let mut program = taker(&cell, "ready");
+        program.write(b"now\n");
+        assert_eq!(program.finish(LIMIT).expect("it ends").code, 137, "{mode}");
+        assert_eq!(cell.shell("echo alive").ok().text(), "alive", "{mode}");
+    }
 }
 
 /// The host's own OOM killer is the last resort. Whom it takes of a cell that was given
@@ -172,8 +203,13 @@ fn a_control_group_at_its_limit_costs_its_own_cell_and_no_other() {
         eprintln!("not looked at: this machine lets nobody make a control group for memory");
         return;
     };
-    let neighbour = cell("neighbour");
-    let cell = group.cell("512m");
+    MODES.into_iter().for_each(|mode| costs_its_own_cell(&group, mode));
+}
+
+#[track_caller]
+fn costs_its_own_cell(group: &Group, mode: &str) {
+    let neighbour = cell("neighbour", mode);
+    let cell = group.cell(mode, "512m");
     let mut program = taker(&cell, "ready");
     program.write(b"now\n");
     let ended = program.finish(LIMIT).expect("it ends");
