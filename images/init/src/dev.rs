@@ -8,6 +8,7 @@ use nix::mount::{MsFlags, mount};
 use nix::sys::stat::{Mode, SFlag, makedev, mknod};
 
 use crate::error::{Context, InitError};
+use crate::stats::meminfo_bytes;
 
 /// Nodes of /dev that everyone may use (kernel: admin-guide/devices.txt). The
 /// cell's disks are not among them: programs see file systems.
@@ -39,47 +40,61 @@ struct Mount {
 
 const SAFE: MsFlags = MsFlags::MS_NOSUID.union(MsFlags::MS_NODEV).union(MsFlags::MS_NOEXEC);
 
-const KERNEL: [Mount; 4] = [
+const KERNEL: [Mount; 3] = [
     Mount { kind: "proc", target: "/proc", flags: SAFE, data: "" },
     Mount { kind: "sysfs", target: "/sys", flags: SAFE, data: "" },
     Mount { kind: "cgroup2", target: "/sys/fs/cgroup", flags: SAFE, data: "nsdelegate" },
-    Mount { kind: "tmpfs", target: "/dev", flags: MsFlags::MS_NOSUID, data: "mode=755,size=64m" },
 ];
-const DEVICES: [Mount; 3] = [
+const DEVICES: [Mount; 2] = [
     Mount {
         kind: "devpts",
         target: "/dev/pts",
         flags: MsFlags::MS_NOSUID.union(MsFlags::MS_NOEXEC),
         data: "newinstance,ptmxmode=0666,mode=0620,gid=5",
     },
-    Mount { kind: "tmpfs", target: "/dev/shm", flags: SAFE, data: "mode=1777" },
     Mount { kind: "mqueue", target: "/dev/mqueue", flags: SAFE, data: "" },
 ];
+
+/// Files in memory, with so many 16ths of what they may take all together.
+struct InMemory {
+    target: &'static str,
+    flags: MsFlags,
+    mode: &'static str,
+    share: u64,
+}
+
+const WITHOUT_DEVICES: MsFlags = MsFlags::MS_NOSUID.union(MsFlags::MS_NODEV);
+
+const DEV: InMemory = InMemory { target: "/dev", flags: MsFlags::MS_NOSUID, mode: "755", share: 1 };
+const SHARED: InMemory = InMemory { target: "/dev/shm", flags: SAFE, mode: "1777", share: 10 };
 /// What programs expect to write to, over a read-only root.
-const SCRATCH: [Mount; 2] = [
-    Mount {
-        kind: "tmpfs",
-        target: "/tmp",
-        flags: MsFlags::MS_NOSUID.union(MsFlags::MS_NODEV),
-        data: "mode=1777",
-    },
-    Mount {
-        kind: "tmpfs",
-        target: "/run",
-        flags: MsFlags::MS_NOSUID.union(MsFlags::MS_NODEV),
-        data: "mode=755",
-    },
+const SCRATCH: [InMemory; 2] = [
+    InMemory { target: "/tmp", flags: WITHOUT_DEVICES, mode: "1777", share: 4 },
+    InMemory { target: "/run", flags: WITHOUT_DEVICES, mode: "755", share: 1 },
 ];
+/// With less, not even devices have their nodes.
+const IN_MEMORY_KIB_MIN: u64 = 1024;
 
 /// Mounts them all, in the root this process is in.
 pub fn mount_all(read_only: bool) -> Result<(), InitError> {
     KERNEL.iter().try_for_each(Mount::mount)?;
+    let all_kib = in_memory_kib(&fs::read_to_string("/proc/meminfo").unwrap_or_default());
+    DEV.mount(all_kib)?;
     make_nodes()?;
     DEVICES.iter().try_for_each(Mount::mount)?;
+    SHARED.mount(all_kib)?;
     match read_only {
-        true => SCRATCH.iter().try_for_each(Mount::mount),
+        true => SCRATCH.iter().try_for_each(|own| own.mount(all_kib)),
         false => make_tmp(),
     }
+}
+
+/// What all files in memory may take: what they hold stays when programs are ended, and a
+/// guest kernel that has no memory and nobody left to end is the cell's end. So an 8th of
+/// the memory is never theirs.
+fn in_memory_kib(meminfo: &str) -> u64 {
+    let kib = |name| meminfo_bytes(meminfo, name) >> 10;
+    kib("MemAvailable").saturating_sub(kib("MemTotal") / 8).max(IN_MEMORY_KIB_MIN)
 }
 
 /// Makes /tmp if the image has none: few programs do without.
@@ -102,6 +117,16 @@ impl Mount {
         make_mount_point(target)?;
         mount(Some(*kind), *target, Some(*kind), *flags, Some(*data))
             .context(|| format!("mounting {kind} on {target}"))
+    }
+}
+
+impl InMemory {
+    fn mount(&self, all_kib: u64) -> Result<(), InitError> {
+        let Self { target, flags, mode, share } = self;
+        make_mount_point(target)?;
+        let data = format!("mode={mode},size={}k", all_kib * share / 16);
+        mount(Some("tmpfs"), *target, Some("tmpfs"), *flags, Some(data.as_str()))
+            .context(|| format!("mounting tmpfs on {target}"))
     }
 }
 
@@ -141,4 +166,18 @@ pub fn mount_early() -> nix::Result<()> {
         Err(errno) => return Err(errno),
     }
     mount(Some("devtmpfs"), "/dev", Some("devtmpfs"), MsFlags::empty(), None::<&str>)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_in_memory_leave_an_8th_of_it_and_what_is_in_use() {
+        let meminfo = "MemTotal: 80000 kB\nMemFree: 1 kB\nMemAvailable: 70000 kB\n";
+        assert_eq!(in_memory_kib(meminfo), 60_000);
+        assert_eq!(in_memory_kib("MemTotal: 80000 kB\nMemAvailable: 9 kB\n"), IN_MEMORY_KIB_MIN);
+        let shares = [&DEV, &SHARED].into_iter().chain(&SCRATCH).map(|own| own.share);
+        assert_eq!(shares.sum::<u64>(), 16);
+    }
 }

@@ -203,3 +203,29 @@ fn files_leave_some(mode: &str) {
     assert_eq!(cell.shell("echo alive").ok().text(), "alive");
     assert!(counter(&cell, "memory_allocated_bytes") <= 96 * MIB);
 }
+
+/// The file systems in memory that a cell begins with, all of them full.
+#[test]
+fn files_in_memory_leave_some_to_programs_without_the_pager_too() {
+    for memory in ["48m", "96m"] {
+        let cell = Cell::idle("small", &["--pager", "off", "--memory", memory, "--read-only"]);
+        for at in ["/dev", "/dev/shm", "/tmp", "/run"] {
+            let full = cell.shell(&format!("cat /dev/zero > {at}/all")).exited(1);
+            assert!(full.stderr.contains("No space left"), "{memory}, {at}: {}", full.stderr);
+        }
+        // What little is left may not be enough for an exec either, whose end that is then.
+        assert_ne!(cell.shell(EATER).code, 0, "{memory}");
+        assert_eq!(cell.shell("echo alive").ok().text(), "alive", "{memory}");
+    }
+}
+
+#[test]
+fn whoever_fills_all_memory_with_files_ends_his_own_cell_alone() {
+    let cell = Cell::idle("filled", &["--pager", "off", "--memory", "64m"]);
+    let neighbour = Cell::idle("neighbour", &["--pager", "off", "--memory", "64m"]);
+    cell.shell("mkdir /mnt/own && mount -t tmpfs -o size=100% none /mnt/own").ok();
+    assert_ne!(cell.shell("cat /dev/zero > /mnt/own/all").code, 0);
+    assert!(until(LIMIT, || cell.state() == "exited"), "{}", cell.inspect());
+    assert_eq!(cell.inspect()["exit_code"], 137);
+    assert_eq!(neighbour.shell("echo alive").ok().text(), "alive");
+}
