@@ -200,7 +200,7 @@ unsafe fn add(range: Range<usize>, bytes: &mut Vec<u8>) {
     bytes.extend(range.start.to_le_bytes());
     bytes.extend((count as u32).to_le_bytes());
     // SAFETY: as the caller promises; what is there was written by compiled code and the host,
-    // or is zero.
+    // or is zero. Padding of values in a room is what the page held, and comes back as that.
     let words = unsafe { slice::from_raw_parts(range.start as *const u64, count) };
     pack(words, bytes);
 }
