@@ -16,6 +16,7 @@ const CASES: &[&str] = &[
     "jump_mremap",
     "far_jump_32",
     "forge_data",
+    "forge_gate",
     "int80",
     "sysenter",
     "vsyscall",

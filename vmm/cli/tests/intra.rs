@@ -9,6 +9,7 @@ use common::compiled::{FOLDER_IN_CELL, Programs};
 use common::{IMAGE, eventually, finish, host, run, shell};
 
 const NONE: &[&str] = &["--intra", "none"];
+const ASPACE: &[&str] = &["--intra", "aspace"];
 
 /// Four processes compute the same, in general and floating point registers, while
 /// a clock interrupts them and each other; then the sums are compared.
@@ -73,10 +74,10 @@ fn programs_do_not_notice_that_their_calls_are_jumps() {
         let native = finish(&mut Command::new(programs.path(program)), b"").ok();
         assert!(native.text().lines().all(|line| line.ends_with(": ok")), "{}", native.text());
         let in_cell = format!("{FOLDER_IN_CELL}/{program}");
-        for vcpus in ["1", "2"] {
+        for (vcpus, mode) in [("1", NONE), ("2", NONE), ("1", ASPACE), ("2", ASPACE)] {
             let fixed = ["run", "--rm", "--cpus", vcpus, "-v", &programs.volume()];
-            let cell = run([&fixed, NONE, &[IMAGE, &in_cell]].concat());
-            assert_eq!(cell.ok().text(), native.text(), "{program}, {vcpus} vCPUs");
+            let cell = run([&fixed, mode, &[IMAGE, &in_cell]].concat());
+            assert_eq!(cell.ok().text(), native.text(), "{program}, {vcpus} vCPUs, {mode:?}");
         }
     }
 }
@@ -90,13 +91,16 @@ seq 500 | split -l 1 && git add . && git commit -qm first && git status && git l
 echo 'int main(void) { return 0; }' > a.c && gcc -o a a.c && ./a
 node -e 'for (let n = 0; n < 2000; n++) fs.statSync(\"/etc\")'
 done > /dev/null";
-    let cell = Cell::idle("gates", NONE);
-    cell.shell(script).ok();
-    let stats = cell.verb(&["stats", "--json"]).ok().json();
-    let gates = &stats["guest_claims"]["gates"];
-    let count = |name: &str| gates[name].as_u64().unwrap_or_else(|| panic!("no {name} in {stats}"));
-    assert!(count("gated_count") > 19 * count("trapped_count"), "{gates}");
-    assert!(count("site_count") > 50, "{gates}");
+    for mode in [NONE, ASPACE] {
+        let cell = Cell::idle("gates", mode);
+        cell.shell(script).ok();
+        let stats = cell.verb(&["stats", "--json"]).ok().json();
+        let gates = &stats["guest_claims"]["gates"];
+        let count =
+            |name: &str| gates[name].as_u64().unwrap_or_else(|| panic!("no {name} in {stats}"));
+        assert!(count("gated_count") > 19 * count("trapped_count"), "{mode:?}: {gates}");
+        assert!(count("site_count") > 50, "{mode:?}: {gates}");
+    }
 }
 
 #[test]

@@ -66,6 +66,14 @@ pub fn is_stopped(pid: i32) -> bool {
     !states.is_empty() && states.iter().all(|stands| *stands)
 }
 
+/// The CPU of each thread of `pid` that may run on one alone.
+pub fn bound_threads(pid: i32) -> Vec<u32> {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let ids = tasks.filter_map(|task| task.file_name().to_str()?.parse().ok());
+    // A list or a range of several is no number.
+    ids.filter_map(|id| status(id, "Cpus_allowed_list")?.parse().ok()).collect()
+}
+
 /// What /proc/PID/cmdline holds, blanks for the zeros.
 pub fn command_line(pid: i32) -> String {
     let bytes = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();

@@ -110,7 +110,7 @@ const STUBS: &[Rule] = rules! {
         "interrupts programs; devices' signals";
     kill OneOf(1, &[libc::SIGKILL as u64]), "ends stubs; the pid namespace bounds it";
     sched_setaffinity Any, "a CPU and the stub that it runs stay together";
-    sched_yield Any, "waits for another CPU";
+    sched_yield Any, "gives the CPU to the stub; waits for another CPU";
     read Any, "interrupts of devices, credit; what a stub starts with";
     write Any, "doorbells of devices, credit, last words; what a stub starts with";
     epoll_wait OneOf(3, &[0, WHOLE]), "which device it was";

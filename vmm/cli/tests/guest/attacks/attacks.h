@@ -50,6 +50,7 @@ int vsyscall(void);
 int remap_stub(void);
 int write_stub_code(void);
 int forge_data(void);
+int forge_gate(void);
 int keep_cpu_mask(void);
 int keep_cpu_sigreturn(void);
 int keep_cpu_sigprocmask(void);

@@ -24,6 +24,7 @@ static const struct {
 	{ "remap_stub", remap_stub },
 	{ "write_stub_code", write_stub_code },
 	{ "forge_data", forge_data },
+	{ "forge_gate", forge_gate },
 	{ "keep_cpu_mask", keep_cpu_mask },
 	{ "keep_cpu_sigreturn", keep_cpu_sigreturn },
 	{ "keep_cpu_sigprocmask", keep_cpu_sigprocmask },

@@ -4,6 +4,9 @@
 /* The end of what the host gives a process, and how far below it is searched. */
 #define TOP 0x7ffffffff000UL
 #define SEARCHED (10240 * PAGE)
+/* What system calls of programs become jumps to */
+#define GATES 0x5f000000UL
+#define GATES_END 0x5f140000UL
 #define SECONDS_MAX 3
 
 unsigned long pages[PAGES_MAX], sites[SITES_MAX];
@@ -19,6 +22,9 @@ void explore(void)
 {
 	catch_faults();
 	for (unsigned long at = TOP - PAGE; at >= TOP - SEARCHED; at -= PAGE)
+		if (page_count < PAGES_MAX && is_readable(at))
+			pages[page_count++] = at;
+	for (unsigned long at = GATES; at < GATES_END; at += PAGE)
 		if (page_count < PAGES_MAX && is_readable(at))
 			pages[page_count++] = at;
 	for (int p = 0; p < page_count; p++)
