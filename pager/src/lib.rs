@@ -9,6 +9,7 @@
 
 pub mod abi;
 mod backing;
+pub mod blocks;
 mod budget;
 mod credit;
 mod mode;

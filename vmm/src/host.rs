@@ -32,6 +32,7 @@ pub fn probe() -> Vec<Feature> {
         feature("mpk", false, mpk()),
         feature("kvm", false, kvm()),
         feature("max_map_count", false, max_map_count()),
+        feature("memory_blocks", false, exocell_pager::blocks::offered()),
     ]
 }
 
@@ -240,6 +241,7 @@ mod tests {
             feature("mpk", false, mpk()),
             feature("kvm", false, kvm()),
             feature("max_map_count", false, max_map_count()),
+            feature("memory_blocks", false, exocell_pager::blocks::offered()),
         ] {
             assert!(!feature.name.is_empty() && !feature.why.is_empty(), "{feature:?}");
         }

@@ -64,6 +64,8 @@ pub struct GuestKernel<'a> {
     pub memory: &'a GuestMemory,
     pub vcpus: u32,
     pub pager: Mode,
+    /// Whether it asks the host for pieces of 64 KB; with a Pager.
+    pub blocks: bool,
     /// Where it asks for credit; with [`Mode::Credit`].
     pub lender: Option<BorrowedFd<'a>>,
     pub intra: Intra,
@@ -108,9 +110,12 @@ impl GuestKernel<'_> {
             // (drivers/net/virtio_net.c, start_xmit): the device has taken it at once.
             "virtio_net.napi_tx=0".to_owned(),
         ];
-        // A kernel without it would hand the word to its init.
+        // A kernel without the Pager would hand these words to its init.
         if self.pager != Mode::Off {
             arguments.push(format!("pager={}", self.pager));
+        }
+        if self.blocks {
+            arguments.push("pager_blocks".to_owned());
         }
         if let Some(lender) = self.lender {
             arguments.push(format!("pager_fd={}", lender.as_raw_fd()));

@@ -11,6 +11,7 @@ use exocell_agent::{Boot, Exec, FolderMount, TtySize};
 use exocell_images::{ImageConfig, Store};
 use exocell_kernel::Status as KernelStatus;
 use exocell_network::Secret;
+use exocell_pager::Mode;
 use exocell_vmm::intra::Intra;
 use exocell_vmm::memory::GuestMemory;
 use exocell_xgate::{CapabilitySet, Folder, Rights};
@@ -39,7 +40,9 @@ pub struct VmPlan {
     /// Whether the overlay is to be whole when the cell has ended.
     pub keeps_disk: bool,
     pub memory: GuestMemory,
-    pub pager: exocell_pager::Mode,
+    pub pager: Mode,
+    /// Whether the guest kernel binds memory in pieces of 64 KB where it can.
+    pub blocks: bool,
     /// What is set aside for it from the beginning: all its memory, unless it has that
     /// by credit.
     pub guarantee_bytes: u64,
@@ -103,6 +106,7 @@ impl VmPlan {
             memory: GuestMemory::new(memory_bytes)
                 .map_err(CellError::host("cannot make guest memory"))?,
             pager: spec.pager,
+            blocks: blocks(spec)?,
             guarantee_bytes: guarantee(spec, memory_bytes)?,
             budget: layout.budget(),
             intra: spec.intra,
@@ -122,6 +126,13 @@ impl VmPlan {
             folders: open_folders(caps)?,
         })
     }
+}
+
+/// Not with `mpk`, where all that the guest kernel has mapped needs a key.
+fn blocks(spec: &CellSpec) -> Result<bool, CellError> {
+    let wanted = exocell_pager::blocks::wanted().map_err(CellError::Usage)?;
+    let binds = matches!(spec.pager, Mode::Eager | Mode::Cold | Mode::Credit);
+    Ok(wanted && binds && spec.intra != Intra::Mpk)
 }
 
 /// A guest's root is its image; a folder cannot stand in its place.
@@ -159,7 +170,7 @@ fn memory(caps: &CapabilitySet) -> Result<u64, CellError> {
 }
 
 fn guarantee(spec: &CellSpec, memory_bytes: u64) -> Result<u64, CellError> {
-    if spec.pager != exocell_pager::Mode::Credit {
+    if spec.pager != Mode::Credit {
         return match spec.memory_guarantee {
             None => Ok(memory_bytes),
             Some(_) => Err(CellError::Usage(

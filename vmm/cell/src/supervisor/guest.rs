@@ -318,6 +318,7 @@ fn fork_kernel(
         memory: &plan.memory,
         vcpus: plan.vcpus,
         pager: plan.pager,
+        blocks: plan.blocks,
         lender,
         intra: plan.intra,
         devices: &devices,
