@@ -11,7 +11,7 @@ use common::{LIMIT, host, until};
 const SCRIPT: &str = "compute() { i=0; while [ $i -lt 100000 ]; do i=$((i + 1)); done; }
     while :; do compute & compute; wait; sleep 0.1; done";
 /// Observations of two vCPUs that each stay on one CPU.
-const OBSERVATIONS: usize = 100;
+const OBSERVATIONS: usize = 200;
 
 #[test]
 fn vcpus_that_compute_at_once_stay_on_different_cpus() {
