@@ -12,8 +12,11 @@ use common::host::{namespace, processes};
 use common::{IMAGE, LIMIT, Started, exocell, finish, text, unique, until};
 
 const MIB: u64 = 1 << 20;
-/// Waits for a line and takes 200 MiB, piece by piece; says so before it waits and when it has them.
-const TAKER: &str = "print('ready', flush=True); input(); x = [bytearray(1 << 20) for _ in range(200)]; print('taken', flush=True)";
+/// Takes 200 MiB. It makes few calls and is small: all of the host's calls are traced, so
+/// those take long, and so does reading in again what went of a program's own pages.
+const AT_ONCE: &str = "dd if=/dev/zero of=/dev/null bs=200M count=1 status=none";
+/// The same, piece by piece, of what may be less.
+const BY_PIECES: &str = "python3 -c 'x = [bytearray(1 << 20) for _ in range(200)]'";
 
 /// The Pager's, each with all that it promises.
 const MODES: [&str; 2] = ["eager", "credit"];
@@ -33,10 +36,10 @@ fn claim(cell: &Cell, name: &str) -> u64 {
     figure(cell, &["guest_claims", "pager"], name)
 }
 
-/// A program in `cell` that is about to take memory.
-fn taker(cell: &Cell, word: &str) -> Started {
-    let script = format!("open('/tmp/{word}', 'w').close(); {TAKER}");
-    let started = Started::new(&mut cell.exec(&["-i"], &["python3", "-c", &script]));
+/// A program in `cell` that is about to take memory, once it is told to.
+fn taker(cell: &Cell, word: &str, takes: &str) -> Started {
+    let script = format!(": > /tmp/{word}; read line; {takes} && echo taken");
+    let started = Started::new(&mut cell.exec(&["-i"], &["sh", "-c", &script]));
     cell.shell(&format!("until [ -e /tmp/{word} ]; do sleep 0.1; done")).ok();
     started
 }
@@ -79,7 +82,7 @@ fn interrupted_calls_are_made_again() {
 #[track_caller]
 fn interrupted(mode: &str) {
     let cell = cell("interrupted", mode);
-    let mut program = taker(&cell, "ready");
+    let mut program = taker(&cell, "ready", AT_ONCE);
     let before = claim(&cell, "unbind_bytes");
     let answers = Answers::begin(&cell, "EINTR", "1+2");
     program.write(b"now\n");
@@ -98,16 +101,16 @@ fn interrupted(mode: &str) {
 fn a_host_that_takes_nothing_back_costs_no_program() {
     let cell = cell("kept", "credit");
     let held = || figure(&cell, &["counters"], "memory_allocated_bytes");
-    let mut program = taker(&cell, "ready");
+    let mut program = taker(&cell, "ready", AT_ONCE);
     let answers = Answers::begin(&cell, "ENOMEM", "1+");
     program.write(b"now\n");
     program.finish(LIMIT).expect("it ends").ok();
     assert!(held() > 200 * MIB, "the host holds only {} bytes", held());
-    let mut program = taker(&cell, "meanwhile");
+    let mut program = taker(&cell, "meanwhile", AT_ONCE);
     program.write(b"now\n");
     program.finish(LIMIT).expect("it ends").ok();
     answers.end();
-    let mut program = taker(&cell, "again");
+    let mut program = taker(&cell, "again", AT_ONCE);
     program.write(b"now\n");
     program.finish(LIMIT).expect("it ends").ok();
     assert!(held() < 100 * MIB, "the host still holds {} bytes", held());
@@ -119,7 +122,7 @@ fn a_host_that_takes_nothing_back_costs_no_program() {
 fn a_host_that_refuses_costs_the_program_that_asks() {
     for error in ["ENOSPC", "ENOMEM"] {
         let cell = cell("refused", "eager");
-        let mut program = taker(&cell, "ready");
+        let mut program = taker(&cell, "ready", AT_ONCE);
         let answers = Answers::begin(&cell, error, "1+");
         program.write(b"now\n");
         let ended = program.finish(LIMIT).expect("it ends");
@@ -129,7 +132,7 @@ fn a_host_that_refuses_costs_the_program_that_asks() {
         let console = cell.verb(&["logs", "--console"]).ok();
         assert!(console.text().contains("ut of memory: Killed"), "{error}: {}", console.text());
         // The host backs again, and takes back again.
-        let mut again = taker(&cell, "again");
+        let mut again = taker(&cell, "again", AT_ONCE);
         again.write(b"now\n");
         assert!(again.finish(LIMIT).expect("it ends").ok().text().ends_with("taken"));
     }
@@ -186,7 +189,7 @@ fn a_cell_within_its_control_group_keeps_to_its_own_limit() {
     };
     for mode in MODES {
         let cell = group.cell(mode, "128m");
-        let mut program = taker(&cell, "ready");
+        let mut program = taker(&cell, "ready", BY_PIECES);
         program.write(b"now\n");
         assert_eq!(program.finish(LIMIT).expect("it ends").code, 137, "{mode}");
         assert_eq!(cell.shell("echo alive").ok().text(), "alive", "{mode}");
@@ -210,7 +213,7 @@ fn a_control_group_at_its_limit_costs_its_own_cell_and_no_other() {
 fn costs_its_own_cell(group: &Group, mode: &str) {
     let neighbour = cell("neighbour", mode);
     let cell = group.cell(mode, "512m");
-    let mut program = taker(&cell, "ready");
+    let mut program = taker(&cell, "ready", BY_PIECES);
     program.write(b"now\n");
     let ended = program.finish(LIMIT).expect("it ends");
     assert_ne!(ended.code, 0, "{}", ended.text());
