@@ -144,9 +144,11 @@ KERNEL("svd") int svd(int size) {
 KERNEL("spawn") int spawn(int count) {
   for (int i = 0; i < count; i++) {
     exo_fork(1);
-    unsigned *state = &exo_starts[1].state, now;
-    while ((now = __atomic_load_n(state, __ATOMIC_SEQ_CST)) != EXO_FREE)
-      __builtin_wasm_memory_atomic_wait32((int *)state, (int)now, -1);
+    struct exo_start *start = &exo_starts[1];
+    unsigned now;
+    while ((now = __atomic_load_n(&start->state, __ATOMIC_SEQ_CST)) != EXO_FREE)
+      if (!exo_change(start, EXO_STAYING, EXO_NOT_NEEDED) && now < EXO_STAYING)
+        __builtin_wasm_memory_atomic_wait32((int *)&start->state, (int)now, -1);
   }
   return count;
 }

@@ -37,13 +37,12 @@ static struct {
   unsigned count, parts, least, next;
 } exo_loop;
 
-/*            exo_fork                 it runs
- *   FREE ────────────────> ASKED ────────────────> RUNNING
- *     ^                    │   ^                      │
- *     │       exo_join     v   │ exo_fork             │
- *     ├──────────────── NOT_NEEDED                    │
- *     └───────────────────────────────────────────────┘ */
-enum { EXO_FREE, EXO_ASKED, EXO_RUNNING, EXO_NOT_NEEDED };
+/*   FREE ──exo_fork──> ASKED ──it runs──> RUNNING ──ranges are done──> STAYING
+ *    ^                 │   ^                                          │   │
+ *    │        exo_join v   └───────────────── exo_fork ───────────────┘   │
+ *    ├───────── NOT_NEEDED ──exo_fork──> ASKED                            │
+ *    └──────────────────────────── it ends ───────────────────────────────┘ */
+enum { EXO_FREE, EXO_ASKED, EXO_RUNNING, EXO_STAYING, EXO_NOT_NEEDED };
 
 /* What a thread starts with; its entry takes the stack from the first word. */
 struct exo_start {
@@ -74,16 +73,23 @@ static void exo_take(unsigned part) {
   }
 }
 
+/* Looks that a thread takes for its next loop before it ends: about as long as it takes to
+ * wake a processor for another one. */
+#define EXO_STAY_LOOKS 100000
+
 /* Apart from its entry, which must not use a stack before it has one. */
 __attribute__((noinline)) static void exo_thread(struct exo_start *start) {
+  unsigned looks = 0;
   for (;;) {
     if (exo_change(start, EXO_ASKED, EXO_RUNNING)) {
       exo_take(start->part);
-      __atomic_store_n(&start->state, EXO_FREE, __ATOMIC_SEQ_CST);
+      __atomic_store_n(&start->state, EXO_STAYING, __ATOMIC_SEQ_CST);
       __builtin_wasm_memory_atomic_notify((int *)&start->state, 1);
-      return;
+      looks = EXO_STAY_LOOKS;
     }
-    if (exo_change(start, EXO_NOT_NEEDED, EXO_FREE)) return;
+    while (looks && __atomic_load_n(&start->state, __ATOMIC_SEQ_CST) == EXO_STAYING) looks--;
+    if (exo_change(start, EXO_STAYING, EXO_FREE) || exo_change(start, EXO_NOT_NEEDED, EXO_FREE))
+      return;
   }
 }
 
@@ -101,10 +107,11 @@ __attribute__((weak, export_name("wasi_thread_start"))) void wasi_thread_start(
   exo_thread(start);
 }
 
-/* Asks for a thread of its own for this part, unless one is on its way. */
+/* Asks for a thread of its own for this part, unless one is still there or on its way. */
 static inline void exo_fork(unsigned part) {
   struct exo_start *start = &exo_starts[part];
-  if (exo_change(start, EXO_NOT_NEEDED, EXO_ASKED)) return;
+  if (exo_change(start, EXO_STAYING, EXO_ASKED) || exo_change(start, EXO_NOT_NEEDED, EXO_ASKED))
+    return;
   start->stack_top = exo_stacks[part] + EXO_STACK_BYTES;
   start->part = part;
   __atomic_store_n(&start->state, EXO_ASKED, __ATOMIC_SEQ_CST);
