@@ -140,7 +140,7 @@ KERNEL("svd") int svd(int size) {
 }
 
 #ifdef __wasm_atomics__
-/* Threads, one after the other. */
+/* Threads, one after the other, none of which stays for the next. */
 KERNEL("spawn") int spawn(int count) {
   for (int i = 0; i < count; i++) {
     exo_fork(1);

@@ -14,8 +14,8 @@ use common::{IMAGE, LIMIT, Started, exocell, finish, text, unique, until};
 const MIB: u64 = 1 << 20;
 /// Takes 200 MiB. It makes few calls and is small: all of the host's calls are traced, so
 /// those take long, and so does reading in again what went of a program's own pages.
-const AT_ONCE: &str = "dd if=/dev/zero of=/dev/null bs=200M count=1 status=none";
-/// The same, piece by piece, of what may be less.
+const AT_ONCE: &str = "dd if=/dev/zero of=/dev/null ibs=1M obs=200M count=200 status=none";
+/// The same where that is more than there is, so that nobody gets it in one piece.
 const BY_PIECES: &str = "python3 -c 'x = [bytearray(1 << 20) for _ in range(200)]'";
 
 /// The Pager's, each with all that it promises.
