@@ -74,7 +74,7 @@ const FUSED: &[Rule] = rules! {
         libc::SIGABRT as u64,
     ]), "interrupts to where a CPU is; ends processes; the pid namespace bounds it";
     sched_setaffinity OneOf(0, &[0]), "a thread moves itself to where its CPU stays";
-    sched_yield Any, "waits for another CPU";
+    sched_yield Any, "waits for another CPU, or for its own";
     read Any, "interrupts of devices, signals, credit";
     write Any, "doorbells of devices, credit, last words";
     epoll_wait OneOf(3, &[0, WHOLE]), "which device it was";
