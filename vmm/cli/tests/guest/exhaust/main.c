@@ -100,7 +100,8 @@ static void some_slab(void)
 
 /*
  * Process after process takes its share. None is large: what the OOM killer ends
- * is gone before it looks for the next, which would be a program of others.
+ * is gone before it looks for the next, which would be a program of others. None
+ * ends by itself; to go on forking then can keep all others from their memory.
  */
 static void with_forks(void (*take_share)(void))
 {
@@ -113,6 +114,8 @@ static void with_forks(void (*take_share)(void))
 			for (;;)
 				pause();
 		}
+		if (waitpid(-1, NULL, WNOHANG) > 0)
+			_exit(0);
 		usleep(child < 0 ? 10000 : 0);
 	}
 }
@@ -182,7 +185,8 @@ int main(int argc, char **argv)
 		take();
 		_exit(1);
 	}
-	while (kills() == before && waitpid(child, &status, WNOHANG) == 0)
+	/* To ask for the figure takes memory, too. */
+	while (waitpid(child, &status, WNOHANG) == 0 && kills() == before)
 		usleep(10000);
 	kill(child, SIGKILL);
 	while (waitpid(child, &status, 0) == child)
