@@ -74,6 +74,8 @@ const SCRATCH: [InMemory; 2] = [
 ];
 /// With less, not even devices have their nodes.
 const IN_MEMORY_KIB_MIN: u64 = 1024;
+/// What they leave at least, where there is that much.
+const LEFT_KIB_MIN: u64 = 6 << 10;
 
 /// Mounts them all, in the root this process is in.
 pub fn mount_all(read_only: bool) -> Result<(), InitError> {
@@ -91,10 +93,11 @@ pub fn mount_all(read_only: bool) -> Result<(), InitError> {
 
 /// What all files in memory may take: what they hold stays when programs are ended, and a
 /// guest kernel that has no memory and nobody left to end is the cell's end. So an 8th of
-/// the memory is never theirs.
+/// the memory, or what one more program takes, is never theirs.
 fn in_memory_kib(meminfo: &str) -> u64 {
     let kib = |name| meminfo_bytes(meminfo, name) >> 10;
-    kib("MemAvailable").saturating_sub(kib("MemTotal") / 8).max(IN_MEMORY_KIB_MIN)
+    let left = (kib("MemTotal") / 8).max(LEFT_KIB_MIN);
+    kib("MemAvailable").saturating_sub(left).max(IN_MEMORY_KIB_MIN)
 }
 
 /// Makes /tmp if the image has none: few programs do without.
@@ -176,6 +179,7 @@ mod tests {
     fn files_in_memory_leave_an_8th_of_it_and_what_is_in_use() {
         let meminfo = "MemTotal: 80000 kB\nMemFree: 1 kB\nMemAvailable: 70000 kB\n";
         assert_eq!(in_memory_kib(meminfo), 60_000);
+        assert_eq!(in_memory_kib("MemTotal: 40000 kB\nMemAvailable: 28000 kB\n"), 21_856);
         assert_eq!(in_memory_kib("MemTotal: 80000 kB\nMemAvailable: 9 kB\n"), IN_MEMORY_KIB_MIN);
         let shares = [&DEV, &SHARED].into_iter().chain(&SCRATCH).map(|own| own.share);
         assert_eq!(shares.sum::<u64>(), 16);
