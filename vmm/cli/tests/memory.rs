@@ -235,5 +235,7 @@ fn whoever_fills_all_memory_with_files_ends_his_own_cell_at_most() {
     if cell.state() == "exited" {
         assert_eq!(cell.inspect()["exit_code"], 137);
     }
+    let console = cell.verb(&["logs", "--console"]).ok();
+    assert!(console.text().contains("ut of memory: Killed"), "{}", console.text());
     assert_eq!(neighbour.shell("echo alive").ok().text(), "alive");
 }
