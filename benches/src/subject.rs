@@ -8,6 +8,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use clap::ValueEnum;
+use exocell_cell::intra::Intra;
 use exocell_cell::pager::Mode;
 
 use crate::exocell::{Exocell, patiently};
@@ -26,6 +27,8 @@ pub enum Peer {
     StockUml,
     /// A cell with `--intra none`; only where it is asked for.
     ParaNone,
+    /// A cell with `--intra mpk`; only where it is asked for.
+    ParaMpk,
     /// A cell with `--pager eager`; only where it is asked for.
     ParaPager,
     /// A cell with `--pager credit`; only where it is asked for.
@@ -63,8 +66,8 @@ pub enum Subject {
     StockUml(PathBuf),
     /// A `vm` cell on the `para` platform, guest processes in stubs.
     ParaAspace(Option<GuestKernel>),
-    /// The same, guest processes beside the guest kernel.
-    ParaNone,
+    /// The same, guest processes beside the guest kernel: `none` or `mpk`.
+    ParaFused(Intra),
     /// As [`Self::ParaAspace`], with a Pager.
     ParaPager(Mode),
 }
@@ -76,7 +79,7 @@ impl fmt::Display for Subject {
             Self::Bwrap => f.write_str("bwrap"),
             Self::Gvisor => f.write_str("gvisor"),
             Self::StockUml(_) => f.write_str("stock-uml"),
-            Self::ParaNone => f.write_str("para-none"),
+            Self::ParaFused(intra) => write!(f, "para-{intra}"),
             Self::ParaPager(Mode::Credit) => f.write_str("para-credit"),
             Self::ParaPager(_) => f.write_str("para-pager"),
             Self::ParaAspace(None) => f.write_str("para-aspace"),
@@ -104,12 +107,12 @@ pub fn subjects(peers: &[Peer], kernels: &[GuestKernel], exocell: &Exocell) -> V
         found.push(Subject::ParaAspace(None));
     }
     found.extend(kernels.iter().map(|kernel| Subject::ParaAspace(Some(kernel.clone()))));
-    if peers.contains(&Peer::ParaNone) {
-        found.push(Subject::ParaNone);
-    }
-    for (peer, mode) in [(Peer::ParaPager, Mode::Eager), (Peer::ParaCredit, Mode::Credit)] {
+    for peer in [Peer::ParaNone, Peer::ParaMpk, Peer::ParaPager, Peer::ParaCredit] {
         if peers.contains(&peer) {
-            found.push(Subject::ParaPager(mode));
+            match present(peer, exocell) {
+                Ok(subject) => found.push(subject),
+                Err(why) => eprintln!("{} is left out: {why}", name(peer)),
+            }
         }
     }
     found
@@ -125,7 +128,10 @@ const PROBE_MAX: Duration = Duration::from_secs(20);
 fn present(peer: Peer, exocell: &Exocell) -> Result<Subject, String> {
     let subject = match peer {
         Peer::Native | Peer::None => return Ok(Subject::Native),
-        Peer::ParaNone => return Ok(Subject::ParaNone),
+        Peer::ParaNone => return Ok(Subject::ParaFused(Intra::None)),
+        Peer::ParaMpk => {
+            return Intra::Mpk.check().map(|()| Subject::ParaFused(Intra::Mpk));
+        }
         Peer::ParaPager => return Ok(Subject::ParaPager(Mode::Eager)),
         Peer::ParaCredit => return Ok(Subject::ParaPager(Mode::Credit)),
         Peer::Bwrap => Subject::Bwrap,
@@ -182,7 +188,7 @@ impl Subject {
     pub fn is_cell(&self) -> bool {
         matches!(
             self,
-            Self::StockUml(_) | Self::ParaAspace(_) | Self::ParaNone | Self::ParaPager(_)
+            Self::StockUml(_) | Self::ParaAspace(_) | Self::ParaFused(_) | Self::ParaPager(_)
         )
     }
 
@@ -231,7 +237,7 @@ impl Subject {
                 };
                 [words(sandbox), words("do"), inside].concat()
             }
-            Self::StockUml(_) | Self::ParaAspace(_) | Self::ParaNone | Self::ParaPager(_) => {
+            Self::StockUml(_) | Self::ParaAspace(_) | Self::ParaFused(_) | Self::ParaPager(_) => {
                 return self.cell(exocell, start);
             }
         };
@@ -243,9 +249,8 @@ impl Subject {
     fn cell(&self, exocell: &Exocell, start: &Start<'_>) -> Command {
         let mut command = exocell.command();
         command.args(["run", "--rm"]).args(start.cell);
-        if *self == Self::ParaNone {
-            command.args(["--intra", "none"]);
-        }
+        let intra = if let Self::ParaFused(intra) = self { *intra } else { Intra::Aspace };
+        command.args(["--intra", intra.name()]);
         if let Self::ParaPager(mode) = self {
             command.args(["--pager", mode.name()]);
         }

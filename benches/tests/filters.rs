@@ -4,7 +4,6 @@
 //! Needs EXOCELL_TEST_BIN, strace, and what `make test` prepares: the guest
 //! kernel and the image `exocell/base:latest`.
 
-mod steady;
 mod support;
 
 use std::collections::BTreeSet;

@@ -26,7 +26,7 @@ impl Intra {
     pub const VARIABLE: &str = "EXOCELL_INTRA";
 
     /// The mode of cells that do not say otherwise: that of [`Self::VARIABLE`], where
-    /// the environment has it.
+    /// the environment has it; else `mpk`, where this host can have it, else `aspace`.
     ///
     /// # Errors
     ///
@@ -38,7 +38,8 @@ impl Intra {
                 .parse::<Self>()
                 .and_then(|mode| mode.check().map(|()| mode))
                 .map_err(|why| format!("{}: {why}", Self::VARIABLE)),
-            Err(_) => Ok(Self::default()),
+            Err(_) if Self::Mpk.check().is_ok() => Ok(Self::Mpk),
+            Err(_) => Ok(Self::Aspace),
         }
     }
 

@@ -131,13 +131,13 @@ impl GuestKernel<'_> {
     /// failure. The process must be a fresh child inside the jail.
     pub fn exec(&self) -> GuestKernelError {
         match self.confine() {
-            Ok(calls) => self.exec_confined(calls.as_ref()),
+            Ok(calls) => self.exec_confined(&calls),
             Err(error) => error,
         }
     }
 
     /// What it may call once it runs programs comes back as a file.
-    fn confine(&self) -> Result<Option<File>, GuestKernelError> {
+    fn confine(&self) -> Result<File, GuestKernelError> {
         let call =
             |call, errno: nix::errno::Errno| GuestKernelError::Call { call, source: errno.into() };
         nix::unistd::dup2_stdout(self.console).map_err(|errno| call("dup2", errno))?;
@@ -170,17 +170,15 @@ impl GuestKernel<'_> {
         Ok(calls)
     }
 
-    fn steady_calls(&self) -> Result<Option<File>, GuestKernelError> {
+    fn steady_calls(&self) -> Result<File, GuestKernelError> {
         let memory = self.memory.file().as_raw_fd();
-        let Some(program) = steady::program(self.intra, self.pager != Mode::Off, memory)? else {
-            return Ok(None);
-        };
+        let program = steady::program(self.intra, self.pager != Mode::Off, memory)?;
         let mut file =
             memfd_create(c"calls", MFdFlags::empty()).map(File::from).map_err(|errno| {
                 GuestKernelError::Call { call: "memfd_create", source: errno.into() }
             })?;
         file.write_all(&program).map_err(GuestKernelError::Files)?;
-        Ok(Some(file))
+        Ok(file)
     }
 
     /// Never above what the operator's own limit allows.
@@ -190,10 +188,11 @@ impl GuestKernel<'_> {
         setrlimit(Resource::RLIMIT_NPROC, limit, limit)
     }
 
-    fn exec_confined(&self, calls: Option<&File>) -> GuestKernelError {
+    fn exec_confined(&self, calls: &File) -> GuestKernelError {
         let text = |argument: String| CString::new(argument).unwrap_or_default();
-        let calls = calls.map(|file| format!("calls_fd={}", file.as_raw_fd()));
-        let arguments: Vec<CString> = self.arguments().into_iter().chain(calls).map(text).collect();
+        let calls = format!("calls_fd={}", calls.as_raw_fd());
+        let arguments = self.arguments().into_iter().chain([calls]);
+        let arguments: Vec<CString> = arguments.map(text).collect();
         let path = text(format!("/{KERNEL_FILE}"));
         // The guest kernel finds the top of its address space by its highest
         // environment string (arch/um: get_top_address).

@@ -3,15 +3,15 @@
 
 mod common;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
-use std::time::Duration;
 
+use common::cell::Cell;
 use common::compiled::{FAULTS, FOLDER_IN_CELL, Programs};
-use common::{IMAGE, Started, given, run};
-
-/// An emulated machine is tens of times slower.
-const LIMIT: Duration = Duration::from_secs(400);
+use common::emulator::{
+    again, boot, copy, first_program, folders, host_kernel, keys_are_here, pack, strip,
+};
+use common::{IMAGE, given, run};
 
 /// A program that finds its functions as it calls them: the loader of libraries has
 /// instructions that programs must not have, as they stand.
@@ -20,33 +20,6 @@ const LAZY: &str = r#"
 #include <stdio.h>
 int main(void) { printf("%.6f\n", pow(1.5, 2.5) + sin(1.25)); return 0; }
 "#;
-
-fn emulated_host() -> Option<PathBuf> {
-    let found = std::env::var_os("EXOCELL_TEST_HOST").filter(|path| !path.is_empty());
-    if found.is_none() {
-        eprintln!("skipped: no kernel for an emulated host (scripts/emulated-host)");
-    }
-    found.map(PathBuf::from)
-}
-
-/// Packs a folder as `cpio`'s newc format, as kernels take it.
-fn pack(folder: &Path, archive: &Path) {
-    let script =
-        format!("find . | LC_ALL=C sort | cpio --quiet -o -H newc > {}", archive.display());
-    let status = Command::new("sh").arg("-c").arg(script).current_dir(folder).status();
-    assert!(status.expect("sh").success(), "cpio is installed by scripts/setup");
-}
-
-fn folders(root: &Path, names: &[&str]) {
-    for name in names {
-        std::fs::create_dir_all(root.join(name)).expect("a folder");
-    }
-}
-
-fn copy(from: impl AsRef<Path>, to: impl AsRef<Path>) {
-    let (from, to) = (from.as_ref(), to.as_ref());
-    std::fs::copy(from, to).unwrap_or_else(|error| panic!("{}: {error}", from.display()));
-}
 
 /// The programs of the guest, with the libraries of the one that needs some.
 fn guest_root(root: &Path, programs: &Programs) {
@@ -68,12 +41,9 @@ fn guest_root(root: &Path, programs: &Programs) {
 }
 
 fn host_root(root: &Path, programs: &Programs, vcpus: u32) {
-    folders(root, &["dev", "proc", "tmp"]);
+    folders(root, &["dev", "proc", "sys", "tmp", "whole"]);
     copy(programs.path("emulated"), root.join("init"));
-    let kernel = root.join("linux");
-    let mut strip = Command::new("strip");
-    strip.arg("-o").arg(&kernel).arg(given("EXOCELL_TEST_KERNEL"));
-    assert!(strip.status().expect("strip").success());
+    strip(given("EXOCELL_TEST_KERNEL"), root.join("linux"));
     let command = format!(
         "/linux mem=96M initrd=/guest ncpus={vcpus} con=null con0=fd:0,fd:1 console=tty0 \
          root=/dev/ram0 rdinit=/init panic=-1 quiet fused=mpk\n"
@@ -82,38 +52,19 @@ fn host_root(root: &Path, programs: &Programs, vcpus: u32) {
 }
 
 /// What the guest and its host say.
-fn emulate(host: &Path, programs: &Programs, vcpus: u32) -> String {
+fn emulate(host_kernel: &Path, programs: &Programs, vcpus: u32) -> String {
     let dir = tempfile::tempdir().unwrap();
     let (inside, outside) = (dir.path().join("inside"), dir.path().join("outside"));
     guest_root(&inside, programs);
     host_root(&outside, programs, vcpus);
     pack(&inside, &outside.join("guest"));
-    let archive = dir.path().join("archive");
-    pack(&outside, &archive);
-    let mut emulator = Command::new("qemu-system-x86_64");
-    emulator
-        .args(["-M", "q35", "-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2"])
-        .args(["-m", "1024", "-nodefaults", "-no-user-config", "-display", "none"])
-        .args(["-serial", "stdio", "-no-reboot", "-append"])
-        .arg("console=ttyS0 quiet panic=-1 mitigations=off tsc=reliable cryptomgr.notests")
-        .arg("-kernel")
-        .arg(host)
-        .arg("-initrd")
-        .arg(&archive);
-    let mut started = Started::new(&mut emulator);
-    started.close_stdin();
-    let ended = started.finish(LIMIT).unwrap_or_else(|| panic!("still running after {LIMIT:?}"));
-    ended.ok().text().replace('\r', "")
+    boot(host_kernel, &outside)
 }
 
 #[test]
 fn attacks_on_the_guest_kernel_fail_with_protection_keys() {
-    let Some(host) = emulated_host() else { return };
-    let programs = Programs::new().compile("keys", "keys", &["-static", FAULTS]).compile(
-        "emulated",
-        "emulated",
-        &["-static"],
-    );
+    let Some(host) = host_kernel() else { return };
+    let programs = first_program().compile("keys", "keys", &["-static", FAULTS]);
     for vcpus in [1, 2] {
         let said = emulate(&host, &programs, vcpus);
         // What the same sum is here
@@ -137,6 +88,26 @@ fn without_keys_programs_read_the_guest_kernels_memory() {
     }
 }
 
+/// The whole way, from the command to programs, with nothing said of modes.
+#[test]
+fn cells_have_protection_keys_where_the_host_can() {
+    if !keys_are_here() {
+        return again("cells_have_protection_keys_where_the_host_can", &[]);
+    }
+    let unset = |command: &mut Command| {
+        command.env_remove("EXOCELL_INTRA");
+    };
+    let cell = Cell::start_as("keys", &["--cpus", "2"], &["sleep", "infinity"], unset);
+    assert_eq!(cell.inspect()["spec"]["intra"], "mpk");
+    let script = "for n in 1 2 3 4; do cat /proc/self/comm & done; wait; ls / > /ls; cat /ls";
+    let listed = cell.shell(script).ok();
+    assert_eq!(listed.text().matches("cat\n").count(), 4, "{}", listed.text());
+    assert!(listed.text().ends_with("usr"), "{}", listed.text());
+    let gates = cell.shell("cat /proc/gates").ok();
+    let gated = gates.text().lines().find_map(|line| line.strip_prefix("calls_gated "));
+    assert!(gated.is_some_and(|count| count != "0"), "{}", gates.text());
+}
+
 #[test]
 fn a_host_without_protection_keys_is_told_what_to_choose() {
     if keys_are_here() {
@@ -144,9 +115,4 @@ fn a_host_without_protection_keys_is_told_what_to_choose() {
     }
     let refused = run(["run", "--rm", "--intra", "mpk", IMAGE, "true"]);
     refused.exited(125).complains_of(&["--intra mpk", "protection keys", "aspace"]);
-}
-
-fn keys_are_here() -> bool {
-    let flags = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    flags.split_whitespace().any(|flag| flag == "ospke")
 }

@@ -7,8 +7,8 @@
 //! set-up are all there are.
 //!
 //! In stub mode each address space is a process that sets itself up by calls of its own,
-//! under the same list. `mpk` has none yet: it takes five calls more than `none`, for
-//! keys, signal stacks and stopped calls.
+//! under the same list. `mpk` has the list of `none`, and five calls more for keys, signal
+//! stacks and stopped calls.
 
 use std::os::fd::RawFd;
 
@@ -17,7 +17,7 @@ use seccompiler::SeccompAction;
 use super::Pin::{All, Memory, None as Any, OneOf, Without};
 use super::{
     JailError, KEEP_SIZE, MOVE_FIXED, NOTIF_RECV, NOTIF_SEND, NOTIF_SET_FLAGS, PUNCH_HOLE, Pin,
-    Rule, assemble, numbers,
+    Rule, SYSCALL_USER_DISPATCH, assemble, numbers,
 };
 use crate::intra::Intra;
 
@@ -53,6 +53,11 @@ const WAITS: &[u64] = &[
 ];
 /// In a stub guest memory has this descriptor (STUB_MEMORY_FD of the patched kernel).
 const STUBS_MEMORY: u64 = 1;
+/// Of memory and of gates (KERNEL_KEY and GATE_KEY of the patched kernel).
+const OUR_KEYS: &[u64] = &[1, 2];
+/// PR_SYS_DISPATCH_ON of prctl(2), and ARCH_SET_GS of arch_prctl(2).
+const DISPATCH_ON: u64 = 1;
+const SET_GS: u64 = 0x1001;
 const MASKS: &[u64] = &[0, 1, 2];
 const WHOLE: u64 = u32::MAX as u64;
 
@@ -81,6 +86,17 @@ const FUSED: &[Rule] = rules! {
     clone OneOf(0, &[ASPACE, SIBLING, CARRIER]), "processes and threads of address spaces";
     wait4 All(&[OneOf(0, &[WHOLE]), OneOf(2, &[libc::__WALL as u64])]), "those that have ended";
     exit_group Any, "the end";
+};
+
+/// The same, with protection keys.
+const KEYED: &[Rule] = rules! {
+    pkey_mprotect All(&[Without(2, NO_PROT | libc::PROT_EXEC as u64), OneOf(3, OUR_KEYS)]),
+        "keys for what the guest kernel maps; nothing of its own becomes code";
+    sigaltstack Any, "the signal stack of a thread, each time a program has stopped";
+    prctl All(&[OneOf(0, &[SYSCALL_USER_DISPATCH]), OneOf(1, &[DISPATCH_ON])]),
+        "a new thread's calls are stopped while a program runs";
+    arch_prctl OneOf(0, &[SET_GS]), "which CPU a thread is, where no instruction may say so";
+    gettid Any, "which thread it is, once a program has cleared that";
 };
 
 const PAGER: &[Rule] = rules! {
@@ -138,27 +154,25 @@ const STUBS: &[Rule] = rules! {
     exit_group Any, "ends a stub; the end";
 };
 
-/// The rules of a mode, with the Pager's or without; none where it has no list.
-pub fn rules(intra: Intra, pager: bool) -> Option<Vec<&'static Rule>> {
-    let lists: &[&'static [Rule]] = match (intra, pager) {
-        (Intra::None, false) => &[FUSED],
-        (Intra::None, true) => &[FUSED, PAGER],
-        (Intra::Aspace, false) => &[STUBS],
-        (Intra::Aspace, true) => &[STUBS, PAGER],
-        (Intra::Mpk, _) => return None,
+/// The rules of a mode, with the Pager's or without.
+pub fn rules(intra: Intra, pager: bool) -> Vec<&'static Rule> {
+    let lists: &[&'static [Rule]] = match intra {
+        Intra::None => &[FUSED],
+        Intra::Mpk => &[FUSED, KEYED],
+        Intra::Aspace => &[STUBS],
     };
-    Some(lists.iter().copied().flatten().collect())
+    let pagers: &'static [Rule] = if pager { PAGER } else { &[] };
+    lists.iter().copied().flatten().chain(pagers).collect()
 }
 
 /// The list as the guest kernel loads it, an array of `struct sock_filter`. `memory` is
 /// the descriptor of its memory.
-pub fn program(intra: Intra, pager: bool, memory: RawFd) -> Result<Option<Vec<u8>>, JailError> {
-    let Some(rules) = rules(intra, pager) else { return Ok(None) };
-    let program = assemble(&rules, SeccompAction::Trace(0), memory)
+pub fn program(intra: Intra, pager: bool, memory: RawFd) -> Result<Vec<u8>, JailError> {
+    let program = assemble(&rules(intra, pager), SeccompAction::Trace(0), memory)
         .map_err(|error| JailError::Filter { class: "guest-kernel", reason: error.to_string() })?;
     let bytes = program.iter().flat_map(|step| {
         let [code, k] = [u32::from(step.code), step.k].map(u32::to_ne_bytes);
         [code[0], code[1], step.jt, step.jf, k[0], k[1], k[2], k[3]]
     });
-    Ok(Some(bytes.collect()))
+    Ok(bytes.collect())
 }

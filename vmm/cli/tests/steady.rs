@@ -4,13 +4,16 @@
 //!
 //! Needs gcc and the privilege to trace a cell's processes, beside what the others need.
 
+mod common;
+
 use std::collections::BTreeSet;
 use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use crate::support::Cell;
+use common::cell::Cell;
+use common::emulator;
 use exocell_cell::processes;
 use exocell_cell::vmm::intra::Intra;
 use exocell_cell::vmm::jail::filter::{Pin, Rule, steady};
@@ -37,18 +40,20 @@ const HARMLESS: &[(&str, [u64; 6])] = &[
     ("dup3", [NOWHERE, 9, 0, 0, 0, 0]),
     ("epoll_wait", [NOWHERE, 0, 1, 0, 0, 0]),
     ("execveat", [NOWHERE, 0, 0, 0, 0, 0]),
-    ("arch_prctl", [0, 0, 0, 0, 0, 0]),
+    ("arch_prctl", [0, u64::MAX, 0, 0, 0, 0]),
     ("fallocate", [0, 0, u64::MAX, 1, 0, 0]),
     ("fcntl", [NOWHERE, 0, 0, 0, 0, 0]),
     ("futex", [1, 0, 0, 0, 0, 0]),
     ("getpid", [0; 6]),
+    ("gettid", [0; 6]),
     ("ioctl", [NOWHERE, 0, 0, 0, 0, 0]),
     ("kill", [NOBODY, 0, 0, 0, 0, 0]),
     ("mmap", [1, 0, 0, 0, 0, 0]),
     ("mremap", [1, 0, 0, 0, 0, 0]),
     ("munmap", [1, 1, 0, 0, 0, 0]),
     ("pipe2", [8, 0, 0, 0, 0, 0]),
-    ("prctl", [0, 9, 9, 9, 9, 0]),
+    ("pkey_mprotect", [1, 0, 0, 0, 0, 0]),
+    ("prctl", [0, u64::MAX, u64::MAX, u64::MAX, u64::MAX, 0]),
     ("pwrite64", [NOWHERE, 0, 0, 0, 0, 0]),
     ("read", [NOWHERE, 0, 0, 0, 0, 0]),
     ("recvmsg", [NOWHERE, 0, 0, 0, 0, 0]),
@@ -74,14 +79,10 @@ const DRIVEN_BY_USE: [&str; 5] = ["clone", "exit", "exit_group", "rt_sigreturn",
 const NOWHERE: u64 = 0x7fff_ffff;
 const NOBODY: u64 = 0x3fff_fff0;
 
-fn modes() -> Vec<(&'static str, Intra, bool)> {
-    vec![("none", Intra::None, true), ("aspace", Intra::Aspace, true)]
-}
-
 #[test]
 fn the_lists_are_those_that_are_written_down() {
-    for (name, intra, pager) in modes() {
-        let rules = steady::rules(intra, pager).unwrap();
+    for intra in Intra::ALL {
+        let (name, rules) = (intra.name(), steady::rules(intra, true));
         let calls: BTreeSet<_> = rules.iter().map(|rule| rule.number).collect();
         assert_eq!(calls.len(), rules.len(), "{name}: a call twice");
         let lines: Vec<String> = rules.iter().map(|rule| format!("{rule}\n")).collect();
@@ -90,7 +91,7 @@ fn the_lists_are_those_that_are_written_down() {
         let known = fs::read_to_string(&file).unwrap();
         assert_eq!(known, lines.concat(), "{} is not what is in force", file.display());
     }
-    let fused = |pager| steady::rules(Intra::None, pager).unwrap().len();
+    let fused = |pager| steady::rules(Intra::None, pager).len();
     assert!(fused(true) <= CALLS_MAX && fused(false) < CALLS_MAX);
 }
 
@@ -101,28 +102,24 @@ fn written(name: &str) -> PathBuf {
 #[test]
 fn every_rule_holds_in_a_cell_and_nothing_else_does() {
     let injector = Injector::new();
-    for (name, intra, pager) in modes() {
-        let cell = Cell::started(&["--intra", name, "--cpus", "2", "--pager", "credit"]);
-        cell.exec(&[], &["sh", "-c", "true & wait"]);
-        let cases = cases(&steady::rules(intra, pager).unwrap());
-        for process in guest_processes(&cell, name) {
-            let memory = memory_descriptor(process);
-            let answers = injector.calls(process, &cases, memory);
-            let wrong: Vec<String> = cases
-                .iter()
-                .zip(&answers)
-                .filter(|(case, answer)| case.passes == (**answer == ENOSYS))
-                .map(|(case, answer)| format!("{}: {case:x?}: {answer}", case.name))
-                .collect();
-            assert!(wrong.is_empty(), "{name}, process {process}:\n{}", wrong.join("\n"));
-        }
-        assert_eq!(cell.exec(&[], &["echo", "on"]), "on\n", "{name}: the guest goes on");
+    for intra in [Intra::None, Intra::Aspace] {
+        injector.tries_all(intra);
+    }
+}
+
+#[test]
+fn every_rule_holds_with_protection_keys_too() {
+    let injector = Injector::new();
+    if emulator::keys_are_here() {
+        injector.tries_all(Intra::Mpk);
+    } else {
+        emulator::again("every_rule_holds_with_protection_keys_too", &[&injector.program]);
     }
 }
 
 /// The guest kernel's first process, and where there are no stubs one more.
-fn guest_processes(cell: &Cell, mode: &str) -> Vec<i32> {
-    let mut pids: Vec<i32> = processes::of_cell(cell.supervisor_pid())
+fn guest_processes(cell: &Cell, intra: Intra) -> Vec<i32> {
+    let mut pids: Vec<i32> = processes::of_cell(cell.supervisor())
         .into_iter()
         .map(|process| process.pid)
         .filter(|pid| {
@@ -131,7 +128,7 @@ fn guest_processes(cell: &Cell, mode: &str) -> Vec<i32> {
         })
         .collect();
     pids.sort_unstable();
-    pids.truncate(if mode == "none" { 2 } else { 1 });
+    pids.truncate(if intra == Intra::Aspace { 1 } else { 2 });
     assert!(!pids.is_empty(), "no guest kernel");
     pids
 }
@@ -238,25 +235,48 @@ fn forbidden(values: &[u64]) -> Vec<u64> {
 
 /// Makes processes call what it is told (`steady/inject.c`).
 struct Injector {
-    directory: tempfile::TempDir,
+    program: PathBuf,
+    _directory: tempfile::TempDir,
 }
 
 impl Injector {
     fn new() -> Self {
         let directory = tempfile::tempdir().unwrap();
+        if let Some(program) = emulator::file_inside("inject") {
+            return Self { program, _directory: directory };
+        }
+        let program = directory.path().join("inject");
         let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/steady/inject.c");
         let output = Command::new("gcc")
-            .args(["-O2", "-Wall", "-Wextra", "-Werror", "-o"])
-            .arg(directory.path().join("inject"))
-            .arg(source)
+            .args(["-O2", "-Wall", "-Wextra", "-Werror", "-static", "-o"])
+            .args([program.as_os_str(), source.as_ref()])
             .output()
             .expect("gcc is installed by scripts/setup");
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        Self { directory }
+        Self { program, _directory: directory }
+    }
+
+    fn tries_all(&self, intra: Intra) {
+        let flags = ["--intra", intra.name(), "--cpus", "2", "--pager", "credit"];
+        let cell = Cell::idle(intra.name(), &flags);
+        cell.shell("true & wait").ok();
+        let cases = cases(&steady::rules(intra, true));
+        for process in guest_processes(&cell, intra) {
+            let memory = memory_descriptor(process);
+            let answers = self.calls(process, &cases, memory);
+            let wrong: Vec<String> = cases
+                .iter()
+                .zip(&answers)
+                .filter(|(case, answer)| case.passes == (**answer == ENOSYS))
+                .map(|(case, answer)| format!("{}: {case:x?}: {answer}", case.name))
+                .collect();
+            assert!(wrong.is_empty(), "{intra}, process {process}:\n{}", wrong.join("\n"));
+        }
+        assert_eq!(cell.shell("echo on").ok().text(), "on", "{intra}: the guest goes on");
     }
 
     fn calls(&self, process: i32, cases: &[Case], memory: u64) -> Vec<i64> {
-        let mut child = Command::new(self.directory.path().join("inject"))
+        let mut child = Command::new(&self.program)
             .arg(process.to_string())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
