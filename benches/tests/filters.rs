@@ -253,8 +253,9 @@ fn workload(shared: &std::path::Path, log: &std::path::Path) {
     exocell(&["cp", copy.to_str().unwrap(), &format!("{}:/tmp", cell.name())]);
     exocell(&["stats", cell.name()]);
     exocell(&["logs", cell.name()]);
-    exocell(&["kill", "--signal", "USR1", cell.name()]);
     exocell(&["update", "--revoke", "folder:/shared", cell.name()]);
+    // Ends it.
+    exocell(&["kill", "--signal", "USR1", cell.name()]);
     cell.end();
 }
 

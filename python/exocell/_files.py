@@ -249,7 +249,7 @@ def _pack(local: Path, name: str, to: IO[bytes]) -> None:
 def _unpack(packed: IO[bytes], target: Path) -> None:
     """Everything lands in a directory of its own, and the one entry moves on."""
     if not hasattr(tarfile, "data_filter"):
-        raise SandboxException("this Python cannot unpack safely; use 3.10.12, 3.11.4 or newer")
+        raise SandboxException("this Python cannot unpack safely; use 3.11.4 or newer")
     with tempfile.TemporaryDirectory(prefix=".exocell-", dir=target.parent) as place:
         try:
             with tarfile.open(fileobj=packed, mode="r:") as tar:

@@ -5,10 +5,13 @@ import inspect
 import os
 import pathlib
 import tempfile
+import time
 import unittest
 
 import exocell
 from exocell import AsyncSandbox, CommandExitException, NotFoundException, TimeoutException
+
+from exocell._streams import _LoopStream
 
 IMAGE = os.environ["EXOCELL_IMAGE"]
 
@@ -60,6 +63,18 @@ class Async(unittest.IsolatedAsyncioTestCase):
             self.assertTrue(await same.is_running())
         with self.assertRaises(NotFoundException):
             await sandbox.get_info()
+
+
+class Cancelled(unittest.IsolatedAsyncioTestCase):
+    async def test_a_read_that_ends_at_that_moment_is_cancelled_all_the_same(self):
+        reader = asyncio.StreamReader()
+        reading = asyncio.create_task(_LoopStream(reader, None, time.monotonic() + 60).read())
+        for _ in range(3):
+            await asyncio.sleep(0)
+        reader.feed_data(b"came")
+        reading.cancel()
+        with self.assertRaises(asyncio.CancelledError):
+            await reading
 
 
 class Same(unittest.TestCase):
