@@ -236,8 +236,10 @@ fn workload(shared: &std::path::Path, log: &std::path::Path) {
     // A network may have the host's own addresses among its own.
     let rules = named.iter().map(String::as_str).chain(["192.0.2.0/24:9/udp"]);
     let rules = rules.flat_map(|rule| ["--allow-net", rule]);
+    // In the other modes programs' calls are traced as the guest kernel's.
+    let intra = ["--intra", "aspace"];
     let fixed = ["-v", &volume, "--cpus", "2", "--timeout", "5m", "--pager", "credit"];
-    let options: Vec<&str> = fixed.into_iter().chain(rules).collect();
+    let options: Vec<&str> = intra.into_iter().chain(fixed).chain(rules).collect();
     let cell = Cell::traced(log, &options);
     let serving = std::thread::spawn(move || {
         let (mut stream, _) = server.accept().unwrap();
