@@ -1,19 +1,23 @@
 //! What programs observe in a cell against what they observe on this machine.
 //!
 //! One program says facts, a line each, in both places. Lines that differ are
-//! listed with their reason in `tests/guest/conform/differences`; a difference that
-//! is not listed fails, and so does a listed one that is gone.
+//! listed with their reason in `tests/guest/conform/differences`, those of `--intra mpk`
+//! beside it; a difference that is not listed fails, and so does a listed one that is gone.
 
 mod common;
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::process::Command;
 
 use common::compiled::{FOLDER_IN_CELL, Programs};
+use common::emulator::{self, FILES_INSIDE};
 use common::{IMAGE, finish, run};
 
 const DIFFERENCES: &str = include_str!("guest/conform/differences");
+const WITH_KEYS: &str = include_str!("guest/conform/differences.mpk");
 const PROGRAM: &str = "conform";
+const PROGRAM_PIE: &str = "conform-pie";
 
 /// How often each line is said.
 fn counted<'a>(lines: impl Iterator<Item = &'a str>) -> BTreeMap<String, i32> {
@@ -47,25 +51,53 @@ fn listed(list: &str) -> Vec<String> {
     lines
 }
 
-#[test]
-fn programs_observe_the_same_in_a_cell_but_for_listed_differences() {
-    let programs = Programs::new().compile("conform", PROGRAM, &["-static"]).compile(
-        "conform",
-        "conform-pie",
-        &["-static-pie"],
-    );
-    let native = finish(&mut Command::new(programs.path(PROGRAM)), b"").ok();
+fn compiled() -> Programs {
+    let programs = Programs::new().compile("conform", PROGRAM, &["-static"]);
+    programs.compile("conform", PROGRAM_PIE, &["-static-pie"])
+}
+
+/// Compares what `program` says on this machine with what it says in a cell that has its
+/// folder as `volume`.
+#[track_caller]
+fn differ_as_listed(program: &Path, volume: &str, flags: &[&str], mut known: Vec<String>) {
+    let native = finish(&mut Command::new(program), b"").ok();
     let in_cell = format!("{FOLDER_IN_CELL}/{PROGRAM}");
-    let volume = programs.volume();
-    let cell = run(["run", "--rm", "--memory", "512m", "--volume", &volume, IMAGE, &in_cell]).ok();
+    let fixed = ["run", "--rm", "--memory", "512m", "--volume", volume];
+    let cell = run([&fixed, flags, &[IMAGE, &in_cell]].concat()).ok();
     assert!(native.text().lines().count() > 200, "{}", native.text());
     let mut found = differences(native.text(), cell.text());
     found.sort();
-    let known = listed(DIFFERENCES);
+    known.sort();
     let new: Vec<_> = found.iter().filter(|line| !known.contains(line)).collect();
     let gone: Vec<_> = known.iter().filter(|line| !found.contains(line)).collect();
     assert!(new.is_empty() && gone.is_empty(), "new: {new:#?}\ngone: {gone:#?}");
     assert_eq!(found, known);
+}
+
+#[test]
+fn programs_observe_the_same_in_a_cell_but_for_listed_differences() {
+    let programs = compiled();
+    for mode in ["aspace", "none"] {
+        let flags = ["--intra", mode];
+        let program = programs.path(PROGRAM);
+        differ_as_listed(&program, &programs.volume(), &flags, listed(DIFFERENCES));
+    }
+}
+
+#[test]
+fn with_protection_keys_few_more_differ() {
+    let known = [listed(DIFFERENCES), listed(WITH_KEYS)].concat();
+    let flags = ["--intra", "mpk"];
+    if let Some(program) = emulator::file_inside(PROGRAM) {
+        let volume = format!("{FILES_INSIDE}:{FOLDER_IN_CELL}:ro");
+        return differ_as_listed(&program, &volume, &flags, known);
+    }
+    let programs = compiled();
+    if emulator::keys_are_here() {
+        return differ_as_listed(&programs.path(PROGRAM), &programs.volume(), &flags, known);
+    }
+    let files = [PROGRAM, PROGRAM_PIE].map(|name| programs.path(name));
+    emulator::again("with_protection_keys_few_more_differ", &[&files[0], &files[1]]);
 }
 
 #[test]

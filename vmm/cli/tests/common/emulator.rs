@@ -15,6 +15,10 @@ const LIMIT: Duration = Duration::from_secs(400);
 
 /// What the test executable of [`again`] finds set there.
 const INSIDE: &str = "EXOCELL_TEST_INSIDE";
+/// Where its files are.
+pub const FILES_INSIDE: &str = "/files";
+/// The host's programs there.
+const TOOLS: [&str; 4] = ["/bin/sh", "/bin/rm", "/bin/true", "/sbin/mkfs.ext4"];
 
 /// The host kernel that `make test` names, if it found one.
 pub fn host_kernel() -> Option<PathBuf> {
@@ -85,8 +89,8 @@ pub fn boot(host_kernel: &Path, root: &Path) -> String {
     ended.ok().text().replace('\r', "")
 }
 
-/// Runs the calling test once more, on a machine that has keys, with the `files` of this
-/// one in its root. There the command is installed, with an image of a shell and little
+/// Runs the calling test once more, on a machine that has keys, with `files` of this
+/// one ([`file_inside`]). There the command is installed, with an image of a shell and little
 /// else under the name of the base image.
 #[track_caller]
 pub fn again(test: &str, files: &[&Path]) {
@@ -101,14 +105,15 @@ pub fn again(test: &str, files: &[&Path]) {
         libraries(from, root);
         strip(from, root.join(to));
     }
-    for tool in ["/bin/sh", "/sbin/mkfs.ext4"] {
+    for tool in TOOLS {
         libraries(Path::new(tool), root);
         copy(tool, root.join(&tool[1..]));
     }
     copy(given("EXOCELL_INIT"), root.join("exocell-init"));
     copy(given("EXOCELL_TEST_KERNEL"), root.join("linux"));
+    let files_inside = root.join(&FILES_INSIDE[1..]);
     for file in files {
-        copy(file, root.join(file.file_name().expect("a file")));
+        copy(file, files_inside.join(file.file_name().expect("a file")));
     }
     let tree = small::tree();
     let import = ["image", "import", &format!("{}/", text(tree.path())), "--tag", IMAGE];
@@ -128,7 +133,7 @@ pub fn again(test: &str, files: &[&Path]) {
 
 /// A file of [`again`], on the machine that is meant.
 pub fn file_inside(name: &str) -> Option<PathBuf> {
-    std::env::var_os(INSIDE).map(|_| Path::new("/").join(name))
+    std::env::var_os(INSIDE).map(|_| Path::new(FILES_INSIDE).join(name))
 }
 
 /// Copies what a program is linked with to where it finds that.

@@ -5,16 +5,17 @@ use std::path::Path;
 
 use super::given;
 
-const PROGRAMS: [&str; 9] = ["sh", "cat", "ln", "rm", "stat", "chmod", "chown", "sleep", "ls"];
+const PROGRAMS: [&str; 10] =
+    ["sh", "cat", "ln", "rm", "stat", "chmod", "chown", "sleep", "ls", "true"];
 const LIBRARIES: [&str; 3] = ["libc.so.6", "libselinux.so.1", "libpcre2-8.so.0"];
 const FROM: &str = "usr/lib/x86_64-linux-gnu";
 
-/// The base image's shell, some programs and what they need; `/data` and `/src`
+/// The base image's shell, some programs and what they need; `/data`, `/src` and `/tmp`
 /// are empty.
 #[track_caller]
 pub fn tree() -> tempfile::TempDir {
     let tree = tempfile::tempdir().expect("a folder");
-    for folder in ["bin", "lib64", FROM, "data", "src"] {
+    for folder in ["bin", "lib64", FROM, "data", "src", "tmp"] {
         fs::create_dir_all(tree.path().join(folder)).expect("a folder");
     }
     for program in PROGRAMS {
