@@ -5,7 +5,8 @@ use std::path::Path;
 
 use super::given;
 
-const PROGRAMS: [&str; 10] =
+/// In its `/bin`.
+pub const PROGRAMS: [&str; 10] =
     ["sh", "cat", "ln", "rm", "stat", "chmod", "chown", "sleep", "ls", "true"];
 const LIBRARIES: [&str; 3] = ["libc.so.6", "libselinux.so.1", "libpcre2-8.so.0"];
 const FROM: &str = "usr/lib/x86_64-linux-gnu";
