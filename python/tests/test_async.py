@@ -10,7 +10,6 @@ import unittest
 
 import exocell
 from exocell import AsyncSandbox, CommandExitException, NotFoundException, TimeoutException
-
 from exocell._streams import _LoopStream
 
 IMAGE = os.environ["EXOCELL_IMAGE"]

@@ -1,7 +1,7 @@
 //! What a guest kernel may still call when its first program is about to run.
 //!
 //! The supervisor writes the list and the guest kernel loads it (`calls_fd=`,
-//! arch/um/os-Linux/host_calls.c of the patched kernel), on top of the list of
+//! arch/um/os-Linux/skas/host_calls.c of the patched kernel), on top of the list of
 //! [`ThreadClass::GuestKernel`](super::ThreadClass), for itself and every process that
 //! it makes from then on. Nothing here makes a descriptor or opens a path, so those of
 //! set-up are all there are.
