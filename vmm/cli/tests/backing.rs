@@ -44,8 +44,8 @@ fn taker(cell: &Cell, word: &str, takes: &str) -> Started {
     started
 }
 
-/// The host's answers to fallocate(2) of a cell's guest kernel, which has one vCPU
-/// and stubs: that runs on the process's first thread.
+/// The host's answers to those calls of a cell's guest kernel that take memory from the
+/// host and give it back. It has one vCPU and stubs: that runs on the process's first thread.
 struct Answers {
     strace: Started,
 }
@@ -56,7 +56,7 @@ impl Answers {
     fn begin(cell: &Cell, error: &str, which: &str) -> Self {
         let inside = namespace(pid(&cell.inspect(), "supervisor_pid")).expect("a pid namespace");
         let kernel = processes(&inside).get(1).copied().expect("a guest kernel");
-        let inject = format!("inject=fallocate:error={error}:when={which}");
+        let inject = format!("inject=fallocate,pwrite64:error={error}:when={which}");
         let mut command = Command::new("strace");
         command.args(["-qq", "-o", "/dev/null", "-e", &inject, "-p", &kernel.to_string()]);
         let answers = Self { strace: Started::new(&mut command) };
@@ -95,8 +95,8 @@ fn interrupted(mode: &str) {
     assert!(held < 100 * MIB, "{mode}: the host still holds {held} bytes");
 }
 
-/// With a credit the host is asked for nothing when a page is handed out, but it may not
-/// take any back: the guest has them on, within its credit, until the host does.
+/// With a credit nothing hangs on what the host says when a page is handed out, but it may
+/// not take any back: the guest has them on, within its credit, until the host does.
 #[test]
 fn a_host_that_takes_nothing_back_costs_no_program() {
     let cell = cell("kept", "credit");

@@ -305,7 +305,7 @@ const GUEST_KERNEL: &[Rule] = rules! {
     read Any, "device messages, pipes between helper threads";
     write Any, "device messages, console";
     pread64 Any, "the initramfs";
-    pwrite64 Any, "a stub's mapper tells in guest memory how far it came";
+    pwrite64 Any, "a stub's mapper tells in guest memory how far it came; the Pager's zeros";
     lseek Any, "writes the stub page into the memory file";
     openat Any, "the initramfs; the root holds nothing else";
     close Any, "descriptors handed to stubs and back";

@@ -113,7 +113,7 @@ const STUBS: &[Rule] = rules! {
         Memory(4, &[STUBS_MEMORY, WHOLE]),
     ]), "pages of programs and stubs; the stack of a stub's start";
     munmap Any, "what programs no longer have";
-    pwrite64 Any, "a mapper tells in guest memory how far it came";
+    pwrite64 Any, "a mapper tells in guest memory how far it came; the Pager's zeros";
     rt_sigprocmask OneOf(0, MASKS), "signals of guest kernel and stubs";
     rt_sigreturn Any, "back from a handler";
     rt_sigaction Any, "handlers of a new stub";
