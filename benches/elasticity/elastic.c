@@ -1,18 +1,18 @@
 /*
  * Guest memory over time, as the guest uses it and as the host holds it.
  *
- * watch MS: in a cell, each MS milliseconds a line "TSC FREE IDLE CACHE", in pages:
+ * watch MS: in a cell, each MS milliseconds a line "TSC TSC FREE IDLE CACHE", in pages:
  *     free, free but on a CPU's list, and files that programs have read or written.
- * held MS FILE: on the host, "TSC BYTES": what is allocated for FILE; some lines have
- *     a third number, what that would be if memory came and went in blocks of 2 MiB.
+ * held MS FILE: on the host, "TSC TSC BYTES": what is allocated for FILE; some lines have
+ *     one more number, what that would be if memory came and went in blocks of 2 MiB.
  * bursty SECONDS [SEED MB_MAX]: memory that comes and goes in bursts.
  * replay FILE SPEED MB_MAX: memory after a trace (t_s,mem_mb,...), a quarter of
  *     it as page cache of a file on the disk.
  * reclaim MB: takes a region and gives it up, "FAULT_NS FREE_NS" a page.
  * scattered MB: takes a region and gives up every other page of it, "FREE_NS" a page.
  *
- * Both sides stamp lines with the processor's time stamp counter, which guest and
- * host share.
+ * Both sides say by the processor's time stamp counter, which guest and host share,
+ * when they began to look and when they had.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -71,8 +71,9 @@ static void watch(double period_s)
 	if (fd < 0)
 		fail("/proc/zoneinfo");
 	for (;;) {
-		uint64_t stamp = __rdtsc();
+		uint64_t begin = __rdtsc();
 		ssize_t got = pread(fd, text, sizeof(text) - 1, 0);
+		uint64_t end = __rdtsc();
 		unsigned long free_pages = 0, idle = 0, cache = 0;
 
 		if (got <= 0)
@@ -88,7 +89,8 @@ static void watch(double period_s)
 			else if (sscanf(line, " nr_file_pages %lu", &n) == 1)
 				cache += n;
 		}
-		printf("%llu %lu %lu %lu\n", (unsigned long long)stamp, free_pages, idle, cache);
+		printf("%llu %llu %lu %lu %lu\n", (unsigned long long)begin,
+		       (unsigned long long)end, free_pages, idle, cache);
 		fflush(stdout);
 		sleep_s(period_s);
 	}
@@ -119,10 +121,13 @@ static void held(double period_s, const char *file)
 	if (fd < 0)
 		fail(file);
 	/* The file lives as long as its cell, not as long as this. */
-	for (unsigned i = 0; stat(file, &st) == 0; i++) {
-		uint64_t stamp = __rdtsc();
+	for (unsigned i = 0;; i++) {
+		uint64_t begin = __rdtsc();
 
-		printf("%llu %llu", (unsigned long long)stamp, st.st_blocks * 512ull);
+		if (stat(file, &st) < 0)
+			break;
+		printf("%llu %llu %llu", (unsigned long long)begin, (unsigned long long)__rdtsc(),
+		       st.st_blocks * 512ull);
 		if (i % BLOCKS_EACH == 0)
 			printf(" %llu", blocks_held(fd));
 		puts("");

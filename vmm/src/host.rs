@@ -145,18 +145,23 @@ fn version(release: &str) -> Option<(u32, u32)> {
     Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
 }
 
+/// Mappings that a process may have (vm.max_map_count); `None` where the host does not say.
+#[must_use]
+pub fn mappings_max() -> Option<u64> {
+    fs::read_to_string("/proc/sys/vm/max_map_count").ok()?.trim().parse().ok()
+}
+
 fn max_map_count() -> Result<String, String> {
     const WANTED: u64 = 262_144;
-    let text = fs::read_to_string("/proc/sys/vm/max_map_count").unwrap_or_default();
-    match text.trim().parse::<u64>() {
-        Ok(count) if count >= WANTED => Ok(format!("{count}")),
-        Ok(count) => Err(format!(
-            "{count}; one guest process can scatter about {} MiB of 4 KiB pages, and isolates end at {}; \
-             sysctl vm.max_map_count={WANTED}",
+    match mappings_max() {
+        Some(count) if count >= WANTED => Ok(format!("{count}")),
+        Some(count) => Err(format!(
+            "{count}; what a guest process has in more than some {} MiB of single pages is mapped \
+             again and again, and isolates end at {}; sysctl vm.max_map_count={WANTED}",
             count * 4 / 1024,
             count / 2
         )),
-        Err(_) => Err("cannot be read".to_owned()),
+        None => Err("cannot be read".to_owned()),
     }
 }
 

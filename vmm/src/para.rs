@@ -66,6 +66,8 @@ pub struct GuestKernel<'a> {
     pub pager: Mode,
     /// Whether it asks the host for pieces of 64 KB; with a Pager.
     pub blocks: bool,
+    /// Mappings that the host allows each of its processes, where that is known.
+    pub mappings_max: Option<u64>,
     /// Where it asks for credit; with [`Mode::Credit`].
     pub lender: Option<BorrowedFd<'a>>,
     pub intra: Intra,
@@ -116,6 +118,9 @@ impl GuestKernel<'_> {
         }
         if self.blocks {
             arguments.push("pager_blocks".to_owned());
+        }
+        if let Some(mappings) = self.mappings_max {
+            arguments.push(format!("host_maps={mappings}"));
         }
         if let Some(lender) = self.lender {
             arguments.push(format!("pager_fd={}", lender.as_raw_fd()));

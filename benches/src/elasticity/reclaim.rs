@@ -16,9 +16,10 @@ use crate::{BenchError, Row};
 const MODES: [Mode; 3] = [Mode::Eager, Mode::Credit, Mode::Off];
 
 const PAGE_BYTES: f64 = 4096.0;
-/// A page that is left alone between two that are given up is a mapping of its own,
-/// of which the host allows a process some 65,000 (vm.max_map_count).
-const SCATTERED_MIB_MAX: u64 = 256;
+/// A page that is left alone between two that are given up is a mapping of its own, and so
+/// is each page of memory in pieces. The host allows a process some 65,000 of them
+/// (vm.max_map_count).
+const SCATTERED_MIB_MAX: u64 = 128;
 
 /// The part of `exocell stats --json` that is read here.
 #[derive(Deserialize)]

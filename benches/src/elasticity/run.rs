@@ -23,10 +23,12 @@ impl Run {
 
     /// All samples, a line each.
     pub fn csv(&self) -> String {
-        let mut text = "t_s,held_bytes,used_bytes,page_cache_bytes\n".to_owned();
+        let mut text =
+            "t_s,held_bytes,held_throughout_bytes,used_bytes,page_cache_bytes\n".to_owned();
         for sample in &self.samples {
-            let Sample { held, used, cache, .. } = sample;
-            text += &format!("{:.6},{held:.0},{used:.0},{cache:.0}\n", self.seconds(sample));
+            let Sample { held, held_throughout, used, cache, .. } = sample;
+            let seconds = self.seconds(sample);
+            text += &format!("{seconds:.6},{held:.0},{held_throughout:.0},{used:.0},{cache:.0}\n");
         }
         text
     }
@@ -35,9 +37,10 @@ impl Run {
         self.samples.iter().map(of).sum::<f64>() / self.samples.len().max(1) as f64
     }
 
-    /// All overheads in percent, the smallest first.
+    /// All overheads that last in percent, the smallest first.
     pub fn overheads(&self) -> Vec<f64> {
-        let mut overheads: Vec<f64> = self.samples.iter().map(Sample::overhead_percent).collect();
+        let overheads = self.samples.iter().map(Sample::lasting_overhead_percent);
+        let mut overheads: Vec<f64> = overheads.collect();
         overheads.sort_unstable_by(f64::total_cmp);
         overheads
     }
@@ -65,8 +68,9 @@ impl Run {
     }
 }
 
-/// Mean, highest and 99th percentile of the overhead, the same at 1 Hz, what is held
-/// and used, and what the Pager saves against the others; a sample of a row is a run.
+/// Mean of the overhead, highest and 99th percentile of what of it lasts, the same at 1 Hz,
+/// what is held and used, and what the Pager saves against the others; a sample of a row is
+/// a run.
 pub fn rows(group: &str, runs: &[Run], args: &ElasticityArgs) -> Vec<Row> {
     let mut subjects: Vec<&str> = Vec::new();
     for run in runs {
@@ -120,8 +124,10 @@ pub mod tests {
     use super::*;
 
     pub fn run(subject: &'static str, held_and_used: &[(f64, f64)]) -> Run {
-        let sample =
-            |(at, &(held, used))| Sample { stamp: 100 + at as u64, held, used, cache: 1.0 };
+        let sample = |(at, &(held, used))| {
+            let (stamp, held_throughout) = (100 + at as u64, held);
+            Sample { stamp, held, held_throughout, used, cache: 1.0 }
+        };
         let samples = held_and_used.iter().enumerate().map(sample).collect();
         Run { load: "load".to_owned(), subject, samples, ticks_per_second: 2.0 }
     }
@@ -131,7 +137,8 @@ pub mod tests {
         let csv = run("pager", &[(8.0, 4.0), (4.0, 4.0)]).csv();
         assert_eq!(
             csv,
-            "t_s,held_bytes,used_bytes,page_cache_bytes\n0.000000,8,4,1\n0.500000,4,4,1\n"
+            "t_s,held_bytes,held_throughout_bytes,used_bytes,page_cache_bytes\n\
+             0.000000,8,8,4,1\n0.500000,4,4,4,1\n"
         );
     }
 

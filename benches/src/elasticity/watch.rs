@@ -117,6 +117,6 @@ impl Series {
     /// How far the time stamp counter goes in a second: the host's sampler ran all the while.
     pub fn ticks_per_second(&self) -> f64 {
         let (Some(first), Some(last)) = (self.held.first(), self.held.last()) else { return 1.0 };
-        (last.stamp - first.stamp) as f64 / self.seconds
+        (last.at.begin - first.at.begin) as f64 / self.seconds
     }
 }

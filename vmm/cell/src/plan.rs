@@ -12,6 +12,7 @@ use exocell_images::{ImageConfig, Store};
 use exocell_kernel::Status as KernelStatus;
 use exocell_network::Secret;
 use exocell_pager::Mode;
+use exocell_vmm::host;
 use exocell_vmm::intra::Intra;
 use exocell_vmm::memory::GuestMemory;
 use exocell_xgate::{CapabilitySet, Folder, Rights};
@@ -43,6 +44,8 @@ pub struct VmPlan {
     pub pager: Mode,
     /// Whether the guest kernel binds memory in pieces of 64 KB where it can.
     pub blocks: bool,
+    /// Mappings that the host allows a process of the guest kernel's.
+    pub mappings_max: Option<u64>,
     /// What is set aside for it from the beginning: all its memory, unless it has that
     /// by credit.
     pub guarantee_bytes: u64,
@@ -107,6 +110,7 @@ impl VmPlan {
                 .map_err(CellError::host("cannot make guest memory"))?,
             pager: spec.pager,
             blocks: blocks(spec)?,
+            mappings_max: host::mappings_max(),
             guarantee_bytes: guarantee(spec, memory_bytes)?,
             budget: layout.budget(),
             intra: spec.intra,

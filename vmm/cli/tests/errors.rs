@@ -241,6 +241,21 @@ fn a_host_without_user_namespaces_says_so() {
 }
 
 #[test]
+fn a_chroot_says_that_it_is_one() {
+    let root = PrivateRoot::with_image();
+    let script = format!(
+        "new=$EXOCELL_ROOT/new; mkdir $new; cd /
+        for entry in *; do
+            if [ -d $entry ]; then mkdir $new/$entry; mount --rbind $entry $new/$entry; fi
+        done
+        exec chroot $new $EXOCELL run --rm {TINY} true"
+    );
+    let ended = in_namespaces(&["-m"], &root, &script).exited(125);
+    ended.complains_of(&["namespaces", "leave the chroot"]);
+    root.holds_no_cells();
+}
+
+#[test]
 fn errors_leave_no_record_behind() {
     let before = common::host::records();
     let name = common::unique("nothing");

@@ -111,6 +111,27 @@ fn no_page_is_stale_shared_or_dirty() {
     }
 }
 
+/// 81,920 pages with a hole behind each, where the host allows a process 65,530 mappings by
+/// default.
+const PIECES: &str = "\
+import mmap
+m = mmap.mmap(-1, 640 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+pages = range(0, len(m), 4096)
+for at in pages: m[at:at + 4] = (at >> 12).to_bytes(4, 'little')
+for at in pages[::2]: m.madvise(mmap.MADV_DONTNEED, at, 4096)
+for _ in range(2):
+    for at in pages[1::2]: assert m[at:at + 4] == (at >> 12).to_bytes(4, 'little')
+for at in pages[::2]: assert m[at] == 0";
+
+#[test]
+fn memory_may_be_in_more_pieces_than_the_host_maps() {
+    for (intra, vcpus) in [("aspace", "1"), ("aspace", "2"), ("none", "1")] {
+        let flags = ["--intra", intra, "--cpus", vcpus, "--memory", "768m"];
+        let words = [IMAGE, "python3", "-c", PIECES];
+        run([&["run", "--rm"], &flags[..], &words].concat()).ok();
+    }
+}
+
 #[test]
 fn the_program_that_looks_for_such_pages_finds_them() {
     let programs = compiled();

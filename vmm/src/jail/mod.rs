@@ -26,7 +26,8 @@ use std::io;
 pub enum JailError {
     #[error(
         "cannot make namespaces for the cell: {0}; allow user namespaces \
-         (sysctl user.max_user_namespaces, kernel.unprivileged_userns_clone) or run as root"
+         (sysctl user.max_user_namespaces, kernel.unprivileged_userns_clone), leave the chroot if \
+         this is one, or run as root"
     )]
     Namespaces(io::Error),
     #[error("cannot leave the host's network: {0}")]
@@ -35,6 +36,11 @@ pub enum JailError {
     IdentityMap { file: &'static str, source: io::Error },
     #[error("cannot build the cell's root file system ({step}): {source}")]
     Root { step: String, source: io::Error },
+    #[error(
+        "cannot leave the host's root: it is an initramfs, in which the host's kernel keeps \
+         processes; move to another root first (switch_root)"
+    )]
+    Initramfs,
     #[error("cannot restrict file access with Landlock: {0}")]
     Landlock(#[from] landlock::RulesetError),
     #[error("cannot install the system call filter of the {class} threads: {reason}")]

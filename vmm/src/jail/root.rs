@@ -6,6 +6,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
+use nix::errno::Errno;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 
 use super::JailError;
@@ -67,7 +68,12 @@ impl JailRoot {
     /// everything read-only. Descriptors opened before stay usable.
     pub fn seal(self) -> Result<(), JailError> {
         let none: Option<&str> = None;
-        step("pivot into it", || nix::unistd::pivot_root(".", "."))?;
+        match nix::unistd::pivot_root(".", ".") {
+            // pivot_root(2), ERRORS: of what it means by this only the initial ramfs is left,
+            // as all mounts are private, this is one, and namespaces are not had in a chroot.
+            Err(Errno::EINVAL) => return Err(JailError::Initramfs),
+            pivoted => step("pivot into it", || pivoted)?,
+        }
         step("detach the host's root", || umount2(".", MntFlags::MNT_DETACH))?;
         step("enter the root", || nix::unistd::chdir("/"))?;
         step("make the root read-only", || {
@@ -86,5 +92,5 @@ fn step<T>(name: &str, run: impl FnOnce() -> nix::Result<T>) -> Result<T, JailEr
 }
 
 fn io_to_errno<T>(result: io::Result<T>) -> nix::Result<T> {
-    result.map_err(|error| nix::errno::Errno::from_raw(error.raw_os_error().unwrap_or(libc::EIO)))
+    result.map_err(|error| Errno::from_raw(error.raw_os_error().unwrap_or(libc::EIO)))
 }

@@ -319,6 +319,7 @@ fn fork_kernel(
         vcpus: plan.vcpus,
         pager: plan.pager,
         blocks: plan.blocks,
+        mappings_max: plan.mappings_max,
         lender,
         intra: plan.intra,
         devices: &devices,
