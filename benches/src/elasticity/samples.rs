@@ -146,9 +146,10 @@ fn joined<'a>(
             ahead.pop_front();
         }
         let before = ahead.front().filter(|before| before.at.end <= sample.at.begin)?;
-        let after = ahead.iter().position(|after| after.at.begin >= sample.at.end)?;
-        let throughout = ahead.range(..=after).map(|held| held.bytes).min()?;
-        let after = ahead.get(after)?;
+        let between = ahead.iter().skip(1).take_while(|held| held.at.begin < sample.at.end);
+        let after = ahead.get(1 + between.count())?;
+        let around = ahead.iter().take_while(|held| held.at.begin <= after.at.begin);
+        let throughout = around.map(|held| held.bytes).min()?;
         let [from, to] = [before, after].map(|held| held.at.middle());
         let share = (sample.at.middle() - from) as f64 / (to - from) as f64;
         let grown = after.bytes as f64 - before.bytes as f64;
