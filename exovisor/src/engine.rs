@@ -102,6 +102,7 @@ fn pooling(pool: &Pool) -> PoolingAllocationConfig {
         .max_unused_warm_slots(pool.isolates)
         .linear_memory_keep_resident(pool.keep_resident_bytes)
         .table_keep_resident(pool.keep_resident_bytes)
-        .memory_protection_keys(Enabled::Auto);
+        .memory_protection_keys(Enabled::Auto)
+        .pagemap_scan(Enabled::Auto);
     pooling
 }
