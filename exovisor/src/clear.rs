@@ -8,6 +8,8 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use wasmtime::SharedMemory;
 
 const PAGE_BYTES: usize = 4096;
+/// Pages that the host is asked for at once.
+const LOOK_MAX: usize = 4096;
 
 /// Makes `range` of `memory` zero: whole pages go back to the host, which answers with zeros when
 /// they are touched again, and only the rest is written. False if the range is not all inside.
@@ -30,6 +32,33 @@ fn whole_pages(start: usize, length: usize) -> Range<usize> {
     let first = (start.next_multiple_of(PAGE_BYTES) - start).min(length);
     let last = (start + length) / PAGE_BYTES * PAGE_BYTES;
     first..last.saturating_sub(start).max(first)
+}
+
+/// How much of `addresses`, from its beginning, has as many bytes in memory as are given, and no
+/// more: so long does it take to free it. Something, if there is anything.
+pub(crate) fn stretch(addresses: Range<*const u8>, bytes_max: usize) -> usize {
+    let (start, end) = (addresses.start.addr(), addresses.end.addr());
+    let length = end.saturating_sub(start);
+    let mut left = (bytes_max / PAGE_BYTES).max(1);
+    // Where all was touched a short look is enough.
+    let (mut next, mut look) = (start / PAGE_BYTES * PAGE_BYTES, left.min(LOOK_MAX));
+    while next < end {
+        let mut pages = [0u8; LOOK_MAX];
+        let count = (end - next).div_ceil(PAGE_BYTES).min(look);
+        // SAFETY: it writes a byte for each page of the range, which are not more than these.
+        if unsafe { libc::mincore(next as *mut _, count * PAGE_BYTES, pages.as_mut_ptr()) } != 0 {
+            return length.min(bytes_max);
+        }
+        for page in pages.iter().take(count) {
+            if page & 1 != 0 && left == 0 {
+                return (next - start).min(length);
+            }
+            left -= usize::from(page & 1);
+            next += PAGE_BYTES;
+        }
+        look = LOOK_MAX;
+    }
+    length
 }
 
 /// Gives back the whole pages of a memory whose content nobody wants any more: what is read there
@@ -72,6 +101,28 @@ mod tests {
         assert_eq!(whole_pages(4097, 4094), 4094..4094);
         assert_eq!(whole_pages(4097, 100), 100..100);
         assert_eq!(whole_pages(8192, 0), 0..0);
+    }
+
+    #[test]
+    fn a_stretch_has_so_many_pages_in_memory_and_no_more() {
+        const PAGES: usize = 3 * LOOK_MAX;
+        let mut store = Store::<()>::default();
+        let pages_of_wasm = (PAGES * PAGE_BYTES / 65536) as u64;
+        let memory = Memory::new(&mut store, MemoryType::new(pages_of_wasm as u32, None)).unwrap();
+        let bytes = memory.data_mut(&mut store);
+        // Where the host has large pages, it has more in memory than was touched.
+        let all = PAGES * PAGE_BYTES;
+        let of = |bytes: &[u8], pages: usize| stretch(bytes.as_ptr_range(), pages * PAGE_BYTES);
+        assert_eq!((of(bytes, 1), of(&bytes[..0], 1)), (all, 0));
+        bytes.fill(1);
+        assert_eq!(
+            (of(bytes, 1), of(bytes, LOOK_MAX + 5)),
+            (PAGE_BYTES, (LOOK_MAX + 5) * PAGE_BYTES)
+        );
+        assert_eq!((of(&bytes[100..], 1), of(&bytes[100..200], 1)), (PAGE_BYTES - 100, 100));
+        release(&mut bytes[PAGE_BYTES..(2 * LOOK_MAX + 1) * PAGE_BYTES]);
+        assert_eq!(of(bytes, 2), (2 * LOOK_MAX + 2) * PAGE_BYTES);
+        assert_eq!(of(bytes, PAGES), all);
     }
 
     #[test]

@@ -241,8 +241,8 @@ mod numbers {
         getdents64 = SYS_getdents64, getpid = SYS_getpid, getppid = SYS_getppid,
         getrandom = SYS_getrandom, getsockopt = SYS_getsockopt, gettid = SYS_gettid,
         ioctl = SYS_ioctl, kill = SYS_kill, linkat = SYS_linkat, lseek = SYS_lseek,
-        madvise = SYS_madvise, memfd_create = SYS_memfd_create, mkdir = SYS_mkdir,
-        mkdirat = SYS_mkdirat, mmap = SYS_mmap, mprotect = SYS_mprotect, mremap = SYS_mremap,
+        madvise = SYS_madvise, memfd_create = SYS_memfd_create, mincore = SYS_mincore,
+        mkdir = SYS_mkdir, mkdirat = SYS_mkdirat, mmap = SYS_mmap, mprotect = SYS_mprotect, mremap = SYS_mremap,
         munmap = SYS_munmap, nanosleep = SYS_nanosleep, newfstatat = SYS_newfstatat,
         openat = SYS_openat, openat2 = SYS_openat2, personality = SYS_personality,
         pkey_alloc = SYS_pkey_alloc, pkey_mprotect = SYS_pkey_mprotect,
@@ -501,8 +501,9 @@ const CREDIT: &[Rule] = rules! {
     kill Any, "ends a guest kernel that takes more than its credit; the pid namespace bounds it";
 };
 
-/// An isolate with threads of its own.
+/// An isolate: threads of its own, and a large memory that goes back.
 const TURNS: &[Rule] = rules! {
+    mincore Any, "how much of an isolate's memory is there to be given back";
     timer_create Any, "ends the turns of an isolate's threads";
     timer_settime Any, "ends the turns of an isolate's threads";
     timer_delete Any, "ends the turns of an isolate's threads";
