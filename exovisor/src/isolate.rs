@@ -440,7 +440,9 @@ fn run_team(
 ) -> Result<Outcome, Box<dyn std::error::Error>> {
     let config = SchedulerConfig::default();
     let workers = config.workers.min(workers);
-    let scheduler = Scheduler::new(&SchedulerConfig { workers, ..config })?;
+    // Other commands run beside this one.
+    let config = SchedulerConfig { workers, own_processors: false, ..config };
+    let scheduler = Scheduler::new(&config)?;
     let tenant = scheduler.tenant(command.owner(), 1, Priority::Normal);
     let end = deadline.and_then(|deadline| Instant::now().checked_add(deadline));
     (state.deadline, limits.deadline) = (end, end);

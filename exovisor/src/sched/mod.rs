@@ -23,6 +23,8 @@ use crate::ending::Stopper;
 use crate::isolate::{Attached, PrepareError, Spec, State, Waits};
 use crate::preempt;
 use exocell_xgate::Table;
+use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
+use nix::unistd::Pid;
 use queue::Seat;
 use shared::Shared;
 use std::sync::{Arc, mpsc};
@@ -46,6 +48,10 @@ pub struct SchedulerConfig {
     /// compact, those preempted from then on are made dormant: what they use of their stacks, stores
     /// and memories is packed until that turn, which takes some 10 us.
     pub awake_max: usize,
+    /// Whether each worker has a processor of its own, where there are as many as workers. Some
+    /// hosts run a thread that is woken on the processor of the one that woke it: then two
+    /// threads of a loop share one while the other idles. For a process that has the machine.
+    pub own_processors: bool,
 }
 
 impl Default for SchedulerConfig {
@@ -57,6 +63,7 @@ impl Default for SchedulerConfig {
             waiting_max: 10_000,
             begun_max: 250,
             awake_max: 250,
+            own_processors: true,
         }
     }
 }
@@ -181,18 +188,26 @@ impl Scheduler {
             reactor: Some(reactor),
             waiting_max: config.waiting_max,
         };
-        for index in 0..config.workers.max(1) {
-            scheduler.start_worker(index)?;
+        let workers = config.workers.max(1);
+        let processors = if config.own_processors { processors(workers) } else { Vec::new() };
+        for index in 0..workers {
+            scheduler.start_worker(index, processors.get(index).copied())?;
         }
         Ok(scheduler)
     }
 
-    fn start_worker(&mut self, index: usize) -> Result<(), SchedulerError> {
+    fn start_worker(
+        &mut self,
+        index: usize,
+        processor: Option<usize>,
+    ) -> Result<(), SchedulerError> {
         let shared = Arc::clone(&self.shared);
         let reactor = self.reactor.as_ref().map(|reactor| reactor.handle().clone());
         let reactor = reactor.ok_or_else(|| std::io::Error::other("the reactor is gone"))?;
         let (told, ready) = mpsc::sync_channel(1);
         let body = move || {
+            // A host that refuses moves it about.
+            let _ = processor.map(stay_on);
             // The starter waits for it.
             worker::run(index, &shared, &reactor, |result| drop(told.send(result)));
         };
@@ -356,6 +371,21 @@ impl Submitter {
         self.shared.push(state, task);
         Ok(stopper)
     }
+}
+
+/// The processors that this process may use, if they are `count`.
+fn processors(count: usize) -> Vec<usize> {
+    let Ok(set) = sched_getaffinity(Pid::from_raw(0)) else { return Vec::new() };
+    let all = (0..CpuSet::count()).filter(|index| set.is_set(*index).unwrap_or(false));
+    let all: Vec<usize> = all.collect();
+    if all.len() == count { all } else { Vec::new() }
+}
+
+/// Keeps the calling thread on one processor.
+fn stay_on(processor: usize) -> nix::Result<()> {
+    let mut set = CpuSet::new();
+    set.set(processor)?;
+    sched_setaffinity(Pid::from_raw(0), &set)
 }
 
 fn nanoseconds(duration: Duration) -> u64 {
