@@ -213,10 +213,12 @@ impl Shared {
 
     /// Accounts for `worker`'s last turn and waits for its next; `None` when it is time to go.
     pub fn next(&self, worker: usize, spent: Option<Spent>) -> Option<Next> {
+        // Freed when others have the lock again.
+        let mut over = None;
         let mut state = self.lock();
         let mut looks = spent.as_ref().is_some_and(|spent| spent.task.has_threads());
         if let Some(spent) = spent {
-            state.settle(worker, spent);
+            over = state.settle(worker, spent);
         }
         let kept = KEPT.replace(false);
         let mut waited = false;
@@ -233,23 +235,34 @@ impl Shared {
                 }
                 return Some(next);
             }
-            waited = true;
             if std::mem::take(&mut looks) && state.looks.is_none() {
-                state = self.look(state);
+                state = self.look(state, over.take());
                 continue;
             }
+            if over.is_some() {
+                drop(state);
+                over = None;
+                state = self.lock();
+                continue;
+            }
+            waited = true;
             state.idle_workers += 1;
             state = self.work.wait(state).unwrap_or_else(PoisonError::into_inner);
             state.idle_workers -= 1;
         }
     }
 
-    /// Waits a little without sleeping.
-    fn look<'a>(&'a self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+    /// Waits a little without sleeping, and frees what is over.
+    fn look<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, State>,
+        over: Option<Arc<Task>>,
+    ) -> MutexGuard<'a, State> {
         state.looks_begun += 1;
         let look = state.looks_begun;
         state.looks = Some(look);
         drop(state);
+        drop(over);
         let end_ns = preempt::now_ns().saturating_add(LOOK_NS);
         while self.look_found.load(Ordering::Acquire) < look && preempt::now_ns() < end_ns {
             std::hint::spin_loop();
@@ -311,7 +324,8 @@ impl State {
     }
 
     /// The worker is still `RUNNING` the task as far as wakers see, until its state is set here.
-    fn settle(&mut self, worker: usize, spent: Spent) {
+    /// Answers with one that is over.
+    fn settle(&mut self, worker: usize, spent: Spent) -> Option<Arc<Task>> {
         if let Some(turn) = self.turns.get_mut(worker) {
             *turn = None;
         }
@@ -327,12 +341,16 @@ impl State {
             }
         }
         match verdict {
-            Verdict::Done(_) => self.queue.ended(task.seat),
+            Verdict::Done(_) => {
+                self.queue.ended(task.seat);
+                return Some(task);
+            }
             Verdict::Again => self.again(task),
             // It is parked under the lock, so that a wake-up finds it among the parked.
             Verdict::Parked if task.park() => drop(self.parked.insert(address(&task), task)),
             Verdict::Parked => self.again(task),
         }
+        None
     }
 
     /// Which turn ends sooner because something was queued, and when: one without end after a

@@ -17,7 +17,7 @@ use crate::ending::Stopper;
 use crate::isolate::{Outcome, State};
 use crate::sched::queue::Seat;
 use crate::sched::shared::Shared;
-use crate::threads::{Team, Terms, Unbound};
+use crate::threads::{Member, Team, Terms, Unbound};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -78,7 +78,7 @@ pub(crate) struct Home {
 /// A thread of a call.
 pub(crate) struct ThreadTask {
     pub stopper: Stopper,
-    pub work: Work,
+    pub member: Member,
 }
 
 impl Home {
@@ -97,6 +97,9 @@ impl Home {
 /// How far a call has come.
 enum Stage {
     Planned(Plan),
+    /// A thread that has not begun. Its future is made by the worker that runs and frees it: what
+    /// one thread of the host allocates and another frees, both lock the allocator for.
+    Member(Member),
     Started(Fiber),
     Over,
 }
@@ -109,10 +112,12 @@ pub(super) struct Body {
 impl Body {
     /// Starts the call or goes on with it.
     pub fn poll(&mut self, context: &mut Context<'_>) -> Poll<(Outcome, Vec<Value>)> {
-        if let Stage::Planned(_) = self.stage
-            && let Stage::Planned(plan) = std::mem::replace(&mut self.stage, Stage::Over)
-        {
-            self.stage = Stage::Started(plan.start());
+        if let Stage::Planned(_) | Stage::Member(_) = self.stage {
+            self.stage = match std::mem::replace(&mut self.stage, Stage::Over) {
+                Stage::Planned(plan) => Stage::Started(plan.start()),
+                Stage::Member(member) => Stage::Started(Fiber::new(Box::pin(member.run()))),
+                begun => begun,
+            };
         }
         match &mut self.stage {
             Stage::Started(fiber) => fiber.poll(context),
@@ -251,8 +256,8 @@ impl Task {
 
     /// A thread of a call, which hears of its end itself.
     pub fn thread(home: Home, thread: ThreadTask) -> Self {
-        let ThreadTask { stopper, work } = thread;
-        Self::new(home, stopper, Stage::Started(Fiber::new(work)), None)
+        let ThreadTask { stopper, member } = thread;
+        Self::new(home, stopper, Stage::Member(member), None)
     }
 
     fn new(home: Home, stopper: Stopper, stage: Stage, done: Option<Done>) -> Self {

@@ -141,9 +141,9 @@ impl Team {
         let id = crew.next_id();
         crew.running.insert(id, stopper.clone());
         drop(crew);
-        let member = Member { team: Arc::clone(self), id, failure: None };
-        let work = Box::pin(member.run(start, stopper.clone()));
-        self.home.start(ThreadTask { stopper, work }).then_some(id)
+        let member =
+            Member { team: Arc::clone(self), id, start, stopper: stopper.clone(), failure: None };
+        self.home.start(ThreadTask { stopper, member }).then_some(id)
     }
 
     /// Ends all threads and waits until they are gone; the failure that counts, if there was one.
@@ -278,27 +278,31 @@ impl Crew {
 }
 
 /// One thread's place in the team; it leaves when this is dropped.
-struct Member {
+pub(crate) struct Member {
     team: Arc<Team>,
     id: i32,
+    /// The guest's word for what it is to do.
+    start: i32,
+    stopper: Stopper,
     /// Why the isolate is over with it; while it runs, what holds if nothing more is heard.
     failure: Option<Outcome>,
 }
 
 impl Member {
-    async fn run(mut self, start: i32, stopper: Stopper) -> (Outcome, Vec<call::Value>) {
+    /// Until it ends.
+    pub async fn run(mut self) -> (Outcome, Vec<call::Value>) {
         self.failure = Some(host_failed());
-        self.failure = self.enter(start, stopper).await.err();
+        self.failure = self.enter().await.err();
         (self.failure.clone().unwrap_or(Outcome::Exited(0)), Vec::new())
     }
 
-    async fn enter(&self, start: i32, stopper: Stopper) -> Result<(), Outcome> {
-        if let Some(cause) = stopper.cause() {
+    async fn enter(&self) -> Result<(), Outcome> {
+        if let Some(cause) = self.stopper.cause() {
             return Err(Outcome::Ended(cause));
         }
-        let mut slot = self.team.checked_out(stopper).await?;
+        let mut slot = self.team.checked_out(self.stopper.clone()).await?;
         call::enter(slot.start.func(), &mut slot.store);
-        let result = slot.start.call_async(&mut slot.store, (self.id, start)).await;
+        let result = slot.start.call_async(&mut slot.store, (self.id, self.start)).await;
         call::exit(&slot.store);
         result.map_err(|error| call::outcome(slot.store.data(), &error))?;
         self.team.keep(slot);

@@ -3,7 +3,6 @@
 //! A thread that waits leaves its worker to others, so a barrier works with more threads than
 //! workers, and an end from outside wakes it like any hostcall.
 
-use std::collections::{BTreeMap, VecDeque};
 use std::future::poll_fn;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -13,7 +12,9 @@ use std::task::{Poll, Waker};
 #[derive(Default)]
 pub(crate) struct Waits(Mutex<Spots>);
 
-type Spots = BTreeMap<u64, VecDeque<Arc<Waiter>>>;
+/// In the order in which they came. They are few, and whoever notifies is rarely the one who
+/// waited, so that what is allocated for a place would be freed on another thread.
+type Spots = Vec<(u64, Arc<Waiter>)>;
 
 #[derive(Default)]
 struct Waiter {
@@ -24,7 +25,6 @@ struct Waiter {
 /// A place in the queue of an address. Dropping it leaves the queue.
 pub(crate) struct Waiting<'a> {
     waits: &'a Waits,
-    address: u64,
     waiter: Arc<Waiter>,
 }
 
@@ -40,23 +40,25 @@ impl Waits {
             return Ok(None);
         }
         let waiter = Arc::new(Waiter::default());
-        spots.entry(address).or_default().push_back(Arc::clone(&waiter));
-        Ok(Some(Waiting { waits: self, address, waiter }))
+        spots.push((address, Arc::clone(&waiter)));
+        Ok(Some(Waiting { waits: self, waiter }))
     }
 
     /// Wakes up to `count` of those who wait at `address`, the first first; answers how many.
     pub fn notify(&self, address: u64, count: u32) -> u32 {
         let mut spots = self.spots();
-        let Some(queue) = spots.get_mut(&address) else { return 0 };
-        let count = queue.len().min(count as usize);
-        let woken: Vec<Arc<Waiter>> = queue.drain(..count).collect();
-        if queue.is_empty() {
-            spots.remove(&address);
-        }
-        woken.iter().for_each(|waiter| waiter.woken.store(true, Ordering::Release));
+        let mut left = count;
+        let woken: Vec<_> = spots
+            .extract_if(.., |(place, _)| {
+                let wakes = *place == address && left > 0;
+                left -= u32::from(wakes);
+                wakes
+            })
+            .collect();
+        woken.iter().for_each(|(_, waiter)| waiter.woken.store(true, Ordering::Release));
         drop(spots);
-        woken.iter().for_each(|waiter| waiter.wake());
-        count as u32
+        woken.iter().for_each(|(_, waiter)| waiter.wake());
+        count - left
     }
 
     fn spots(&self) -> MutexGuard<'_, Spots> {
@@ -100,12 +102,7 @@ impl Waiting<'_> {
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {
         let mut spots = self.waits.spots();
-        if let Some(queue) = spots.get_mut(&self.address) {
-            queue.retain(|waiter| !Arc::ptr_eq(waiter, &self.waiter));
-            if queue.is_empty() {
-                spots.remove(&self.address);
-            }
-        }
+        spots.retain(|(_, waiter)| !Arc::ptr_eq(waiter, &self.waiter));
     }
 }
 
