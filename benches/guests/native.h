@@ -58,7 +58,7 @@ static unsigned native_for(exo_body body, void *context, unsigned count, unsigne
   native_loop.context = context;
   native_loop.count = count;
   native_loop.parts = native_parts();
-  native_loop.least = grain / 8 + 1;
+  native_loop.least = grain / 32 + 1;
   atomic_store(&native_loop.busy, native_loop.parts - 1);
   atomic_store(&native_loop.next, 0);
   atomic_fetch_add(&native_loop.turn, 1);

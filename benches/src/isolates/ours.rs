@@ -67,7 +67,9 @@ impl Ours {
         });
         let (send, ended) = mpsc::channel();
         for tenant in &self.tenants {
-            next(&load, tenant.clone(), send.clone());
+            let chain =
+                Chain { load: Arc::clone(&load), tenant: tenant.clone(), failed: send.clone() };
+            next(&Arc::new(chain));
         }
         drop(send);
         // Each chain of calls drops its sender at its end.
@@ -145,18 +147,27 @@ fn call(function: &Function, argument: i32, deadline: Duration) -> Call {
     Call::new(function, &[Value::I32(argument)], limits)
 }
 
+/// Calls of one tenant, one after the other. What a call needs is here and not cloned for each:
+/// counters that all tenants share would cost as much as the measured call.
+struct Chain {
+    load: Arc<Load>,
+    tenant: Tenant,
+    failed: mpsc::Sender<String>,
+}
+
 /// Submits the next call of a chain, whose end submits the one after it.
-fn next(load: &Arc<Load>, tenant: Tenant, failed: mpsc::Sender<String>) {
-    if load.left.fetch_sub(1, Ordering::Relaxed) <= 0 {
+fn next(chain: &Arc<Chain>) {
+    let Load { left, submitter, function, argument } = &*chain.load;
+    if left.fetch_sub(1, Ordering::Relaxed) <= 0 {
         return;
     }
-    let (again, owner, tell) = (Arc::clone(load), tenant.clone(), failed.clone());
+    let again = Arc::clone(chain);
     let done = move |report: Report| match report.outcome {
-        Outcome::Exited(_) => next(&again, owner, tell),
-        other => drop(tell.send(format!("{other:?}"))),
+        Outcome::Exited(_) => next(&again),
+        other => drop(again.failed.send(format!("{other:?}"))),
     };
-    let call = call(&load.function, load.argument, DEADLINE);
-    if let Err(error) = load.submitter.submit(&tenant, call, done) {
-        drop(failed.send(error.to_string()));
+    let call = call(function, *argument, DEADLINE);
+    if let Err(error) = submitter.submit(&chain.tenant, call, done) {
+        drop(chain.failed.send(error.to_string()));
     }
 }
