@@ -39,8 +39,9 @@ const KERNELS: [(&str, i32); 6] =
     [("matmul", 128), ("kmeans", 10_000), ("svd", 64), ("svd", 128), ("svd", 256), ("svd", 512)];
 /// As `often` numbers them.
 const KERNEL_NAMES: [&str; 3] = ["matmul", "kmeans", "svd"];
-/// Times that a kernel is called in one isolate and in one process, to compare their code: both
-/// means have the first touch of the memory in them.
+/// Times that a kernel is called in one isolate and in one process, to compare what it does and
+/// not what begins it: both means have the first touch of the memory in them, and the start of
+/// threads.
 const TIMES: i32 = 10;
 /// Threads that `thread_spawn` starts, one after the other.
 const SPAWNS: i32 = 2_000;
@@ -177,32 +178,45 @@ impl Subject {
         args: &ParallelArgs,
     ) -> Result<Vec<Row>, BenchError> {
         let sequential = self.function(&self.sequential, kernel)?;
-        let often = self.function(&self.sequential, "often")?;
-        let which = KERNEL_NAMES.iter().position(|name| *name == kernel).unwrap_or(0) as i32;
         let parallel = self.function(&self.parallel, kernel)?;
-        let mut samples: [Vec<f64>; 7] = Default::default();
+        let [often, parallel_often] =
+            [&self.sequential, &self.parallel].map(|module| self.function(module, "often"));
+        let (often, parallel_often) = (often?, parallel_often?);
+        let which = KERNEL_NAMES.iter().position(|name| *name == kernel).unwrap_or(0) as i32;
+        let mut samples: [Vec<f64>; 11] = Default::default();
         for _ in 0..args.options.rounds {
             let alone = self.call(&sequential, &[size], 0)?;
             let together = self.call(&parallel, &[size], THREADS_MAX)?;
             let single = self.call(&parallel, &[size], 0)?;
             let many = self.call(&often, &[which, size, TIMES], 0)?;
+            let many_together = self.call(&parallel_often, &[which, size, TIMES], THREADS_MAX)?;
             let native = native(&programs.native, kernel, size)?;
             let threads = self::native(&programs.native_threads, kernel, size)?;
             // k-means adds in another order with threads; all else is the same to the last bit.
-            let results =
-                [alone.result, single.result, many.result, together.result, threads.result];
-            let same = if kernel == "kmeans" { &results[..3] } else { &results };
-            if same.iter().any(|result| *result != native.result) {
+            let in_order = [alone.result, single.result, many.result];
+            let in_threads = [together.result, many_together.result, threads.result];
+            let same = |results: [i32; 3]| results == [native.result; 3];
+            if !same(in_order) || !(same(in_threads) || kernel == "kmeans") {
                 return Err(failed(format!("{kernel} of {size} comes out differently")));
             }
-            let (walls, cpus) = (
-                [alone, together, single, native, threads].map(|took| took.wall_ns),
-                [many.cpu_ns / f64::from(TIMES), native.cpu_ns],
-            );
-            let took = walls.into_iter().chain(cpus);
+            let each = |ns: f64| ns / f64::from(TIMES);
+            let took = [
+                alone.wall_ns,
+                together.wall_ns,
+                single.wall_ns,
+                native.least_wall_ns,
+                threads.least_wall_ns,
+                each(many.wall_ns),
+                each(many_together.wall_ns),
+                native.mean_wall_ns,
+                threads.mean_wall_ns,
+                each(many.cpu_ns),
+                native.cpu_ns,
+            ];
             samples.iter_mut().zip(took).for_each(|(samples, took)| samples.push(took));
         }
         let (wall, cpu) = (format!("parallel_{kernel}"), format!("native_{kernel}"));
+        let often = format!("parallel_often_{kernel}");
         let params = [("n", size.to_string())];
         let rows = [
             (&wall, "exocell-sequential"),
@@ -211,6 +225,10 @@ impl Subject {
             (&wall, "exocell-parallel-alone"),
             (&wall, "native-sequential"),
             (&wall, "native-parallel"),
+            (&often, "exocell-sequential"),
+            (&often, "exocell-parallel"),
+            (&often, "native-sequential"),
+            (&often, "native-parallel"),
             (&cpu, "exocell-sequential"),
             (&cpu, "native"),
         ];
@@ -221,17 +239,26 @@ impl Subject {
     }
 }
 
-/// What the native program says of its calls: the result, the mean CPU time of a call, and the
-/// least time of one.
-fn native(program: &Path, kernel: &str, size: i32) -> Result<Took, BenchError> {
+/// What the native program says of its calls.
+struct Native {
+    result: i32,
+    /// Of a call.
+    cpu_ns: f64,
+    least_wall_ns: f64,
+    mean_wall_ns: f64,
+}
+
+fn native(program: &Path, kernel: &str, size: i32) -> Result<Native, BenchError> {
     let (size, times) = (size.to_string(), TIMES.to_string());
     let output = Command::new(program).args([kernel, &size, &times]).output();
     let output = String::from_utf8(output.map_err(failed)?.stdout).map_err(failed)?;
-    let words: Vec<&str> = output.split_whitespace().collect();
-    let took = match &words[..] {
-        [result, cpu, wall] => result.parse().ok().zip(cpu.parse().ok()).zip(wall.parse().ok()),
-        _ => None,
-    };
-    let took = took.map(|((result, cpu_ns), wall_ns)| Took { result, wall_ns, cpu_ns });
-    took.ok_or_else(|| failed("the native program said nothing"))
+    let mut words = output.split_whitespace();
+    let result = words.next().and_then(|word| word.parse().ok());
+    let times: Vec<f64> = words.filter_map(|word| word.parse().ok()).collect();
+    match (result, &times[..]) {
+        (Some(result), &[cpu_ns, least_wall_ns, mean_wall_ns]) => {
+            Ok(Native { result, cpu_ns, least_wall_ns, mean_wall_ns })
+        }
+        _ => Err(failed("the native program said nothing")),
+    }
 }

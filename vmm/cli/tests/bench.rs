@@ -229,15 +229,19 @@ fn figures_of_elasticity_are_those_of_the_samples_that_are_written() {
         let columns = columns(&folder, &format!("bursty-{subject}.csv"));
         let (at, held, used) = (&columns["t_s"], &columns["held_bytes"], &columns["used_bytes"]);
         assert!(at.is_sorted() && at[0] == 0.0 && at[at.len() - 1] > 3.0, "{at:?}");
-        let overheads: Vec<f64> =
-            held.iter().zip(used).map(|(h, u)| (h / u - 1.0) * 100.0).collect();
+        let over = |held: &[f64]| -> Vec<f64> {
+            held.iter().zip(used).map(|(h, u)| (h / u - 1.0) * 100.0).collect()
+        };
+        let (overheads, lasting) = (over(held), over(&columns["held_throughout_bytes"]));
         let told = |what: &str| lowest(&rows, &format!("bursty/overhead_{what}_percent"), subject);
-        let holds = |what: &str, values: &[f64]| {
-            let mut values = values.to_vec();
-            values.sort_unstable_by(f64::total_cmp);
-            let mean = values.iter().sum::<f64>() / values.len() as f64;
-            let p99 = values[(values.len() as f64 * 0.99) as usize];
-            for (name, value) in [("mean", mean), ("p99", p99), ("max", values[values.len() - 1])] {
+        let holds = |what: &str, of: &[usize]| {
+            let of = |values: &[f64]| -> Vec<f64> { of.iter().map(|at| values[*at]).collect() };
+            let mean = of(&overheads).iter().sum::<f64>() / of(&overheads).len() as f64;
+            let mut lasting = of(&lasting);
+            lasting.sort_unstable_by(f64::total_cmp);
+            let p99 = lasting[(lasting.len() as f64 * 0.99) as usize];
+            let max = lasting[lasting.len() - 1];
+            for (name, value) in [("mean", mean), ("p99", p99), ("max", max)] {
                 let name = format!("{name}{what}");
                 let told = told(&name);
                 assert!(
@@ -246,13 +250,13 @@ fn figures_of_elasticity_are_those_of_the_samples_that_are_written() {
                 );
             }
         };
-        holds("", &overheads);
+        holds("", &(0..at.len()).collect::<Vec<_>>());
         let begins = |at: &[f64]| at[0].floor() != at[1].floor();
         let firsts = at.windows(2).enumerate().filter(|(_, pair)| begins(pair));
         let firsts: Vec<usize> =
             std::iter::once(0).chain(firsts.map(|(index, _)| index + 1)).collect();
         assert!(firsts.len() > 3, "{firsts:?}");
-        holds("_1hz", &firsts.iter().map(|index| overheads[*index]).collect::<Vec<_>>());
+        holds("_1hz", &firsts);
         points.push(at.len());
     }
     draws(&folder, "bursty-overhead.svg", &points);
