@@ -146,7 +146,7 @@ fn joined<'a>(
             ahead.pop_front();
         }
         let before = ahead.front().filter(|before| before.at.end <= sample.at.begin)?;
-        let between = ahead.iter().skip(1).take_while(|held| held.at.begin < sample.at.end);
+        let between = ahead.range(1..).take_while(|held| held.at.begin < sample.at.end);
         let after = ahead.get(1 + between.count())?;
         let around = ahead.iter().take_while(|held| held.at.begin <= after.at.begin);
         let throughout = around.map(|held| held.bytes).min()?;
