@@ -15,6 +15,10 @@ use wasmtime::{
 
 /// A loop of the host that calls the program back takes another stack.
 const STACKS_PER_CALL: u32 = 2;
+/// Where functions begin, as a power of two: with a line of the processor's cache. A loop is up to
+/// a tenth slower at some places of a line than at others; so it does not depend on the functions
+/// before its own.
+const FUNCTION_ALIGNMENT_LOG2: &str = "6";
 
 /// One compiler configuration with its pool, and all host functions defined.
 pub(crate) struct Host {
@@ -61,6 +65,7 @@ fn config(policy: &Policy, metering: Metering) -> io::Result<(Config, Option<Arc
         .wasm_gc(false)
         // Admission takes memories that are imported as shared only.
         .shared_memory(true);
+    align(&mut config);
     let stacks = match &policy.pool {
         Some(pool) if pool.slots == Slots::Compact => Some(compact(&mut config, policy, pool)?),
         Some(pool) => {
@@ -70,6 +75,13 @@ fn config(policy: &Policy, metering: Metering) -> io::Result<(Config, Option<Arc
         None => None,
     };
     Ok((config, stacks))
+}
+
+#[allow(unsafe_code)]
+fn align(config: &mut Config) {
+    // SAFETY: of the compiler's settings this one only says where code lies. There is no other
+    // way to say it.
+    unsafe { config.cranelift_flag_set("log2_min_function_alignment", FUNCTION_ALIGNMENT_LOG2) };
 }
 
 /// All stacks in one mapping and all memories in another.
