@@ -14,6 +14,7 @@ use crate::rewrite::{self, ATOMICS};
 use crate::rooms::Trace;
 use crate::scan::{self, Asked, Imported, ModuleLimits, Shape};
 use crate::threads::{Template, Unbound};
+use crate::unroll;
 use exocell_xgate::CapabilitySet;
 use std::borrow::Cow;
 use std::sync::{Arc, OnceLock};
@@ -192,6 +193,11 @@ impl Admission {
             Some(pieces) => Cow::Owned(pieces),
             None => binary,
         };
+        let unrolled = match self.policy.unroll && metering != Metering::Fuel {
+            true => unroll::unrolled(&binary)?,
+            false => None,
+        };
+        let binary = unrolled.map_or(binary, Cow::Owned);
         let host = self.host(metering)?;
         let module = self.compile(&host.engine, &binary)?;
         link(owner, host, &module, &shape, reusable)

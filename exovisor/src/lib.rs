@@ -53,6 +53,7 @@ mod stdio;
 mod suites;
 mod teardown;
 mod threads;
+mod unroll;
 
 pub use admission::{Admission, AdmissionError, Admitted, Requirement};
 pub use cache::{Cache, CacheError};

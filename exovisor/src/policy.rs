@@ -1,6 +1,7 @@
 //! What the operator decides once a process: sizes of the pool, of stacks and of modules.
 
 use crate::scan::ModuleLimits;
+use wasmtime::PoolingAllocationConfig;
 
 /// How running code is kept from running for ever.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -39,6 +40,15 @@ pub enum Slots {
     /// and no matter of vm.max_map_count, but each access is checked, and first contents are
     /// copied.
     Compact,
+}
+
+impl Slots {
+    /// Whether guarded slots share their guards on this machine (ColorGuard): the engine does so
+    /// on Intel processors with protection keys.
+    #[must_use]
+    pub fn share_guards() -> bool {
+        PoolingAllocationConfig::are_memory_protection_keys_available()
+    }
 }
 
 /// A pool of slots that are made once and used again and again.
@@ -86,6 +96,9 @@ pub struct Policy {
     /// Whether a memory's first content is mapped from a memory file, copied on write. It needs
     /// memfd_create(2) when the module first runs.
     pub copy_on_write: bool,
+    /// Whether short recursive functions do several of their calls at a time. Modules that are
+    /// metered by fuel stay as they are: their instructions are counted.
+    pub unroll: bool,
     /// How large modules may be.
     pub modules: ModuleLimits,
 }
@@ -98,6 +111,7 @@ impl Default for Policy {
             wasm_stack_bytes: 512 << 10,
             host_stack_bytes: 512 << 10,
             copy_on_write: false,
+            unroll: true,
             modules: ModuleLimits::default(),
         }
     }

@@ -43,7 +43,13 @@ pub fn admission_seeds() -> Vec<Vec<u8>> {
       (import "env" "unknown" (func (param i64) (result f32)))
       (elem (i32.const 0) $f) (func $f (global.set 0 (global.get 0)))
       (func (export "run") (call_indirect (i32.const 0))))"#;
-    let texts = [start, hosted, THREADS];
+    let recursive = r#"(module (func $f (export "run") (param i32) (result i32) (local i64)
+      (block $out (loop $again
+        (if (i32.lt_s (local.get 0) (i32.const 2)) (then (return (local.get 0))))
+        (br_if $out (i64.eqz (local.tee 1 (i64.extend_i32_u
+          (call $f (i32.sub (local.get 0) (i32.const 1)))))))))
+      (call $f (i32.sub (local.get 0) (i32.const 2)))))"#;
+    let texts = [start, hosted, recursive, THREADS];
     let binaries = texts.iter().filter_map(|text| wat::parse_str(text).ok());
     binaries.chain(texts.iter().map(|text| text.as_bytes().to_vec())).collect()
 }

@@ -79,6 +79,8 @@ pub struct ParallelArgs {
 }
 
 const OURS: &str = "exocell";
+/// The same without unrolling recursion, which others do not do.
+const AS_WRITTEN: &str = "exocell-as-written";
 const POOLING: &str = "wasmtime-pooling";
 const DEFAULT: &str = "wasmtime-default";
 
@@ -180,6 +182,10 @@ impl Load {
         let ours = Ours::new(text, Metering::Time, tenants as usize, workers, SLICE)?;
         let mut subjects: Vec<(&str, Turn)> = Vec::new();
         subjects.push((OURS, Box::new(move || used_ns(|| ours.serve(calls, argument)))));
+        if text == guests::SFIB {
+            let ours = Ours::as_written(text, Metering::Time, tenants as usize, workers, SLICE)?;
+            subjects.push((AS_WRITTEN, Box::new(move || used_ns(|| ours.serve(calls, argument)))));
+        }
         if with_peers(&args.options) {
             let pooling = Allocator::Pooling { isolates: args.workers + 64 };
             for (name, allocator) in [(POOLING, pooling), (DEFAULT, Allocator::OnDemand)] {
@@ -242,7 +248,7 @@ fn kernel(
     args: &PreemptArgs,
 ) -> Result<Vec<Row>, BenchError> {
     let plain = Plain::new(text, Allocator::OnDemand)?;
-    let new = |metering| Ours::new(text, metering, 2, 1, slice);
+    let new = |metering| Ours::as_written(text, metering, 2, 1, slice);
     let subjects = [
         ("exocell-time", new(Metering::Time)?, true),
         ("exocell-time-alone", new(Metering::Time)?, false),

@@ -39,12 +39,34 @@ impl Ours {
         workers: usize,
         slice: Duration,
     ) -> Result<Self, BenchError> {
+        Self::of(text, metering, tenants, workers, slice, true)
+    }
+
+    /// The same with the code that others make of `text`: recursion is not unrolled.
+    pub fn as_written(
+        text: &str,
+        metering: Metering,
+        tenants: usize,
+        workers: usize,
+        slice: Duration,
+    ) -> Result<Self, BenchError> {
+        Self::of(text, metering, tenants, workers, slice, false)
+    }
+
+    fn of(
+        text: &str,
+        metering: Metering,
+        tenants: usize,
+        workers: usize,
+        slice: Duration,
+        unroll: bool,
+    ) -> Result<Self, BenchError> {
         // Only calls that have begun hold an isolate: one a worker, and those preempted.
         let isolates = u32::try_from(tenants + workers + 16).map_err(failed)?;
         let pool = Pool { isolates, stacks: isolates, ..Pool::default() };
         let config = SchedulerConfig { workers, slice, ..SchedulerConfig::default() };
         let scheduler = Scheduler::new(&config).map_err(failed)?;
-        let admission = Admission::new(Policy::pooled(pool));
+        let admission = Admission::new(Policy { unroll, ..Policy::pooled(pool) });
         let admit = |text: &str| {
             admission
                 .admit_for(OWNER, text.as_bytes(), &CapabilitySet::nothing(), metering)

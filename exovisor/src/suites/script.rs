@@ -14,7 +14,7 @@ use crate::isolate::State;
 use crate::pieces;
 use crate::policy::{Metering, Policy};
 use crate::preempt::{self, Allowance, CodeMap, Turn, now_ns};
-use crate::{ModuleLimits, reserved, scan};
+use crate::{ModuleLimits, reserved, scan, unroll};
 use std::collections::HashMap;
 use std::pin::pin;
 use std::sync::Arc;
@@ -171,6 +171,7 @@ impl<'a> Script<'a> {
         scan::scan(&binary, &self.limits)?;
         let binary = reserved::exported(&binary)?.unwrap_or(binary);
         let binary = pieces::in_pieces(&binary, PIECE_BYTES)?.unwrap_or(binary);
+        let binary = unroll::unrolled(&binary)?.unwrap_or(binary);
         let module = Module::from_binary(&self.host.engine, &binary)?;
         let code = Arc::new(CodeMap::new(&module, &self.host.hook));
         Ok(Admitted { start: reserved::start(&module)?, module, code })
