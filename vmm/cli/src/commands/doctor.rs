@@ -1,7 +1,8 @@
 //! `exocell doctor`: what this host offers, and what each lack costs.
 
 use exocell_cell::CellError;
-use exocell_cell::vmm::host;
+use exocell_cell::exovisor::Slots;
+use exocell_cell::vmm::host::{self, Feature};
 
 use super::print_json;
 use crate::args::DoctorArgs;
@@ -9,7 +10,8 @@ use crate::show;
 
 /// Exit code 1 when something is missing that every cell needs.
 pub fn doctor(args: &DoctorArgs) -> Result<u8, CellError> {
-    let features = host::probe();
+    let mut features = host::probe();
+    features.push(colorguard());
     if args.json {
         for feature in &features {
             print_json(feature, false)?;
@@ -25,4 +27,16 @@ pub fn doctor(args: &DoctorArgs) -> Result<u8, CellError> {
         show::table(&["FEATURE", "USABLE", "WHY"], &rows);
     }
     Ok(u8::from(features.iter().any(|feature| feature.required && !feature.usable)))
+}
+
+/// Whether the slots of isolates share their guard regions.
+fn colorguard() -> Feature {
+    let usable = Slots::share_guards();
+    let why = if usable {
+        "isolates lie side by side, told apart by protection keys"
+    } else {
+        "no protection keys that the engine uses: each isolate has guard regions of its own, \
+         which take address space only"
+    };
+    Feature { name: "colorguard", usable, why: why.to_owned(), required: false }
 }
