@@ -56,6 +56,7 @@ pub fn run(root: &Path, command: &BenchCommand) -> Result<(), BenchError> {
         BenchCommand::Isolates(args) => isolates::measure(args, &exocell)?,
         BenchCommand::Preempt(args) => isolates::measure_preemption(args)?,
         BenchCommand::Parallel(args) => isolates::measure_parallel(args)?,
+        BenchCommand::Colorguard(args) => isolates::measure_slots(args)?,
     };
     report(options, &rows)
 }

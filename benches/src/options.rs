@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
 
-use crate::isolates::{IsolatesArgs, ParallelArgs, PreemptArgs};
+use crate::isolates::{ColorguardArgs, IsolatesArgs, ParallelArgs, PreemptArgs};
 use crate::subject::{GuestKernel, Peer};
 
 /// One benchmark.
@@ -49,6 +49,8 @@ pub enum BenchCommand {
     Preempt(PreemptArgs),
     /// Loops of C modules over threads, and how they compare with native code.
     Parallel(ParallelArgs),
+    /// How isolates' memories lie: address space, how many fit, calls and loops.
+    Colorguard(ColorguardArgs),
 }
 
 /// What every benchmark can be told.
@@ -267,6 +269,7 @@ impl BenchCommand {
             Self::Isolates(args) => &args.options,
             Self::Preempt(args) => &args.options,
             Self::Parallel(args) => &args.options,
+            Self::Colorguard(args) => &args.options,
         }
     }
 }

@@ -42,7 +42,7 @@ fn held_bytes() -> Result<u64, BenchError> {
 }
 
 /// A line of proc_pid_status(5).
-fn kilobytes(status: &str, name: &str) -> Option<u64> {
+pub(super) fn kilobytes(status: &str, name: &str) -> Option<u64> {
     let line = status.lines().find(|line| line.starts_with(name))?;
     line.split_whitespace().nth(1)?.parse().ok()
 }

@@ -3,7 +3,9 @@
 //! Rows: `sfib_fresh` (a fresh isolate each call, N tenants), `sfib_process` (the same as a
 //! process each, for scale), `call_empty`, `call_touch` (what a call costs beside its work),
 //! `isolate_bytes_*`, `preempt_*` (long calls while another wants the CPU),
-//! `shares_error`; `call_p99_*` (beside attackers); `parallel_*` (loops over threads), `thread_spawn`. All but these count CPU time, because the machine is shared.
+//! `shares_error`; `call_p99_*` (beside attackers); `parallel_*` (loops over threads),
+//! `thread_spawn`; `colorguard_*` (how memories lie). All but those of threads count CPU time,
+//! because the machine is shared.
 
 mod attack;
 mod clock;
@@ -13,6 +15,7 @@ mod ours;
 mod parallel;
 mod plain;
 mod process;
+mod slots;
 mod wazero;
 
 use std::path::{Path, PathBuf};
@@ -28,6 +31,7 @@ use crate::{BenchError, Peer};
 use ours::Ours;
 pub use parallel::measure as measure_parallel;
 use plain::{Allocator, Plain};
+pub use slots::measure as measure_slots;
 use wazero::{Instances, Wazero};
 
 /// `exocell bench isolates`.
@@ -67,6 +71,13 @@ pub struct PreemptArgs {
     /// Microseconds of a slice.
     #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u64).range(10..))]
     pub slice_us: u64,
+    #[command(flatten)]
+    pub options: Options,
+}
+
+/// `exocell bench colorguard`.
+#[derive(Debug, Args)]
+pub struct ColorguardArgs {
     #[command(flatten)]
     pub options: Options,
 }

@@ -39,7 +39,7 @@ impl Ours {
         workers: usize,
         slice: Duration,
     ) -> Result<Self, BenchError> {
-        Self::of(text, metering, tenants, workers, slice, true)
+        Self::with(text, metering, tenants, workers, slice, |_| {})
     }
 
     /// The same with the code that others make of `text`: recursion is not unrolled.
@@ -50,23 +50,26 @@ impl Ours {
         workers: usize,
         slice: Duration,
     ) -> Result<Self, BenchError> {
-        Self::of(text, metering, tenants, workers, slice, false)
+        Self::with(text, metering, tenants, workers, slice, |policy| policy.unroll = false)
     }
 
-    fn of(
+    /// The same with another policy.
+    pub fn with(
         text: &str,
         metering: Metering,
         tenants: usize,
         workers: usize,
         slice: Duration,
-        unroll: bool,
+        change: impl FnOnce(&mut Policy),
     ) -> Result<Self, BenchError> {
         // Only calls that have begun hold an isolate: one a worker, and those preempted.
         let isolates = u32::try_from(tenants + workers + 16).map_err(failed)?;
         let pool = Pool { isolates, stacks: isolates, ..Pool::default() };
         let config = SchedulerConfig { workers, slice, ..SchedulerConfig::default() };
         let scheduler = Scheduler::new(&config).map_err(failed)?;
-        let admission = Admission::new(Policy { unroll, ..Policy::pooled(pool) });
+        let mut policy = Policy::pooled(pool);
+        change(&mut policy);
+        let admission = Admission::new(policy);
         let admit = |text: &str| {
             admission
                 .admit_for(OWNER, text.as_bytes(), &CapabilitySet::nothing(), metering)

@@ -59,6 +59,26 @@ fn isolates_that_live_at_once_are_counted() {
 }
 
 #[test]
+fn slots_of_isolates_are_measured() {
+    let ended = run(["bench", "colorguard", "--peers", "none", "--rounds", "1", "--json"]).ok();
+    let rows: Vec<Value> =
+        ended.text().lines().map(|line| serde_json::from_str(line).expect("a JSON line")).collect();
+    let min = |bench: &str, subject: &str| {
+        let row = rows.iter().find(|row| row["bench"] == bench && row["subject"] == subject);
+        row.expect("it is measured")["min"].as_f64().unwrap()
+    };
+    let bytes = |subject| min("colorguard_address_bytes", subject);
+    let (guarded, compact) = (bytes("exocell"), bytes("exocell-compact"));
+    // The largest memory is 64 MiB.
+    assert!(compact >= f64::from(64 << 20) && compact < guarded, "{guarded} {compact}");
+    let slots = |subject| min("colorguard_slots", subject);
+    assert!(slots("exocell") >= 1000.0 && slots("exocell-compact") > slots("exocell"));
+    for bench in ["colorguard_call", "colorguard_matmul"] {
+        assert!(min(bench, "exocell") > 0.0 && min(bench, "exocell-compact") > 0.0);
+    }
+}
+
+#[test]
 fn a_measurement_that_is_not_there_is_named_with_those_that_are() {
     let words = ["bench", "micro", "--only", "nul_syscall", "--peers", "none"];
     run(words).exited(125).complains_of(&["nul_syscall", "null_syscall", "fork_exec"]);
