@@ -8,6 +8,7 @@ use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
+use common::emulator;
 use common::guest::{PrivateRoot, TINY};
 use common::host::{self, Namespace};
 use common::{LIMIT, Started, eventually, run, text, until};
@@ -58,15 +59,21 @@ fn isolates_that_live_at_once_are_counted() {
     assert_eq!(row("sfib_fresh")["params"]["tenants"], "2");
 }
 
+/// The rows of `exocell bench colorguard`, one turn each.
+fn slots() -> Vec<Value> {
+    let ended = run(["bench", "colorguard", "--peers", "none", "--rounds", "1", "--json"]).ok();
+    ended.text().lines().map(|line| serde_json::from_str(line).expect("a JSON line")).collect()
+}
+
+fn row<'a>(rows: &'a [Value], bench: &str, subject: &str) -> &'a Value {
+    let found = rows.iter().find(|row| row["bench"] == bench && row["subject"] == subject);
+    found.unwrap_or_else(|| panic!("{bench} {subject} is measured"))
+}
+
 #[test]
 fn slots_of_isolates_are_measured() {
-    let ended = run(["bench", "colorguard", "--peers", "none", "--rounds", "1", "--json"]).ok();
-    let rows: Vec<Value> =
-        ended.text().lines().map(|line| serde_json::from_str(line).expect("a JSON line")).collect();
-    let min = |bench: &str, subject: &str| {
-        let row = rows.iter().find(|row| row["bench"] == bench && row["subject"] == subject);
-        row.expect("it is measured")["min"].as_f64().unwrap()
-    };
+    let rows = slots();
+    let min = |bench: &str, subject: &str| row(&rows, bench, subject)["min"].as_f64().unwrap();
     let bytes = |subject| min("colorguard_address_bytes", subject);
     let (guarded, compact) = (bytes("exocell"), bytes("exocell-compact"));
     // The largest memory is 64 MiB.
@@ -76,6 +83,22 @@ fn slots_of_isolates_are_measured() {
     for bench in ["colorguard_call", "colorguard_matmul"] {
         assert!(min(bench, "exocell") > 0.0 && min(bench, "exocell-compact") > 0.0);
     }
+}
+
+#[test]
+fn slots_share_guards_where_there_are_protection_keys() {
+    let rows = slots();
+    let guarded = row(&rows, "colorguard_address_bytes", "exocell");
+    if guarded["params"]["keys"] != "yes" {
+        let again = "slots_share_guards_where_there_are_protection_keys";
+        return emulator::again_on_intel(again, &[]);
+    }
+    // Of a slot of its own, 4 GiB and a guard, a tenth at most.
+    assert!(guarded["min"].as_f64().unwrap() < f64::from(410 << 20), "{guarded}");
+    let doctor = run(["doctor"]);
+    let says =
+        doctor.text().lines().any(|line| line.starts_with("colorguard  ") && line.contains("yes"));
+    assert!(says, "{}", doctor.text());
 }
 
 #[test]
