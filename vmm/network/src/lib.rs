@@ -1,5 +1,5 @@
-//! The network of a `vm` cell: a TCP/IP stack at the end of the guest's link,
-//! and a dialer in the host's network that holds the policy.
+//! The network of a cell: a TCP/IP stack at the end of a guest's link, or a relay
+//! for a module's sockets, and a dialer in the host's network that holds the policy.
 pub mod address;
 pub mod audit;
 pub mod authority;
@@ -9,6 +9,7 @@ pub mod link;
 pub mod names;
 pub mod packet;
 pub mod policy;
+pub mod relay;
 pub mod secrets;
 pub mod stack;
 

@@ -98,6 +98,11 @@ impl Guard {
         self.held.is_empty()
     }
 
+    /// Whether bytes wait that may go on.
+    pub fn has_judged(&self) -> bool {
+        self.ready > 0
+    }
+
     /// Takes bytes of the guest where they must be judged; whether any go
     /// through the guard at all.
     pub fn take_in(&mut self, socket: &mut Socket<'_>, rate: &Rate) -> Result<bool, Unlike> {

@@ -11,14 +11,14 @@
 //! and `Stack::turn` (all that moves).
 
 mod flow;
-mod guard;
+pub(crate) mod guard;
 mod http;
 mod opened;
 mod outbox;
 mod publish;
-mod rate;
+pub(crate) mod rate;
 mod replies;
-mod stream;
+pub(crate) mod stream;
 mod tls;
 mod work;
 

@@ -85,7 +85,8 @@ pub enum Moved {
     Broken,
 }
 
-fn moved(result: nix::Result<usize>) -> Moved {
+/// What a call that moves bytes said.
+pub fn moved(result: nix::Result<usize>) -> Moved {
     match result {
         Ok(bytes) => Moved::Bytes(bytes),
         Err(Errno::EAGAIN | Errno::EINTR) => Moved::Nothing,
