@@ -61,7 +61,7 @@ impl Gate {
                     self.descriptors.insert(opened, live);
                 }
             }
-            ("fd_close", [fd]) => drop(self.descriptors.remove(&(*fd as u32))),
+            ("fd_close", [fd]) => self.close(*fd as u32),
             ("fd_renumber", [from, to]) => {
                 // What `to` was is closed, whatever `from` is.
                 self.descriptors.remove(&(*to as u32));
@@ -71,6 +71,22 @@ impl Gate {
             }
             _ => {}
         }
+    }
+
+    /// A socket was opened or accepted.
+    pub fn open_socket(&mut self, fd: u32) {
+        if let Some(live) = self.kinds.get(&Kind::Network) {
+            self.descriptors.insert(fd, live.clone());
+        }
+    }
+
+    pub fn close(&mut self, fd: u32) {
+        self.descriptors.remove(&fd);
+    }
+
+    /// Whether nothing behind a descriptor was revoked.
+    pub fn holds(&self, fd: u32) -> bool {
+        self.descriptors.get(&fd).is_none_or(Live::is_live)
     }
 
     fn token(&self, fd: i64) -> Option<Live> {

@@ -9,6 +9,7 @@ use crate::imports::{Import, WASI};
 use crate::isolate::{Attached, Reach, State};
 use crate::nn;
 use crate::sleep::{self, Poll};
+use crate::sockets;
 use crate::threads;
 use std::time::Instant;
 use tokio::sync::MutexGuard;
@@ -18,6 +19,8 @@ use wasmtime_wasi::p1::wasi_snapshot_preview1::{self as p1, WasiSnapshotPreview1
 
 /// `errno::success` of WASI preview 1.
 const SUCCESS: i32 = 0;
+/// `errno::notsock` of WASI preview 1.
+const NOTSOCK: i32 = 57;
 
 /// Defines one host function for each line: gate, call, bookkeeping. `waits` marks those that
 /// wasmtime-wasi has as async functions.
@@ -29,13 +32,17 @@ macro_rules! hostcalls {
                 let arguments: &[i64] = &[$(i64::from($arg)),*];
                 let Host { attached, stopper, deadline } = Host::of(&caller)?;
                 let mut reach = reach(&attached, &stopper, deadline).await?;
-                let Reach { wasi, gate, overlays, .. } = &mut *reach;
-                if !gate.permits(import, arguments) {
+                if !reach.gate.permits(import, arguments) {
                     return Ok(NOTCAPABLE);
                 }
-                wasi.set_hostcall_fuel(caller.as_context_mut().hostcall_fuel());
+                reach.wasi.set_hostcall_fuel(caller.as_context_mut().hostcall_fuel());
                 let shared = shared(&caller);
                 let mut memory = memory(&mut caller, shared.as_ref())?;
+                if sockets::is_for(&reach.sockets, import.name, arguments) {
+                    let work = sockets::call(&attached, reach, import.name, arguments, &mut memory);
+                    return stopper.unless_ended(deadline, work).await.map_err(ended);
+                }
+                let Reach { wasi, gate, overlays, .. } = &mut *reach;
                 let work = async {
                     match overlays.call(wasi, import.name, arguments, &mut memory).await {
                         Some(errno) => Ok(errno),
@@ -50,6 +57,8 @@ macro_rules! hostcalls {
     })*};
     (@quick $name:ident $arguments:tt) => { p1::$name $arguments };
     (@waits $name:ident $arguments:tt) => { p1::$name $arguments.await };
+    // Those that wasmtime-wasi does not have.
+    (@socket $name:ident $arguments:tt) => { Ok::<i32, wasmtime::Error>(NOTSOCK) };
 }
 
 /// What a hostcall takes from the isolate's state.
@@ -87,6 +96,7 @@ pub(crate) fn link(linker: &mut Linker<State>) -> Result<()> {
     link_own(linker)?;
     link_waits(linker)?;
     link_descriptors(linker)?;
+    link_sockets(linker)?;
     link_paths(linker)?;
     linker.func_wrap(WASI, "proc_exit", |code: i32| -> Result<()> { Err(I32Exit(code).into()) })?;
     Ok(())
@@ -102,10 +112,27 @@ fn link_own(linker: &mut Linker<State>) -> Result<()> {
         quick clock_time_get(clock i32, precision i64, out i32);
         quick proc_raise(signal i32);
         quick random_get(buffer i32, length i32);
+    }
+    Ok(())
+}
+
+fn link_sockets(linker: &mut Linker<State>) -> Result<()> {
+    hostcalls! { linker:
         quick sock_accept(fd i32, flags i32, out i32);
         quick sock_recv(fd i32, data i32, count i32, flags i32, size i32, out i32);
         quick sock_send(fd i32, data i32, count i32, flags i32, out i32);
         quick sock_shutdown(fd i32, how i32);
+        socket sock_open(family i32, kind i32, out i32);
+        socket sock_bind(fd i32, address i32, port i32);
+        socket sock_listen(fd i32, backlog i32);
+        socket sock_connect(fd i32, address i32, port i32);
+        socket sock_recv_from(fd i32, data i32, count i32, address i32, flags i32, port i32, size i32, out i32);
+        socket sock_send_to(fd i32, data i32, count i32, address i32, port i32, flags i32, out i32);
+        socket sock_getaddrinfo(host i32, host_length i32, service i32, service_length i32, hint i32, first i32, most i32, out i32);
+        socket sock_getpeeraddr(fd i32, address i32, family i32, port i32);
+        socket sock_getlocaladdr(fd i32, address i32, family i32, port i32);
+        socket sock_getsockopt(fd i32, level i32, name i32, value i32, size i32);
+        socket sock_setsockopt(fd i32, level i32, name i32, value i32, size i32);
     }
     Ok(())
 }
@@ -138,6 +165,10 @@ async fn poll(import: &'static Import, mut caller: Caller<'_, State>, asked: Pol
     reach.wasi.set_hostcall_fuel(caller.as_context_mut().hostcall_fuel());
     let shared = shared(&caller);
     let mut memory = memory(&mut caller, shared.as_ref())?;
+    if let Some(sockets) = sockets::Asked::read(asked, &mut reach, &mut memory) {
+        let work = sockets::wait(sockets, reach, asked, &mut memory);
+        return stopper.unless_ended(deadline, work).await.map_err(ended);
+    }
     let work = async {
         match asked.timeout(&memory) {
             Some(timeout) => {

@@ -1,7 +1,7 @@
 //! The one table of what a module may import, and what each name needs.
 //!
 //! The tiers are those of Khronos (table I). Names and signatures of tier 1' and 3 are those of
-//! WASI preview 1 (`wasi_snapshot_preview1.witx`) and wasi-threads, the builtins those of the C
+//! WASI preview 1 (`wasi_snapshot_preview1.witx`), WasmEdge's sockets and wasi-threads, the builtins those of the C
 //! standard library, the language runtime those of the Itanium C++ ABI,
 //! inference that of WASI-NN (`wasi-nn.witx`).
 
@@ -160,6 +160,8 @@ impl Import {
 const FILES: &[Kind] = &[Kind::Folder];
 const STREAMS: &[Kind] = &[Kind::Stdio, Kind::Folder];
 const CLOCK: &[Kind] = &[Kind::Clock];
+/// Who has a network waits for it.
+const WAITS: &[Kind] = &[Kind::Clock, Kind::Network];
 const RANDOM: &[Kind] = &[Kind::Random];
 const SOCKETS: &[Kind] = &[Kind::Network];
 const MODELS: &[Kind] = &[Kind::Model];
@@ -241,7 +243,7 @@ static IMPORTS: &[Import] = &[
     own("fd_tell"),
     wasi("clock_res_get", Read, CLOCK, &[]),
     wasi("clock_time_get", Read, CLOCK, &[]),
-    wasi("poll_oneoff", Read, CLOCK, &[]),
+    wasi("poll_oneoff", Read, WAITS, &[]),
     wasi("random_get", Read, RANDOM, &[]),
     wasi("fd_read", Read, STREAMS, &[0]),
     wasi("fd_write", Write, STREAMS, &[0]),
@@ -306,6 +308,17 @@ static IMPORTS: &[Import] = &[
     gated("sock_recv", Crossing, SOCKETS, &[0]),
     gated("sock_send", Crossing, SOCKETS, &[0]),
     gated("sock_shutdown", Crossing, SOCKETS, &[0]),
+    gated("sock_open", Pure, SOCKETS, &[]),
+    gated("sock_bind", Pure, SOCKETS, &[0]),
+    gated("sock_listen", Crossing, SOCKETS, &[0]),
+    gated("sock_connect", Crossing, SOCKETS, &[0]),
+    gated("sock_recv_from", Crossing, SOCKETS, &[0]),
+    gated("sock_send_to", Crossing, SOCKETS, &[0]),
+    gated("sock_getaddrinfo", Crossing, SOCKETS, &[]),
+    gated("sock_getpeeraddr", Read, SOCKETS, &[0]),
+    gated("sock_getlocaladdr", Pure, SOCKETS, &[0]),
+    gated("sock_getsockopt", Read, SOCKETS, &[0]),
+    gated("sock_setsockopt", Pure, SOCKETS, &[0]),
 ];
 
 #[cfg(test)]

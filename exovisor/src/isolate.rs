@@ -10,6 +10,7 @@ use crate::nn::{Inference, Models};
 use crate::overlay::{Layers, Overlays};
 use crate::preempt::{self, Allowance, Turn};
 use crate::sched::{Priority, Report, Scheduler, SchedulerConfig};
+use crate::sockets::{Network, Sockets};
 use crate::stdio::Stream;
 use crate::threads::Team;
 use exocell_xgate::{Capability, Handle, Kind, Live, Rights, Scope, Table, format_bytes};
@@ -85,6 +86,9 @@ pub struct Spec {
     pub layers: Layers,
     /// Models that were read before; those of the capabilities come to them.
     pub models: Models,
+    /// What its sockets reach others through; without one they reach nobody. Ignored unless a
+    /// network is granted.
+    pub network: Option<Arc<dyn Network>>,
 }
 
 /// Why an isolate could not be made ready.
@@ -253,6 +257,9 @@ pub(crate) struct Reach {
     pub gate: Gate,
     pub overlays: Overlays,
     pub inference: Inference,
+    pub sockets: Sockets,
+    /// Standard input, output and error, where they are attached.
+    pub streams: [Option<Stream>; 3],
 }
 
 impl Attached {
@@ -270,12 +277,15 @@ impl Attached {
         let mut overlays = Overlays::new(spec.layers.clone(), disk_bytes, waits);
         let folders = open_folders(&mut wasi, &mut overlays, &held)?;
         let inference = read_models(&spec.models, waits, &held)?;
-        if quota(table, holder, Kind::Stdio).is_some() {
-            attach(&mut wasi, spec)?;
-        }
+        let sockets = Sockets::new(spec.network.clone());
+        let streams = match quota(table, holder, Kind::Stdio) {
+            Some(_) => attach(&mut wasi, spec)?,
+            None => Default::default(),
+        };
         let handles: Vec<Handle> = held.iter().map(|(handle, _)| *handle).collect();
         let gate = Gate::new(table, &handles, &folders);
-        let reach = Reach { wasi: wasi.build_p1(), gate, overlays, inference };
+        let wasi = wasi.build_p1();
+        let reach = Reach { wasi, gate, overlays, inference, sockets, streams };
         Ok(Self(Arc::new(tokio::sync::Mutex::new(reach))))
     }
 }
@@ -290,17 +300,20 @@ fn quota(table: &Table, holder: &str, kind: Kind) -> Option<u64> {
     found.map(|(_, capability)| capability.quota().0)
 }
 
-fn attach(wasi: &mut WasiCtxBuilder, spec: Spec) -> std::io::Result<()> {
-    if let Some(fd) = spec.stdin {
-        wasi.stdin(Stream::input(fd)?);
+fn attach(wasi: &mut WasiCtxBuilder, spec: Spec) -> std::io::Result<[Option<Stream>; 3]> {
+    let stdin = spec.stdin.map(Stream::input).transpose()?;
+    let stdout = spec.stdout.map(Stream::output).transpose()?;
+    let stderr = spec.stderr.map(Stream::output).transpose()?;
+    if let Some(stream) = &stdin {
+        wasi.stdin(stream.clone());
     }
-    if let Some(fd) = spec.stdout {
-        wasi.stdout(Stream::output(fd)?);
+    if let Some(stream) = &stdout {
+        wasi.stdout(stream.clone());
     }
-    if let Some(fd) = spec.stderr {
-        wasi.stderr(Stream::output(fd)?);
+    if let Some(stream) = &stderr {
+        wasi.stderr(stream.clone());
     }
-    Ok(())
+    Ok([stdin, stdout, stderr])
 }
 
 fn read_models(

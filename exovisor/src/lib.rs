@@ -33,6 +33,7 @@ mod dormant;
 mod ending;
 mod engine;
 mod gate;
+mod guest;
 mod hostcalls;
 mod imports;
 mod isolate;
@@ -48,6 +49,7 @@ mod rooms;
 mod scan;
 mod sched;
 mod sleep;
+mod sockets;
 mod stdio;
 #[cfg(test)]
 mod suites;
@@ -69,3 +71,4 @@ pub use sched::{
     Call, Priority, Report, Scheduler, SchedulerConfig, SchedulerError, Stats, SubmitError,
     Submitter, Tenant,
 };
+pub use sockets::{Arrived, Connection, Done, Network, NetworkError};

@@ -2,6 +2,7 @@
 
 use super::descriptors::{FIRST, Open, OpenDir, Overlays, Position};
 use super::{Opened, PATH_BYTES_MAX, Status, Times, Wish};
+use crate::guest::{self, copy_out, fault, number, put};
 use crate::isolate::Waits;
 use std::sync::Arc;
 use wasmtime_wasi::p1::WasiP1Ctx;
@@ -9,12 +10,10 @@ use wasmtime_wasi::p1::types::{
     Dirent, Errno, Fdflags, Fdstat, Filestat, Filetype, Fstflags, Oflags, Rights,
 };
 use wasmtime_wasi::p1::wasi_snapshot_preview1::WasiSnapshotPreview1 as _;
-use wiggle::{GuestError, GuestMemory, GuestPtr};
+use wiggle::{GuestMemory, GuestPtr};
 
 /// Bytes that one call reads or writes at most.
 const PIECE_BYTES_MAX: usize = 1 << 20;
-/// Buffers of one call.
-const BUFFERS_MAX: u32 = 1024;
 const FOLLOW: i64 = 1;
 
 impl Overlays {
@@ -358,7 +357,7 @@ impl Overlays {
         (buffers, count, out): (i64, i64, i64),
         memory: &mut GuestMemory<'_>,
     ) -> Result<(), Errno> {
-        let buffers = self::buffers(memory, number(buffers), number(count))?;
+        let buffers = guest::buffers(memory, number(buffers), number(count))?;
         let len = buffers.iter().map(|(_, len)| *len as usize).sum::<usize>().min(PIECE_BYTES_MAX);
         let file = self.file(fd)?;
         if !file.read {
@@ -373,12 +372,7 @@ impl Overlays {
                 Ok(bytes)
             })
             .await?;
-        let mut rest = &bytes[..];
-        for (start, len) in buffers {
-            let (part, behind) = rest.split_at(rest.len().min(len as usize));
-            copy_out(memory, start, part)?;
-            rest = behind;
-        }
+        guest::scatter(memory, buffers, &bytes)?;
         if at.is_none() {
             self.file(fd)?.offset = offset + bytes.len() as u64;
         }
@@ -392,12 +386,8 @@ impl Overlays {
         (buffers, count, out): (i64, i64, i64),
         memory: &mut GuestMemory<'_>,
     ) -> Result<(), Errno> {
-        let mut bytes = Vec::new();
-        for (start, len) in self::buffers(memory, number(buffers), number(count))? {
-            let len = (len as usize).min(PIECE_BYTES_MAX - bytes.len());
-            let part = GuestPtr::<[u8]>::new((start, len as u32));
-            bytes.extend_from_slice(&memory.as_cow(part).map_err(fault)?);
-        }
+        let buffers = guest::buffers(memory, number(buffers), number(count))?;
+        let bytes = guest::gather(memory, buffers, PIECE_BYTES_MAX)?;
         let file = self.file(fd)?;
         if !file.write {
             return Err(Errno::Badf);
@@ -530,41 +520,6 @@ fn chosen(ns: i64, flags: Fstflags, given: Fstflags, now: Fstflags) -> Result<Op
     }
 }
 
-/// Addresses, lengths and descriptors are 32 bits that came as a signed number.
-fn number(argument: i64) -> u32 {
-    argument as u32
-}
-
-fn fault(error: GuestError) -> Errno {
-    match error {
-        GuestError::InvalidUtf8(_) => Errno::Ilseq,
-        _ => Errno::Fault,
-    }
-}
-
 fn text(memory: &GuestMemory<'_>, start: i64, len: i64) -> Result<String, Errno> {
-    if number(len) as usize > PATH_BYTES_MAX {
-        return Err(Errno::Nametoolong);
-    }
-    let text = GuestPtr::<str>::new((number(start), number(len)));
-    Ok(memory.as_cow_str(text).map_err(fault)?.into_owned())
-}
-
-fn put<T: wiggle::GuestType>(memory: &mut GuestMemory<'_>, at: i64, value: T) -> Result<(), Errno> {
-    memory.write(GuestPtr::new(number(at)), value).map_err(fault)
-}
-
-fn copy_out(memory: &mut GuestMemory<'_>, start: u32, bytes: &[u8]) -> Result<(), Errno> {
-    let to = GuestPtr::<[u8]>::new((start, bytes.len() as u32));
-    memory.copy_from_slice(bytes, to).map_err(fault)
-}
-
-/// Starts and lengths of buffers, which are not looked at yet.
-fn buffers(memory: &GuestMemory<'_>, start: u32, count: u32) -> Result<Vec<(u32, u32)>, Errno> {
-    if count > BUFFERS_MAX {
-        return Err(Errno::Inval);
-    }
-    let words = count.checked_mul(2).ok_or(Errno::Inval)?;
-    let words: Vec<u32> = memory.to_vec(GuestPtr::<[u32]>::new((start, words))).map_err(fault)?;
-    Ok(words.as_chunks::<2>().0.iter().map(|[start, len]| (*start, *len)).collect())
+    guest::text(memory, number(start), number(len), PATH_BYTES_MAX)
 }
