@@ -103,6 +103,12 @@ pub struct NetworkScope {
 }
 
 impl NetworkScope {
+    /// Whether it covers anything, beside saying how much of it.
+    #[must_use]
+    pub fn grants_anything(&self) -> bool {
+        !(self.connect.is_empty() && self.listen.is_empty() && self.resolve.is_empty())
+    }
+
     /// Whether each rule of `other` lies within one rule of this scope, and its limits too.
     #[must_use]
     pub fn contains(&self, other: &Self) -> bool {

@@ -10,7 +10,7 @@ use std::io::Read;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 use exocell_agent::{Kind, Reply};
@@ -18,13 +18,15 @@ use exocell_exovisor::{
     Admission, Admitted, Cause, Isolate, Outcome, Policy, Ready, Spec, Stopper,
 };
 use exocell_vmm::jail::{self, JailRoot, ThreadClass};
-use exocell_xgate::{CapabilitySet, Table};
+use exocell_xgate::{CapabilitySet, Kind as CapabilityKind, Table};
 
 use crate::control::Counters;
 use crate::launch::Inheritance;
+use crate::network::{self, Control, Network, PlannedNetwork};
 use crate::output::Output;
 use crate::plan::{PlannedFolder, open_folders};
 use crate::record::Status;
+use crate::relayed::Relaying;
 use crate::supervisor::clients::Services;
 use crate::supervisor::{Event, Shared, Signal, Sink, restrict_paths, thread};
 use crate::{CellError, CellSpec};
@@ -40,6 +42,8 @@ const HOLDER: &str = "cell";
 pub struct IsolatePlan {
     admitted: Admitted,
     folders: Vec<PlannedFolder>,
+    /// `None`: its sockets reach nobody.
+    pub(crate) network: Option<PlannedNetwork>,
     args: Vec<String>,
     env: Vec<(String, String)>,
 }
@@ -55,7 +59,8 @@ impl IsolatePlan {
         let admitted = admission.admit(&module, caps).map_err(refused)?;
         let name = path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into());
         let args = std::iter::once(name).chain(spec.command.iter().cloned()).collect();
-        Ok(Self { admitted, folders: open_folders(caps)?, args, env: pairs(&spec.env) })
+        let network = PlannedNetwork::new(spec, caps, Vec::new())?;
+        Ok(Self { admitted, folders: open_folders(caps)?, network, args, env: pairs(&spec.env) })
     }
 }
 
@@ -106,25 +111,45 @@ pub fn read_module(path: &Path) -> Result<Vec<u8>, CellError> {
 
 /// An isolate in its jail.
 pub(crate) struct Running {
-    ready: Mutex<Option<(Ready, Pumps)>>,
+    ready: Mutex<Option<Started>>,
     reach: Arc<Reach>,
 }
 
-/// The threads that carry the module's output away.
-type Pumps = Vec<JoinHandle<()>>;
+struct Started {
+    ready: Ready,
+    /// The threads that carry the module's output away.
+    pumps: Vec<JoinHandle<()>>,
+    /// Those of its network.
+    network: Vec<JoinHandle<()>>,
+}
 
 struct Reach {
     table: Mutex<Table>,
     memory_limit_bytes: u64,
+    /// Until the module has ended.
+    network: Mutex<Option<Control>>,
 }
 
-/// Opens what was granted, enters the jail and connects the standard streams.
+impl Reach {
+    fn table(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn network(&self) -> MutexGuard<'_, Option<Control>> {
+        self.network.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Opens what was granted, enters the jail and connects the standard streams. The caller has one
+/// thread.
 pub(crate) fn start(
     inheritance: &Inheritance,
     plan: IsolatePlan,
     shared: &Shared,
     status: &mut Status,
 ) -> Result<Running, CellError> {
+    let network = plan.network.map(network::start).transpose()?;
+    let (relaying, control) = network.map(Network::relay).transpose()?.unzip();
     let mut table = Table::new(Table::CAPACITY_MAX);
     let install = inheritance.caps.install(&mut table, HOLDER);
     install.map_err(|error| CellError::Usage(format!("the capability table: {error}")))?;
@@ -135,6 +160,7 @@ pub(crate) fn start(
         stdin: streams.stdin.0,
         stdout: Some(streams.stdout.1),
         stderr: Some(streams.stderr.1),
+        network: relaying.as_ref().map(Relaying::network),
         ..Spec::default()
     };
     let ready = Isolate::prepare(&plan.admitted, &table, HOLDER, spec)
@@ -149,11 +175,14 @@ pub(crate) fn start(
         pump(streams.stdout.0, Kind::Stdout, &shared.output)?,
         pump(streams.stderr.0, Kind::Stderr, &shared.output)?,
     ];
+    let network = relaying.map(Relaying::start).transpose()?.unwrap_or_default();
     let stopper = ready.stopper();
     shared.input.open(Sink::Pipe(streams.stdin.1), ending_signal(shared, stopper));
     let memory_limit_bytes = inheritance.caps.memory_bytes().unwrap_or(0);
-    let reach = Arc::new(Reach { table: Mutex::new(table), memory_limit_bytes });
-    Ok(Running { ready: Mutex::new(Some((ready, pumps))), reach })
+    let reach =
+        Reach { table: Mutex::new(table), memory_limit_bytes, network: Mutex::new(control) };
+    let started = Started { ready, pumps, network };
+    Ok(Running { ready: Mutex::new(Some(started)), reach: Arc::new(reach) })
 }
 
 /// The module's streams as pipes, so that its output takes the same way as a
@@ -209,19 +238,21 @@ impl Running {
 
     /// Runs the module on a thread of its own.
     pub(crate) fn run_program(&self, shared: &Shared) -> Result<(), CellError> {
-        let taken = self.ready.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take();
-        let Some((ready, pumps)) = taken else { return Ok(()) };
-        let shared = shared.clone();
+        let taken = self.ready.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let Some(Started { ready, pumps, network }) = taken else { return Ok(()) };
+        let (shared, reach) = (shared.clone(), Arc::clone(&self.reach));
         std::thread::Builder::new()
             .name("isolate".to_owned())
             .stack_size(STACK_BYTES)
             .spawn(move || {
                 shared.output.started(1);
-                // Running it to its end closes its streams, and that ends the pumps.
+                // Running it to its end closes its streams and sockets, and that ends the pumps
+                // and, with the control over it, the network.
                 let outcome = ready.run();
-                for pump in pumps {
-                    // A pump that panicked has nothing left to carry.
-                    let _ = pump.join();
+                drop(reach.network().take());
+                for ended in pumps.into_iter().chain(network) {
+                    // A thread that panicked has nothing left to carry.
+                    let _ = ended.join();
                 }
                 let reply = reply(&outcome, &shared.output);
                 let _ = shared.events.send(Event::Program(reply));
@@ -245,15 +276,26 @@ impl Services for Reach {
     }
 
     fn revoke(&self, name: &str) -> Result<(), String> {
-        let mut table = self.table.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let mut table = self.table();
         let handle = table.find(HOLDER, name).ok_or_else(|| {
             format!("the cell has no capability {name}; exocell inspect lists them")
         })?;
-        table.revoke(handle).map(drop).map_err(|error| error.to_string())
+        table.revoke(handle).map_err(|error| error.to_string())?;
+        if let Some(network) =
+            self.network().as_ref().filter(|_| name == CapabilityKind::Network.name())
+        {
+            network.end();
+        }
+        Ok(())
     }
 
-    fn change_network(&self, _: &[String], _: &[String]) -> Result<(), String> {
-        Err("an isolate has no network".to_owned())
+    /// The capability stays: what it covers is the relay's and the dialer's to say.
+    fn change_network(&self, allow: &[String], deny: &[String]) -> Result<(), String> {
+        let network = self.network();
+        let network = network.as_ref().ok_or(
+            "the isolate has no network; grant it something of the network when it starts",
+        )?;
+        network.change(allow, deny).map(drop)
     }
 
     fn pause(&self, _: bool) -> Result<(), String> {

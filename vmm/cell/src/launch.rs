@@ -112,6 +112,7 @@ pub fn launch_for(
         };
         let network = match &workload {
             Workload::Vm(plan) if plan.network.is_some() => HostNetwork::AtFirst,
+            Workload::Isolate(plan) if plan.network.is_some() => HostNetwork::AtFirst,
             Workload::Vm(_) | Workload::Isolate(_) => HostNetwork::Never,
         };
         let identity = inheritance.identity;

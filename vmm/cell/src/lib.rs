@@ -20,6 +20,7 @@ pub mod output;
 pub mod plan;
 pub mod processes;
 pub mod record;
+pub mod relayed;
 mod spec;
 pub mod supervisor;
 pub mod warm;

@@ -6,7 +6,7 @@ use std::io::Write;
 use std::iter;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::os::fd::OwnedFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::sync::{Mutex, PoisonError};
@@ -18,7 +18,7 @@ use exocell_network::audit::{Audit, Decision, Entry};
 use exocell_network::authority::Authority;
 use exocell_network::dialer::{Dialer, Hosts, sys};
 use exocell_network::secrets::SECRETS_MAX;
-use exocell_network::stack::{Changer, Changes, Parts, Published, Stack};
+use exocell_network::stack::{Changes, Parts, Published, Stack};
 use exocell_network::{Policy, Secret, Secrets, link};
 use exocell_vmm::devices::NetConfig;
 use exocell_vmm::jail::{self, ThreadClass};
@@ -26,13 +26,14 @@ use exocell_xgate::{CapabilitySet, Endpoint, NetworkScope, Protocol};
 use nix::unistd::{ForkResult, fork};
 use serde::{Deserialize, Serialize};
 
+use crate::relayed::Relaying;
 use crate::{CellError, CellSpec};
 
 /// The decisions are kept in two files of at most this many bytes; the older
 /// is dropped.
 const LOG_BYTES_MAX: u64 = 1 << 20;
 /// Decisions that may wait to be written; more are counted and lost.
-const WAITING_MAX: usize = 1024;
+pub(crate) const WAITING_MAX: usize = 1024;
 /// Decisions that are written at once.
 const WRITTEN_MAX: usize = 128;
 /// How long their writer rests after that, so that a guest that opens and closes connections
@@ -96,11 +97,10 @@ impl PlannedNetwork {
     ) -> Result<Option<Self>, CellError> {
         let scope = caps.network().cloned().unwrap_or_default();
         check_secrets(&secrets, &scope)?;
-        let lists = NetworkScope { connections_max: None, rate_bytes: None, ..scope.clone() };
         let published: Result<Vec<Published>, CellError> =
             spec.publish.iter().map(|publish| listen(publish, &scope)).collect();
         let published = published?;
-        if lists == NetworkScope::default() {
+        if !scope.grants_anything() {
             return Ok(None);
         }
         let secrets = Secrets::new(secrets);
@@ -213,12 +213,13 @@ fn dial(channel: OwnedFd, policy: Policy, hosts: Hosts) -> i32 {
 /// The running network, as the operator's commands reach it.
 pub struct Control {
     scope: Mutex<NetworkScope>,
-    changer: Changer,
+    /// Puts new rules in the place of those before.
+    change: Box<dyn Fn(Policy) + Send + Sync>,
 }
 
 impl Network {
-    /// The device's other end, the control over it, and the decisions that
-    /// [`write_log`] writes down.
+    /// The device's other end, the control over it, and the decisions that a
+    /// [`Log`] writes down.
     pub fn link(self) -> Result<(NetConfig, Control, Receiver<Entry>), CellError> {
         let failed = "cannot make the network's stack";
         let (changer, changes) = Changes::pair().map_err(CellError::host(failed))?;
@@ -228,14 +229,25 @@ impl Network {
             policy: Policy::new(scope.clone()),
             channel,
             published,
-            audit: Box::new(Waiting { entries, lost: 0 }),
+            audit: Box::new(Waiting::new(entries)),
             changes,
             secrets,
             authority,
         });
         let link = Box::new(stack.map_err(CellError::host(failed))?);
         let config = NetConfig { link, mtu: link::MTU };
-        Ok((config, Control { scope: Mutex::new(scope), changer }, written))
+        let change = Box::new(move |policy| changer.change(policy));
+        Ok((config, Control { scope: Mutex::new(scope), change }, written))
+    }
+
+    /// The same for an isolate: its relay, and the control over it, which ask it for things.
+    pub(crate) fn relay(self) -> Result<(Relaying, Control), CellError> {
+        let Self { scope, channel, published, .. } = self;
+        let policy = Policy::new(scope.clone());
+        let relaying = Relaying::new(policy, channel, published, Log::here())?;
+        let requests = relaying.requests();
+        let change = Box::new(move |policy| requests.change(policy));
+        Ok((relaying, Control { scope: Mutex::new(scope), change }))
     }
 }
 
@@ -273,14 +285,20 @@ impl Control {
 
     fn put(&self, scope: NetworkScope) {
         self.scope.lock().unwrap_or_else(PoisonError::into_inner).clone_from(&scope);
-        self.changer.change(Policy::new(scope));
+        (self.change)(Policy::new(scope));
     }
 }
 
 /// Entries on their way to the thread that writes them.
-struct Waiting {
+pub(crate) struct Waiting {
     entries: SyncSender<Entry>,
     lost: u64,
+}
+
+impl Waiting {
+    pub fn new(entries: SyncSender<Entry>) -> Self {
+        Self { entries, lost: 0 }
+    }
 }
 
 impl Audit for Waiting {
@@ -297,27 +315,42 @@ impl Audit for Waiting {
     }
 }
 
-/// Writes entries into the working directory until the stack is gone.
-pub fn write_log(entries: &Receiver<Entry>) {
-    let mut file: Option<File> = None;
-    let mut bytes = 0;
-    while let Ok(first) = entries.recv() {
-        if bytes > LOG_BYTES_MAX && std::fs::rename(LOG, LOG_OLD).is_ok() {
-            (file, bytes) = (None, 0);
+/// Where decisions are written down: a directory.
+pub struct Log(PathBuf);
+
+impl Log {
+    /// The working directory.
+    pub fn here() -> Self {
+        Self(PathBuf::new())
+    }
+
+    pub fn within(directory: &Path) -> Self {
+        Self(directory.to_owned())
+    }
+
+    /// Writes entries until nobody is left who could send one.
+    pub fn write(&self, entries: &Receiver<Entry>) {
+        let (path, old) = (self.0.join(LOG), self.0.join(LOG_OLD));
+        let mut file: Option<File> = None;
+        let mut bytes = 0;
+        while let Ok(first) = entries.recv() {
+            if bytes > LOG_BYTES_MAX && std::fs::rename(&path, &old).is_ok() {
+                (file, bytes) = (None, 0);
+            }
+            if file.is_none() {
+                file = File::create(&path).ok();
+            }
+            let mut lines = Vec::new();
+            for entry in iter::once(first).chain(entries.try_iter()).take(WRITTEN_MAX) {
+                let Ok(line) = serde_json::to_vec(&entry) else { continue };
+                lines.extend_from_slice(&line);
+                lines.push(b'\n');
+            }
+            bytes += lines.len() as u64;
+            // A full disk costs the log, not the cell.
+            let _ = file.as_mut().map(|file| file.write_all(&lines));
+            thread::sleep(REST);
         }
-        if file.is_none() {
-            file = File::create(LOG).ok();
-        }
-        let mut lines = Vec::new();
-        for entry in iter::once(first).chain(entries.try_iter()).take(WRITTEN_MAX) {
-            let Ok(line) = serde_json::to_vec(&entry) else { continue };
-            lines.extend_from_slice(&line);
-            lines.push(b'\n');
-        }
-        bytes += lines.len() as u64;
-        // A full disk costs the log, not the cell.
-        let _ = file.as_mut().map(|file| file.write_all(&lines));
-        thread::sleep(REST);
     }
 }
 
@@ -343,7 +376,7 @@ mod tests {
     fn control(rules: &[&str]) -> Control {
         let connect = rules.iter().map(|rule| rule.parse().unwrap()).collect();
         let scope = NetworkScope { connect, ..NetworkScope::default() };
-        Control { scope: Mutex::new(scope), changer: Changes::pair().unwrap().0 }
+        Control { scope: Mutex::new(scope), change: Box::new(drop) }
     }
 
     #[test]

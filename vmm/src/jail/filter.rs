@@ -78,7 +78,7 @@ impl ThreadClass {
         // Those two are processes of their own.
         let alone = matches!(self, Self::GuestKernel | Self::Dialer);
         let common: &[Rule] = if alone { &[] } else { SUPERVISOR };
-        let isolate: &[&[Rule]] = if self == Self::Isolate { &[FOLDER, TURNS] } else { &[] };
+        let isolate: &[&[Rule]] = if self == Self::Isolate { &[FOLDER, TURNS, PAIRS] } else { &[] };
         let mut rules: Vec<&Rule> = common.iter().chain(own).collect();
         rules.extend(
             isolate
@@ -508,6 +508,11 @@ const TURNS: &[Rule] = rules! {
     timer_create Any, "ends the turns of an isolate's threads";
     timer_settime Any, "ends the turns of an isolate's threads";
     timer_delete Any, "ends the turns of an isolate's threads";
+};
+
+/// An isolate's network, which holds connected sockets of the host's and makes none.
+const PAIRS: &[Rule] = rules! {
+    socketpair OneOf(0, &[libc::AF_UNIX as u64]), "an isolate's ends of its connections";
 };
 
 const CONTROL: &[Rule] = rules! {

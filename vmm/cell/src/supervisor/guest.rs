@@ -214,7 +214,7 @@ pub(crate) fn start(
     let (network, decisions) = network.transpose()?.unzip();
     jail::restrict_calls(ThreadClass::Control)?;
     if let Some(decisions) = decisions {
-        thread("audit", move || network::write_log(&decisions))?;
+        thread("audit", move || network::Log::here().write(&decisions))?;
     }
     let pumped = console.clone();
     thread("console", move || pumped.pump())?;

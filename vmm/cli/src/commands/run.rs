@@ -250,12 +250,9 @@ pub(super) fn spec(
                 .to_owned(),
         ));
     }
-    if strength == Strength::Isolate && !publish.is_empty() {
-        return Err(CellError::Usage("an isolate has no ports to publish".to_owned()));
-    }
     if strength == Strength::Isolate && !secrets.is_empty() {
         return Err(CellError::Usage(
-            "an isolate makes no requests to put secrets into".to_owned(),
+            "--secret is for vm cells: nothing is put into what an isolate sends".to_owned(),
         ));
     }
     let intra = match (args.intra, strength) {

@@ -18,7 +18,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use exocell_xgate::Protocol;
 use nix::errno::Errno;
@@ -47,8 +47,10 @@ const TURN_MAX: usize = 64;
 const LOOKUPS_MAX: usize = 64;
 /// Messages that wait for the dialer before nothing more may be asked for.
 const BACKLOG_MAX: usize = 1024;
-/// Milliseconds until flows that have used up the rate get another turn.
-const SLOWED_MS: u16 = 10;
+/// Until flows that have used up the rate get another turn.
+const SLOWED: Duration = Duration::from_millis(10);
+/// How long what was said before an isolate's end has to go out.
+const LINGER: Duration = Duration::from_secs(1);
 
 /// What a relay is made of.
 pub struct Parts {
@@ -132,11 +134,11 @@ impl Relay {
     /// The host's, when poll(2) fails.
     pub fn run(mut self) -> io::Result<()> {
         loop {
-            let ready = self.wait()?;
+            let ready = self.wait(None)?;
             self.rate.fill(Instant::now());
             for source in ready {
                 match source {
-                    Source::Orders if !self.take_orders() => return Ok(()),
+                    Source::Orders if !self.take_orders() => return self.linger(),
                     Source::Orders => {}
                     Source::Dialer => self.replies(),
                     Source::Port(index) => self.callers(index),
@@ -147,8 +149,29 @@ impl Relay {
         }
     }
 
-    /// Waits for anything to do, and says for whom.
-    fn wait(&self) -> io::Result<Vec<Source>> {
+    /// Ends everything, once what was said has gone out or has had its time.
+    fn linger(mut self) -> io::Result<()> {
+        let until = Instant::now() + LINGER;
+        loop {
+            let all: Vec<Id> = self.flows.keys().copied().collect();
+            let is_late = Instant::now() >= until;
+            for id in all {
+                self.turn(id, true);
+                let is_asking = |flow: &Flow| matches!(flow.stage, Stage::Asking(_));
+                if is_late || self.flows.get(&id).is_some_and(is_asking) {
+                    self.end(id, Decision::Closed, "the isolate ended");
+                }
+            }
+            if self.flows.is_empty() {
+                return Ok(());
+            }
+            self.wait(Some(SLOWED))?;
+            self.rate.fill(Instant::now());
+        }
+    }
+
+    /// Waits for anything to do, but not longer than `most`, and says for whom.
+    fn wait(&self, most: Option<Duration>) -> io::Result<Vec<Source>> {
         let mut watched: Vec<(BorrowedFd<'_>, PollFlags, Source)> =
             vec![(self.orders.event().as_fd(), PollFlags::POLLIN, Source::Orders)];
         if self.dialer_is_there {
@@ -167,9 +190,10 @@ impl Relay {
         }
         let mut polled: Vec<PollFd<'_>> =
             watched.iter().map(|(fd, flags, _)| PollFd::new(*fd, *flags)).collect();
-        let timeout = match has_rate {
-            true => PollTimeout::NONE,
-            false => PollTimeout::from(SLOWED_MS),
+        let slowed = (!has_rate).then_some(SLOWED);
+        let timeout = match slowed.into_iter().chain(most).min() {
+            Some(most) => PollTimeout::try_from(most).unwrap_or(PollTimeout::MAX),
+            None => PollTimeout::NONE,
         };
         match poll(&mut polled, timeout) {
             Ok(_) | Err(Errno::EINTR) => {}
@@ -197,11 +221,7 @@ impl Relay {
                 Order::Lookup { name, done } => self.look_up(&name, done),
                 Order::Listen { port, arrived, done } => self.listen(port, arrived, done),
                 Order::Rules(policy) => self.change(policy),
-                Order::End => {
-                    let all: Vec<Id> = self.flows.keys().copied().collect();
-                    all.into_iter().for_each(|id| self.end(id, Decision::Closed, "it ended"));
-                    return false;
-                }
+                Order::End => return false,
             }
         }
         true

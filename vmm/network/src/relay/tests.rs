@@ -7,7 +7,6 @@ use std::os::unix::net::UnixStream;
 use std::sync::Mutex;
 use std::sync::mpsc::{Receiver, channel};
 use std::thread::JoinHandle;
-use std::time::Duration;
 
 use exocell_xgate::NetworkScope;
 
@@ -257,6 +256,18 @@ fn a_module_that_closes_its_socket_frees_the_flow() {
     assert_eq!(rest_of(&peer), b"");
     host.logged(|entry| entry.decision == Decision::Closed);
     let _second = host.stream(at);
+}
+
+#[test]
+fn what_was_said_before_the_end_goes_out() {
+    let (server, at) = server();
+    let host = Host::of(&[format!("{at}")]);
+    let mut module = host.stream(at);
+    let peer = accept(&server);
+    module.write_all(&[7; 100 << 10]).unwrap();
+    drop(module);
+    drop(host);
+    assert_eq!(rest_of(peer).len(), 100 << 10);
 }
 
 #[test]
