@@ -1,19 +1,21 @@
-//! Calls of the host by a module: any function of WASI preview 1, with words, structures and
-//! paths of anyone's choice, in a folder that may be written.
+//! Calls of the host by a module: any function of WASI preview 1 and of its sockets, with words,
+//! structures and paths of anyone's choice, in a folder that may be written.
 //!
 //! An input is a byte that says how many calls there are, calls of [`CALL_BYTES`] from the second
 //! such block on, and what they point to. The module finds it at [`INPUT`] in its memory.
 
 use exocell_exovisor::{
-    Admission, Call, CallLimits, Function, Metering, Policy, Pool, Priority, Scheduler,
-    SchedulerConfig, Spec, Tenant,
+    Admission, Arrived, Call, CallLimits, Connection, Done, Function, Metering, Network,
+    NetworkError, Policy, Pool, Priority, Scheduler, SchedulerConfig, Spec, Tenant,
 };
-use exocell_xgate::{CapabilitySet, Table};
+use exocell_xgate::{CapabilitySet, Protocol, Table};
 use std::fs;
 use std::io::Write;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 const TENANT: &str = "fuzz";
@@ -30,7 +32,7 @@ const DEADLINE: Duration = Duration::from_millis(10);
 const SECRET: &str = "what no module sees";
 
 /// Names, and parameters: `i` of 32 bits, `l` of 64. Each answers with an errno.
-const CALLS: [(&str, &str); 44] = [
+const CALLS: [(&str, &str); 55] = [
     ("args_get", "ii"),
     ("args_sizes_get", "ii"),
     ("environ_get", "ii"),
@@ -75,6 +77,17 @@ const CALLS: [(&str, &str); 44] = [
     ("path_rename", "iiiiii"),
     ("path_symlink", "iiiii"),
     ("path_unlink_file", "iii"),
+    ("sock_open", "iii"),
+    ("sock_bind", "iii"),
+    ("sock_listen", "ii"),
+    ("sock_connect", "iii"),
+    ("sock_recv_from", "iiiiiiii"),
+    ("sock_send_to", "iiiiiii"),
+    ("sock_getaddrinfo", "iiiiiiii"),
+    ("sock_getpeeraddr", "iiii"),
+    ("sock_getlocaladdr", "iiii"),
+    ("sock_getsockopt", "iiiii"),
+    ("sock_setsockopt", "iiiii"),
 ];
 
 /// Reads its standard input, and makes the calls that are in there.
@@ -115,6 +128,34 @@ fn module() -> String {
       {branches})
       (br $next)))))"#
     )
+}
+
+/// Reaches whoever is asked for: one who has said a word and is gone.
+struct Anyone;
+
+impl Anyone {
+    fn connection(peer: SocketAddr) -> Connection {
+        let (socket, other) = UnixStream::pair().expect("a pair");
+        (&other).write_all(b"word").expect("there is room");
+        socket.set_nonblocking(true).expect("a socket");
+        Connection { socket: socket.into(), peer, was_reset: Arc::default() }
+    }
+}
+
+impl Network for Anyone {
+    fn look_up(&self, name: &str, done: Done<Vec<IpAddr>>) {
+        let found = ["192.0.2.1", "2001:db8::1"].map(|text| text.parse().expect("an address"));
+        done(if name.is_empty() { Err(NetworkError::Unreachable) } else { Ok(found.to_vec()) });
+    }
+
+    fn connect(&self, _: Protocol, peer: SocketAddr, done: Done<Connection>) {
+        done(Ok(Self::connection(peer)));
+    }
+
+    fn listen(&self, port: u16, arrived: Arrived, done: Done<()>) {
+        arrived(Self::connection(SocketAddr::new(Ipv4Addr::LOCALHOST.into(), port)));
+        done(Ok(()));
+    }
 }
 
 struct World {
@@ -189,6 +230,7 @@ fn perform(bytes: &[u8], folder: &Path, span: Duration) {
         args: vec!["fuzz".to_owned(), "word".to_owned()],
         env: vec![("NAME".to_owned(), "value".to_owned())],
         stdin: Some(OwnedFd::from(stdin)),
+        network: Some(Arc::new(Anyone)),
         ..Spec::default()
     };
     let attached = scheduler.attach(&table, TENANT, spec).expect("the folder is there");
@@ -225,7 +267,16 @@ fn data(calls: u64) -> u64 {
     u64::from(INPUT) + CALL_BYTES as u64 * (calls + 1)
 }
 
-/// Files and links are made, read and renamed, waits waited, and ways out tried.
+/// The number of the first socket of a call.
+const SOCKET: u64 = 1 << 25;
+
+/// An address of four octets, and a buffer of eight bytes, both in what is below the input.
+fn described(calls: u64) -> Vec<u8> {
+    let [octets, buffer] = [data(calls) as u32 + 16, 768];
+    [octets, 4, buffer, 8].map(u32::to_le_bytes).concat()
+}
+
+/// Files and links are made, read and renamed, waits waited, peers talked to, and ways out tried.
 pub fn seeds() -> Vec<Vec<u8>> {
     // Descriptor 3 is the folder, and 4 what is opened first, to be read and written.
     let (folder, out, rights) = (3, 512, 1 << 1 | 1 << 6);
@@ -278,6 +329,40 @@ pub fn seeds() -> Vec<Vec<u8>> {
                 ("path_open", &[folder, 1, data(4) + 8, 9, 0, rights, 0, 0, out]),
                 ("path_link", &[folder, 1, data(4) + 4, 1, folder, data(4) + 6, 1]),
                 ("path_filestat_get", &[folder, 1, data(4) + 8, 9, out]),
+            ],
+            text,
+        ),
+        // The first socket. Its peer's address is described where the data lies, a buffer behind.
+        input(
+            &[
+                ("sock_open", &[1, 2, out]),
+                ("sock_connect", &[SOCKET, data(7), 80]),
+                ("sock_recv", &[SOCKET, data(7) + 8, 1, 0, out, out + 4]),
+                ("sock_send", &[SOCKET, data(7) + 8, 1, 0, out]),
+                ("sock_getpeeraddr", &[SOCKET, data(7), out, out + 4]),
+                ("sock_shutdown", &[SOCKET, 2]),
+                ("fd_close", &[SOCKET]),
+            ],
+            &[described(7), text.to_vec()].concat(),
+        ),
+        input(
+            &[
+                ("sock_open", &[1, 1, out]),
+                ("sock_send_to", &[SOCKET, data(7) + 8, 1, data(7), 53, 0, out]),
+                ("sock_recv_from", &[SOCKET, data(7) + 8, 1, data(7), 0, out, out + 4, out + 8]),
+                ("sock_open", &[1, 2, out]),
+                ("sock_bind", &[SOCKET + 1, data(7), 80]),
+                ("sock_listen", &[SOCKET + 1, 1]),
+                ("sock_accept", &[SOCKET + 1, 0, out]),
+            ],
+            &[described(7), text.to_vec()].concat(),
+        ),
+        input(
+            &[
+                ("sock_getaddrinfo", &[data(4), 1, data(4), 0, out, data(4) + 4, 2, out]),
+                ("sock_open", &[2, 0, out]),
+                ("sock_setsockopt", &[SOCKET, 0, 11, out, 16]),
+                ("sock_getsockopt", &[SOCKET, 0, 2, out, out + 16]),
             ],
             text,
         ),

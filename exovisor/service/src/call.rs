@@ -3,11 +3,12 @@
 use crate::http::Answer;
 use crate::store::metering;
 use exocell_exovisor::{
-    Admission, AdmissionError, Admitted, Call, CallLimits, Layers, Models, Outcome, Report,
-    Scheduler, Spec, SubmitError, Tenant, Value,
+    Admission, AdmissionError, Admitted, Call, CallLimits, Layers, Models, Network, Outcome,
+    Report, Scheduler, Spec, SubmitError, Tenant, Value,
 };
 use exocell_xgate::{CapabilitySet, Table, format_bytes};
 use serde_json::{Value as Json, json};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// For a module whose table names no deadline.
@@ -22,6 +23,8 @@ pub(crate) struct Module {
     caps: CapabilitySet,
     table: Table,
     shared: Shared,
+    /// What its calls reach others through; it goes with the module.
+    network: Option<Arc<dyn Network>>,
 }
 
 /// What a call finds that those before it left: a tenant's changes, and models.
@@ -38,12 +41,13 @@ impl Module {
         bytes: &[u8],
         caps: CapabilitySet,
         shared: Shared,
+        network: Option<Arc<dyn Network>>,
     ) -> Result<Self, AdmissionError> {
         let admitted = admission.admit_for(tenant.name(), bytes, &caps, metering(&caps))?;
         let mut table = Table::new(TABLE_SLOTS);
         caps.install(&mut table, HOLDER)
             .map_err(|error| AdmissionError::Engine { message: error.to_string() })?;
-        Ok(Self { tenant, admitted, caps, table, shared })
+        Ok(Self { tenant, admitted, caps, table, shared, network })
     }
 
     fn limits(&self) -> CallLimits {
@@ -74,7 +78,7 @@ impl Module {
             Err(error) => return Answer::error(400, &error.to_string()),
         };
         let Shared { layers, models } = self.shared.clone();
-        let spec = Spec { layers, models, ..Spec::default() };
+        let spec = Spec { layers, models, network: self.network.clone(), ..Spec::default() };
         let attached = match scheduler.attach(&self.table, HOLDER, spec) {
             Ok(attached) => attached,
             Err(error) => return Answer::error(500, &error.to_string()),

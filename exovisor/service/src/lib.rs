@@ -24,5 +24,5 @@ mod store;
 pub use exocell_exovisor::{Pool, Slots};
 pub use http::Limits;
 pub use listener::Listener;
-pub use server::{Front, Service, ServiceError};
+pub use server::{Front, Networks, Service, ServiceError};
 pub use store::{Added, ModuleEntry, ModuleStore, StoreError};

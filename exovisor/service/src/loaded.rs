@@ -3,6 +3,7 @@
 use crate::ServiceError;
 use crate::call::{Module, Shared};
 use crate::metrics::Tenant;
+use crate::server::Networks;
 use crate::store::{ModuleEntry, ModuleStore, StoreError};
 use exocell_exovisor::{Admission, Layers, Models, Priority, Scheduler};
 use exocell_xgate::CapabilitySet;
@@ -38,6 +39,7 @@ pub(crate) struct Loader {
     pub models: Models,
     /// Calls that a tenant may have at once.
     pub calls_max: usize,
+    pub networks: Networks,
 }
 
 impl Loader {
@@ -77,8 +79,11 @@ impl Loader {
         let bytes = self.store.module(entry)?;
         let tenant = account.tenant.clone();
         let shared = Shared { layers: account.layers.clone(), models: self.models.clone() };
-        Module::admit(&self.admission, tenant, &bytes, caps, shared)
-            .map_err(|source| ServiceError::Module { name: entry.name.clone(), source })
+        let name = || entry.name.clone();
+        let network = (self.networks)(&entry.name, &caps)
+            .map_err(|message| ServiceError::Network { name: name(), message })?;
+        Module::admit(&self.admission, tenant, &bytes, caps, shared, network)
+            .map_err(|source| ServiceError::Module { name: name(), source })
     }
 
     fn account(

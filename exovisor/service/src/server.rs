@@ -7,8 +7,9 @@ use crate::loaded::{Account, Loaded, Loader};
 use crate::metrics::{self, Tenant};
 use crate::store::{ModuleStore, StoreError};
 use exocell_exovisor::{
-    Admission, AdmissionError, Policy, Pool, Scheduler, SchedulerConfig, SchedulerError,
+    Admission, AdmissionError, Network, Policy, Pool, Scheduler, SchedulerConfig, SchedulerError,
 };
+use exocell_xgate::CapabilitySet;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 use tokio::sync::Semaphore;
@@ -29,6 +30,14 @@ pub enum ServiceError {
         name: String,
         /// Why.
         source: AdmissionError,
+    },
+    /// The network of one of them cannot be made.
+    #[error("module {name}: {message}")]
+    Network {
+        /// Which.
+        name: String,
+        /// Why.
+        message: String,
     },
     /// It cannot be listened there.
     #[error("cannot listen at {place}: {source}")]
@@ -52,6 +61,10 @@ pub enum Front {
     Metrics,
 }
 
+/// Makes the network that a module of this name has by its table, if it has one.
+pub type Networks =
+    Box<dyn Fn(&str, &CapabilitySet) -> Result<Option<Arc<dyn Network>>, String> + Send + Sync>;
+
 /// All modules of a store, ready to be called.
 pub struct Service {
     loader: Loader,
@@ -65,7 +78,12 @@ impl Service {
     ///
     /// # Errors
     /// [`ServiceError`] names the first module that cannot be served.
-    pub fn new(store: &ModuleStore, pool: Pool, limits: Limits) -> Result<Self, ServiceError> {
+    pub fn new(
+        store: &ModuleStore,
+        pool: Pool,
+        limits: Limits,
+        networks: Networks,
+    ) -> Result<Self, ServiceError> {
         // A tenant may use up half of the pool and of the connections, and no more.
         let half = |all: usize| (all / 2).max(1);
         let begun_max = half(pool.isolates as usize);
@@ -76,6 +94,7 @@ impl Service {
             admission: Admission::new(Policy::pooled(pool)),
             models: exocell_exovisor::Models::default(),
             calls_max: half(limits.connections),
+            networks,
         };
         let mut refused = None;
         let loaded = loader.load(&Loaded::default(), &scheduler, |error| {

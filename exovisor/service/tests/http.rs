@@ -50,7 +50,8 @@ impl World {
         store.add("loops", "a", MODULE.as_bytes(), &caps(SOON)).unwrap();
         let limits = Limits { head_bytes: 2000, body_bytes: 1000, client_time, connections: 20 };
         let pool = Pool { isolates: 50, stacks: 50, ..Pool::default() };
-        let service = Arc::new(Service::new(&store, pool, limits).unwrap());
+        let service =
+            Arc::new(Service::new(&store, pool, limits, Box::new(|_, _| Ok(None))).unwrap());
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(2)
             .enable_all()
@@ -276,7 +277,7 @@ fn a_damaged_module_is_left_out_and_named() {
     // What was loaded before is still there; who comes later finds the damage.
     world.service.reload(|error| panic!("{error}")).unwrap();
     let pool = Pool { isolates: 50, stacks: 50, ..Pool::default() };
-    let refused = Service::new(&world.store, pool, Limits::default());
+    let refused = Service::new(&world.store, pool, Limits::default(), Box::new(|_, _| Ok(None)));
     let why = refused.err().map(|error| error.to_string()).unwrap_or_default();
     assert!(why.contains("other.wasm") && why.contains("damaged"), "{why}");
 }

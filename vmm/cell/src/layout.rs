@@ -5,7 +5,8 @@
 //! ROOT/kernels   built guest kernels                      status.json  where it stands
 //! ROOT/disks     empty overlay disks                      lock         held while it lives
 //! ROOT/modules   compiled Wasm modules                    control.sock its supervisor
-//! ROOT/budget    memory of all cells                      log, console.log
+//! ROOT/networks  whom served modules talked to              log, console.log, network.log
+//! ROOT/budget    memory of all cells
 //! ```
 
 use std::path::{Path, PathBuf};
@@ -54,6 +55,11 @@ impl Layout {
     /// What all cells may have of the memory together; there is none by default.
     pub fn budget(&self) -> PathBuf {
         self.root.join("budget")
+    }
+
+    /// Whom the modules of a service talked to: a directory each.
+    pub fn networks(&self) -> PathBuf {
+        self.root.join("networks")
     }
 
     pub fn cells(&self) -> PathBuf {

@@ -7,7 +7,9 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 
+use common::lan::{Lan, OTHER, PEER};
 use common::program;
+use common::servers::echo;
 use tempfile::TempDir;
 
 const SUMS: &str = r#"(module (func (export "add") (param i32 i32) (result i32)
@@ -101,4 +103,63 @@ fn a_server_needs_a_front() {
     let ended = output(root.path(), &["serve"]);
     assert!(!ended.status.success());
     assert!(String::from_utf8_lossy(&ended.stderr).contains("--docker"), "{ended:?}");
+}
+
+/// `ask` connects to the four octets that it is given, says "hi" and answers with how many bytes
+/// came back, or with the errno below zero.
+const ASK: &str = r#"(module
+  (import "wasi_snapshot_preview1" "sock_open" (func $open (param i32 i32 i32) (result i32)))
+  (import "wasi_snapshot_preview1" "sock_connect" (func $connect (param i32 i32 i32) (result i32)))
+  (import "wasi_snapshot_preview1" "sock_send" (func $send (param i32 i32 i32 i32 i32) (result i32)))
+  (import "wasi_snapshot_preview1" "sock_recv" (func $recv (param i32 i32 i32 i32 i32 i32) (result i32)))
+  (memory (export "memory") 1)
+  (data (i32.const 0) "\10\00\00\00\04\00\00\00")
+  (data (i32.const 32) "\00\01\00\00\02\00\00\00")
+  (data (i32.const 256) "hi")
+  (func (export "ask") (param $host i32) (param $port i32) (result i32)
+    (local $errno i32)
+    (i32.store (i32.const 16) (local.get $host))
+    (if (local.tee $errno (call $open (i32.const 1) (i32.const 2) (i32.const 48)))
+      (then (return (i32.sub (i32.const 0) (local.get $errno)))))
+    (if (local.tee $errno (call $connect (i32.load (i32.const 48)) (i32.const 0) (local.get $port)))
+      (then (return (i32.sub (i32.const 0) (local.get $errno)))))
+    (drop (call $send (i32.load (i32.const 48)) (i32.const 32) (i32.const 1) (i32.const 0) (i32.const 52)))
+    (if (local.tee $errno (call $recv (i32.load (i32.const 48)) (i32.const 32) (i32.const 1) (i32.const 0) (i32.const 56) (i32.const 52)))
+      (then (return (i32.sub (i32.const 0) (local.get $errno)))))
+    (i32.load (i32.const 56))))"#;
+
+#[test]
+fn a_served_module_reaches_what_its_table_grants() {
+    let lan = Lan::new();
+    let port = lan.at_peer(|| echo("0.0.0.0:0"));
+    let root = tempfile::tempdir().unwrap();
+    let (module, caps) = (root.path().join("ask.wat"), root.path().join("ask.toml"));
+    std::fs::write(&module, ASK).unwrap();
+    let table =
+        format!("version = 1\n[memory]\nlimit = \"1M\"\n[network]\nconnect = [\"{PEER}:{port}\"]");
+    std::fs::write(&caps, table).unwrap();
+    let (module, caps) = (module.to_string_lossy(), caps.to_string_lossy());
+    let add = ["module", "add", "--tenant", "alice", "--caps", &*caps, "ask", &*module];
+    let added = output(root.path(), &add);
+    assert!(added.status.success(), "{added:?}");
+    let key = String::from_utf8(added.stdout).unwrap().trim().to_owned();
+    let socket = root.path().join("http.sock");
+    let _server = serve(root.path(), &socket);
+    let ask = |host: &str| {
+        let host: std::net::Ipv4Addr = host.parse().unwrap();
+        let host = i32::from_le_bytes(host.octets());
+        post(&socket, "/v1/call/ask/ask", &key, &format!("[{host}, {port}]"))
+    };
+    for _ in 0..20 {
+        assert!(ask(PEER).contains("\"results\":[2]"), "{}", ask(PEER));
+    }
+    // EACCES.
+    assert!(ask(OTHER).contains("\"results\":[-2]"), "{}", ask(OTHER));
+    let log = root.path().join("networks/ask/network.log");
+    common::eventually("it is written down", || {
+        let log = std::fs::read_to_string(&log).unwrap_or_default();
+        log.contains("\"denied\"") && log.contains("\"closed\"")
+    });
+    assert!(output(root.path(), &["module", "rm", "ask"]).status.success());
+    assert!(!log.exists());
 }

@@ -25,6 +25,8 @@ pub fn module(layout: &Layout, command: ModuleCommand) -> Result<u8, CellError> 
         ModuleCommand::Rm { names } => {
             for name in &names {
                 store.remove(name).map_err(refused)?;
+                // There is one if it was served with a network.
+                let _ = std::fs::remove_dir_all(layout.networks().join(name));
             }
         }
     }

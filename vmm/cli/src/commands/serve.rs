@@ -3,9 +3,9 @@
 use exocell_cell::intra::Intra;
 use exocell_cell::plan::VCPUS_MAX;
 use exocell_cell::xgate::{Endpoint, parse_bytes};
-use exocell_cell::{CellError, Layout};
+use exocell_cell::{CellError, Layout, relayed};
 use exocell_docker::{Defaults, Options, host_memory, serve as serve_docker};
-use exocell_service::{Limits, Pool, Service, ServiceError};
+use exocell_service::{Limits, Networks, Pool, Service, ServiceError};
 use std::path::Path;
 
 use super::module;
@@ -39,7 +39,11 @@ pub fn serve(layout: &Layout, args: &ServeArgs) -> Result<u8, CellError> {
 fn service(layout: &Layout, args: &ServeArgs) -> Result<Service, CellError> {
     let refused = |error: ServiceError| CellError::Usage(error.to_string());
     let pool = Pool { isolates: args.isolates, stacks: args.isolates, ..Pool::default() };
-    Service::new(&module::store(layout)?, pool, Limits::default()).map_err(refused)
+    let decisions = layout.networks();
+    let networks: Networks = Box::new(move |module, caps| {
+        relayed::of_this_process(caps, &decisions.join(module)).map_err(|error| error.to_string())
+    });
+    Service::new(&module::store(layout)?, pool, Limits::default(), networks).map_err(refused)
 }
 
 fn http(service: Service, place: &str, metrics: Option<&str>) -> Result<u8, CellError> {

@@ -14,7 +14,7 @@ use crate::policy::Target;
 pub enum Stage {
     /// The dialer was asked.
     Asking(Done<Connection>),
-    Stream(Joint),
+    Stream(Box<Joint>),
     /// Datagrams, which the dialer passes on: the relay's end of the pair.
     Datagrams(OwnedFd),
 }

@@ -575,7 +575,8 @@ fn join(
 ) -> Result<(Stage, Connection), &'static str> {
     let (ours, socket) = pair(SockType::Stream)?;
     let was_reset = Arc::new(AtomicBool::new(false));
-    let stage = Stage::Stream(Joint::new(ours, host, guard, was_reset.clone()));
+    let joint = Joint::new(ours, host, guard, was_reset.clone());
+    let stage = Stage::Stream(Box::new(joint));
     Ok((stage, Connection { socket, peer, was_reset }))
 }
 
