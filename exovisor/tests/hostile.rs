@@ -8,8 +8,8 @@ use proptest::prelude::*;
 use std::path::Path;
 
 /// Each function of preview 1 and its parameters, `i` for i32 and `I` for i64, from
-/// `wasi_snapshot_preview1.witx`. All answer with an i32, except `proc_exit`.
-const SIGNATURES: [(&str, &str); 46] = [
+/// `wasi_snapshot_preview1.witx` and WasmEdge's sockets. All answer with an i32, except `proc_exit`.
+const SIGNATURES: [(&str, &str); 57] = [
     ("args_get", "ii"),
     ("args_sizes_get", "ii"),
     ("clock_res_get", "ii"),
@@ -56,6 +56,17 @@ const SIGNATURES: [(&str, &str); 46] = [
     ("sock_recv", "iiiiii"),
     ("sock_send", "iiiii"),
     ("sock_shutdown", "ii"),
+    ("sock_open", "iii"),
+    ("sock_bind", "iii"),
+    ("sock_listen", "ii"),
+    ("sock_connect", "iii"),
+    ("sock_recv_from", "iiiiiiii"),
+    ("sock_send_to", "iiiiiii"),
+    ("sock_getaddrinfo", "iiiiiiii"),
+    ("sock_getpeeraddr", "iiii"),
+    ("sock_getlocaladdr", "iiii"),
+    ("sock_getsockopt", "iiiii"),
+    ("sock_setsockopt", "iiiii"),
 ];
 
 fn import(name: &str, parameters: &str) -> String {
