@@ -95,8 +95,11 @@ fn compact(config: &mut Config, policy: &Policy, pool: &Pool) -> io::Result<Arc<
         .with_host_memory(Arc::new(memories))
         // First contents that are mapped would be mappings of their own.
         .memory_init_cow(false)
-        .memory_reservation(pool.memory_bytes as u64)
         .memory_may_move(false)
+        // What is beyond a memory's length in its slot is not guarded, so each access is checked
+        // against the length. Of a reservation the compiler takes for granted that it is guarded,
+        // and checks against its end.
+        .memory_reservation(0)
         .memory_guard_size(0)
         .guard_before_linear_memory(false);
     Ok(stacks)

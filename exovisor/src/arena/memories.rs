@@ -5,8 +5,8 @@ use std::io;
 use std::sync::Arc;
 use wasmtime::{LinearMemory, MemoryCreator, MemoryType, Result, format_err};
 
-/// All memories of one engine, each as large as the largest may be, without guards between
-/// them: compiled code checks each access against the memory's length.
+/// All memories of one engine, each as large as the largest may be, without guards between them
+/// or behind a memory's end: compiled code must check each access against the memory's length.
 pub(crate) struct Memories {
     arena: Arc<Arena>,
     keep_bytes: usize,
@@ -35,8 +35,11 @@ unsafe impl MemoryCreator for Memories {
         reserved: Option<usize>,
         guard: usize,
     ) -> Result<Box<dyn LinearMemory>, String> {
+        if guard > 0 || reserved.is_some_and(|reserved| reserved > 0) {
+            return Err("nothing is guarded here, so the engine must not rely on it".to_owned());
+        }
         let room = self.arena.slot_bytes;
-        if guard > 0 || reserved.unwrap_or(0) > room || minimum > room {
+        if minimum > room {
             return Err(format!(
                 "a memory of {minimum} bytes is more than the {room} that policy permits"
             ));
@@ -102,7 +105,7 @@ mod tests {
     const PAGE: usize = 64 << 10;
 
     fn new(memories: &Memories, minimum: usize) -> Result<Box<dyn LinearMemory>, String> {
-        memories.new_memory(MemoryType::new(1, None), minimum, None, Some(2 * PAGE), 0)
+        memories.new_memory(MemoryType::new(1, None), minimum, None, Some(0), 0)
     }
 
     fn bytes(memory: &mut dyn LinearMemory) -> &mut [u8] {
@@ -137,7 +140,7 @@ mod tests {
         drop(memory);
         assert!(new(&memories, PAGE).is_ok());
         let ty = || MemoryType::new(1, None);
-        assert!(memories.new_memory(ty(), PAGE, None, Some(4 * PAGE), 0).is_err());
-        assert!(memories.new_memory(ty(), PAGE, None, Some(PAGE), 4096).is_err());
+        assert!(memories.new_memory(ty(), PAGE, None, Some(PAGE), 0).is_err());
+        assert!(memories.new_memory(ty(), PAGE, None, Some(0), 4096).is_err());
     }
 }
