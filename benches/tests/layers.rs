@@ -16,6 +16,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("exocell-kernel", &[]),
     ("exocell-folders", &[]),
     ("exocell-models", &[]),
+    ("exocell-random-modules", &[]),
     // What runs in the guest speaks the protocol only.
     ("exocell-init", &["exocell-agent"]),
     ("exocell-xgate", &["exocell-xgate-abi"]),
@@ -51,6 +52,7 @@ const LAYERS: &[(&str, &[&str])] = &[
             "exocell-images",
             "exocell-network",
             "exocell-pager",
+            "exocell-random-modules",
             "exocell-vmm",
             "exocell-xgate",
         ],

@@ -81,6 +81,10 @@ impl<'a> Input<'a> {
         u32::from(self.u16()) | u32::from(self.u16()) << 16
     }
 
+    pub fn rest(&self) -> &'a [u8] {
+        self.0
+    }
+
     /// At most `count` bytes.
     pub fn take(&mut self, count: usize) -> &'a [u8] {
         let (taken, rest) = self.0.split_at(count.min(self.0.len()));

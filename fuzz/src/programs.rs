@@ -1,13 +1,11 @@
 //! Whole programs of a tenant, run under limits beside a neighbour's calls.
 
-mod author;
-
 use crate::Input;
-use author::Signature;
 use exocell_exovisor::{
-    Admission, Call, CallLimits, Function, Metering, Outcome, Policy, Pool, Priority, Scheduler,
-    SchedulerConfig, Tenant, Value,
+    Admission, AdmissionError, Call, CallLimits, Function, Metering, Outcome, Policy, Pool,
+    Priority, Report, Scheduler, SchedulerConfig, Slots, Tenant, Value,
 };
+use exocell_random_modules::{FUNCTIONS, entropy, module};
 use exocell_xgate::CapabilitySet;
 use std::sync::{OnceLock, mpsc};
 use std::time::{Duration, Instant};
@@ -22,10 +20,17 @@ const FIB: &str = r#"(module (memory 1) (data (i32.const 8) "\07")
       (call $fib (i32.sub (local.get 0) (i32.const 1)))
       (call $fib (i32.sub (local.get 0) (i32.const 2))))))))"#;
 const PAIR: (i32, i32) = (12, 144);
+/// Turns are short, so that most programs are interrupted.
+const SLICE: Duration = Duration::from_micros(100);
+/// What a call of a program may use.
+const CPU: Duration = Duration::from_millis(1);
+const FUEL: u64 = 100_000;
+const MEMORY_BYTES: u64 = 1 << 20;
 /// Bytes of a seed, and how many seeds.
-const SEED_BYTES: usize = 600;
+const SEED_BYTES: usize = 2_000;
 const SEEDS: u64 = 8;
 
+/// Two tenants on one scheduler, in slots of one kind.
 struct World {
     admission: Admission,
     scheduler: Scheduler,
@@ -35,15 +40,21 @@ struct World {
 }
 
 impl World {
-    fn shared() -> &'static Self {
-        static WORLD: OnceLock<World> = OnceLock::new();
-        WORLD.get_or_init(Self::new)
+    fn shared(slots: Slots) -> &'static Self {
+        static WORLDS: [OnceLock<World>; 2] = [const { OnceLock::new() }; 2];
+        WORLDS[usize::from(slots == Slots::Compact)].get_or_init(|| Self::new(slots))
     }
 
-    fn new() -> Self {
-        let pool = Pool { isolates: 64, stacks: 64, ..Pool::default() };
+    /// What is preempted in compact slots is dormant until its next turn.
+    fn new(slots: Slots) -> Self {
+        let pool = Pool { isolates: 64, stacks: 64, slots, ..Pool::default() };
         let admission = Admission::new(Policy::pooled(pool));
-        let config = SchedulerConfig { workers: 2, ..SchedulerConfig::default() };
+        let config = SchedulerConfig {
+            workers: 2,
+            slice: SLICE,
+            awake_max: 0,
+            ..SchedulerConfig::default()
+        };
         let scheduler = Scheduler::new(&config).expect("a scheduler");
         let [bad, good] = [BAD, GOOD].map(|name| scheduler.tenant(name, 1, Priority::Normal));
         let caps = CapabilitySet::nothing();
@@ -53,15 +64,23 @@ impl World {
             .expect("the neighbour's module is admitted");
         Self { admission, scheduler, bad, good, fib }
     }
+
+    /// The neighbour's call succeeds, whatever else runs.
+    fn neighbours_call(&self) {
+        let limits = limits(Duration::from_secs(60));
+        let call = Call::new(&self.fib, &[Value::I32(PAIR.0)], limits);
+        let good = self.scheduler.run(&self.good, call).expect("it is taken");
+        assert_eq!((good.outcome, good.results), (Outcome::Exited(0), vec![Value::I32(PAIR.1)]));
+    }
 }
 
 fn limits(cpu: Duration) -> CallLimits {
     CallLimits {
-        memory_bytes: 1 << 20,
+        memory_bytes: MEMORY_BYTES,
         deadline: Some(Instant::now() + Duration::from_secs(60)),
         cpu_ns: u64::try_from(cpu.as_nanos()).ok(),
         threads: 0,
-        fuel: 100_000,
+        fuel: FUEL,
     }
 }
 
@@ -74,39 +93,44 @@ fn argument(ty: char, input: &mut Input<'_>) -> Value {
     }
 }
 
-/// A program written after these bytes: all of its functions are called at once, and the
+/// A program that these bytes describe: all of its functions are called at once, and the
 /// neighbour's beside them.
 pub fn run(bytes: &[u8]) {
-    for outcome in outcomes(bytes) {
-        let host = matches!(&outcome, Outcome::Trap(why) if why.contains("host function failed"));
-        assert!(!host, "a program reached into the host");
-    }
+    // That it is refused is an answer.
+    let _ = outcomes(bytes);
 }
 
-fn outcomes(bytes: &[u8]) -> Vec<Outcome> {
-    let world = World::shared();
+/// How the calls ended, or why the module was refused; no calls if the bytes describe none.
+fn outcomes(bytes: &[u8]) -> Result<Vec<Outcome>, AdmissionError> {
     let mut input = Input::new(bytes);
-    let metering = Metering::ALL[usize::from(input.u8()) % Metering::ALL.len()];
-    let (text, signatures) = author::program(&mut input);
+    let choice = usize::from(input.u8());
+    let metering = Metering::ALL[choice % Metering::ALL.len()];
+    let slots = if choice < 128 { Slots::Guarded } else { Slots::Compact };
+    let arguments = FUNCTIONS.map(|(_, parameters)| {
+        parameters.chars().map(|ty| argument(ty, &mut input)).collect::<Vec<_>>()
+    });
+    let Some(binary) = module(input.rest()) else { return Ok(Vec::new()) };
+    let world = World::shared(slots);
     let caps = CapabilitySet::nothing();
-    let admitted = world
-        .admission
-        .admit_for(BAD, text.as_bytes(), &caps, metering)
-        .unwrap_or_else(|error| panic!("{error}\n{text}"));
+    let admitted = world.admission.admit_for(BAD, &binary, &caps, metering)?;
     let (send, ended) = mpsc::channel();
-    for (index, Signature { parameters, .. }) in signatures.iter().enumerate() {
-        let function = admitted.function(BAD, &index.to_string()).expect("it is exported");
-        let arguments: Vec<Value> = parameters.chars().map(|ty| argument(ty, &mut input)).collect();
-        let call = Call::new(&function, &arguments, limits(Duration::from_millis(2)));
+    for ((name, _), arguments) in FUNCTIONS.iter().zip(arguments) {
+        let function = admitted.function(BAD, name).expect("it is exported");
+        let call = Call::new(&function, &arguments, limits(CPU));
         let send = send.clone();
-        let done = move |report: exocell_exovisor::Report| drop(send.send(report.outcome));
+        let done = move |report: Report| drop(send.send(report.outcome));
         world.scheduler.submit(&world.bad, call, done).expect("it is taken");
     }
     drop(send);
-    let call = Call::new(&world.fib, &[Value::I32(PAIR.0)], limits(Duration::from_secs(60)));
-    let good = world.scheduler.run(&world.good, call).expect("it is taken");
-    assert_eq!((good.outcome, good.results), (Outcome::Exited(0), vec![Value::I32(PAIR.1)]));
-    ended.iter().collect()
+    world.neighbours_call();
+    let outcomes: Vec<Outcome> = ended.iter().collect();
+    assert_eq!(outcomes.len(), FUNCTIONS.len(), "every call ends");
+    let failed = |outcome: &Outcome| match outcome {
+        Outcome::Trap(why) => why.contains("host function failed"),
+        _ => false,
+    };
+    assert!(!outcomes.iter().any(failed), "a program reached into the host");
+    Ok(outcomes)
 }
 
 /// Entropy, the same every time.
@@ -114,43 +138,71 @@ pub fn seeds() -> Vec<Vec<u8>> {
     (1..=SEEDS).map(|seed| entropy(seed, SEED_BYTES)).collect()
 }
 
-/// xorshift64* (S. Vigna, 2014).
-fn entropy(seed: u64, count: usize) -> Vec<u8> {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    let mut next = || {
-        state ^= state >> 12;
-        state ^= state << 25;
-        state ^= state >> 27;
-        (state.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 56) as u8
-    };
-    (0..count).map(|_| next()).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::collections::BTreeMap;
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    /// Threads that admit modules and submit their calls.
+    const THREADS: usize = 2;
 
     /// How many modules; the environment may ask for more of them.
     fn count() -> u64 {
         let asked = std::env::var("EXOCELL_RANDOM_MODULES").ok();
-        asked.map_or(200, |count| count.parse().expect("a number of modules"))
+        asked.map_or(10_000, |count| count.parse().expect("a number of modules"))
+    }
+
+    /// How many calls ended in which way, and how many modules were refused.
+    type Tally = BTreeMap<&'static str, u64>;
+
+    fn way(outcome: &Outcome) -> &'static str {
+        match outcome {
+            Outcome::Exited(_) => "returned",
+            Outcome::Trap(why) if why.contains("call stack exhausted") => "out of stack",
+            Outcome::Trap(_) => "trapped",
+            Outcome::OutOfMemory { .. } => "out of memory",
+            Outcome::OutOfFuel => "out of fuel",
+            Outcome::Ended(_) => "out of time",
+        }
+    }
+
+    /// Runs modules until `next` has come to the end.
+    fn tally(next: &AtomicU64, end: u64) -> Tally {
+        let mut tally = Tally::new();
+        let mut count = |way| *tally.entry(way).or_default() += 1;
+        loop {
+            let seed = next.fetch_add(1, Ordering::Relaxed);
+            if seed >= end {
+                return tally;
+            }
+            match outcomes(&entropy(seed, SEED_BYTES)) {
+                Ok(outcomes) => outcomes.iter().map(way).for_each(&mut count),
+                Err(_) => count("refused"),
+            }
+        }
     }
 
     #[test]
-    fn programs_end_in_all_ways() {
-        let ways = [
-            |outcome: &Outcome| matches!(outcome, Outcome::Exited(0)),
-            |outcome: &Outcome| matches!(outcome, Outcome::Trap(_)),
-            |outcome: &Outcome| !matches!(outcome, Outcome::Exited(_) | Outcome::Trap(_)),
-        ];
-        let mut ended = [0; 3];
-        for seed in 0..count() {
-            for outcome in outcomes(&entropy(seed + 1_000, SEED_BYTES)) {
-                let way = ways.iter().position(|way| way(&outcome));
-                ended[way.unwrap_or_else(|| panic!("{outcome:?}"))] += 1;
+    fn ten_thousand_random_modules_leave_a_neighbours_calls_alone() {
+        let (next, count) = (AtomicU64::new(1), count());
+        let mut all = Tally::new();
+        std::thread::scope(|scope| {
+            let threads = [(); THREADS].map(|()| scope.spawn(|| tally(&next, count + 1)));
+            for thread in threads {
+                let tally = thread.join().expect("the neighbour's calls succeed");
+                tally.into_iter().for_each(|(way, count)| *all.entry(way).or_default() += count);
             }
+        });
+        println!("{all:?}");
+        let refused = all.remove("refused").unwrap_or_default();
+        assert!(refused > 0 && refused < count / 10, "{refused} of {count} modules were refused");
+        assert_eq!(all.values().sum::<u64>(), (count - refused) * FUNCTIONS.len() as u64);
+        let ways =
+            ["returned", "trapped", "out of stack", "out of memory", "out of fuel", "out of time"];
+        for way in ways {
+            let ended = all.get(way).copied().unwrap_or_default();
+            assert!(ended > count / 50, "{way}: {ended} calls of {count} modules");
         }
-        println!("returned, trapped, ended: {ended:?}");
-        assert!(ended.iter().all(|ended| *ended > 10), "{ended:?}");
     }
 }
