@@ -7,7 +7,8 @@
 //! call (epoch check); a hostcall that waits is woken.
 
 use crate::preempt::{self, CodeMap, Guest};
-use std::sync::atomic::{AtomicI32, AtomicU8, Ordering};
+use std::cell::Cell;
+use std::sync::atomic::{AtomicI32, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -40,6 +41,10 @@ struct Ending {
     thread: AtomicI32,
     /// Whose epoch running code looks at, if it does.
     epochs: Option<Engine>,
+    /// CPU time that other threads than workers used for it, and that no turn was charged with.
+    elsewhere_ns: AtomicU64,
+    /// What was left of its CPU time at the end of its last turn.
+    cpu_left_ns: AtomicU64,
     /// Whether the isolate is done, so that the watch may go.
     done: Mutex<bool>,
     changed: Condvar,
@@ -49,6 +54,32 @@ struct Ending {
 #[derive(Debug, thiserror::Error)]
 #[error("the isolate was ended from outside")]
 pub(crate) struct Ended;
+
+/// Counts the CPU time of a thread that works for an isolate and is no worker: from when it is made
+/// until it is dropped.
+pub(crate) struct Meter {
+    stopper: Stopper,
+    read_ns: Cell<u64>,
+}
+
+impl Meter {
+    pub fn start(stopper: Stopper) -> Self {
+        Self { stopper, read_ns: Cell::new(preempt::thread_cpu_ns()) }
+    }
+
+    /// Counts what was used since the last look; whether the isolate was ended.
+    pub fn is_over(&self) -> bool {
+        let now_ns = preempt::thread_cpu_ns();
+        self.stopper.charge(now_ns.saturating_sub(self.read_ns.replace(now_ns)));
+        self.stopper.is_over()
+    }
+}
+
+impl Drop for Meter {
+    fn drop(&mut self) {
+        self.is_over();
+    }
+}
 
 /// How often the watch interrupts an isolate that was ended and is still in a host function.
 const KICK_INTERVAL: Duration = Duration::from_millis(1);
@@ -62,6 +93,8 @@ impl Stopper {
             guest: code.map(Guest::new),
             thread: AtomicI32::new(0),
             epochs,
+            elsewhere_ns: AtomicU64::new(0),
+            cpu_left_ns: AtomicU64::new(u64::MAX),
             done: Mutex::new(false),
             changed: Condvar::new(),
         }))
@@ -129,6 +162,28 @@ impl Stopper {
     /// Says which thread runs the guest from now on; 0 for none.
     pub(crate) fn runs_on(&self, thread: i32) {
         self.0.thread.store(thread, Ordering::SeqCst);
+    }
+
+    /// Another thread used CPU time for it, which its next turn is charged with. If it is more
+    /// than was left, it is ended.
+    fn charge(&self, used_ns: u64) {
+        let before_ns = self.0.elsewhere_ns.fetch_add(used_ns, Ordering::AcqRel);
+        if before_ns.saturating_add(used_ns) > self.0.cpu_left_ns.load(Ordering::Acquire) {
+            self.stop(Cause::CpuTime);
+        }
+    }
+
+    /// CPU time of other threads since the last turn, in nanoseconds.
+    pub(crate) fn take_elsewhere_ns(&self) -> u64 {
+        match self.0.elsewhere_ns.load(Ordering::Acquire) {
+            0 => 0,
+            _ => self.0.elsewhere_ns.swap(0, Ordering::AcqRel),
+        }
+    }
+
+    /// A turn ended and left so much of its CPU time.
+    pub(crate) fn leave_cpu(&self, left_ns: u64) {
+        self.0.cpu_left_ns.store(left_ns, Ordering::Release);
     }
 
     /// Does `work` unless the isolate is or gets ended, by `deadline` at the latest.

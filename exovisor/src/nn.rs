@@ -3,9 +3,9 @@
 //! Guests bring no models: what `load` would take is refused. A model is read and bounded when
 //! the isolate is made ready ([`exocell_models`]), and computed on a thread for that purpose, or
 //! the isolate's own; of all isolates no more compute at once than there are processors. Its
-//! run ends with the isolate, between two operators.
+//! run ends with the isolate, between two operators, and its CPU time is the call's.
 
-use crate::ending::Stopper;
+use crate::ending::{Meter, Stopper};
 use crate::hostcalls::{Host, ended, reach};
 use crate::isolate::{Reach, State, Waits};
 use exocell_models::{Element, Ended, Form, MODEL_BYTES_MAX, Model, ModelError};
@@ -170,14 +170,17 @@ impl Inference {
         let (inputs, graph) = (inputs.ok_or(Refusal::InvalidArgument)?, graph.clone());
         let model = Arc::clone(self.model(&graph)?);
         let stopper = stopper.clone();
-        let run = move || model.run(&inputs, || stopper.is_over());
         let ran = match self.waits {
-            Waits::Here => run(),
+            Waits::Here => model.run(&inputs, || stopper.is_over()),
             Waits::Elsewhere => {
                 // It is never closed.
                 let permit = computing().acquire().await.map_err(|_| Refusal::RuntimeError)?;
-                let ran = tokio::task::spawn_blocking(move || (run(), permit)).await;
-                ran.map_err(|_| Refusal::RuntimeError)?.0
+                let run = move || {
+                    let (meter, _permit) = (Meter::start(stopper), permit);
+                    model.run(&inputs, || meter.is_over())
+                };
+                let ran = tokio::task::spawn_blocking(run).await;
+                ran.map_err(|_| Refusal::RuntimeError)?
             }
         };
         self.context(context)?.outputs = ran.map_err(|ended| match ended {

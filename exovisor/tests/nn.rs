@@ -7,8 +7,9 @@ mod onnx;
 use common::{caps_with, ready, table};
 use exocell_exovisor::{
     Admission, AdmissionError, Call, CallLimits, Cause, Isolate, Metering, ModuleLimits, Outcome,
-    Policy, Scheduler, SchedulerConfig, Spec, Value,
+    Policy, Report, Scheduler, SchedulerConfig, Spec, Tenant, Value,
 };
+use exocell_models::Model;
 use exocell_xgate::{CapabilitySet, Table};
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -187,13 +188,18 @@ fn a_model_that_cannot_be_had_is_named() {
 
 /// Work for about a second: 200 products, one after the other.
 fn heavy() -> Vec<u8> {
+    products(200)
+}
+
+/// So many products, one after the other.
+fn products(count: usize) -> Vec<u8> {
     let square = [400, 400];
     let name = |index: usize| if index == 0 { "x".to_owned() } else { format!("v{index}") };
-    let nodes: Vec<Vec<u8>> = (0..200)
+    let nodes: Vec<Vec<u8>> = (0..count)
         .map(|index| onnx::node("MatMul", &[&name(index), "w"], &name(index + 1), &[]))
         .collect();
     let weights = onnx::tensor("w", onnx::F32, &square, &vec![0; 640_000]);
-    let (x, y) = (onnx::value("x", onnx::F32, &square), onnx::value("v200", onnx::F32, &[]));
+    let (x, y) = (onnx::value("x", onnx::F32, &square), onnx::value(&name(count), onnx::F32, &[]));
     onnx::model(&nodes, &[weights], &[x], &[y])
 }
 
@@ -254,4 +260,67 @@ fn revoking_acts_on_a_graph_that_is_loaded_and_a_computation_frees_its_worker() 
     assert_eq!(report.results, [Value::I32(NOT_FOUND)], "{report:?}");
     let computed = ended.recv().unwrap().outcome;
     assert!(matches!(computed, Outcome::Exited(0) | Outcome::Trap(_)), "{computed:?}");
+}
+
+/// CPU time of this thread.
+fn thread_cpu() -> Duration {
+    let time = nix::time::clock_gettime(nix::time::ClockId::CLOCK_THREAD_CPUTIME_ID).unwrap();
+    Duration::from(time)
+}
+
+#[test]
+fn what_a_model_computes_is_the_calls_and_the_tenants_cpu_time() {
+    const PRODUCTS: usize = 40;
+    const SPIN: Duration = Duration::from_millis(20);
+    let model = products(PRODUCTS);
+    let plain = Model::read(&model).unwrap();
+    let begun = thread_cpu();
+    plain.run(&[vec![0; 640_000]], || false).unwrap();
+    let of_model = thread_cpu() - begun;
+
+    let world = world(&model);
+    let config = SchedulerConfig { workers: 1, ..SchedulerConfig::default() };
+    let scheduler = Scheduler::new(&config).unwrap();
+    let admission = Admission::new(Policy::default());
+    let text = format!(
+        "{PRELUDE} (func (export \"compute\") {COMPUTE})
+        (func (export \"spin\") (loop $again (br $again))))"
+    );
+    let [one, other] =
+        ["one", "other"].map(|name| scheduler.tenant(name, 1, exocell_exovisor::Priority::Normal));
+    let call = |tenant: &Tenant, name: &str, cpu: Option<Duration>| {
+        let owner = tenant.name();
+        let module = admission.admit_for(owner, text.as_bytes(), &world.caps, Metering::Time);
+        let function = module.unwrap().function(owner, name).unwrap();
+        let deadline = Some(Instant::now() + Duration::from_secs(120));
+        let cpu_ns = cpu.map(|cpu| cpu.as_nanos() as u64);
+        let limits = CallLimits { memory_bytes: 1 << 20, deadline, cpu_ns, threads: 0, fuel: 0 };
+        let attached = scheduler.attach(&world.table, "isolate", Spec::default()).unwrap();
+        Call::new(&function, &[], limits).with(attached)
+    };
+    // Of the call and of the tenant, though no worker computed it.
+    let report = scheduler.run(&one, call(&one, "compute", None)).unwrap();
+    assert_eq!(report.outcome, Outcome::Exited(0));
+    assert!(report.cpu > of_model / 2, "{:?}, the model alone {of_model:?}", report.cpu);
+
+    // It is ahead of another by that much: what both begin, the other ends first.
+    let (send, ended) = std::sync::mpsc::channel();
+    let spin = |tenant: &Tenant| {
+        let (send, name) = (send.clone(), tenant.name().to_owned());
+        let done = move |report: Report| drop(send.send((name, report.outcome)));
+        scheduler.submit(tenant, call(tenant, "spin", Some(SPIN)), done).unwrap();
+    };
+    spin(&one);
+    spin(&other);
+    let out_of_time = Outcome::Ended(Cause::CpuTime);
+    assert_eq!(ended.recv().unwrap(), ("other".to_owned(), out_of_time.clone()));
+    assert_eq!(ended.recv().unwrap(), ("one".to_owned(), out_of_time.clone()));
+    let stats = scheduler.stats();
+    let cpu_ns = |name: &str| stats.iter().find(|(of, _)| of == name).unwrap().1.cpu_ns;
+    assert!(cpu_ns("one") > (of_model / 2).as_nanos() as u64 + cpu_ns("other") / 2);
+
+    // A limit ends it between two operators.
+    let limit = Some(of_model / 8);
+    let report = scheduler.run(&one, call(&one, "compute", limit)).unwrap();
+    assert_eq!(report.outcome, out_of_time);
 }

@@ -36,7 +36,7 @@ pub struct Report {
     pub outcome: Outcome,
     /// What it returned, if it did.
     pub results: Vec<Value>,
-    /// CPU time on the workers, instantiation included.
+    /// CPU time on the workers, instantiation included, and what models took on other threads.
     pub cpu: Duration,
     /// How often the CPU was taken from it.
     pub preemptions: u64,
@@ -280,6 +280,11 @@ impl Task {
     /// CPU time so far, in nanoseconds.
     pub fn cpu_ns(&self) -> &AtomicU64 {
         self.team_cpu_ns.as_deref().unwrap_or(&self.cpu_ns)
+    }
+
+    /// CPU time that it may still use, in nanoseconds.
+    pub fn cpu_left_ns(&self) -> u64 {
+        self.cpu_limit_ns.saturating_sub(self.cpu_ns().load(Ordering::Relaxed))
     }
 
     /// Whether it is a thread, or a call that may have some.

@@ -121,8 +121,9 @@ fn turn(next: &Next, thread: i32, clock: &mut Clock) -> TurnEnd {
     drop(turn);
     task.stopper.runs_on(0);
     let left = preempt::left();
-    let used_ns = clock.used_ns(next.now_ns);
+    let used_ns = clock.used_ns(next.now_ns).saturating_add(task.stopper.take_elsewhere_ns());
     task.cpu_ns().fetch_add(used_ns, Ordering::Relaxed);
+    task.stopper.leave_cpu(task.cpu_left_ns());
     let goes_on = |verdict| TurnEnd { verdict, used_ns, notify: None };
     let (outcome, results) = match poll {
         Ok(Poll::Ready(done)) => done,
@@ -141,7 +142,7 @@ fn turn(next: &Next, thread: i32, clock: &mut Clock) -> TurnEnd {
 /// When the turn is over; at once if its task is.
 fn allowance(next: &Next) -> Allowance {
     let Next { task, slice_ns, now_ns, alone, .. } = next;
-    let left_ns = task.cpu_limit_ns.saturating_sub(task.cpu_ns().load(Ordering::Relaxed));
+    let left_ns = task.cpu_left_ns();
     if left_ns == 0 {
         task.stopper.stop(Cause::CpuTime);
     }
