@@ -58,7 +58,10 @@ const LAYERS: &[(&str, &[&str])] = &[
         ],
     ),
     // What sits on the cell reaches everything through it.
-    ("exocell-benches", &["exocell-cell", "exocell-exovisor", "exocell-xgate"]),
+    (
+        "exocell-benches",
+        &["exocell-cell", "exocell-exovisor", "exocell-random-modules", "exocell-xgate"],
+    ),
     ("exocell-docker", &["exocell-cell"]),
     ("exocell-swebench", &[]),
     ("exocell-service", &["exocell-exovisor", "exocell-xgate"]),

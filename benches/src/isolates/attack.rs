@@ -1,12 +1,13 @@
 //! How long one tenant's short calls take, alone and beside tenants that do their worst.
 
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use exocell_exovisor::{
     Admission, Call, CallLimits, Function, Metering, Outcome, Policy, Pool, Priority, Report,
     Scheduler, SchedulerConfig, Submitter, Tenant, Value,
 };
+use exocell_random_modules::{FUNCTIONS, entropy, module};
 use exocell_xgate::CapabilitySet;
 
 use super::{OURS, guests};
@@ -24,34 +25,71 @@ const PAUSE: Duration = Duration::from_millis(1);
 const AT_ONCE: usize = 8;
 /// What never ends is ended after this.
 const DEADLINE: Duration = Duration::from_millis(50);
+/// Random modules that one attacker calls in turn, and what each is made of, in bytes.
+const RANDOM_MODULES: u64 = 300;
+const ENTROPY_BYTES: usize = 2_000;
 
 fn failed(why: impl ToString) -> BenchError {
     BenchError::Subject { subject: OURS.to_owned(), why: why.to_string() }
 }
 
-/// 99 of 100 calls took no longer: alone, beside each attacker, beside all of them, in turn; one
-/// sample a round.
+/// 99 of 100 calls took no longer: alone, beside each attacker, beside all of them, beside one
+/// whose modules are random, in turn; one sample a round.
 pub fn measure(options: &Options) -> Result<Vec<Row>, BenchError> {
-    let all = &guests::ATTACKS[..];
-    let mut settings = vec![("none", &all[..0])];
-    settings.extend(all.chunks(1).filter_map(|one| Some((one.first()?.0, one))));
-    settings.push(("all", all));
+    let admission = Admission::new(Policy::pooled(Pool::default()));
+    let good = admit(&admission, GOOD, guests::SFIB)?;
+    let attacks = guests::ATTACKS.iter().map(|(name, text)| {
+        let function = admit(&admission, name, text)?;
+        Ok(Attack { name, calls: vec![(function, vec![Value::I32(1)])] })
+    });
+    let attacks: Vec<Attack> = attacks.collect::<Result<_, BenchError>>()?;
+    let random = [Attack { name: "random", calls: random(&admission) }];
+    let mut settings = vec![("none", &attacks[..0])];
+    settings.extend(attacks.chunks(1).zip(guests::ATTACKS).map(|(one, (name, _))| (name, one)));
+    settings.extend([("all", &attacks[..]), ("random", &random[..])]);
     let mut samples = vec![Vec::new(); settings.len()];
     for _ in 0..options.rounds {
-        for ((_, attackers), samples) in settings.iter().zip(&mut samples) {
-            samples.push(p99_ns(round(attackers)?)?);
+        for ((_, attacks), samples) in settings.iter().zip(&mut samples) {
+            samples.push(p99_ns(round(&good, attacks)?)?);
         }
     }
-    let row = |((name, attackers), samples): (&(&str, &[Attack]), &Vec<f64>)| {
-        let subject = if attackers.is_empty() { "exocell-alone" } else { "exocell-attacked" };
+    let row = |((name, attacks), samples): (&(&str, &[Attack]), &Vec<f64>)| {
+        let subject = if attacks.is_empty() { "exocell-alone" } else { "exocell-attacked" };
         let params = [("calls", CALLS.to_string()), ("attackers", (*name).to_owned())];
         Row::of(format!("call_p99_{name}"), subject, Unit::Ns, samples, &params)
     };
     Ok(settings.iter().zip(&samples).filter_map(row).collect())
 }
 
-/// Name and module.
-type Attack = (&'static str, &'static str);
+/// What a tenant calls, again and again.
+struct Attack {
+    name: &'static str,
+    calls: Vec<(Function, Vec<Value>)>,
+}
+
+/// All functions of those random modules that are admitted.
+fn random(admission: &Admission) -> Vec<(Function, Vec<Value>)> {
+    let caps = CapabilitySet::nothing();
+    let admit = |seed| {
+        let binary = module(&entropy(seed, ENTROPY_BYTES))?;
+        admission.admit_for("random", &binary, &caps, Metering::Time).ok()
+    };
+    let zero = |ty| match ty {
+        'i' => Value::I32(0),
+        'I' => Value::I64(0),
+        'f' => Value::F32(0.0),
+        _ => Value::F64(0.0),
+    };
+    let mut calls = Vec::new();
+    for admitted in (1..=RANDOM_MODULES).filter_map(admit) {
+        for (name, parameters) in FUNCTIONS {
+            let function = admitted.function("random", name);
+            let arguments = parameters.chars().map(zero).collect();
+            calls.extend(function.ok().map(|function| (function, arguments)));
+        }
+    }
+    calls
+}
 
 fn p99_ns(mut times: Vec<Duration>) -> Result<f64, BenchError> {
     times.sort_unstable();
@@ -61,21 +99,19 @@ fn p99_ns(mut times: Vec<Duration>) -> Result<f64, BenchError> {
 
 /// From each call's submission to its end. One processor is left for the caller: under a
 /// real-time priority attackers would keep it from calling for ever.
-fn round(attackers: &[Attack]) -> Result<Vec<Duration>, BenchError> {
+fn round(good: &Function, attacks: &[Attack]) -> Result<Vec<Duration>, BenchError> {
     let config = SchedulerConfig::default();
     let workers = config.workers.saturating_sub(1).max(1);
     let scheduler = Scheduler::new(&SchedulerConfig { workers, ..config }).map_err(failed)?;
-    let admission = Admission::new(Policy::pooled(Pool::default()));
-    let function = admit(&admission, GOOD, guests::SFIB)?;
     let tenant = scheduler.tenant(GOOD, 1, Priority::Normal);
-    for (name, text) in attackers {
-        let function = admit(&admission, name, text)?;
+    for Attack { name, calls } in attacks {
         let attacker = Attacker {
             submitter: scheduler.submitter(),
             tenant: scheduler.tenant(name, 1, Priority::Normal),
-            function,
+            calls: Arc::new(calls.clone()),
+            next: 0,
         };
-        (0..AT_ONCE).for_each(|_| attacker.clone().attack());
+        (0..AT_ONCE).for_each(|next| Attacker { next, ..attacker.clone() }.attack());
     }
     let (send, ended) = mpsc::channel();
     for _ in 0..CALLS {
@@ -83,7 +119,7 @@ fn round(attackers: &[Attack]) -> Result<Vec<Duration>, BenchError> {
         let (send, begun) = (send.clone(), Instant::now());
         let done = move |report: Report| drop(send.send((report.outcome, begun.elapsed())));
         let limits = limits(Duration::from_secs(60));
-        let call = Call::new(&function, &[Value::I32(ARGUMENT)], limits);
+        let call = Call::new(good, &[Value::I32(ARGUMENT)], limits);
         scheduler.submit(&tenant, call, done).map_err(failed)?;
     }
     drop(send);
@@ -117,14 +153,19 @@ fn limits(deadline: Duration) -> CallLimits {
 struct Attacker {
     submitter: Submitter,
     tenant: Tenant,
-    function: Function,
+    calls: Arc<Vec<(Function, Vec<Value>)>>,
+    next: usize,
 }
 
 impl Attacker {
-    /// Calls, and again when that has ended.
+    /// Calls, and the next one when that has ended.
     fn attack(self) {
-        let call = Call::new(&self.function, &[Value::I32(1)], limits(DEADLINE));
-        let again = self.clone();
+        let Some((function, arguments)) = self.calls.get(self.next % self.calls.len().max(1))
+        else {
+            return;
+        };
+        let call = Call::new(function, arguments, limits(DEADLINE));
+        let again = Self { next: self.next + AT_ONCE, ..self.clone() };
         // Refused once the scheduler closes, which is the end of it.
         let _ = self.submitter.submit(&self.tenant, call, move |_| again.attack());
     }
