@@ -49,6 +49,17 @@ impl Slots {
     pub fn share_guards() -> bool {
         PoolingAllocationConfig::are_memory_protection_keys_available()
     }
+
+    /// The word for how they lie on this machine: `guarded`, `colorguard` (guards are shared) or
+    /// `compact`.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Guarded if Self::share_guards() => "colorguard",
+            Self::Guarded => "guarded",
+            Self::Compact => "compact",
+        }
+    }
 }
 
 /// A pool of slots that are made once and used again and again.

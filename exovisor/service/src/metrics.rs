@@ -1,6 +1,6 @@
 //! What tenants used, as JSON and in the text format of Prometheus.
 
-use exocell_exovisor::Stats;
+use exocell_exovisor::{Slots, Stats};
 use serde_json::{Value, json};
 use std::fmt::Write;
 
@@ -9,6 +9,14 @@ pub(crate) struct Tenant<'a> {
     pub name: &'a str,
     pub stats: Stats,
     pub denials: u64,
+}
+
+/// Where the isolates of all tenants lie.
+#[derive(Clone, Copy)]
+pub(crate) struct Place {
+    pub slots: Slots,
+    /// Isolates for which there is room.
+    pub isolates: u32,
 }
 
 type Metric = (&'static str, &'static str, fn(&Tenant<'_>) -> f64);
@@ -24,8 +32,13 @@ const METRICS: [Metric; 7] = [
 ];
 
 /// Names are checked when modules are added, so they need no escapes.
-pub(crate) fn prometheus(tenants: &[Tenant<'_>]) -> String {
-    let mut text = String::new();
+pub(crate) fn prometheus(tenants: &[Tenant<'_>], place: Place) -> String {
+    let Place { slots, isolates } = place;
+    let mut text = format!(
+        "# HELP exocell_slots Isolates for which there is room, by how their memories lie.\n\
+         # TYPE exocell_slots gauge\nexocell_slots{{kind=\"{}\"}} {isolates}\n",
+        slots.name()
+    );
     for (name, help, value) in METRICS {
         // Writing to a string cannot fail.
         let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} counter");
@@ -36,10 +49,11 @@ pub(crate) fn prometheus(tenants: &[Tenant<'_>]) -> String {
     text
 }
 
-pub(crate) fn json(tenant: &Tenant<'_>) -> Value {
+pub(crate) fn json(tenant: &Tenant<'_>, place: Place) -> Value {
     let Stats { calls, cpu_ns, traps, limits, ended, preemptions } = tenant.stats;
     json!({
         "tenant": tenant.name, "invocations": calls, "cpu_ns": cpu_ns, "traps": traps,
         "limits": limits, "ended": ended, "preemptions": preemptions, "denials": tenant.denials,
+        "slots": place.slots.name(),
     })
 }

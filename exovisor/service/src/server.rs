@@ -4,7 +4,7 @@ use crate::http::{self, Answer, Limits, Over, Request};
 use crate::keys;
 use crate::listener::{Listener, Stream};
 use crate::loaded::{Account, Loaded, Loader};
-use crate::metrics::{self, Tenant};
+use crate::metrics::{self, Place, Tenant};
 use crate::store::{ModuleStore, StoreError};
 use exocell_exovisor::{
     Admission, AdmissionError, Network, Policy, Pool, Scheduler, SchedulerConfig, SchedulerError,
@@ -71,6 +71,7 @@ pub struct Service {
     loaded: RwLock<Arc<Loaded>>,
     scheduler: Scheduler,
     limits: Limits,
+    place: Place,
 }
 
 impl Service {
@@ -87,6 +88,7 @@ impl Service {
         // A tenant may use up half of the pool and of the connections, and no more.
         let half = |all: usize| (all / 2).max(1);
         let begun_max = half(pool.isolates as usize);
+        let place = Place { slots: pool.slots, isolates: pool.isolates };
         let scheduler =
             Scheduler::new(&SchedulerConfig { begun_max, ..SchedulerConfig::default() })?;
         let loader = Loader {
@@ -104,7 +106,7 @@ impl Service {
             Some(error) => Err(error),
             None => {
                 let loaded = RwLock::new(Arc::new(loaded));
-                Ok(Self { loader, loaded, scheduler, limits })
+                Ok(Self { loader, loaded, scheduler, limits, place })
             }
         }
     }
@@ -252,7 +254,9 @@ impl Service {
     fn stats(&self, request: &Request) -> Answer {
         let loaded = self.loaded();
         match hash(request).and_then(|hash| loaded.owner(&hash)) {
-            Some(account) => Answer::json(200, &metrics::json(&account.used(&self.scheduler))),
+            Some(account) => {
+                Answer::json(200, &metrics::json(&account.used(&self.scheduler), self.place))
+            }
             None => Answer::error(401, "a key of a tenant is needed"),
         }
     }
@@ -261,7 +265,7 @@ impl Service {
         let loaded = self.loaded();
         let used = |account| Account::used(account, &self.scheduler);
         let tenants: Vec<Tenant<'_>> = loaded.accounts().map(used).collect();
-        Answer::text(metrics::prometheus(&tenants))
+        Answer::text(metrics::prometheus(&tenants, self.place))
     }
 }
 

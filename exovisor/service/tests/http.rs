@@ -1,6 +1,6 @@
 //! Clients that behave, and clients that do not.
 
-use exocell_exovisor::Pool;
+use exocell_exovisor::{Pool, Slots};
 use exocell_service::{Front, Limits, Listener, ModuleStore, Service, StoreError};
 use exocell_xgate::CapabilitySet;
 use std::io::{Read, Write};
@@ -36,11 +36,11 @@ struct World {
 
 impl World {
     fn new() -> Self {
-        Self::with(Duration::from_secs(60))
+        Self::with(Duration::from_secs(60), Slots::Guarded)
     }
 
     /// Tenant `a` has the modules `math` and `loops`, `b` the module `other`.
-    fn with(client_time: Duration) -> Self {
+    fn with(client_time: Duration, slots: Slots) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let store = ModuleStore::open(dir.path()).unwrap();
         let keys = [("math", "a"), ("other", "b")].map(|(name, tenant)| {
@@ -49,7 +49,7 @@ impl World {
         });
         store.add("loops", "a", MODULE.as_bytes(), &caps(SOON)).unwrap();
         let limits = Limits { head_bytes: 2000, body_bytes: 1000, client_time, connections: 20 };
-        let pool = Pool { isolates: 50, stacks: 50, ..Pool::default() };
+        let pool = Pool { isolates: 50, stacks: 50, slots, ..Pool::default() };
         let service =
             Arc::new(Service::new(&store, pool, limits, Box::new(|_, _| Ok(None))).unwrap());
         let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -186,6 +186,23 @@ fn each_tenant_is_counted() {
 }
 
 #[test]
+fn stats_and_metrics_say_how_memories_lie() {
+    for slots in [Slots::Guarded, Slots::Compact] {
+        let world = World::with(Duration::from_secs(60), slots);
+        let stats = world.get("/v1/stats", &world.keys[0]);
+        let kind = match slots {
+            Slots::Compact => "compact",
+            Slots::Guarded if Slots::share_guards() => "colorguard",
+            Slots::Guarded => "guarded",
+        };
+        has(&stats, 200, &format!("\"slots\":\"{kind}\""));
+        let operator = World { address: world.operator, ..world };
+        let metrics = operator.get("/metrics", "");
+        has(&metrics, 200, &format!("exocell_slots{{kind=\"{kind}\"}} 50"));
+    }
+}
+
+#[test]
 fn large_and_malformed_requests_are_refused() {
     let world = World::new();
     has(&world.call("half", &" ".repeat(1001)), 413, "too long");
@@ -208,7 +225,7 @@ fn large_and_malformed_requests_are_refused() {
 
 #[test]
 fn slow_clients_are_cut_off_and_do_not_keep_others_out() {
-    let world = World::with(Duration::from_secs(2));
+    let world = World::with(Duration::from_secs(2), Slots::Guarded);
     // More than may be connected at once: nothing, half a head, half a body.
     let slow: Vec<TcpStream> = (0..30)
         .map(|index| {
