@@ -104,6 +104,18 @@ pub enum CapsError {
         /// What there is.
         granted: String,
     },
+    /// An isolate in a `vm` cell asks for more than the cell has.
+    #[error(
+        "the isolate asks for {asked}, but the cell that it is in has {granted} ({capability}); ask for less, or grant the cell more when it starts"
+    )]
+    Beyond {
+        /// The capability.
+        capability: String,
+        /// What was asked for.
+        asked: String,
+        /// What there is.
+        granted: String,
+    },
     /// Something needs a capability that the grant lacks.
     #[error("capability `{capability}` is not granted; add {remedy}")]
     Missing {

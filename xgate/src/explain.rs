@@ -94,7 +94,8 @@ fn not_granted(kind: Kind) -> Explained {
     }
 }
 
-fn scope(capability: &Capability) -> String {
+/// What it covers and how much, in a person's units.
+pub(crate) fn scope(capability: &Capability) -> String {
     let amount = capability.quota().0;
     match (capability.kind(), capability.scope()) {
         (Kind::Memory | Kind::Disk, _) => format_bytes(amount),
@@ -166,8 +167,8 @@ fn with(kind: Kind) -> (&'static str, &'static str) {
             ("names are kept; no such device yet", "names are kept; no such device yet")
         }
         Kind::Spawn => (
-            "kept; starting isolates inside is not offered yet",
-            "kept; starting isolates inside is not offered yet",
+            "has the command `exocell`, and runs so many isolates at once under its own limits",
+            "starts no isolates",
         ),
         Kind::Model => (
             "nothing: a guest brings its own",

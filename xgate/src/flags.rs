@@ -98,8 +98,7 @@ impl Flags {
         self.wishes.is_empty()
     }
 
-    pub(crate) fn grant(&self) -> Result<CapabilitySet, CapsError> {
-        let mut set = CapabilitySet::default();
+    pub(crate) fn add_to(&self, mut set: CapabilitySet) -> Result<CapabilitySet, CapsError> {
         for (_, wish) in &self.wishes {
             wish.apply(&mut set);
         }

@@ -4,7 +4,8 @@
 //! checked. [`CapabilitySet::install`] puts it into a [`Table`], where each capability gets a
 //! [`Handle`]. Whoever enforces asks [`Table::check`], or keeps the capability's [`Live`] token
 //! and tests it before each operation; [`Table::revoke`] ends a capability and all that was
-//! derived from it, and every token of theirs with it.
+//! derived from it, and every token of theirs with it. What a `vm` cell hands on to the isolates
+//! in it is a grant too ([`CapabilitySet::handed_on`]), and theirs lie within it.
 //!
 //! The main path: [`CapabilitySet::parse`] or [`CapabilitySet::from_flags`] -> `install` ->
 //! [`Table::derive`] / [`Table::check`] -> [`Table::revoke`].
@@ -13,6 +14,7 @@
 
 mod amount;
 mod capability;
+mod derived;
 mod error;
 mod explain;
 mod file;

@@ -214,7 +214,15 @@ impl CapabilitySet {
     /// # Errors
     /// [`CapsError::Value`] names the flag.
     pub fn from_flags(flags: &Flags) -> Result<Self, CapsError> {
-        flags.grant()
+        Self::default().with(flags)
+    }
+
+    /// This grant, with what flags name changed or added.
+    ///
+    /// # Errors
+    /// [`CapsError::Value`] names the flag.
+    pub fn with(self, flags: &Flags) -> Result<Self, CapsError> {
+        flags.add_to(self)
     }
 
     /// This grant, narrowed by flags.
