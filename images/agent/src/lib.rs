@@ -37,8 +37,8 @@ mod message;
 
 pub use frame::{Frame, FrameError, FrameReader, FrameWriter, Kind};
 pub use message::{
-    Boot, BootTimes, Exec, FailureKind, FolderMount, GateStats, GuestStats, NetworkSetup,
-    PagerStats, Pressure, Reply, Request, TtySize,
+    Boot, BootTimes, Exec, FailureKind, FolderMount, GateStats, GuestStats, IsolatesSetup,
+    NetworkSetup, PagerStats, Pressure, Reply, Request, TtySize,
 };
 
 /// The vsock port on the host (CID 2) that the guest init connects to once.
@@ -56,5 +56,13 @@ pub const AUTHORITY_FOLDER: &str = "/run/exocell/tls";
 pub const AUTHORITY_CERTIFICATE: &str = "/run/exocell/tls/authority.pem";
 /// The image's trusted certificates and that one.
 pub const AUTHORITY_BUNDLE: &str = "/run/exocell/tls/trusted.pem";
+/// A guest that may start isolates has a file system of its own here, which cannot be written.
+pub const ISOLATES_FOLDER: &str = "/run/exocell/isolates";
+/// The capability table that the tables of those isolates are derived from.
+pub const ISOLATES_TABLE: &str = "/run/exocell/isolates/caps.json";
+/// A file for each isolate that may run at once; who runs has one locked (flock(2)).
+pub const ISOLATES_PLACES: &str = "/run/exocell/isolates/places";
+/// The directory of the command that starts them, the last of each program's PATH.
+pub const ISOLATES_BIN: &str = "/run/exocell/bin";
 /// The largest payload of a frame, in bytes.
 pub const FRAME_BYTES_MAX: usize = 64 * 1024;

@@ -66,6 +66,21 @@ pub struct Boot {
     /// `None` where there is no network device.
     #[serde(default)]
     pub network: Option<NetworkSetup>,
+    /// `None` where the cell starts no isolates.
+    #[serde(default)]
+    pub isolates: Option<IsolatesSetup>,
+}
+
+/// What a cell has that may start isolates.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct IsolatesSetup {
+    /// Block device with an erofs file system that holds the command `exocell`.
+    pub device: String,
+    /// The most that each of them may have, as JSON, for [`crate::ISOLATES_TABLE`].
+    pub table: String,
+    /// How many may run at once: the files in [`crate::ISOLATES_PLACES`].
+    pub count_max: u32,
 }
 
 /// The guest's end of its link. Everything is reached through the interface;

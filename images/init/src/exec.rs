@@ -10,7 +10,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
 
-use exocell_agent::{Exec, FrameReader, FrameWriter, Kind, Reply, TtySize};
+use exocell_agent::{
+    Exec, FrameReader, FrameWriter, ISOLATES_BIN, ISOLATES_TABLE, Kind, Reply, TtySize,
+};
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::sys::eventfd::{EfdFlags, EventFd};
@@ -108,6 +110,9 @@ fn resolve(request: &Exec, identity: &Identity) -> Result<Program, InitError> {
     if !env.iter().any(|variable| variable.starts_with("HOME=")) {
         env.push(format!("HOME={}", identity.home));
     }
+    if Path::new(ISOLATES_TABLE).exists() {
+        add_to_path(&mut env, ISOLATES_BIN);
+    }
     let search = env.iter().rev().find_map(|variable| variable.strip_prefix("PATH="));
     let name = request.args.first().filter(|name| !name.is_empty());
     let name = name.ok_or_else(|| InitError::invalid("no program to run; give its name"))?;
@@ -121,6 +126,15 @@ fn resolve(request: &Exec, identity: &Identity) -> Result<Program, InitError> {
         gid: identity.gid,
         groups: identity.groups.clone(),
     })
+}
+
+/// Makes `directory` the last in which programs are looked for.
+fn add_to_path(env: &mut Vec<String>, directory: &str) {
+    let search = env.iter_mut().rev().find(|variable| variable.starts_with("PATH="));
+    match search {
+        Some(search) => *search = format!("{search}:{directory}"),
+        None => env.push(format!("PATH={PATH_DEFAULT}:{directory}")),
+    }
 }
 
 fn c_string(text: impl AsRef<[u8]>) -> Result<CString, InitError> {
@@ -246,4 +260,19 @@ fn open_input(stdin: bool) -> io::Result<(OwnedFd, Option<File>)> {
 fn set_nonblocking(file: &File) -> io::Result<()> {
     fcntl(file, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_directory_becomes_the_last_of_the_path_that_counts() {
+        let mut env = vec!["PATH=/a".to_owned(), "X=1".to_owned(), "PATH=/b:/c".to_owned()];
+        add_to_path(&mut env, "/d");
+        assert_eq!(env, ["PATH=/a", "X=1", "PATH=/b:/c:/d"]);
+        let mut env = Vec::new();
+        add_to_path(&mut env, "/d");
+        assert_eq!(env, [format!("PATH={PATH_DEFAULT}:/d")]);
+    }
 }

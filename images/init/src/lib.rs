@@ -29,6 +29,7 @@ mod error;
 mod exec;
 mod folders;
 mod io_loop;
+mod isolates;
 mod log;
 mod network;
 mod pager;

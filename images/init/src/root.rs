@@ -14,7 +14,7 @@ use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
 use nix::unistd::{chdir, chroot, sethostname};
 
 use crate::error::{Context, InitError};
-use crate::{cgroup, dev, folders, log, network, sys};
+use crate::{cgroup, dev, folders, isolates, log, network, sys};
 
 const IMAGE: &str = "/image";
 const PRIVATE: &str = "/private";
@@ -35,6 +35,7 @@ pub struct Cell {
 /// Sets the cell up as `boot` says. On return this process is in the new root.
 pub fn set_up(boot: &Boot) -> Result<Cell, InitError> {
     let private = assemble(boot)?;
+    let program = boot.isolates.as_ref().map(isolates::open_program).transpose()?;
     switch()?;
     let read_only = private.is_none();
     dev::mount_all(read_only)?;
@@ -42,6 +43,9 @@ pub fn set_up(boot: &Boot) -> Result<Cell, InitError> {
     sys::loopback_up().context(|| "bringing the loopback interface up")?;
     if let Some(setup) = &boot.network {
         network::set_up(setup, read_only)?;
+    }
+    if let (Some(setup), Some(program)) = (&boot.isolates, &program) {
+        isolates::set_up(setup, program)?;
     }
     let programs = cgroup::set_up(boot.process_count_max)?;
     set_defaults();
@@ -71,7 +75,8 @@ fn assemble(boot: &Boot) -> Result<Option<File>, InitError> {
     File::open(PRIVATE).map(Some).context(|| PRIVATE)
 }
 
-fn mount_disk(device: &str, target: &str, kind: &str, flags: MsFlags) -> Result<(), InitError> {
+/// Mounts a block device of the cell on `target`, once it is there.
+pub fn mount_disk(device: &str, target: &str, kind: &str, flags: MsFlags) -> Result<(), InitError> {
     let try_mount = || mount(Some(device), target, Some(kind), flags, None::<&str>);
     let mut result = try_mount();
     for _ in 0..DISK_TRIES {
