@@ -28,6 +28,9 @@ static_target := x86_64-unknown-linux-gnu
 static_cargo := CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUSTFLAGS="-C target-feature=+crt-static"
 static_cargo += CARGO_PROFILE_RELEASE_OPT_LEVEL=z CARGO_PROFILE_RELEASE_LTO=fat
 static_cargo += CARGO_PROFILE_RELEASE_CODEGEN_UNITS=1 CARGO_PROFILE_RELEASE_DEBUG=false cargo
+# So must the command be in a guest that starts isolates. What it is linked from is the same.
+guest_command := cargo rustc --release --locked -p exocell-cli --bin exocell --
+guest_command += -C target-feature=+crt-static -C strip=symbols
 release := $(CARGO_TARGET_DIR)/release
 exocell := $(release)/exocell
 init := $(CARGO_TARGET_DIR)/$(static_target)/release/exocell-init
@@ -37,6 +40,8 @@ base_tree := $(CARGO_TARGET_DIR)/base-tree
 
 build: setup
 	$(static_cargo) build --release --locked -p exocell-init --target $(static_target)
+	$(guest_command)
+	install -p -m 755 $(exocell) $(release)/exocell-static
 	cargo build --release --locked -p exocell-cli
 	install -m 755 $(init) $(release)/exocell-init
 

@@ -24,6 +24,7 @@ use crate::control::Counters;
 use crate::launch::Inheritance;
 use crate::network::{self, Control, Network, PlannedNetwork};
 use crate::output::Output;
+use crate::parent::Place;
 use crate::plan::{PlannedFolder, open_folders};
 use crate::record::Status;
 use crate::relayed::Relaying;
@@ -46,6 +47,7 @@ pub struct IsolatePlan {
     pub(crate) network: Option<PlannedNetwork>,
     args: Vec<String>,
     env: Vec<(String, String)>,
+    place: Option<Place>,
 }
 
 impl IsolatePlan {
@@ -60,7 +62,8 @@ impl IsolatePlan {
         let name = path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into());
         let args = std::iter::once(name).chain(spec.command.iter().cloned()).collect();
         let network = PlannedNetwork::new(spec, caps, Vec::new())?;
-        Ok(Self { admitted, folders: open_folders(caps)?, network, args, env: pairs(&spec.env) })
+        let (folders, env) = (open_folders(caps)?, pairs(&spec.env));
+        Ok(Self { admitted, folders, network, args, env, place: Place::take()? })
     }
 }
 
@@ -113,6 +116,8 @@ pub fn read_module(path: &Path) -> Result<Vec<u8>, CellError> {
 pub(crate) struct Running {
     ready: Mutex<Option<Started>>,
     reach: Arc<Reach>,
+    /// Held until its supervisor ends.
+    _place: Option<Place>,
 }
 
 struct Started {
@@ -181,8 +186,8 @@ pub(crate) fn start(
     let memory_limit_bytes = inheritance.caps.memory_bytes().unwrap_or(0);
     let reach =
         Reach { table: Mutex::new(table), memory_limit_bytes, network: Mutex::new(control) };
-    let started = Started { ready, pumps, network };
-    Ok(Running { ready: Mutex::new(Some(started)), reach: Arc::new(reach) })
+    let started = Some(Started { ready, pumps, network });
+    Ok(Running { ready: Mutex::new(started), reach: Arc::new(reach), _place: plan.place })
 }
 
 /// The module's streams as pipes, so that its output takes the same way as a

@@ -7,6 +7,7 @@
 //! ROOT/modules   compiled Wasm modules                    control.sock its supervisor
 //! ROOT/networks  whom served modules talked to              log, console.log, network.log
 //! ROOT/budget    memory of all cells
+//! ROOT/commands  the command, for guests that start isolates
 //! ```
 
 use std::path::{Path, PathBuf};

@@ -5,6 +5,7 @@
 //! -> [`record`]. Operators' later commands reach a running cell through
 //! [`control`].
 
+mod command;
 pub mod commit;
 pub mod control;
 mod disk;
@@ -17,6 +18,7 @@ pub mod launch;
 mod layout;
 pub mod network;
 pub mod output;
+pub mod parent;
 pub mod plan;
 pub mod processes;
 pub mod record;

@@ -7,7 +7,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use exocell_agent::{Boot, Exec, FolderMount, TtySize};
+use exocell_agent::{Boot, Exec, FolderMount, IsolatesSetup, TtySize};
 use exocell_images::{ImageConfig, Store};
 use exocell_kernel::Status as KernelStatus;
 use exocell_network::Secret;
@@ -18,7 +18,8 @@ use exocell_vmm::memory::GuestMemory;
 use exocell_xgate::{CapabilitySet, Folder, Rights};
 
 use crate::network::PlannedNetwork;
-use crate::{CellError, CellSpec, Layout, disk, initramfs};
+use crate::parent::Parent;
+use crate::{CellError, CellSpec, Layout, command, disk, initramfs};
 
 /// Names a guest kernel to use instead of the built one.
 pub const KERNEL_VARIABLE: &str = "EXOCELL_KERNEL";
@@ -38,6 +39,8 @@ pub struct VmPlan {
     pub rootfs: File,
     /// The private overlay; `None` for a read-only root.
     pub disk: Option<File>,
+    /// The command's file system; `None` where the cell starts no isolates.
+    pub command: Option<File>,
     /// Whether the overlay is to be whole when the cell has ended.
     pub keeps_disk: bool,
     pub memory: GuestMemory,
@@ -82,6 +85,7 @@ impl VmPlan {
         tty: Option<TtySize>,
         secrets: Vec<Secret>,
     ) -> Result<Self, CellError> {
+        Parent::refuse_cells()?;
         let memory_bytes = memory(caps)?;
         let cpu = caps.require_cpu()?;
         if cpu.count == 0 || cpu.count > VCPUS_MAX {
@@ -127,6 +131,7 @@ impl VmPlan {
             },
             keeps_disk: disk.is_some() && spec.disk.is_some(),
             disk,
+            command: (caps.spawn_max() > 0).then(|| command::prepare(layout)).transpose()?,
             folders: open_folders(caps)?,
         })
     }
@@ -242,6 +247,17 @@ fn boot(
         process_count_max: caps.require_process_max()?.into(),
         folders: caps.folders().iter().map(mount).collect(),
         network: network.map(PlannedNetwork::setup),
+        isolates: (caps.spawn_max() > 0).then(|| isolates(caps, overlay)).transpose()?,
+    })
+}
+
+/// What isolates in the guest are to be bounded by. Each is a process there at least.
+fn isolates(caps: &CapabilitySet, overlay: bool) -> Result<IsolatesSetup, CellError> {
+    Ok(IsolatesSetup {
+        // The disks are named in the order in which they are attached.
+        device: if overlay { "/dev/vdc" } else { "/dev/vdb" }.to_owned(),
+        table: caps.handed_on(overlay)?.to_json(),
+        count_max: caps.spawn_max().min(caps.require_process_max()?),
     })
 }
 

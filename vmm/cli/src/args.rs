@@ -84,12 +84,14 @@ pub enum StrengthArg {
   exocell run --rm -it exocell/base bash
   exocell run --rm -v ./src:/src:ro -w /src exocell/base make test
   exocell run -d --name job --memory 512m --cpus 2 --timeout 10m exocell/base ./job
-  exocell run --rm --caps table.toml module.wasm")]
+  exocell run --rm --caps table.toml module.wasm
+  exocell run --rm --cap spawn=4 -v ./m:/m:ro exocell/base exocell run --rm /m/module.wasm")]
 pub struct RunArgs {
     /// `vm`: a Linux kernel of its own; `isolate`: a Wasm module [default: by IMAGE].
     #[arg(long, value_enum)]
     pub strength: Option<StrengthArg>,
-    /// Capability table (TOML or JSON); flags may then only narrow it.
+    /// Capability table (TOML or JSON); flags may then only narrow it. In a vm cell all of it
+    /// lies within the cell's own.
     #[arg(long, value_name = "FILE")]
     pub caps: Option<PathBuf>,
     /// One more capability, as NAME=VALUE (see: exocell caps explain).
@@ -418,7 +420,8 @@ pub enum CapsCommand {
   exocell caps explain table.toml
   exocell caps explain --caps table.toml module.wasm")]
     Explain {
-        /// A table [default: what a cell gets without one], or a Wasm module (.wasm, .wat).
+        /// A table [default: what a cell gets without one; in a vm cell, what isolates in it may
+        /// have at most], or a Wasm module (.wasm, .wat).
         file: Option<PathBuf>,
         /// The table that a module is held against [default: as above].
         #[arg(long, value_name = "FILE")]

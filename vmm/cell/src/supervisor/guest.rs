@@ -201,8 +201,7 @@ pub(crate) fn start(
     let (hello, hellos) = channel();
     let devices = Devices::start(
         sockets,
-        plan.rootfs,
-        plan.disk,
+        Disks { rootfs: plan.rootfs, disk: plan.disk, command: plan.command },
         plan.memory.file(),
         console.clone(),
         listeners,
@@ -286,6 +285,9 @@ fn enter_jail(
     let mut wanted = vec![("rootfs", VirtioId::Block)];
     if plan.disk.is_some() {
         wanted.push(("disk", VirtioId::Block));
+    }
+    if plan.command.is_some() {
+        wanted.push(("command", VirtioId::Block));
     }
     wanted.extend([("console", VirtioId::Console), ("vsock", VirtioId::Vsock)]);
     if plan.entropy {
@@ -561,11 +563,27 @@ fn start_network(
     Ok((control, decisions))
 }
 
+/// What a guest's disks are, in their order.
+struct Disks {
+    rootfs: File,
+    disk: Option<File>,
+    command: Option<File>,
+}
+
+impl Disks {
+    fn configs(self) -> impl Iterator<Item = BlockConfig> {
+        let shared = |file, id: &str| BlockConfig { file, read_only: true, id: id.to_owned() };
+        let private = |file| BlockConfig { file, read_only: false, id: "disk".to_owned() };
+        let command = self.command.map(|file| shared(file, "command"));
+        let disk = self.disk.map(private);
+        std::iter::once(shared(self.rootfs, "rootfs")).chain(disk).chain(command)
+    }
+}
+
 impl Devices {
     fn start(
         sockets: Vec<Socket>,
-        rootfs: File,
-        disk: Option<File>,
+        disks: Disks,
         memory: &File,
         console: ConsoleLog,
         mut listeners: HashMap<u32, VsockListener>,
@@ -574,14 +592,9 @@ impl Devices {
         let failed = |error: exocell_vmm::devices::DeviceError| {
             CellError::Guest(format!("its devices cannot start: {error}"))
         };
-        let kept = disk.as_ref().map(File::try_clone).transpose();
+        let kept = disks.disk.as_ref().map(File::try_clone).transpose();
         let kept = kept.map_err(CellError::host("dup"))?;
-        let mut disks = vec![
-            Some(BlockConfig { file: rootfs, read_only: true, id: "rootfs".to_owned() }),
-            disk.map(|file| BlockConfig { file, read_only: false, id: "disk".to_owned() }),
-        ]
-        .into_iter()
-        .flatten();
+        let mut disks = disks.configs();
         listeners.insert(
             CONTROL_PORT,
             Box::new(move |stream| {

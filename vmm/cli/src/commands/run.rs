@@ -10,6 +10,7 @@ use exocell_cell::isolate::IsolatePlan;
 use exocell_cell::launch::{self, Launched, Request, Workload};
 use exocell_cell::network::{Publish, authority_environment};
 use exocell_cell::pager::Mode;
+use exocell_cell::parent::Parent;
 use exocell_cell::plan::{self, VmPlan};
 use exocell_cell::secrets::Secret;
 use exocell_cell::warm::{self, Taken};
@@ -141,7 +142,8 @@ fn report(started: &Started, code: &Result<u8, CellError>) {
     );
 }
 
-/// The grant: the file, narrowed by the flags; or the flags alone.
+/// The grant: the file, narrowed by the flags; or the flags alone. In a `vm` cell it lies
+/// within the cell's.
 pub(super) fn capabilities(args: &RunArgs) -> Result<CapabilitySet, CellError> {
     let base = std::env::current_dir().map_err(CellError::host("cannot find this directory"))?;
     let mut flags = Flags::default();
@@ -170,9 +172,15 @@ pub(super) fn capabilities(args: &RunArgs) -> Result<CapabilitySet, CellError> {
     for pair in &args.cap {
         flags.add_pair("--cap", pair, &base)?;
     }
-    match &args.caps {
-        None => Ok(CapabilitySet::from_flags(&flags)?),
-        Some(path) => Ok(read_table(path)?.narrowed(&flags)?),
+    let parent = Parent::find()?;
+    let own = match (&args.caps, &parent) {
+        (Some(path), _) => read_table(path)?.narrowed(&flags)?,
+        (None, Some(parent)) => CapabilitySet::default_within(&parent.most).with(&flags)?,
+        (None, None) => CapabilitySet::from_flags(&flags)?,
+    };
+    match parent {
+        Some(parent) => Ok(own.within(&parent.most)?),
+        None => Ok(own),
     }
 }
 

@@ -1,0 +1,223 @@
+//! Wasm isolates inside a `vm` cell: the same command, and a table that is derived from the
+//! cell's.
+
+mod common;
+
+use std::fs;
+
+use common::cell::{Cell, pid};
+use common::{Finished, IMAGE, LIMIT, Started, eventually, finish, run, shell, text};
+
+/// Modules by name, as text.
+const MODULES: [(&str, &str); 8] = [
+    (
+        "hello",
+        r#"(import "wasi_snapshot_preview1" "fd_write"
+             (func $write (param i32 i32 i32 i32) (result i32)))
+           (memory (export "memory") 1)
+           (data (i32.const 0) "\08\00\00\00\06\00\00\00hello\n")
+           (func (export "_start")
+             (drop (call $write (i32.const 1) (i32.const 0) (i32.const 1) (i32.const 64))))"#,
+    ),
+    (
+        "nine",
+        r#"(import "wasi_snapshot_preview1" "proc_exit" (func $exit (param i32)))
+           (func (export "_start") (call $exit (i32.const 9)))"#,
+    ),
+    (
+        "clock",
+        r#"(import "wasi_snapshot_preview1" "clock_time_get"
+             (func (param i32 i64 i32) (result i32)))
+           (func (export "_start"))"#,
+    ),
+    (
+        "socket",
+        r#"(import "wasi_snapshot_preview1" "sock_shutdown"
+             (func (param i32 i32) (result i32)))
+           (func (export "_start"))"#,
+    ),
+    ("forever", r#"(func (export "_start") (loop $again (br $again)))"#),
+    ("trap", r#"(func (export "_start") unreachable)"#),
+    (
+        "bomb",
+        r#"(memory (export "memory") 1)
+           (func (export "_start") (loop $again
+             (if (i32.lt_s (memory.grow (i32.const 1)) (i32.const 0)) (then unreachable))
+             (memory.fill (i32.mul (i32.sub (memory.size) (i32.const 1)) (i32.const 65536))
+               (i32.const 1) (i32.const 65536))
+             (br $again)))"#,
+    ),
+    // Copies its input to its output until that ends.
+    (
+        "echo",
+        r#"(import "wasi_snapshot_preview1" "fd_read"
+             (func $read (param i32 i32 i32 i32) (result i32)))
+           (import "wasi_snapshot_preview1" "fd_write"
+             (func $write (param i32 i32 i32 i32) (result i32)))
+           (memory (export "memory") 1)
+           (func (export "_start") (loop $again
+             (i32.store (i32.const 0) (i32.const 64))
+             (i32.store (i32.const 4) (i32.const 256))
+             (drop (call $read (i32.const 0) (i32.const 0) (i32.const 1) (i32.const 4)))
+             (if (i32.load (i32.const 4)) (then
+               (drop (call $write (i32.const 1) (i32.const 0) (i32.const 1) (i32.const 8)))
+               (br $again)))))"#,
+    ),
+];
+
+/// An idle cell that may start two isolates, its modules in /modules.
+fn cell(flags: &[&str]) -> Cell {
+    let flags = [&["--cap", "spawn=2"], flags].concat();
+    let cell = Cell::idle("inside", &flags);
+    cell.shell("mkdir /modules").ok();
+    for (name, text) in MODULES {
+        let mut write = cell.exec(&["-i"], &["sh", "-c", &format!("cat > /modules/{name}.wat")]);
+        finish(&mut write, format!("(module {text})").as_bytes()).ok();
+    }
+    cell
+}
+
+/// `exocell run --rm FLAGS MODULE` in the guest.
+#[track_caller]
+fn isolate(cell: &Cell, flags: &str, module: &str) -> Finished {
+    cell.shell(&format!("exec exocell run --rm {flags} /modules/{module}.wat"))
+}
+
+#[test]
+fn an_isolate_in_a_cell_says_and_ends_what_it_does_on_a_host() {
+    let cell = cell(&[]);
+    assert_eq!(isolate(&cell, "--strength isolate", "hello").ok().text(), "hello");
+    isolate(&cell, "", "nine").exited(9);
+    isolate(&cell, "", "trap").exited(134).complains_of(&["unreachable"]);
+    isolate(&cell, "-m 32m", "bomb").exited(137).complains_of(&["memory limit of 32M"]);
+    isolate(&cell, "--timeout 300ms", "forever").exited(137).complains_of(&["deadline"]);
+}
+
+/// A cell's table without a clock.
+const GRANT: &str = r#"
+version = 1
+[memory]
+limit = "128M"
+[cpu]
+count = 1
+[disk]
+size = "64M"
+[processes]
+max = 128
+[time]
+deadline = "5m"
+[stdio]
+[spawn]
+max = 2
+[[folder]]
+host = "HOST"
+guest = "/src"
+rights = ["read"]
+"#;
+
+#[test]
+fn an_isolate_has_at_most_what_its_cell_has() {
+    let dir = tempfile::tempdir().unwrap();
+    let table = dir.path().join("cell.toml");
+    fs::write(&table, GRANT.replace("HOST", text(dir.path()))).unwrap();
+    let cell = cell(&["--caps", text(&table)]);
+    let refused = |flags: &str, module: &str, words: &[&str]| {
+        isolate(&cell, flags, module).exited(125).complains_of(words);
+    };
+    // The cell has no clock, so a module that wants one is refused, and a flag does not help.
+    refused("", "clock", &["clock_time_get", "clock"]);
+    refused("--cap clock", "clock", &["the cell that it is in has nothing (clock)"]);
+    refused("", "socket", &["sock_shutdown", "network"]);
+    refused("--allow-net a.test:80", "socket", &["the cell that it is in has nothing (network)"]);
+    refused("-m 129m", "hello", &["129M", "the cell that it is in has 128M (memory)"]);
+    refused("--timeout 6m", "hello", &["6m", "has 5m (time)"]);
+    refused("-v /src:/here:rw", "hello", &["read on /src", "(folder:/here)"]);
+    // What is narrower works.
+    isolate(&cell, "-m 16m --timeout 4m -v /src:/here:ro -v /modules:/m", "hello").ok();
+    cell.shell("printf 'version = 1\\n[memory]\\nlimit = \"16M\"\\n' > /quiet.toml").ok();
+    refused("--caps /quiet.toml", "hello", &["fd_write", "stdio"]);
+    isolate(&cell, "--caps /quiet.toml", "nine").exited(9);
+    cell.shell("printf 'version = 1\\n[clock]\\n' > /clock.toml").ok();
+    refused("--caps /clock.toml", "clock", &["(clock)"]);
+}
+
+#[test]
+fn the_table_of_a_cell_is_told_and_cannot_be_written() {
+    let cell = cell(&["-m", "128m"]);
+    let told = cell.shell("exocell caps explain").ok();
+    let first = told.text().lines().next().unwrap_or_default().to_owned();
+    assert!(
+        first.starts_with("the table of this cell, /run/exocell/isolates/caps.json"),
+        "{first}"
+    );
+    assert!(told.text().contains("128M"), "{}", told.text());
+    let denied = cell.shell("echo > /run/exocell/isolates/caps.json").exited(2);
+    assert!(denied.stderr.contains("Read-only"), "{}", denied.stderr);
+    cell.shell(&format!("exocell run {IMAGE} true")).exited(125).complains_of(&["vm cell"]);
+}
+
+/// Programs, mounts and locks in the guest, and records of its isolates.
+fn left(cell: &Cell) -> String {
+    let look = "ps -eo ppid,comm --no-headers | grep -vE '^ *(2|0) |(ps|sh|grep)$'; \
+                cat /proc/mounts /proc/locks; ls /var/lib/exocell/cells";
+    cell.shell(look).text().to_owned()
+}
+
+#[test]
+fn what_one_isolate_does_does_not_reach_its_neighbour_and_nothing_is_left() {
+    let cell = cell(&[]);
+    isolate(&cell, "", "nine").exited(9);
+    let before = left(&cell);
+    let command = ["exocell", "run", "--rm", "-i", "--name", "neighbour", "/modules/echo.wat"];
+    let mut neighbour = Started::new(&mut cell.exec(&["-i"], &command));
+    neighbour.write(b"one\n");
+    eventually("the neighbour runs", || cell.shell("exocell ps").text().contains("neighbour"));
+    isolate(&cell, "", "trap").exited(134);
+    isolate(&cell, "-m 32m", "bomb").exited(137);
+    isolate(&cell, "--timeout 200ms", "forever").exited(137);
+    neighbour.write(b"two\n");
+    neighbour.close_stdin();
+    assert_eq!(neighbour.finish(LIMIT).expect("it ends").ok().text(), "one\ntwo");
+    assert_eq!(left(&cell), before);
+}
+
+#[test]
+fn isolates_of_a_cell_are_counted_until_they_end_however_that_is() {
+    let cell = cell(&[]);
+    for name in ["first", "second"] {
+        cell.shell(&format!("exocell run -d --name {name} /modules/forever.wat")).ok();
+    }
+    isolate(&cell, "", "nine").exited(125).complains_of(&["(2, spawn.max)"]);
+    let told = cell.shell("exocell inspect --json first").ok().json();
+    cell.shell(&format!("kill -9 {}", pid(&told, "supervisor_pid"))).ok();
+    eventually("its place is free", || isolate(&cell, "", "nine").code == 9);
+    isolate(&cell, "", "nine").exited(9);
+    cell.shell("exocell rm -f first second").ok();
+    assert_eq!(cell.shell("exocell ps -aq; cat /proc/locks").ok().text(), "");
+}
+
+#[test]
+fn an_ordinary_user_of_a_cell_starts_isolates_too() {
+    let cell = cell(&[]);
+    let script = "HOME=/tmp exec exocell run --rm /modules/hello.wat";
+    let mut exec = cell.exec(&["--user", "1000:1000"], &["sh", "-c", script]);
+    assert_eq!(finish(&mut exec, b"").ok().text(), "hello");
+}
+
+#[test]
+fn a_cell_whose_root_is_read_only_starts_isolates_from_memory() {
+    let script = "echo '(module (func (export \"_start\")))' > /tmp/a.wat; \
+                  EXOCELL_ROOT=/run/state exocell run --rm /tmp/a.wat; echo $?; \
+                  EXOCELL_ROOT=/run/state exocell run --rm -v /usr:/usr /tmp/a.wat";
+    let told = shell(&["--read-only", "--cap", "spawn=1"], script).exited(125);
+    assert_eq!(told.text(), "0");
+    told.complains_of(&["read on / at /"]);
+}
+
+#[test]
+fn a_cell_that_was_not_granted_isolates_has_nothing_for_them() {
+    let told = shell(&[], "ls /run /sys/block; cat /proc/mounts; echo $PATH").ok();
+    assert!(!told.text().contains("exocell") && !told.text().contains("vdc"), "{}", told.text());
+    run(["run", "--rm", IMAGE, "exocell", "--version"]).exited(127);
+    run(["run", "--rm", "--cap", "spawn=1", IMAGE, "exocell", "--version"]).ok();
+}
