@@ -29,27 +29,25 @@ pub fn prepare(layout: &Layout) -> Result<File, CellError> {
     let stamp = stamp.map(|part| format!("{part:x}")).join("-");
     let folder = layout.root().join("commands");
     let path = folder.join(format!("{stamp}.erofs"));
-    match File::open(&path) {
-        Ok(packed) => Ok(packed),
-        Err(_) => pack(&program, &folder, &path),
+    let failed = || CellError::host(format!("cannot make {}", path.display()));
+    if let Ok(packed) = File::open(&path) {
+        return Ok(packed);
     }
+    fs::create_dir_all(&folder).map_err(failed())?;
+    // Who packs has the folder locked; it is free again when this is dropped.
+    let lock = File::open(&folder).map_err(failed())?;
+    lock.lock().map_err(failed())?;
+    if !path.exists() {
+        sweep(&folder).map_err(failed())?;
+        let image = tempfile::NamedTempFile::new_in(&folder).map_err(failed())?;
+        let file = image.as_file().try_clone().map_err(failed())?;
+        pack_program(&program, NAME, file, &folder)?;
+        image.persist(&path).map_err(|error| error.error).map_err(failed())?;
+    }
+    File::open(&path).map_err(failed())
 }
 
-fn pack(program: &Path, folder: &Path, path: &Path) -> Result<File, CellError> {
-    let failed = || CellError::host(format!("cannot make {}", path.display()));
-    fs::create_dir_all(folder).map_err(failed())?;
-    let image = tempfile::NamedTempFile::new_in(folder).map_err(failed())?;
-    let file = image.as_file().try_clone().map_err(failed())?;
-    pack_program(program, NAME, file, folder)?;
-    // Opened before it has its name: whoever is faster takes only the name away.
-    let packed = File::open(image.path()).map_err(failed())?;
-    for entry in fs::read_dir(folder).map_err(failed())?.flatten() {
-        let older = entry.path();
-        if older.extension().is_some_and(|extension| extension == "erofs") {
-            // Someone else may have removed it.
-            let _ = fs::remove_file(older);
-        }
-    }
-    image.persist(path).map_err(|error| error.error).map_err(failed())?;
-    Ok(packed)
+/// Removes older file systems, and what a kill left.
+fn sweep(folder: &Path) -> std::io::Result<()> {
+    fs::read_dir(folder)?.try_for_each(|entry| fs::remove_file(entry?.path()))
 }

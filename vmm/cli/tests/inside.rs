@@ -137,6 +137,9 @@ fn an_isolate_has_at_most_what_its_cell_has() {
     cell.shell("printf 'version = 1\\n[memory]\\nlimit = \"16M\"\\n' > /quiet.toml").ok();
     refused("--caps /quiet.toml", "hello", &["fd_write", "stdio"]);
     isolate(&cell, "--caps /quiet.toml", "nine").exited(9);
+    cell.shell("printf 'version = 1\\n[memory]\\nlimit = \"1G\"\\n' > /large.toml").ok();
+    let add = "exec exocell module add --tenant t --caps /large.toml nine /modules/nine.wat";
+    cell.shell(add).exited(125).complains_of(&["1G", "has 128M (memory)"]);
     cell.shell("printf 'version = 1\\n[clock]\\n' > /clock.toml").ok();
     refused("--caps /clock.toml", "clock", &["(clock)"]);
 }

@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::Path;
 
+use exocell_cell::parent::Parent;
 use exocell_cell::xgate::CapabilitySet;
 use exocell_cell::{CellError, Layout};
 use exocell_service::{ModuleEntry, ModuleStore, StoreError};
@@ -52,6 +53,10 @@ fn add(
     let caps = match caps {
         Some(path) => read_table(path)?,
         None => CapabilitySet::parse(DEFAULT_CAPS, Path::new("/"))?,
+    };
+    let caps = match Parent::find()? {
+        Some(parent) => caps.within(&parent.most)?,
+        None => caps,
     };
     let unread = CellError::host(format!("cannot read the module {}", file.display()));
     let module = fs::read(file).map_err(unread)?;
