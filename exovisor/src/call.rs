@@ -11,7 +11,8 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Instant;
 use wasmtime::{
-    FuncType, Instance, InstancePre, ModuleExport, Store, Trap, UpdateDeadline, Val, ValType,
+    Func, FuncType, Instance, InstancePre, ModuleExport, Store, Trap, TypedFunc, UpdateDeadline,
+    Val, ValType, WasmParams, WasmResults,
 };
 use wasmtime_wasi::I32Exit;
 
@@ -127,11 +128,11 @@ impl Function {
         enter(&func, store);
         match (&self.shape, arguments) {
             (Shape::Unit, _) => {
-                func.typed::<(), ()>(&*store)?.call_async(store, ()).await?;
+                typed::<(), ()>(func, store).call_async(store, ()).await?;
                 Ok(Vec::new())
             }
             (Shape::I32ToI32, [Value::I32(argument)]) => {
-                let func = func.typed::<(i32,), (i32,)>(&*store)?;
+                let func = typed::<(i32,), (i32,)>(func, store);
                 let (result,) = func.call_async(store, (*argument,)).await?;
                 Ok(vec![Value::I32(result)])
             }
@@ -286,7 +287,17 @@ pub(crate) async fn begin(
     let func = instance.get_module_export(&mut *store, start);
     let func = func.and_then(wasmtime::Extern::into_func).ok_or_else(no_export)?;
     enter(&func, store);
-    func.typed::<(), ()>(&*store)?.call_async(&mut *store, ()).await
+    // Validation sees to it that a start function takes and returns nothing.
+    typed::<(), ()>(func, store).call_async(&mut *store, ()).await
+}
+
+/// A function whose types are known from its module. The engine's own comparison locks what all
+/// its stores share.
+#[allow(unsafe_code)]
+fn typed<P: WasmParams, R: WasmResults>(func: Func, store: &Store<State>) -> TypedFunc<P, R> {
+    // SAFETY: an instance's function has the types that its module exports it with, and callers
+    // have looked at those ([`Shape::of`]). There is no safe way not to look again.
+    unsafe { TypedFunc::new_unchecked(store, func) }
 }
 
 /// Sets the instructions that a store may use, where they are counted.
