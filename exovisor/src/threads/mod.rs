@@ -159,7 +159,7 @@ impl Team {
     /// Gives back a large memory, which no thread uses any more.
     pub async fn give_back(&self) {
         let bytes = self.memory().data_size();
-        if bytes > teardown::PIECE_BYTES {
+        if bytes > teardown::WORTH_BYTES {
             teardown::zero(self.memory(), 0..bytes, &self.main).await;
         }
     }
