@@ -18,10 +18,9 @@ const ISOLATE: &str = "the isolate";
 
 impl CapabilitySet {
     /// The most that isolates in a `vm` cell with this grant may have, in the cell's own paths:
-    /// the cell's limits, its folders where it sees them, and its root file system, which
-    /// `root_writable` says it may change. Networks, devices, models, which are files of the
-    /// host's, further isolates and the execution of files, which isolates do not, are not
-    /// handed on.
+    /// the cell's limits and network, its folders where it sees them, and its root file system,
+    /// which `root_writable` says it may change. Devices, models, which are files of the host's,
+    /// further isolates and the execution of files, which isolates do not, are not handed on.
     ///
     /// # Errors
     /// [`CapsError::Value`] where the root is one folder too many.
@@ -36,7 +35,7 @@ impl CapabilitySet {
         let folders = std::iter::once(root).chain(self.folders.iter().map(seen)).collect();
         let own = self.clone();
         let models = Vec::new();
-        Self { network: None, devices: None, spawn_max: None, folders, models, ..own }.checked()
+        Self { devices: None, spawn_max: None, folders, models, ..own }.checked()
     }
 
     /// What an isolate gets that asks for nothing in a cell that hands on `most`: the default,

@@ -6,6 +6,9 @@ mod common;
 use std::fs;
 
 use common::cell::{Cell, pid};
+use common::lan::{Lan, OTHER, PEER};
+use common::servers::Web;
+use common::socket_modules::client;
 use common::{Finished, IMAGE, LIMIT, Started, eventually, finish, run, shell, text};
 
 /// Modules by name, as text.
@@ -91,6 +94,30 @@ fn an_isolate_in_a_cell_says_and_ends_what_it_does_on_a_host() {
     isolate(&cell, "", "trap").exited(134).complains_of(&["unreachable"]);
     isolate(&cell, "-m 32m", "bomb").exited(137).complains_of(&["memory limit of 32M"]);
     isolate(&cell, "--timeout 300ms", "forever").exited(137).complains_of(&["deadline"]);
+}
+
+#[test]
+fn an_isolate_reaches_what_its_cell_does_if_it_asks_for_it() {
+    let lan = Lan::new();
+    let (granted, other) = lan.at_peer(|| {
+        (Web::new(&format!("{PEER}:80"), "hello"), Web::new(&format!("{OTHER}:80"), "secret"))
+    });
+    let cell = cell(&["--allow-net", "peer.test:80", "--allow-net", "www.peer.test:80"]);
+    let fetch = |host: &str, flags: &str| {
+        let words = format!("GET / HTTP/1.1\r\nHost: {host}\r\n\r\n");
+        let (_dir, path) = client(host, 80, &words, "(drop (call $hear))");
+        let mut write = cell.exec(&["-i"], &["sh", "-c", "cat > /modules/fetch.wat"]);
+        finish(&mut write, &fs::read(path).unwrap()).ok();
+        isolate(&cell, flags, "fetch")
+    };
+    assert!(fetch("peer.test", "--allow-net peer.test:80").ok().text().ends_with("hello"));
+    const ACCES: i32 = 2;
+    fetch("www.peer.test", "--allow-net peer.test:80").exited(ACCES);
+    fetch(PEER, "--allow-net peer.test:80").exited(ACCES);
+    fetch("peer.test", "").exited(125).complains_of(&["sock_", "network"]);
+    let more = ["the cell that it is in has", "(network)"];
+    fetch("other.test", "--allow-net other.test:80").exited(125).complains_of(&more);
+    assert_eq!((granted.asked().len(), other.asked().len()), (1, 0));
 }
 
 /// A cell's table without a clock.

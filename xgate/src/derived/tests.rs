@@ -52,7 +52,8 @@ fn a_cell_hands_on_its_limits_and_what_it_sees() {
     let most = most();
     assert_eq!((most.memory_bytes(), most.process_max()), (Some(128 << 20), Some(64)));
     assert_eq!((most.stdio(), most.clock(), most.spawn_max()), (true, false, 0));
-    assert!(most.network().is_none() && most.models().is_empty());
+    let rules = most.network().map(|network| network.connect.len());
+    assert_eq!((rules, most.models().len()), (Some(1), 0));
     assert_eq!(most.devices().count(), 0);
     let seen: Vec<_> = most.folders().iter().map(|own| (own.host.to_str(), own.rights)).collect();
     assert_eq!(seen, [(Some("/"), Rights::READ | Rights::WRITE), (Some("/src"), Rights::READ),]);
@@ -87,6 +88,7 @@ fn an_isolate_may_ask_for_what_its_cell_has() {
         ("time", "5s"),
         ("folder", "/src/lib:/lib:ro"),
         ("folder", "/work:/work:rw"),
+        ("connect", "example.org:443"),
     ];
     let own = asking(&most(), &list).unwrap();
     assert_eq!(
@@ -110,7 +112,9 @@ fn an_isolate_does_not_get_more_than_its_cell_has() {
         ("random", "", "random"),
         ("spawn", "1", "spawn"),
         ("device", "gpu", "device"),
-        ("connect", "example.org:443", "network"),
+        ("connect", "example.org:80", "network"),
+        ("connect", "*:443", "network"),
+        ("listen", "80", "network"),
         ("model", "digits:/host/digits.onnx", "model:digits"),
         ("folder", "/src:/here:rw", "folder:/here"),
         ("folder", "/src/lib:/here:rw", "folder:/here"),

@@ -14,6 +14,7 @@ pub mod pip;
 pub mod pty;
 pub mod servers;
 pub mod small;
+pub mod socket_modules;
 pub mod tls;
 
 use std::ffi::OsStr;
