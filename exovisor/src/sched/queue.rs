@@ -2,9 +2,11 @@
 //!
 //! Each tenant has a virtual time that grows with the CPU time it used, slower the greater its
 //! weight. Of the tenants with something to run, the one with the highest priority and then the
-//! least virtual time goes first. A tenant that was idle starts just before those that were not:
-//! idling earns nothing but to be the next. At dispatch a whole slice is charged in advance, so
-//! that several workers do not all pick the same tenant; what was not used is given back.
+//! least virtual time goes first. A tenant that was idle is a slice ahead of those that were not,
+//! at most: virtual time grows in steps of a slice, so that one whose calls are shorter would wait
+//! for others' slices although it uses less than its share. At dispatch a whole slice is charged
+//! in advance, so that several workers do not all pick the same tenant; what was not used is given
+//! back.
 //!
 //! Within a tenant it is first come, first served, and whoever is preempted goes to the end.
 //! Only so many of a tenant's items are begun at a time, since each that is holds a stack and an
@@ -14,9 +16,6 @@ use std::collections::{BTreeSet, VecDeque};
 
 /// Virtual nanoseconds of a tenant of weight 1 for each of its nanoseconds.
 const SCALE: u128 = 1 << 10;
-
-/// What a tenant that was idle is ahead of others, in virtual nanoseconds: 50 us of weight 1.
-const AHEAD: u64 = 50_000 << 10;
 
 /// A class above or below others: as long as a higher one has work, a lower one waits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -73,6 +72,8 @@ pub(crate) struct Queue<T> {
     ready: BTreeSet<(Priority, u64, Seat)>,
     /// Virtual time of the last one that was picked.
     now: u64,
+    /// What it was charged in advance.
+    slice_ns: u64,
     /// How many items came.
     came: u64,
     /// How many of one tenant may be begun and not over.
@@ -85,14 +86,15 @@ impl<T> Queue<T> {
     /// At most `begun_max` items of one tenant are begun at a time.
     pub fn new(begun_max: usize) -> Self {
         let (tenants, ready) = (Vec::new(), BTreeSet::new());
-        Self { tenants, ready, now: 0, came: 0, begun_max: begun_max.max(1), begun_waiting: 0 }
+        let begun_max = begun_max.max(1);
+        Self { tenants, ready, now: 0, slice_ns: 0, came: 0, begun_max, begun_waiting: 0 }
     }
 
     /// A new tenant. A weight of 0 counts as 1.
     pub fn add(&mut self, weight: u32, priority: Priority) -> Seat {
         let weight = u64::from(weight.max(1));
         let (waiting, fresh) = (VecDeque::new(), VecDeque::new());
-        self.tenants.push(Tenant { weight, priority, used: self.now, waiting, fresh, begun: 0 });
+        self.tenants.push(Tenant { weight, priority, used: 0, waiting, fresh, begun: 0 });
         Seat(self.tenants.len() - 1)
     }
 
@@ -127,10 +129,10 @@ impl<T> Queue<T> {
     /// Puts `item`, which is not begun, behind what its tenant already has.
     pub fn push(&mut self, seat: Seat, item: T) {
         self.came += 1;
-        let (came, now) = (self.came, self.now);
+        let (came, now, slice_ns) = (self.came, self.now, self.slice_ns);
         let Some(tenant) = self.tenants.get_mut(seat.0) else { return };
         if tenant.waiting.is_empty() && tenant.fresh.is_empty() {
-            tenant.used = tenant.used.max(now.saturating_sub(AHEAD));
+            tenant.used = tenant.used.max(now.saturating_sub(tenant.cost(slice_ns)));
         }
         tenant.fresh.push_back((came, item));
         self.make_ready(seat);
@@ -138,10 +140,10 @@ impl<T> Queue<T> {
 
     /// Puts back what waited; its tenant may have been idle meanwhile.
     pub fn push_woken(&mut self, seat: Seat, item: T) {
-        let now = self.now;
+        let (now, slice_ns) = (self.now, self.slice_ns);
         let Some(tenant) = self.tenants.get_mut(seat.0) else { return };
         if tenant.waiting.is_empty() && tenant.fresh.is_empty() {
-            tenant.used = tenant.used.max(now.saturating_sub(AHEAD));
+            tenant.used = tenant.used.max(now.saturating_sub(tenant.cost(slice_ns)));
         }
         self.push_again(seat, item);
     }
@@ -196,6 +198,7 @@ impl<T> Queue<T> {
             }
         };
         self.now = self.now.max(used);
+        self.slice_ns = slice_ns;
         tenant.used = tenant.used.saturating_add(tenant.cost(slice_ns));
         self.make_ready(seat);
         Some((seat, item))
@@ -342,6 +345,48 @@ mod tests {
         queue.settle(runs, 1_000, 1_000);
         queue.ended(runs);
         assert!(queue.is_idle(runs) && !queue.is_idle(comes));
+    }
+
+    /// Six tenants that always have work, on one worker, and one whose call takes 35 us and comes
+    /// every `pause`, all in microseconds: how long its calls wait at most, if a turn ends soon
+    /// after one comes that is before it.
+    fn longest_wait(pause: u64, calls: usize) -> u64 {
+        const SLICE: u64 = 1_000;
+        let mut queue = Queue::new(100);
+        let others: Vec<Seat> = (0..6).map(|_| queue.add(1, Priority::Normal)).collect();
+        let comes = queue.add(1, Priority::Normal);
+        others.iter().for_each(|seat| queue.push(*seat, 0));
+        let (mut now, mut next, mut longest, mut served) = (0, pause, 0, 0);
+        while served < calls {
+            let (seat, came) = queue.pop(SLICE * 1_000).unwrap();
+            let mut end = now + if seat == comes { 35 } else { SLICE };
+            while next < end {
+                queue.push(comes, next);
+                if seat != comes && queue.is_before(comes, seat) {
+                    end = end.min(next + 25);
+                }
+                next += pause;
+            }
+            queue.settle(seat, SLICE * 1_000, (end - now) * 1_000);
+            if seat == comes {
+                served += 1;
+                // At first virtual time was zero for all.
+                longest = longest.max(if served > 20 { now - came } else { 0 });
+                queue.ended(seat);
+            } else {
+                queue.push_again(seat, 0);
+            }
+            now = end;
+        }
+        longest
+    }
+
+    #[test]
+    fn who_uses_less_than_its_share_does_not_wait_for_slices() {
+        for pause in (300..3_000).step_by(17) {
+            let waited = longest_wait(pause, 500);
+            assert!(waited <= 60, "each {pause} us: {waited} us");
+        }
     }
 
     #[test]
