@@ -17,13 +17,17 @@ const SIGNAL: libc::c_int = libc::SIGURG;
 /// Bytes below the stack pointer that code may use without moving it (System V ABI).
 const RED_ZONE: usize = 128;
 const NS_PER_S: u64 = 1_000_000_000;
+/// Part of the timer's period: a turn that is older at a tick is one of those that may run out.
+const JUST_BEGUN: u64 = 32;
 
 /// What the handler finds on the thread that it interrupts.
 struct Slot {
     guest: AtomicPtr<Guest>,
     /// When the timer will fire.
     armed_ns: AtomicU64,
-    /// The guest's [`Allowance`], and whether the last tick found a turn that had just begun.
+    /// When the guest's turn began, its [`Allowance`], and whether the last tick found a turn that
+    /// had just begun.
+    begun_ns: AtomicU64,
     hard_ns: AtomicU64,
     period_ns: AtomicU64,
     lazy: Cell<bool>,
@@ -40,6 +44,7 @@ thread_local! {
         Slot {
             guest: AtomicPtr::new(null_mut()),
             armed_ns: AtomicU64::new(NEVER),
+            begun_ns: AtomicU64::new(NEVER),
             hard_ns: AtomicU64::new(NEVER),
             period_ns: AtomicU64::new(NEVER),
             lazy: Cell::new(false),
@@ -172,6 +177,7 @@ impl<'a> Turn<'a> {
     /// `now_ns` is the time of CLOCK_MONOTONIC.
     pub fn begin(guest: &'a Guest, now_ns: u64, allowance: Allowance) -> Self {
         SLOT.with(|slot| {
+            slot.begun_ns.store(now_ns, Ordering::Relaxed);
             slot.hard_ns.store(allowance.hard_ns, Ordering::Relaxed);
             slot.period_ns.store(allowance.period_ns, Ordering::Relaxed);
             slot.leaving.set(false);
@@ -247,7 +253,9 @@ fn interrupt(slot: &Slot, registers: &mut [libc::greg_t; 23]) {
     let due = guest.due_ns.load(Ordering::Acquire).min(hard);
     if now < due && !guest.is_wanted() {
         // Whoever shortened the turn relies on its end.
-        slot.lazy.set(!guest.is_hurried());
+        let age = now.saturating_sub(slot.begun_ns.load(Ordering::Relaxed));
+        let just_begun = age <= slot.period_ns.load(Ordering::Relaxed) / JUST_BEGUN;
+        slot.lazy.set(just_begun && !guest.is_hurried());
         let tick = tick_ns(slot, now, due);
         if slot.armed_ns.load(Ordering::Relaxed) > tick {
             arm(slot, tick);
@@ -415,6 +423,21 @@ mod tests {
             guest.prepare();
             interrupt(slot, &mut [0; 23]);
             assert!(slot.lazy.get());
+            slot.guest.store(null_mut(), Ordering::Release);
+        });
+    }
+
+    #[test]
+    fn a_turn_that_is_not_young_at_a_tick_has_an_exact_end() {
+        let guest = guest();
+        SLOT.with(|slot| {
+            slot.guest.store((&raw const guest).cast_mut(), Ordering::Release);
+            slot.period_ns.store(NS_PER_S, Ordering::Relaxed);
+            for (age_ns, lazy) in [(0, true), (NS_PER_S, false)] {
+                slot.begun_ns.store(now_ns() - age_ns, Ordering::Relaxed);
+                interrupt(slot, &mut [0; 23]);
+                assert_eq!(slot.lazy.get(), lazy);
+            }
             slot.guest.store(null_mut(), Ordering::Release);
         });
     }

@@ -1,12 +1,12 @@
 //! Who runs next: start-time fair queuing over tenants. No clock, no lock, no thread in here.
 //!
 //! Each tenant has a virtual time that grows with the CPU time it used, slower the greater its
-//! weight. Of the tenants with something to run, the one with the highest priority and then the
-//! least virtual time goes first. A tenant that was idle is a slice ahead of those that were not,
-//! at most: virtual time grows in steps of a slice, so that one whose calls are shorter would wait
-//! for others' slices although it uses less than its share. At dispatch a whole slice is charged
-//! in advance, so that several workers do not all pick the same tenant; what was not used is given
-//! back.
+//! weight. Of the tenants with something to run, the one with the highest priority goes first, and
+//! then the one whose next turn will end first in virtual time, if it is as long as its turns have
+//! been of late: virtual time grows in steps of a slice, and whoever needs less and uses less than
+//! its share does not wait for whole slices of others. A tenant that was idle is a slice ahead of
+//! those that were not, at most. At dispatch a whole slice is charged in advance, so that several
+//! workers do not all pick the same tenant; what was not used is given back.
 //!
 //! Within a tenant it is first come, first served, and whoever is preempted goes to the end.
 //! Only so many of a tenant's items are begun at a time, since each that is holds a stack and an
@@ -15,7 +15,12 @@
 use std::collections::{BTreeSet, VecDeque};
 
 /// Virtual nanoseconds of a tenant of weight 1 for each of its nanoseconds.
-const SCALE: u128 = 1 << 10;
+const SCALE: u64 = 1 << 10;
+
+/// Part of a slice that a tenant's turns are thought to last before it has had one: less than
+/// those of who never ends, or a new tenant's call would wait for a slice of each of them, and
+/// enough not to be before those that are known to be short.
+const FIRST_TURN: u64 = 4;
 
 /// A class above or below others: as long as a higher one has work, a lower one waits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -39,6 +44,8 @@ struct Tenant<T> {
     priority: Priority,
     /// In virtual nanoseconds.
     used: u64,
+    /// How long its turns have been of late, in nanoseconds.
+    turn_ns: u64,
     /// Those begun, and those not, each with when it came.
     waiting: VecDeque<(u64, T)>,
     fresh: VecDeque<(u64, T)>,
@@ -48,8 +55,12 @@ struct Tenant<T> {
 
 impl<T> Tenant<T> {
     fn cost(&self, ns: u64) -> u64 {
-        let cost = u128::from(ns) * SCALE / u128::from(self.weight);
-        u64::try_from(cost).unwrap_or(u64::MAX)
+        ns.saturating_mul(SCALE) / self.weight
+    }
+
+    /// When a turn will end that begins now, in virtual nanoseconds.
+    fn end(&self) -> u64 {
+        self.used.saturating_add(self.cost(self.turn_ns))
     }
 
     /// Whether the next is a fresh one; `None` if nothing can run.
@@ -68,11 +79,11 @@ impl<T> Tenant<T> {
 #[derive(Debug)]
 pub(crate) struct Queue<T> {
     tenants: Vec<Tenant<T>>,
-    /// Those with something waiting, best first.
+    /// Those with something waiting, best first, by the ends of their next turns.
     ready: BTreeSet<(Priority, u64, Seat)>,
-    /// Virtual time of the last one that was picked.
+    /// Where the last one that was picked began, in virtual time.
     now: u64,
-    /// What it was charged in advance.
+    /// What it was charged in advance, in nanoseconds.
     slice_ns: u64,
     /// How many items came.
     came: u64,
@@ -83,18 +94,21 @@ pub(crate) struct Queue<T> {
 }
 
 impl<T> Queue<T> {
-    /// At most `begun_max` items of one tenant are begun at a time.
-    pub fn new(begun_max: usize) -> Self {
+    /// At most `begun_max` items of one tenant are begun at a time, and turns are at most `slice_ns`
+    /// long.
+    pub fn new(begun_max: usize, slice_ns: u64) -> Self {
         let (tenants, ready) = (Vec::new(), BTreeSet::new());
         let begun_max = begun_max.max(1);
-        Self { tenants, ready, now: 0, slice_ns: 0, came: 0, begun_max, begun_waiting: 0 }
+        Self { tenants, ready, now: 0, slice_ns, came: 0, begun_max, begun_waiting: 0 }
     }
 
     /// A new tenant. A weight of 0 counts as 1.
     pub fn add(&mut self, weight: u32, priority: Priority) -> Seat {
         let weight = u64::from(weight.max(1));
         let (waiting, fresh) = (VecDeque::new(), VecDeque::new());
-        self.tenants.push(Tenant { weight, priority, used: 0, waiting, fresh, begun: 0 });
+        let turn_ns = self.slice_ns / FIRST_TURN;
+        let tenant = Tenant { weight, priority, used: 0, turn_ns, waiting, fresh, begun: 0 };
+        self.tenants.push(tenant);
         Seat(self.tenants.len() - 1)
     }
 
@@ -109,11 +123,10 @@ impl<T> Queue<T> {
         self.tenants.get(seat.0).is_some_and(idle)
     }
 
-    /// Whether the next turn is rather `one`'s than `other`'s.
-    pub fn is_before(&self, one: Seat, other: Seat) -> bool {
-        let rank =
-            |seat: Seat| self.tenants.get(seat.0).map(|tenant| (tenant.priority, tenant.used));
-        rank(one).zip(rank(other)).is_some_and(|(one, other)| one < other)
+    /// Whether a turn of `one` would have gone before the one that `runs` has.
+    pub fn is_before(&self, one: Seat, runs: Seat) -> bool {
+        let tenants = self.tenants.get(one.0).zip(self.tenants.get(runs.0));
+        tenants.is_some_and(|(one, runs)| (one.priority, one.end()) <= (runs.priority, runs.used))
     }
 
     /// How many of this tenant wait.
@@ -179,13 +192,13 @@ impl<T> Queue<T> {
     fn make_ready(&mut self, seat: Seat) {
         let Some(tenant) = self.tenants.get(seat.0) else { return };
         if tenant.next_is_fresh(self.begun_max).is_some() {
-            self.ready.insert((tenant.priority, tenant.used, seat));
+            self.ready.insert((tenant.priority, tenant.end(), seat));
         }
     }
 
     /// What runs next, with `slice_ns` of its tenant's account charged.
     pub fn pop(&mut self, slice_ns: u64) -> Option<(Seat, T)> {
-        let (_, used, seat) = self.ready.pop_first()?;
+        let (_, _, seat) = self.ready.pop_first()?;
         let tenant = self.tenants.get_mut(seat.0)?;
         let (_, item) = match tenant.next_is_fresh(self.begun_max)? {
             true => {
@@ -197,21 +210,23 @@ impl<T> Queue<T> {
                 tenant.waiting.pop_front()?
             }
         };
-        self.now = self.now.max(used);
+        self.now = self.now.max(tenant.used);
         self.slice_ns = slice_ns;
         tenant.used = tenant.used.saturating_add(tenant.cost(slice_ns));
         self.make_ready(seat);
         Some((seat, item))
     }
 
-    /// Replaces the `slice_ns` charged by [`Queue::pop`] with what was used.
-    pub fn settle(&mut self, seat: Seat, slice_ns: u64, used_ns: u64) {
+    /// Replaces the `slice_ns` charged by [`Queue::pop`] with what was used. A turn that was
+    /// `cut` short would have been a slice long.
+    pub fn settle(&mut self, seat: Seat, slice_ns: u64, used_ns: u64, cut: bool) {
         let Some(tenant) = self.tenants.get_mut(seat.0) else { return };
-        let before = tenant.used;
+        let before = tenant.end();
         let given_back = tenant.used.saturating_sub(tenant.cost(slice_ns));
         tenant.used = given_back.saturating_add(tenant.cost(used_ns));
-        if tenant.used != before && self.ready.remove(&(tenant.priority, before, seat)) {
-            self.ready.insert((tenant.priority, tenant.used, seat));
+        tenant.turn_ns = tenant.turn_ns.midpoint(if cut { slice_ns } else { used_ns });
+        if tenant.end() != before && self.ready.remove(&(tenant.priority, before, seat)) {
+            self.ready.insert((tenant.priority, tenant.end(), seat));
         }
     }
 
@@ -241,7 +256,7 @@ mod tests {
         turns: usize,
         used: impl Fn(usize) -> u64,
     ) -> Vec<u64> {
-        let mut queue = Queue::new(100);
+        let mut queue = Queue::new(100, 1_000);
         let seats: Vec<Seat> =
             weights.iter().map(|weight| queue.add(*weight, Priority::Normal)).collect();
         for seat in &seats {
@@ -257,7 +272,7 @@ mod tests {
             if running.len() == workers {
                 let seat = running.pop_front().unwrap();
                 let used = used(turn);
-                queue.settle(seat, 1_000, used);
+                queue.settle(seat, 1_000, used, false);
                 queue.push_again(seat, ());
                 had[seat.0] += used;
             }
@@ -279,12 +294,12 @@ mod tests {
 
     #[test]
     fn an_idle_tenant_earns_nothing() {
-        let mut queue = Queue::new(100);
+        let mut queue = Queue::new(100, 1_000);
         let (busy, idle) = (queue.add(1, Priority::Normal), queue.add(1, Priority::Normal));
         queue.push(busy, ());
         for _ in 0..1_000 {
             let (seat, ()) = queue.pop(1_000_000).unwrap();
-            queue.settle(seat, 1_000_000, 1_000_000);
+            queue.settle(seat, 1_000_000, 1_000_000, true);
             queue.push_again(seat, ());
         }
         queue.push(idle, ());
@@ -292,7 +307,7 @@ mod tests {
         let picked: Vec<Seat> = (0..20)
             .map(|_| {
                 let (seat, ()) = queue.pop(1_000_000).unwrap();
-                queue.settle(seat, 1_000_000, 1_000_000);
+                queue.settle(seat, 1_000_000, 1_000_000, true);
                 queue.push_again(seat, ());
                 seat
             })
@@ -303,7 +318,7 @@ mod tests {
 
     #[test]
     fn a_higher_priority_goes_first() {
-        let mut queue = Queue::new(100);
+        let mut queue = Queue::new(100, 1_000);
         let low = queue.add(1_000, Priority::Low);
         let high = queue.add(1, Priority::High);
         queue.push(low, "low");
@@ -315,7 +330,7 @@ mod tests {
 
     #[test]
     fn only_so_many_are_begun_at_a_time() {
-        let mut queue = Queue::new(2);
+        let mut queue = Queue::new(2, 1);
         let (many, few) = (queue.add(1, Priority::Normal), queue.add(1, Priority::Normal));
         (0..4).for_each(|item| queue.push(many, item));
         assert_eq!((queue.pop(1), queue.pop(1)), (Some((many, 0)), Some((many, 1))));
@@ -332,7 +347,7 @@ mod tests {
 
     #[test]
     fn who_was_idle_is_before_who_runs() {
-        let mut queue = Queue::new(100);
+        let mut queue = Queue::new(100, 1_000);
         let [runs, comes, low] = [Priority::Normal, Priority::Normal, Priority::Low]
             .map(|priority| queue.add(1, priority));
         queue.push(runs, ());
@@ -342,7 +357,7 @@ mod tests {
         queue.push(low, ());
         assert!(queue.is_before(comes, runs) && !queue.is_before(runs, comes));
         assert!(queue.is_before(runs, low) && !queue.is_before(low, runs));
-        queue.settle(runs, 1_000, 1_000);
+        queue.settle(runs, 1_000, 1_000, true);
         queue.ended(runs);
         assert!(queue.is_idle(runs) && !queue.is_idle(comes));
     }
@@ -352,9 +367,9 @@ mod tests {
     /// after one comes that is before it.
     fn longest_wait(pause: u64, calls: usize) -> u64 {
         const SLICE: u64 = 1_000;
-        let mut queue = Queue::new(100);
-        let others: Vec<Seat> = (0..6).map(|_| queue.add(1, Priority::Normal)).collect();
+        let mut queue = Queue::new(100, SLICE * 1_000);
         let comes = queue.add(1, Priority::Normal);
+        let others: Vec<Seat> = (0..6).map(|_| queue.add(1, Priority::Normal)).collect();
         others.iter().for_each(|seat| queue.push(*seat, 0));
         let (mut now, mut next, mut longest, mut served) = (0, pause, 0, 0);
         while served < calls {
@@ -367,11 +382,10 @@ mod tests {
                 }
                 next += pause;
             }
-            queue.settle(seat, SLICE * 1_000, (end - now) * 1_000);
+            queue.settle(seat, SLICE * 1_000, (end - now) * 1_000, seat != comes);
             if seat == comes {
                 served += 1;
-                // At first virtual time was zero for all.
-                longest = longest.max(if served > 20 { now - came } else { 0 });
+                longest = longest.max(now - came);
                 queue.ended(seat);
             } else {
                 queue.push_again(seat, 0);
@@ -390,8 +404,27 @@ mod tests {
     }
 
     #[test]
+    fn a_new_tenant_goes_before_who_uses_whole_slices() {
+        let mut queue = Queue::new(100, 1_000);
+        let busy: Vec<Seat> = (0..8).map(|_| queue.add(1, Priority::Normal)).collect();
+        busy.iter().for_each(|seat| queue.push(*seat, ()));
+        for _ in 0..100 {
+            let (seat, ()) = queue.pop(1_000).unwrap();
+            queue.settle(seat, 1_000, 1_000, true);
+            queue.push_again(seat, ());
+        }
+        let (runs, ()) = queue.pop(1_000).unwrap();
+        let comes = queue.add(1, Priority::Normal);
+        queue.push(comes, ());
+        assert!(queue.is_before(comes, runs));
+        queue.settle(runs, 1_000, 60, true);
+        queue.push_again(runs, ());
+        assert_eq!(queue.pop(1_000).unwrap().0, comes);
+    }
+
+    #[test]
     fn within_a_tenant_the_first_goes_first() {
-        let mut queue = Queue::new(100);
+        let mut queue = Queue::new(100, 1_000);
         let seat = queue.add(0, Priority::Normal);
         for item in 0..3 {
             queue.push(seat, item);
@@ -403,7 +436,8 @@ mod tests {
     }
 
     proptest! {
-        /// Nobody with work is left out for longer than the others' turns add up to.
+        /// Nobody with work is left out for longer than the others' turns add up to, and a slice of
+        /// each.
         #[test]
         fn nobody_starves(
             weights in prop::collection::vec(1u32..100, 2..8),
@@ -411,7 +445,8 @@ mod tests {
             workers in 1usize..4,
         ) {
             let total: usize = weights.iter().map(|weight| *weight as usize).sum();
-            let had = shares(&weights, workers, total * 10 + 10 * workers, |_| used);
+            let slices = total * (1_000 / used as usize + 1);
+            let had = shares(&weights, workers, slices + total * 10 + 10 * workers, |_| used);
             prop_assert!(had.iter().all(|had| *had > 0), "{had:?}");
         }
     }

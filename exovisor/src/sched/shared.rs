@@ -120,7 +120,7 @@ impl Shared {
     /// all wait for their next turn without being dormant.
     pub fn new(slice_ns: u64, begun_max: usize, awake_max: usize) -> Self {
         let state = State {
-            queue: Queue::new(begun_max),
+            queue: Queue::new(begun_max, slice_ns),
             parked: HashMap::new(),
             stats: Vec::new(),
             idle_workers: 0,
@@ -330,7 +330,8 @@ impl State {
             *turn = None;
         }
         let Spent { task, slice_ns, used_ns, verdict } = spent;
-        self.queue.settle(task.seat, slice_ns, used_ns);
+        let cut = matches!(verdict, Verdict::Again);
+        self.queue.settle(task.seat, slice_ns, used_ns, cut);
         if let Some((_, stats)) = self.stats.get_mut(task.seat.index()) {
             stats.cpu_ns += used_ns;
             if let Verdict::Done(ending) = verdict {
