@@ -14,6 +14,7 @@
 //! them be connected to anyone else.
 
 mod attempt;
+mod client;
 mod hosts;
 pub mod protocol;
 mod resolver;
@@ -28,6 +29,7 @@ use exocell_xgate::Protocol;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use attempt::{Attempt, Step};
+pub use client::Client;
 pub use hosts::Hosts;
 use protocol::{Failure, Id, MESSAGE_BYTES_MAX, Reply, Request};
 use resolver::{Outcome, Resolved, Resolver};

@@ -12,7 +12,7 @@ mod flow;
 mod joint;
 mod orders;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -27,7 +27,7 @@ use nix::sys::socket::{AddressFamily, SockFlag, SockType, accept4, socketpair};
 
 use crate::audit::{Audit, Decision, Entry};
 use crate::dialer::protocol::{Failure, Id, MESSAGE_BYTES_MAX, Reply, Request};
-use crate::dialer::sys;
+use crate::dialer::{Client, sys};
 use crate::link;
 use crate::names::Names;
 use crate::policy::{Policy, Target};
@@ -45,8 +45,6 @@ pub use orders::{Arrived, Done, Orders, Requests, orders};
 const TURN_MAX: usize = 64;
 /// Names that are being looked up for the module.
 const LOOKUPS_MAX: usize = 64;
-/// Messages that wait for the dialer before nothing more may be asked for.
-const BACKLOG_MAX: usize = 1024;
 /// Until flows that have used up the rate get another turn.
 const SLOWED: Duration = Duration::from_millis(10);
 /// How long what was said before an isolate's end has to go out.
@@ -82,9 +80,8 @@ struct Port {
 /// The relay of one isolate.
 pub struct Relay {
     policy: Policy,
-    channel: OwnedFd,
+    dialer: Client,
     dialer_is_there: bool,
-    backlog: VecDeque<Vec<u8>>,
     ports: Vec<Port>,
     audit: Box<dyn Audit>,
     orders: Orders,
@@ -114,9 +111,8 @@ impl Relay {
         Self {
             rate: Rate::new(policy.scope().rate_bytes, Instant::now()),
             policy,
-            channel,
+            dialer: Client::new(channel),
             dialer_is_there: true,
-            backlog: VecDeque::new(),
             ports: published.into_iter().map(port).collect(),
             audit,
             orders,
@@ -145,7 +141,7 @@ impl Relay {
                     Source::Flow(id, is_abandoned) => self.turn(id, is_abandoned),
                 }
             }
-            self.flush();
+            self.dialer.flush();
         }
     }
 
@@ -175,9 +171,8 @@ impl Relay {
         let mut watched: Vec<(BorrowedFd<'_>, PollFlags, Source)> =
             vec![(self.orders.event().as_fd(), PollFlags::POLLIN, Source::Orders)];
         if self.dialer_is_there {
-            let wants_out = !self.backlog.is_empty();
-            let out = if wants_out { PollFlags::POLLOUT } else { PollFlags::empty() };
-            watched.push((self.channel.as_fd(), PollFlags::POLLIN | out, Source::Dialer));
+            let out = if self.dialer.has_more() { PollFlags::POLLOUT } else { PollFlags::empty() };
+            watched.push((self.dialer.as_fd(), PollFlags::POLLIN | out, Source::Dialer));
         }
         for (index, port) in self.ports.iter().enumerate() {
             let listener = port.published.listener.as_fd();
@@ -237,36 +232,18 @@ impl Relay {
         }
     }
 
-    /// Says something to the dialer, now or when it listens again.
-    fn say(&mut self, request: &Request) {
-        self.backlog.push_back(request.encode());
-        self.flush();
-    }
-
-    fn flush(&mut self) {
-        while let Some(message) = self.backlog.front() {
-            if sys::send(self.channel.as_fd(), message).is_err() {
-                return;
-            }
-            self.backlog.pop_front();
-        }
-    }
-
     /// Why nothing more may be asked for, if so.
     fn refusal(&self) -> Option<(Failure, String)> {
         let limit = self.policy.scope().connections_max.unwrap_or(CONNECTIONS_MAX);
         let open = self.flows.len();
-        match () {
-            () if !self.dialer_is_there => {
-                Some((Failure::Unreachable, "nobody dials any more".to_owned()))
-            }
-            () if self.backlog.len() >= BACKLOG_MAX => {
-                Some((Failure::Busy, "too much is asked for at once".to_owned()))
-            }
-            () if open >= limit.min(CONNECTIONS_MAX) as usize => {
-                Some((Failure::Busy, format!("{open} flows are open, which is the limit")))
-            }
-            () => None,
+        if !self.dialer_is_there {
+            Some((Failure::Unreachable, "nobody dials any more".to_owned()))
+        } else if self.dialer.is_behind() {
+            Some((Failure::Busy, "too much is asked for at once".to_owned()))
+        } else if open >= limit.min(CONNECTIONS_MAX) as usize {
+            Some((Failure::Busy, format!("{open} flows are open, which is the limit")))
+        } else {
+            None
         }
     }
 
@@ -287,7 +264,7 @@ impl Relay {
         let flow =
             Flow { protocol, other, target, peer: None, inbound: false, stage, bytes: (0, 0) };
         self.flows.insert(id, flow);
-        self.say(&request);
+        self.dialer.say(&request);
     }
 
     /// A granted name gets addresses that stand for it, so that it is the name that is dialled.
@@ -310,7 +287,7 @@ impl Relay {
         }
         let id = self.id();
         self.lookups.insert(id, done);
-        self.say(&Request::Resolve { id, name });
+        self.dialer.say(&Request::Resolve { id, name });
     }
 
     fn listen(&mut self, port: u16, arrived: Arrived, done: Done<()>) {
@@ -386,7 +363,7 @@ impl Relay {
 
     fn replies(&mut self) {
         for _ in 0..TURN_MAX {
-            match sys::receive_with(self.channel.as_fd(), &mut self.buffer) {
+            match sys::receive_with(self.dialer.as_fd(), &mut self.buffer) {
                 Ok((bytes @ 1.., passed)) => {
                     let reply = Reply::decode(self.buffer.get(..bytes).unwrap_or_default());
                     if let Some(reply) = reply {
@@ -427,7 +404,7 @@ impl Relay {
 
     fn connected(&mut self, id: Id, peer: SocketAddr, passed: Option<OwnedFd>) {
         let Some(flow) = self.flows.remove(&id) else {
-            return self.say(&Request::Close { id });
+            return self.dialer.say(&Request::Close { id });
         };
         let Flow { protocol, other, target, stage, .. } = flow;
         let Stage::Asking(done) = stage else { return };
@@ -451,7 +428,7 @@ impl Relay {
             }
             Err(why) => {
                 self.audit.record(Entry { decision: Decision::Failed, ..entry.because(why) });
-                self.say(&Request::Close { id });
+                self.dialer.say(&Request::Close { id });
                 done(Err(Failure::Busy));
             }
         }
@@ -522,9 +499,7 @@ impl Relay {
             let data = self.buffer.get(..bytes).unwrap_or_default().to_vec();
             flow.bytes.0 += bytes as u64;
             self.rate.spend(bytes);
-            if self.backlog.is_empty() {
-                let _ = sys::send(self.channel.as_fd(), &Request::Datagram { id, data }.encode());
-            }
+            self.dialer.pass(&Request::Datagram { id, data });
         }
     }
 
@@ -541,7 +516,7 @@ impl Relay {
                 joint.was_reset.store(true, Ordering::Release);
             }
             Stage::Stream(_) => {}
-            Stage::Asking(_) | Stage::Datagrams(_) => self.say(&Request::Close { id }),
+            Stage::Asking(_) | Stage::Datagrams(_) => self.dialer.say(&Request::Close { id }),
         }
     }
 
@@ -549,7 +524,7 @@ impl Relay {
     fn change(&mut self, policy: Policy) {
         self.rate = Rate::new(policy.scope().rate_bytes, Instant::now());
         self.policy = policy;
-        self.say(&Request::Policy { rules: self.policy.to_text() });
+        self.dialer.say(&Request::Policy { rules: self.policy.to_text() });
         let listens = |port| self.policy.scope().listen.iter().any(|ports| ports.permits(port));
         self.ports.retain(|port| listens(port.published.guest_port));
         let is_kept = |flow: &Flow| match (flow.inbound, flow.peer) {

@@ -36,7 +36,7 @@ use nix::sys::timerfd::TimerFd;
 use crate::audit::{Audit, Decision, Entry};
 use crate::authority::Authority;
 use crate::dialer::protocol::{Id, Request};
-use crate::dialer::sys;
+use crate::dialer::{Client, sys};
 use crate::dns::{self, Asked, Reaction};
 use crate::link;
 use crate::names::Names;
@@ -53,8 +53,6 @@ pub use work::{Changer, Changes};
 pub const CONNECTIONS_MAX: u32 = 256;
 /// Questions for names that the host is asked.
 const QUESTIONS_MAX: usize = 64;
-/// Messages that wait for the dialer before the guest may open no more flows.
-const BACKLOG_MAX: usize = 1024;
 const DNS_PORT: u16 = 53;
 
 const DIALER: u32 = LINK_TOKENS;
@@ -80,8 +78,7 @@ pub struct Parts {
 /// The stack of one cell.
 pub struct Stack {
     policy: Policy,
-    channel: OwnedFd,
-    backlog: VecDeque<Vec<u8>>,
+    dialer: Client,
     published: Vec<Published>,
     audit: Box<dyn Audit>,
     changes: Changes,
@@ -123,8 +120,7 @@ impl Stack {
         Ok(Self {
             rate: Rate::new(policy.scope().rate_bytes, now),
             policy,
-            channel,
-            backlog: VecDeque::new(),
+            dialer: Client::new(channel),
             published,
             audit,
             changes,
@@ -234,7 +230,7 @@ impl Stack {
                 // Beyond the numbers of flows.
                 self.next_question = self.next_question.wrapping_add(1) & 0xffff;
                 let id = self.next_question << 16 | 0xffff;
-                self.say(&Request::Resolve { id, name: asked.name.clone() });
+                self.dialer.say(&Request::Resolve { id, name: asked.name.clone() });
                 self.questions.insert(id, (asked, from, to));
             }
         }
@@ -286,10 +282,9 @@ impl Stack {
     /// A datagram to the dialer; one that does not go at once is lost.
     fn pass(&mut self, id: Id, data: &[u8]) {
         self.rate.fill(Instant::now());
-        if self.backlog.is_empty() && !self.rate.is_empty() {
+        if !self.dialer.has_more() && !self.rate.is_empty() {
             self.rate.spend(data.len());
-            let request = Request::Datagram { id, data: data.to_vec() }.encode();
-            let _ = sys::send(self.channel.as_fd(), &request);
+            self.dialer.pass(&Request::Datagram { id, data: data.to_vec() });
         }
     }
 
@@ -301,7 +296,7 @@ impl Stack {
             None => Target::Address(address),
         };
         let (protocol, port) = (key.protocol, key.other.port());
-        if self.backlog.len() >= BACKLOG_MAX {
+        if self.dialer.is_behind() {
             // The dialer is behind; the guest's next try may find it ready.
             return self.refuse(first, Refusal::Unreachable);
         }
@@ -315,29 +310,14 @@ impl Stack {
         let stage = Stage::Asking { first: first.to_vec(), early };
         let slot = self.flows.add(Flow::new(key, target.clone(), port, stage));
         let id = self.flows.id(slot);
-        self.say(&Request::Connect { id, protocol, target, port });
-    }
-
-    /// Says something to the dialer, now or when it listens again.
-    fn say(&mut self, request: &Request) {
-        self.backlog.push_back(request.encode());
-        self.flush();
-    }
-
-    fn flush(&mut self) {
-        while let Some(message) = self.backlog.front() {
-            if sys::send(self.channel.as_fd(), message).is_err() {
-                return;
-            }
-            self.backlog.pop_front();
-        }
+        self.dialer.say(&Request::Connect { id, protocol, target, port });
     }
 
     /// Drops a flow without a word to anyone but the dialer.
     fn forget(&mut self, slot: usize) {
         let id = self.flows.id(slot);
         if self.flows.remove(slot).is_some() {
-            self.say(&Request::Close { id });
+            self.dialer.say(&Request::Close { id });
         }
     }
 }
@@ -348,7 +328,7 @@ impl Link for Stack {
         // waking anyone (`Stack::begin`).
         let input = EventSet::IN | EventSet::EDGE_TRIGGERED;
         // Nothing is registered yet; only a full epoll set can fail.
-        let _ = ops.add(Events::with_data(&self.channel, DIALER, input | EventSet::OUT));
+        let _ = ops.add(Events::with_data(&self.dialer, DIALER, input | EventSet::OUT));
         let _ = ops.add(Events::with_data(&self.timer.as_fd(), TIMER, input));
         let _ = ops.add(Events::with_data(self.changes.event(), CHANGES, input));
         for (published, token) in self.published.iter().zip(LISTENERS..) {
@@ -363,7 +343,7 @@ impl Link for Stack {
     fn host_event(&mut self, token: u32, set: EventSet, ops: &mut EventOps<'_>) {
         match token {
             DIALER => {
-                self.flush();
+                self.dialer.flush();
                 self.replies(ops);
             }
             TIMER => {

@@ -12,7 +12,7 @@ use super::guard::Guard;
 use super::stream::{Ends, Stream};
 use super::{STREAMS, Stack};
 use crate::audit::{Decision, Entry};
-use crate::dialer::protocol::{Failure, Id, Reply};
+use crate::dialer::protocol::{Failure, Id, Reply, Request};
 use crate::dialer::sys;
 use crate::dns;
 use crate::packet::{self, Refusal};
@@ -24,7 +24,7 @@ const TURN_MAX: usize = 256;
 impl Stack {
     pub(super) fn replies(&mut self, ops: &mut EventOps<'_>) {
         for _ in 0..TURN_MAX {
-            let received = sys::receive_with(self.channel.as_fd(), &mut self.buffer);
+            let received = sys::receive_with(self.dialer.as_fd(), &mut self.buffer);
             let Ok((bytes, passed)) = received else { return };
             if bytes == 0 {
                 return;
@@ -41,7 +41,7 @@ impl Stack {
         match reply {
             Reply::Connected { id, peer } => match self.flows.slot(id) {
                 Some(slot) => self.connected(slot, peer, passed, ops),
-                None => self.say(&crate::dialer::protocol::Request::Close { id }),
+                None => self.dialer.say(&Request::Close { id }),
             },
             Reply::Failed { id, why, text } => self.failed(id, why, &text, ops),
             Reply::Datagram { id, data } => self.answer(id, &data),

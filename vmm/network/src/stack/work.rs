@@ -181,7 +181,7 @@ impl Stack {
                 let _ = ops.remove(Events::empty(&stream.host()));
                 stream.abort(now, &mut self.outbox);
             }
-            Stage::Asking { .. } | Stage::Datagrams => self.say(&Request::Close { id }),
+            Stage::Asking { .. } | Stage::Datagrams => self.dialer.say(&Request::Close { id }),
         }
     }
 
@@ -204,7 +204,7 @@ impl Stack {
         let Some(policy) = self.changes.waiting.try_iter().last() else { return };
         self.rate = Rate::new(policy.scope().rate_bytes, Instant::now());
         self.policy = policy;
-        self.say(&Request::Policy { rules: self.policy.to_text() });
+        self.dialer.say(&Request::Policy { rules: self.policy.to_text() });
         self.unpublish(ops);
         for slot in self.flows.all() {
             let Some(flow) = self.flows.get(slot) else { continue };
