@@ -252,9 +252,9 @@ fn interrupt(slot: &Slot, registers: &mut [libc::greg_t; 23]) {
     let hard = slot.hard_ns.load(Ordering::Relaxed);
     let due = guest.due_ns.load(Ordering::Acquire).min(hard);
     if now < due && !guest.is_wanted() {
-        // Whoever shortened the turn relies on its end.
         let age = now.saturating_sub(slot.begun_ns.load(Ordering::Relaxed));
         let just_begun = age <= slot.period_ns.load(Ordering::Relaxed) / JUST_BEGUN;
+        // Whoever shortened the turn relies on its end.
         slot.lazy.set(just_begun && !guest.is_hurried());
         let tick = tick_ns(slot, now, due);
         if slot.armed_ns.load(Ordering::Relaxed) > tick {

@@ -1,4 +1,6 @@
-//! Who runs next: start-time fair queuing over tenants. No clock, no lock, no thread in here.
+//! Who runs next: weighted fair queuing over tenants, by the ends of their turns in virtual time
+//! (Demers, Keshav and Shenker 1989, "Analysis and simulation of a fair queueing algorithm", with
+//! lengths that are estimated). No clock, no lock, no thread in here.
 //!
 //! Each tenant has a virtual time that grows with the CPU time it used, slower the greater its
 //! weight. Of the tenants with something to run, the one with the highest priority goes first, and
@@ -142,23 +144,26 @@ impl<T> Queue<T> {
     /// Puts `item`, which is not begun, behind what its tenant already has.
     pub fn push(&mut self, seat: Seat, item: T) {
         self.came += 1;
-        let (came, now, slice_ns) = (self.came, self.now, self.slice_ns);
+        let came = self.came;
+        self.catch_up(seat);
         let Some(tenant) = self.tenants.get_mut(seat.0) else { return };
-        if tenant.waiting.is_empty() && tenant.fresh.is_empty() {
-            tenant.used = tenant.used.max(now.saturating_sub(tenant.cost(slice_ns)));
-        }
         tenant.fresh.push_back((came, item));
         self.make_ready(seat);
     }
 
     /// Puts back what waited; its tenant may have been idle meanwhile.
     pub fn push_woken(&mut self, seat: Seat, item: T) {
-        let (now, slice_ns) = (self.now, self.slice_ns);
+        self.catch_up(seat);
+        self.push_again(seat, item);
+    }
+
+    /// A tenant that had nothing waiting is not further ahead than a slice.
+    fn catch_up(&mut self, seat: Seat) {
         let Some(tenant) = self.tenants.get_mut(seat.0) else { return };
         if tenant.waiting.is_empty() && tenant.fresh.is_empty() {
-            tenant.used = tenant.used.max(now.saturating_sub(tenant.cost(slice_ns)));
+            let ahead = tenant.cost(self.slice_ns);
+            tenant.used = tenant.used.max(self.now.saturating_sub(ahead));
         }
-        self.push_again(seat, item);
     }
 
     /// Puts back what was preempted; its tenant was not idle meanwhile.
@@ -445,7 +450,7 @@ mod tests {
             workers in 1usize..4,
         ) {
             let total: usize = weights.iter().map(|weight| *weight as usize).sum();
-            let slices = total * (1_000 / used as usize + 1);
+            let slices = total * 1_000 / used as usize;
             let had = shares(&weights, workers, slices + total * 10 + 10 * workers, |_| used);
             prop_assert!(had.iter().all(|had| *had > 0), "{had:?}");
         }
