@@ -114,6 +114,8 @@ static NOINLINE void times(void *context, unsigned begin, unsigned end, unsigned
   (void)part;
   for (unsigned i = begin; i < end; i++) {
     double sum = 0;
+    /* What clang does for x86 without being asked. A short loop of many rounds ends unforeseen. */
+#pragma clang loop unroll_count(4)
     for (unsigned j = 0; j < n; j++) sum += a[i * n + j] * product->from[j];
     product->to[i] = sum;
   }
@@ -129,8 +131,8 @@ KERNEL("svd") int svd(int size) {
   for (unsigned i = 0; i < n; i++) v[i] = 1;
   for (int round = 0; round < 50; round++) {
     struct product product = {n, v, w};
-    /* A range is worth a thread from some 100,000 products on. */
-    exo_for(times, &product, n, 100000 / n + 1);
+    /* A range is worth a thread from some 8,000 products on: 3 us. */
+    exo_for(times, &product, n, 8000 / n + 1);
     norm = 0;
     for (unsigned i = 0; i < n; i++) norm += w[i] * w[i];
     norm = __builtin_sqrt(norm);

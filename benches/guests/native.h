@@ -10,20 +10,37 @@
 static struct {
   exo_body body;
   void *context;
-  unsigned count, parts, least;
-  atomic_uint next, turn, busy;
+  unsigned parts, least;
+  atomic_uint turn, busy;
 } native_loop;
 
-/* Ranges as in exocell.h: the fewer are left, the shorter. */
-static void native_take(unsigned part) {
-  unsigned begin = atomic_load(&native_loop.next), left;
-  while ((left = native_loop.count - begin)) {
-    unsigned range = left / (2 * native_loop.parts);
-    if (range < native_loop.least) range = native_loop.least;
+/* Shares as in exocell.h: halves of what is left, of its own first. */
+static struct {
+  _Alignas(128) atomic_ullong left;
+} native_shares[EXO_PARTS_MAX];
+
+static int native_cut(unsigned of, unsigned part, unsigned *begin, unsigned *end) {
+  unsigned long long seen = atomic_load(&native_shares[of].left);
+  for (;;) {
+    unsigned first = (unsigned)seen, last = (unsigned)(seen >> 32), left = last - first;
+    if (!left) return 0;
+    unsigned range = left / 2 < native_loop.least ? native_loop.least : left / 2;
     if (range > left) range = left;
-    if (!atomic_compare_exchange_strong(&native_loop.next, &begin, begin + range)) continue;
-    native_loop.body(native_loop.context, begin, begin + range, part);
-    begin = atomic_load(&native_loop.next);
+    *begin = of == part ? first : last - range;
+    *end = *begin + range;
+    if (of == part) first += range; else last -= range;
+    if (atomic_compare_exchange_strong(&native_shares[of].left, &seen,
+                                       (unsigned long long)last << 32 | first))
+      return 1;
+  }
+}
+
+static void native_take(unsigned part) {
+  unsigned begin, end;
+  for (unsigned others = 0; others < native_loop.parts; others++) {
+    unsigned of = (part + others) % native_loop.parts;
+    while (native_cut(of, part, &begin, &end))
+      native_loop.body(native_loop.context, begin, end, part);
   }
 }
 
@@ -56,11 +73,14 @@ static unsigned native_for(exo_body body, void *context, unsigned count, unsigne
   }
   native_loop.body = body;
   native_loop.context = context;
-  native_loop.count = count;
   native_loop.parts = native_parts();
   native_loop.least = grain / 32 + 1;
+  for (unsigned part = 0, begin = 0; part < native_loop.parts; part++) {
+    unsigned end = begin + (count - begin) / (native_loop.parts - part);
+    atomic_store(&native_shares[part].left, (unsigned long long)end << 32 | begin);
+    begin = end;
+  }
   atomic_store(&native_loop.busy, native_loop.parts - 1);
-  atomic_store(&native_loop.next, 0);
   atomic_fetch_add(&native_loop.turn, 1);
   native_take(0);
   while (atomic_load(&native_loop.busy)) __builtin_ia32_pause();

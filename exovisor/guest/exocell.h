@@ -29,14 +29,18 @@ typedef void (*exo_body)(void *context, unsigned begin, unsigned end, unsigned p
 __attribute__((import_module("wasi"), import_name("thread-spawn"))) int exo_spawn(void *start);
 __attribute__((import_module("env"), import_name("THREADS"))) unsigned exo_threads(void);
 
-/* The loop that runs. Threads take ranges until none is left, the fewer are left the shorter
- * ones, so that one that is late, or never comes because others want the processors, keeps
- * nobody waiting. */
+/* The loop that runs. */
 static struct {
   exo_body body;
   void *context;
-  unsigned count, parts, least, next;
+  unsigned parts, least;
 } exo_loop;
+
+/* What nobody has taken yet of each part's share: where it begins, and its end in the upper half.
+ * Each has lines of the processor's cache to itself. */
+static struct {
+  _Alignas(128) unsigned long long left;
+} exo_shares[EXO_PARTS_MAX];
 
 /*   FREE ──exo_fork──> ASKED ──it runs──> RUNNING ──ranges are done──> STAYING
  *    ^                 │   ^                                          │   │
@@ -60,17 +64,32 @@ static inline int exo_change(struct exo_start *start, unsigned from, unsigned to
                                      __ATOMIC_SEQ_CST);
 }
 
-static void exo_take(unsigned part) {
-  unsigned begin = __atomic_load_n(&exo_loop.next, __ATOMIC_SEQ_CST), left;
-  while ((left = exo_loop.count - begin)) {
-    unsigned range = left / (2 * exo_loop.parts);
-    if (range < exo_loop.least) range = exo_loop.least;
+/* Cuts a range off a share: half of what is left. Its own part takes the first half, so that in
+ * the next loop, too, it has what its processor has in its cache; others take the last. */
+static int exo_cut(unsigned of, unsigned part, unsigned *begin, unsigned *end) {
+  unsigned long long *share = &exo_shares[of].left;
+  unsigned long long seen = __atomic_load_n(share, __ATOMIC_SEQ_CST);
+  for (;;) {
+    unsigned first = (unsigned)seen, last = (unsigned)(seen >> 32), left = last - first;
+    if (!left) return 0;
+    unsigned range = left / 2 < exo_loop.least ? exo_loop.least : left / 2;
     if (range > left) range = left;
-    if (!__atomic_compare_exchange_n(&exo_loop.next, &begin, begin + range, 0, __ATOMIC_SEQ_CST,
-                                     __ATOMIC_SEQ_CST))
-      continue;
-    exo_loop.body(exo_loop.context, begin, begin + range, part);
-    begin = __atomic_load_n(&exo_loop.next, __ATOMIC_SEQ_CST);
+    *begin = of == part ? first : last - range;
+    *end = *begin + range;
+    if (of == part) first += range; else last -= range;
+    if (__atomic_compare_exchange_n(share, &seen, (unsigned long long)last << 32 | first, 0,
+                                    __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
+      return 1;
+  }
+}
+
+/* Works on its own share, then on what is left of others': a thread that is late, or never comes
+ * because others want the processors, keeps nobody waiting. */
+static void exo_take(unsigned part) {
+  unsigned begin, end;
+  for (unsigned others = 0; others < exo_loop.parts; others++) {
+    unsigned of = (part + others) % exo_loop.parts;
+    while (exo_cut(of, part, &begin, &end)) exo_loop.body(exo_loop.context, begin, end, part);
   }
 }
 
@@ -145,10 +164,14 @@ static inline unsigned exo_for(exo_body body, void *context, unsigned count, uns
   }
   exo_loop.body = body;
   exo_loop.context = context;
-  exo_loop.count = count;
   exo_loop.parts = parts;
   exo_loop.least = grain / 32 + 1;
-  __atomic_store_n(&exo_loop.next, 0, __ATOMIC_SEQ_CST);
+  for (unsigned part = 0, begin = 0; part < parts; part++) {
+    unsigned end = begin + (count - begin) / (parts - part);
+    unsigned long long share = (unsigned long long)end << 32 | begin;
+    __atomic_store_n(&exo_shares[part].left, share, __ATOMIC_SEQ_CST);
+    begin = end;
+  }
   for (unsigned part = 1; part < parts; part++) exo_fork(part);
   exo_take(0);
   for (unsigned part = 1; part < parts; part++) exo_join(part);

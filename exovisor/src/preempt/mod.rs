@@ -83,6 +83,8 @@ pub(crate) struct Guest {
     wanted: AtomicBool,
     /// Whether its turn was shortened to an exact time.
     hurried: AtomicBool,
+    /// Whether nothing else wants its worker.
+    alone: AtomicBool,
     detours: detour::Detours,
 }
 
@@ -94,6 +96,7 @@ impl Guest {
             due_ns: AtomicU64::new(NEVER),
             wanted: AtomicBool::new(false),
             hurried: AtomicBool::new(false),
+            alone: AtomicBool::new(false),
             detours: detour::Detours::default(),
         }
     }
@@ -119,12 +122,14 @@ impl Guest {
     pub fn prepare(&self) {
         self.due_ns.store(NEVER, Ordering::Release);
         self.hurried.store(false, Ordering::Release);
+        self.alone.store(true, Ordering::Release);
     }
 
     /// Shortens the turn it has, if that ends later. The timer may only notice at its next tick,
     /// unless it is to be exact: then the next signal sets the timer to it.
     pub fn hurry(&self, due_ns: u64, exactly: bool) {
         self.due_ns.fetch_min(due_ns, Ordering::AcqRel);
+        self.alone.store(false, Ordering::Release);
         if exactly {
             // Either the worker sees this when its turn begins, or who kicks after this sees the
             // worker's thread ([`crate::ending::Stopper::runs_on`]).
@@ -137,9 +142,17 @@ impl Guest {
         self.due_ns.load(Ordering::Acquire) <= now_ns
     }
 
+    /// Whether nothing has come so far that waits for the end of its turn.
+    pub fn is_alone(&self) -> bool {
+        self.alone.load(Ordering::Acquire)
+    }
+
     /// How long the turn lasts that begins.
-    fn last_until(&self, due_ns: u64) -> u64 {
-        self.due_ns.fetch_min(due_ns, Ordering::AcqRel).min(due_ns)
+    fn last_until(&self, allowance: &Allowance) -> u64 {
+        if allowance.due_ns < allowance.hard_ns {
+            self.alone.store(false, Ordering::Release);
+        }
+        self.due_ns.fetch_min(allowance.due_ns, Ordering::AcqRel).min(allowance.due_ns)
     }
 
     fn is_hurried(&self) -> bool {

@@ -186,7 +186,7 @@ impl<'a> Turn<'a> {
                 slot.lazy.set(false);
             }
             // Only here, or a turn that is shortened meanwhile would last as long as it was to.
-            let due_ns = guest.last_until(allowance.due_ns);
+            let due_ns = guest.last_until(&allowance);
             let tick = tick_ns(slot, now_ns, due_ns);
             if slot.armed_ns.load(Ordering::Relaxed) > tick {
                 arm(slot, tick);
@@ -425,6 +425,23 @@ mod tests {
             assert!(slot.lazy.get());
             slot.guest.store(null_mut(), Ordering::Release);
         });
+    }
+
+    #[test]
+    fn a_turn_is_alone_until_another_waits_for_its_end() {
+        let (guest, hard_ns) = (guest(), now_ns() + NS_PER_S);
+        let allowance = |due_ns| Allowance { due_ns, hard_ns, period_ns: NEVER };
+        assert!(!guest.is_alone());
+        for (due_ns, alone) in [(hard_ns, true), (hard_ns - 1, false)] {
+            guest.prepare();
+            drop(Turn::begin(&guest, now_ns(), allowance(due_ns)));
+            assert_eq!(guest.is_alone(), alone);
+        }
+        // What comes before the turn has begun counts.
+        guest.prepare();
+        guest.hurry(hard_ns - 1, false);
+        drop(Turn::begin(&guest, now_ns(), allowance(hard_ns)));
+        assert!(!guest.is_alone());
     }
 
     #[test]

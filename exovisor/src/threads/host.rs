@@ -1,11 +1,13 @@
 //! The host functions of threads: `thread-spawn`, and what stands for atomic instructions.
 
-use crate::ending::Ended;
+use crate::ending::{Ended, Stopper};
 use crate::imports::{ENV, THREADS};
 use crate::isolate::State;
+use crate::preempt::{self, Guest};
 use crate::rewrite::{ATOMIC_NAMES, ATOMICS};
 use crate::teardown;
 use crate::threads::Team;
+use crate::threads::waits::Waiting;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,6 +19,9 @@ const MISMATCH: i32 = 1;
 const TIMED_OUT: i32 = 2;
 /// What `thread-spawn` answers when there is no thread to be had; any negative number will do.
 const REFUSED: i32 = -1;
+/// How long a thread looks before it waits, in nanoseconds: about what it takes to leave a worker
+/// and to come back to one.
+const LOOK_NS: u64 = 3_000;
 
 /// Defines them all.
 pub(crate) fn link(linker: &mut Linker<State>) -> Result<()> {
@@ -100,6 +105,9 @@ async fn wait(
         return Ok(MISMATCH);
     };
     let State { stopper, deadline, .. } = caller.data();
+    if looks(&waiting, stopper) {
+        return Ok(WOKEN);
+    }
     // A negative timeout is none.
     let timeout = u64::try_from(timeout).ok().map(Duration::from_nanos);
     let woken = async {
@@ -115,6 +123,14 @@ async fn wait(
         .await
         .map_err(|ended: Ended| wasmtime::Error::new(ended))?;
     Ok(if waiting.is_woken() { WOKEN } else { TIMED_OUT })
+}
+
+/// Looks a little before the thread leaves its worker, if nothing else wants that; whether
+/// somebody has notified.
+fn looks(waiting: &Waiting<'_>, stopper: &Stopper) -> bool {
+    let end_ns = preempt::now_ns().saturating_add(LOOK_NS);
+    let alone = || stopper.guest().is_some_and(Guest::is_alone);
+    waiting.look(|| alone() && preempt::now_ns() < end_ns)
 }
 
 fn team(caller: &Caller<'_, State>) -> Result<Arc<Team>> {

@@ -86,6 +86,19 @@ impl Waiter {
 }
 
 impl Waiting<'_> {
+    /// Looks for as long as `more` says; whether somebody has notified.
+    pub fn look(&self, more: impl Fn() -> bool) -> bool {
+        loop {
+            if self.waiter.woken.load(Ordering::Acquire) {
+                return true;
+            }
+            if !more() {
+                return false;
+            }
+            std::hint::spin_loop();
+        }
+    }
+
     /// Until somebody notifies.
     pub async fn woken(&self) {
         poll_fn(|context| self.waiter.poll(context.waker())).await;
@@ -139,6 +152,22 @@ mod tests {
         drop(enter(&waits, 8));
         assert_eq!(waits.notify(8, 1), 0);
         assert!(waits.spots().is_empty());
+    }
+
+    #[test]
+    fn who_looks_sees_that_it_was_notified_and_goes_on_no_longer_than_it_may() {
+        let waits = Waits::default();
+        let waiting = enter(&waits, 8);
+        let looks = std::cell::Cell::new(0);
+        let few = || looks.replace(looks.get() + 1) < 3;
+        assert!(!waiting.look(few));
+        assert_eq!(looks.get(), 4);
+        std::thread::scope(|scope| {
+            scope.spawn(|| assert_eq!(waits.notify(8, 1), 1));
+            assert!(waiting.look(|| true));
+        });
+        drop(waiting);
+        assert_eq!(waits.notify(8, 1), 0);
     }
 
     #[test]
