@@ -1,7 +1,8 @@
 //! From bytes to a module that may run: everything that is checked once.
 
-use crate::cache::Cache;
+use crate::cache::{Cache, Code};
 use crate::call::Function;
+use crate::component::{self, AdmittedComponent};
 use crate::engine::Host;
 use crate::imports::{Import, WASI};
 use crate::isolate::State;
@@ -10,6 +11,7 @@ use crate::pieces::{self, PIECE_BYTES};
 use crate::policy::{Metering, Policy};
 use crate::preempt::CodeMap;
 use crate::reserved;
+use crate::reuse::{self, Changes, Reuse};
 use crate::rewrite::{self, ATOMICS};
 use crate::rooms::Trace;
 use crate::scan::{self, Asked, Imported, ModuleLimits, Shape};
@@ -18,6 +20,7 @@ use crate::unroll;
 use exocell_xgate::CapabilitySet;
 use std::borrow::Cow;
 use std::sync::{Arc, OnceLock};
+use wasmparser::Parser;
 use wasmtime::{Caller, Engine, InstancePre, Linker, Module, ModuleExport, Val};
 
 /// Why a module is refused. Nothing of it has run.
@@ -26,9 +29,23 @@ pub enum AdmissionError {
     /// The bytes are neither a Wasm binary nor Wasm text.
     #[error("this is not a Wasm module: it starts neither with \\0asm nor with Wasm text")]
     NotWasm,
-    /// A component, not a core module.
-    #[error("this is a Wasm component; only core modules (wasm32-wasip1) are run")]
+    /// A component, where a module with functions to call is wanted.
+    #[error(
+        "this is a Wasm component, which is run as a command; functions are called in core \
+         modules (wasm32-wasip1)"
+    )]
     Component,
+    /// It was granted what components are not given.
+    #[error(
+        "the capability `{capability}` grants {what}, which components are not given; leave it \
+         out, or build the program as a core module (wasm32-wasip1)"
+    )]
+    NotForComponents {
+        /// Name of the capability.
+        capability: String,
+        /// What it grants.
+        what: &'static str,
+    },
     /// It has the right opening and is broken further on.
     #[error("this Wasm module is malformed: {message}")]
     Malformed {
@@ -78,6 +95,9 @@ pub enum AdmissionError {
     /// There is nothing to call.
     #[error("this Wasm module exports no function `_start`; only commands can be run")]
     NoStart,
+    /// There is nothing to call in a component.
+    #[error("this Wasm component exports no `wasi:cli/run@0.2`; only commands can be run")]
+    NoRun,
     /// It exports no such function, or one with types that no caller can pass.
     #[error("this Wasm module exports no function `{name}` over numbers")]
     NoFunction {
@@ -104,12 +124,12 @@ impl From<wasmparser::BinaryReaderError> for AdmissionError {
     }
 }
 
-/// One import of a module and what it needs, for explaining.
+/// One import of a module or component and what it needs, for explaining.
 #[derive(Clone, Debug)]
 pub struct Requirement {
-    /// Module part of the import.
+    /// Module part of the import; of a component's its package.
     pub module: String,
-    /// Field part of the import.
+    /// Field part of the import; of a component's all of its name.
     pub name: String,
     /// The entry of the import table; `None` if the name is unknown.
     pub import: Option<&'static Import>,
@@ -144,6 +164,9 @@ impl Admission {
         limits: &ModuleLimits,
     ) -> Result<Vec<Requirement>, AdmissionError> {
         let binary = scan::binary(bytes, limits)?;
+        if Parser::is_component(&binary) {
+            return component::scan(&binary, limits);
+        }
         let imports = scan::scan(&binary, limits)?.imports;
         let resolve = |imported: Imported| {
             let import = known(&imported);
@@ -152,18 +175,36 @@ impl Admission {
         Ok(imports.into_iter().map(resolve).collect())
     }
 
-    /// Admits a command, binary or text, under `caps`: size and structure, imports, validation,
+    /// Admits a command, a module or component, binary or text, under `caps`: size and structure, imports, validation,
     /// compilation, in this order. It is metered by fuel if that is granted, else by time.
     ///
     /// # Errors
     /// [`AdmissionError`] names the first thing that is wrong.
     pub fn admit(&self, bytes: &[u8], caps: &CapabilitySet) -> Result<Admitted, AdmissionError> {
         let metering = if caps.fuel().is_some() { Metering::Fuel } else { Metering::Time };
-        let admitted = self.admit_for("", bytes, caps, metering)?;
-        match admitted.0.command {
-            Some(_) => Ok(admitted),
+        let binary = scan::binary(bytes, &self.policy.modules)?;
+        if Parser::is_component(&binary) {
+            return self.admit_component(&binary, caps, metering);
+        }
+        let module = self.admit_module("", &binary, caps, metering)?;
+        match module.command {
+            Some(_) => Ok(Admitted(Program::Module(Arc::new(module)))),
             None => Err(AdmissionError::NoStart),
         }
+    }
+
+    fn admit_component(
+        &self,
+        binary: &[u8],
+        caps: &CapabilitySet,
+        metering: Metering,
+    ) -> Result<Admitted, AdmissionError> {
+        component::scan(binary, &self.policy.modules)?;
+        component::check(caps)?;
+        let host = self.host(metering)?;
+        let component = self.compile(&host.engine, binary)?;
+        let linked = AdmittedComponent::link(host, &component)?;
+        Ok(Admitted(Program::Component(Arc::new(linked))))
     }
 
     /// Admits a module of `owner`, a command or not, with a metering mode of choice.
@@ -177,18 +218,24 @@ impl Admission {
         caps: &CapabilitySet,
         metering: Metering,
     ) -> Result<Admitted, AdmissionError> {
-        let limits = &self.policy.modules;
-        let binary = scan::binary(bytes, limits)?;
-        let shape = scan::scan(&binary, limits)?;
+        let binary = scan::binary(bytes, &self.policy.modules)?;
+        let module = self.admit_module(owner, &binary, caps, metering)?;
+        Ok(Admitted(Program::Module(Arc::new(module))))
+    }
+
+    fn admit_module(
+        &self,
+        owner: &str,
+        binary: &[u8],
+        caps: &CapabilitySet,
+        metering: Metering,
+    ) -> Result<AdmittedModule, AdmissionError> {
+        let shape = scan::scan(binary, &self.policy.modules)?;
         check(&shape, caps)?;
-        let (binary, reusable) = match rewrite::rewritten(&binary, &shape)? {
-            Some(rewritten) => (Cow::Owned(rewritten.binary), rewritten.reusable),
-            None => (binary, true),
-        };
-        let binary = match reserved::exported(&binary)? {
-            Some(exported) => Cow::Owned(exported),
-            None => binary,
-        };
+        let binary = rewrite::rewritten(binary, &shape)?.map_or(Cow::Borrowed(binary), Cow::Owned);
+        let changes = reuse::changes(&binary)?;
+        let globals = changes.as_ref().map_or(&[][..], |changes| &changes.globals);
+        let binary = reserved::exported(&binary, globals)?.map_or(binary, Cow::Owned);
         let binary = match pieces::in_pieces(&binary, PIECE_BYTES)? {
             Some(pieces) => Cow::Owned(pieces),
             None => binary,
@@ -200,14 +247,14 @@ impl Admission {
         let binary = unrolled.map_or(binary, Cow::Owned);
         let host = self.host(metering)?;
         let module = self.compile(&host.engine, &binary)?;
-        link(owner, host, &module, &shape, reusable)
+        link(owner, host, &module, &shape, changes.as_ref())
     }
 
-    fn compile(&self, engine: &Engine, binary: &[u8]) -> Result<Module, AdmissionError> {
+    fn compile<C: Code>(&self, engine: &Engine, binary: &[u8]) -> Result<C, AdmissionError> {
         if let Some(module) = self.cache.as_ref().and_then(|cache| cache.load(engine, binary)) {
             return Ok(module);
         }
-        let module = Module::from_binary(engine, binary)
+        let module = C::compile(engine, binary)
             .map_err(|error| AdmissionError::Compile { message: format!("{error:#}") })?;
         if let Some(cache) = &self.cache {
             cache.store(engine, binary, &module);
@@ -230,13 +277,13 @@ fn link(
     host: &Arc<Host>,
     module: &Module,
     shape: &Shape,
-    reusable: bool,
-) -> Result<Admitted, AdmissionError> {
+    changes: Option<&Changes>,
+) -> Result<AdmittedModule, AdmissionError> {
     let wrong =
         |error: wasmtime::Error| AdmissionError::ImportType { message: format!("{error:#}") };
     let link = Link::new(&host.linker, module, shape).map_err(wrong)?;
     let export = |name| module.get_export_index(name);
-    Ok(Admitted(Arc::new(AdmittedModule {
+    Ok(AdmittedModule {
         link,
         module: module.clone(),
         host: Arc::clone(host),
@@ -244,11 +291,13 @@ fn link(
         owner: owner.to_owned(),
         start: reserved::start(module)?,
         memories: reserved::memories(module),
+        globals: reserved::globals(module),
         command: if shape.has_start { export("_start") } else { None },
         uses_host: shape.imports.iter().any(|import| [WASI, NN].contains(&import.module.as_str())),
-        reusable,
+        reusable: changes.is_some_and(|changes| changes.memories == 0),
+        reuse: changes.and_then(|changes| Reuse::new(&host.keeper, changes)),
         usual_trace: OnceLock::new(),
-    })))
+    })
 }
 
 /// How instances of a module come to be.
@@ -287,9 +336,16 @@ impl Link {
     }
 }
 
-/// A module that passed admission, linked and not yet instantiated. Clones are the same module.
+/// A module or component that passed admission, linked and not yet instantiated. Clones are the
+/// same one.
 #[derive(Clone)]
-pub struct Admitted(pub(crate) Arc<AdmittedModule>);
+pub struct Admitted(pub(crate) Program);
+
+#[derive(Clone)]
+pub(crate) enum Program {
+    Module(Arc<AdmittedModule>),
+    Component(Arc<AdmittedComponent>),
+}
 
 pub(crate) struct AdmittedModule {
     pub link: Link,
@@ -301,12 +357,16 @@ pub(crate) struct AdmittedModule {
     pub start: Option<ModuleExport>,
     /// Its own memories.
     pub memories: Vec<ModuleExport>,
+    /// Its mutable globals, if an instance can be made as new.
+    pub globals: Vec<ModuleExport>,
     /// `_start`.
     pub command: Option<ModuleExport>,
     /// Whether it imports functions that act on streams, folders or clocks.
     pub uses_host: bool,
     /// Whether an instance can serve one thread after the other.
     pub reusable: bool,
+    /// What is kept for its next calls, if that is done.
+    pub reuse: Option<Reuse>,
     /// What a call allocates in its room ([`crate::rooms`]), once that was tried.
     pub usual_trace: OnceLock<Option<Trace>>,
 }
@@ -322,15 +382,26 @@ impl Admitted {
     /// Who brought it; empty for a command that nobody else can name.
     #[must_use]
     pub fn owner(&self) -> &str {
-        &self.0.owner
+        match &self.0 {
+            Program::Module(module) => &module.owner,
+            Program::Component(_) => "",
+        }
+    }
+
+    /// The module; `None` for a component.
+    pub(crate) fn module(&self) -> Option<&Arc<AdmittedModule>> {
+        match &self.0 {
+            Program::Module(module) => Some(module),
+            Program::Component(_) => None,
+        }
     }
 
     /// An exported function that `tenant` may call.
     ///
     /// # Errors
-    /// [`AdmissionError::NotOwner`], [`AdmissionError::NoFunction`].
+    /// [`AdmissionError::NotOwner`], [`AdmissionError::NoFunction`]; a component has none.
     pub fn function(&self, tenant: &str, name: &str) -> Result<Function, AdmissionError> {
-        if tenant != self.0.owner {
+        if tenant != self.owner() {
             return Err(AdmissionError::NotOwner { tenant: tenant.to_owned() });
         }
         Function::find(self, name)

@@ -20,6 +20,7 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
+use wasmtime::component::Component;
 use wasmtime::{Engine, Module};
 
 /// Why the cache cannot be used.
@@ -47,6 +48,38 @@ const KEY_BYTES: usize = 64;
 const BYTES_MAX: u64 = 1 << 30;
 /// Larger ones are not kept.
 const ENTRY_BYTES_MAX: u64 = 256 << 20;
+
+/// What is compiled: modules and components.
+pub(crate) trait Code: Sized {
+    fn compile(engine: &Engine, binary: &[u8]) -> wasmtime::Result<Self>;
+
+    fn serialize(&self) -> wasmtime::Result<Vec<u8>>;
+
+    /// # Safety
+    /// `code` is what [`Code::serialize`] gave.
+    unsafe fn deserialize(engine: &Engine, code: &[u8]) -> wasmtime::Result<Self>;
+}
+
+macro_rules! code {
+    ($($type:ty),*) => {$(
+        impl Code for $type {
+            fn compile(engine: &Engine, binary: &[u8]) -> wasmtime::Result<Self> {
+                Self::from_binary(engine, binary)
+            }
+
+            fn serialize(&self) -> wasmtime::Result<Vec<u8>> {
+                Self::serialize(self)
+            }
+
+            unsafe fn deserialize(engine: &Engine, code: &[u8]) -> wasmtime::Result<Self> {
+                // SAFETY: as the caller promises.
+                unsafe { Self::deserialize(engine, code) }
+            }
+        }
+    )*};
+}
+
+code!(Module, Component);
 
 /// The cache in one folder.
 pub struct Cache {
@@ -76,14 +109,15 @@ impl Cache {
     }
 
     /// The compiled form of `binary`, if it is here and ours. An entry that is neither is removed.
-    pub(crate) fn load(&self, engine: &Engine, binary: &[u8]) -> Option<Module> {
+    pub(crate) fn load<C: Code>(&self, engine: &Engine, binary: &[u8]) -> Option<C> {
         let name = name(engine, binary);
         let path = self.dir.join(&name);
         let entry = read(&path)?;
         let module = self.unsealed(&name, &entry).and_then(|code| {
-            // SAFETY: the seal shows that `code` is what `Module::serialize` gave us for an
+            // SAFETY: the seal shows that `code` is what `Code::serialize` gave us for an
             // engine of this version and configuration; loading native code has no safe form.
-            unsafe { Module::deserialize(engine, code) }.ok()
+            // One binary is either a module or a component, and the engine looks which.
+            unsafe { C::deserialize(engine, code) }.ok()
         });
         if module.is_none() {
             // What cannot be removed is refused again the next time.
@@ -94,7 +128,7 @@ impl Cache {
 
     /// Keeps the compiled form of `binary`. The cache is an optimization: what cannot be written
     /// is left out.
-    pub(crate) fn store(&self, engine: &Engine, binary: &[u8], module: &Module) {
+    pub(crate) fn store<C: Code>(&self, engine: &Engine, binary: &[u8], module: &C) {
         let Ok(code) = module.serialize() else { return };
         if code.len() as u64 > ENTRY_BYTES_MAX {
             return;
@@ -241,6 +275,10 @@ mod tests {
         (World { dir, engine, binary }, cache)
     }
 
+    fn load(cache: &Cache, engine: &Engine, binary: &[u8]) -> Option<Module> {
+        cache.load(engine, binary)
+    }
+
     fn entry(cache: &Cache) -> PathBuf {
         let entries = fs::read_dir(&cache.dir).unwrap().map(|entry| entry.unwrap().path());
         entries.into_iter().find(|path| !path.ends_with("key")).unwrap()
@@ -250,7 +288,7 @@ mod tests {
     fn what_was_stored_is_loaded_and_runs() {
         let (world, _) = world();
         let cache = Cache::open(&world.dir.path().join("modules")).unwrap();
-        let module = cache.load(&world.engine, &world.binary).unwrap();
+        let module = load(&cache, &world.engine, &world.binary).unwrap();
         let mut store = wasmtime::Store::new(&world.engine, ());
         let instance = wasmtime::Instance::new(&mut store, &module, &[]).unwrap();
         let f = instance.get_typed_func::<(), i32>(&mut store, "f").unwrap();
@@ -261,9 +299,20 @@ mod tests {
     fn another_module_or_configuration_is_not_found() {
         let (world, cache) = world();
         let other = wat::parse_str("(module)").unwrap();
-        assert!(cache.load(&world.engine, &other).is_none());
+        assert!(load(&cache, &world.engine, &other).is_none());
         let fuel = Engine::new(Config::new().consume_fuel(true)).unwrap();
-        assert!(cache.load(&fuel, &world.binary).is_none());
+        assert!(load(&cache, &fuel, &world.binary).is_none());
+    }
+
+    #[test]
+    fn a_component_is_kept_and_is_no_module() {
+        let (world, cache) = world();
+        let text = "(component (core module $m) (core instance (instantiate $m)))";
+        let binary = wat::parse_str(text).unwrap();
+        cache.store(&world.engine, &binary, &Component::new(&world.engine, &binary).unwrap());
+        assert!(cache.load::<Component>(&world.engine, &binary).is_some());
+        assert!(load(&cache, &world.engine, &binary).is_none());
+        assert!(cache.load::<Component>(&world.engine, &world.binary).is_none());
     }
 
     #[test]
@@ -275,15 +324,15 @@ mod tests {
             let mut changed = whole.clone();
             changed[at] ^= 1;
             fs::write(&path, changed).unwrap();
-            assert!(cache.load(&world.engine, &world.binary).is_none(), "byte {at}");
+            assert!(load(&cache, &world.engine, &world.binary).is_none(), "byte {at}");
             assert!(!path.exists());
         }
         for length in [0, SEAL_BYTES - 1, SEAL_BYTES, whole.len() - 1] {
             fs::write(&path, &whole[..length]).unwrap();
-            assert!(cache.load(&world.engine, &world.binary).is_none(), "{length} bytes");
+            assert!(load(&cache, &world.engine, &world.binary).is_none(), "{length} bytes");
         }
         fs::write(&path, &whole).unwrap();
-        assert!(cache.load(&world.engine, &world.binary).is_some());
+        assert!(load(&cache, &world.engine, &world.binary).is_some());
     }
 
     #[test]
@@ -291,11 +340,11 @@ mod tests {
         let (world, cache) = world();
         let other = wat::parse_str("(module (memory 1))").unwrap();
         fs::rename(entry(&cache), cache.dir.join(name(&world.engine, &other))).unwrap();
-        assert!(cache.load(&world.engine, &other).is_none());
+        assert!(load(&cache, &world.engine, &other).is_none());
         let (foreign, foreign_cache) = self::world();
         let name = entry(&foreign_cache);
         fs::copy(&name, cache.dir.join(name.file_name().unwrap())).unwrap();
-        assert!(cache.load(&foreign.engine, &foreign.binary).is_none());
+        assert!(load(&cache, &foreign.engine, &foreign.binary).is_none());
     }
 
     #[test]

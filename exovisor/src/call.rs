@@ -5,7 +5,6 @@ use crate::ending::Stopper;
 use crate::engine::Host;
 use crate::isolate::{Attached, Outcome, State};
 use crate::policy::Metering;
-use crate::teardown;
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
@@ -72,11 +71,15 @@ pub struct ArgumentError {
 
 impl Function {
     pub(crate) fn find(admitted: &Admitted, name: &str) -> Option<Self> {
-        let module = &admitted.0.module;
+        Self::of(admitted.module()?, name)
+    }
+
+    pub(crate) fn of(admitted: &Arc<AdmittedModule>, name: &str) -> Option<Self> {
+        let module = &admitted.module;
         let ty = module.get_export(name)?.func()?.clone();
         let shape = Shape::of(&ty)?;
         let export = module.get_export_index(name)?;
-        Some(Self { module: Arc::clone(&admitted.0), export, shape })
+        Some(Self { module: Arc::clone(admitted), export, shape })
     }
 
     /// The module it belongs to.
@@ -221,22 +224,28 @@ pub(crate) fn state(function: &Function, limits: &CallLimits, attached: Option<A
 pub(crate) fn store(host: &Host, state: State, fuel: u64) -> wasmtime::Result<Store<State>> {
     let mut store = Store::new(&host.engine, state);
     store.limiter(|state| &mut state.limits);
+    if host.metering == Metering::Epoch {
+        // The epoch is the engine's: others' ends and turns advance it too.
+        store.epoch_deadline_callback(|store| {
+            Ok(if store.data().stopper.is_over() {
+                UpdateDeadline::Interrupt
+            } else {
+                UpdateDeadline::Yield(1)
+            })
+        });
+    }
+    meter(host, &mut store, fuel)?;
+    Ok(store)
+}
+
+/// Begins to count what a store's next user runs, where it is counted.
+pub(crate) fn meter(host: &Host, store: &mut Store<State>, fuel: u64) -> wasmtime::Result<()> {
     match host.metering {
         Metering::Time => {}
         Metering::Fuel => store.set_fuel(fuel)?,
-        // The epoch is the engine's: others' ends and turns advance it too.
-        Metering::Epoch => {
-            store.epoch_deadline_callback(|store| {
-                Ok(if store.data().stopper.is_over() {
-                    UpdateDeadline::Interrupt
-                } else {
-                    UpdateDeadline::Yield(1)
-                })
-            });
-            store.set_epoch_deadline(1);
-        }
+        Metering::Epoch => store.set_epoch_deadline(1),
     }
-    Ok(store)
+    Ok(())
 }
 
 /// An instance of which nothing of the module's own code has run. This waits for nothing: the
@@ -251,7 +260,7 @@ pub(crate) fn instantiate<T: Send>(
     }
 }
 
-/// Runs the start function, calls, and gives back what is large of the memory.
+/// Runs the start function and calls.
 pub(crate) async fn run(
     function: &Function,
     instance: &Instance,
@@ -265,7 +274,6 @@ pub(crate) async fn run(
         Err(error) => Err(error),
     };
     exit(store);
-    teardown::give_back(&function.module, instance, store).await;
     result
 }
 
@@ -298,18 +306,6 @@ fn typed<P: WasmParams, R: WasmResults>(func: Func, store: &Store<State>) -> Typ
     // SAFETY: an instance's function has the types that its module exports it with, and callers
     // have looked at those ([`Shape::of`]). There is no safe way not to look again.
     unsafe { TypedFunc::new_unchecked(store, func) }
-}
-
-/// Sets the instructions that a store may use, where they are counted.
-pub(crate) fn refuel(
-    module: &AdmittedModule,
-    store: &mut Store<State>,
-    fuel: u64,
-) -> wasmtime::Result<()> {
-    match module.host.metering {
-        Metering::Fuel => store.set_fuel(fuel),
-        Metering::Time | Metering::Epoch => Ok(()),
-    }
 }
 
 /// Makes the instance of `func` preemptible.

@@ -6,6 +6,7 @@ use crate::hostcalls;
 use crate::isolate::State;
 use crate::policy::{Metering, Policy, Pool, Slots};
 use crate::preempt::Hook;
+use crate::reuse::Keeper;
 use std::io;
 use std::sync::Arc;
 use wasmtime::{
@@ -29,6 +30,8 @@ pub(crate) struct Host {
     pub kept_bytes: usize,
     /// Whether calls can be made dormant: all memories are in compact slots.
     pub compact: bool,
+    /// What is kept for next calls.
+    pub keeper: Keeper,
     /// How the scheduler takes the CPU from code of this engine.
     pub hook: Arc<Hook>,
 }
@@ -44,7 +47,8 @@ impl Host {
         let compact = stacks.is_some();
         let hook = Arc::new(Hook::new(&engine, stacks).map_err(failed)?);
         let kept_bytes = policy.pool.as_ref().map_or(0, |pool| pool.keep_resident_bytes);
-        Ok(Self { engine, linker, metering, kept_bytes, compact, hook })
+        let keeper = Keeper::new(policy);
+        Ok(Self { engine, linker, metering, kept_bytes, compact, keeper, hook })
     }
 }
 
@@ -109,15 +113,20 @@ fn pooling(pool: &Pool) -> PoolingAllocationConfig {
     let mut pooling = PoolingAllocationConfig::new();
     pooling
         .total_core_instances(pool.isolates)
+        .total_component_instances(pool.isolates)
         .total_memories(pool.isolates)
         .total_tables(pool.isolates)
-        .total_stacks(pool.stacks.saturating_mul(STACKS_PER_CALL))
+        // An instance that is kept keeps its stack.
+        .total_stacks(pool.stacks.saturating_mul(STACKS_PER_CALL).saturating_add(pool.kept_max()))
         .max_memory_size(pool.memory_bytes)
         .table_elements(pool.table_elements)
         .max_unused_warm_slots(pool.isolates)
         .linear_memory_keep_resident(pool.keep_resident_bytes)
         .table_keep_resident(pool.keep_resident_bytes)
         .memory_protection_keys(Enabled::Auto)
-        .pagemap_scan(Enabled::Auto);
+        // Where the host may say which pages were written to, the engine leaves those alone that
+        // are not present: one that is swapped out, or on its way to another place, would come
+        // back to the next tenant ([`crate::reuse`] looks for these, too).
+        .pagemap_scan(Enabled::No);
     pooling
 }

@@ -58,6 +58,8 @@ pub enum Item {
     Table,
     /// A mutable 32-bit integer.
     Global,
+    /// All functions of an interface, which only a component imports.
+    Interface,
 }
 
 /// One importable name.

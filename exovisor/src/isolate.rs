@@ -1,8 +1,9 @@
-//! One run of an admitted module.
+//! One run of an admitted module or component.
 
-use crate::admission::{Admitted, Link};
+use crate::admission::{Admitted, AdmittedModule, Link, Program};
 use crate::builtins::Heap;
 use crate::call::{self, CallLimits, Function};
+use crate::component::{Command, Wasi};
 use crate::ending::{Cause, Stopper};
 use crate::gate::{Gate, STREAMS};
 use crate::limits::Limits;
@@ -12,6 +13,7 @@ use crate::preempt::{self, Allowance, Turn};
 use crate::sched::{Priority, Report, Scheduler, SchedulerConfig};
 use crate::sockets::{Network, Sockets};
 use crate::stdio::Stream;
+use crate::teardown;
 use crate::threads::Team;
 use exocell_xgate::{Capability, Handle, Kind, Live, Rights, Scope, Table, format_bytes};
 use std::future::poll_fn;
@@ -19,7 +21,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::runtime::Runtime;
-use wasmtime::{Engine, InstancePre, Memory, Store};
+use wasmtime::{Engine, Memory, Store};
 use wasmtime_wasi::p1::WasiP1Ctx;
 use wasmtime_wasi::{FsPerms, WasiCtxBuilder};
 
@@ -39,6 +41,8 @@ pub(crate) struct State {
     pub inside: bool,
     /// The memory that is packed while the call is dormant, once there is one.
     pub memory: Option<Memory>,
+    /// What a component's calls act on.
+    pub wasi: Option<Box<Wasi>>,
 }
 
 impl State {
@@ -58,7 +62,18 @@ impl State {
             team: None,
             inside: false,
             memory: None,
+            wasi: None,
         }
+    }
+
+    /// A call is over: lets go of what was its own.
+    pub fn forget(&mut self) {
+        (self.attached, self.heap, self.team, self.memory) = (None, None, None, None);
+    }
+
+    /// What a component's calls act on; nothing, if it was given nothing.
+    pub fn wasi(&mut self) -> &mut Wasi {
+        self.wasi.get_or_insert_default()
     }
 
     /// For an instance that no tenant sees.
@@ -204,38 +219,52 @@ impl Isolate {
         let quota = |kind| quota(table, holder, kind);
         let missing = || PrepareError::Missing { holder: holder.to_owned(), kind: Kind::Memory };
         let memory = quota(Kind::Memory).ok_or_else(missing)?;
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let mut runtime = tokio::runtime::Builder::new_current_thread();
+        // Of a component's files some operations take another thread. One is enough.
+        let runtime = runtime.enable_all().max_blocking_threads(1).build()?;
         let inside = runtime.enter();
-        let attached = Attached::open(table, holder, spec, Waits::Here)?;
-        drop(inside);
-        let module = &admitted.0;
-        let command = Function::find(admitted, "_start").ok_or(PrepareError::NoStart)?;
-        let stopper = Stopper::new(Some(Arc::clone(&module.code)), module.epochs());
-        let state = State::new(Some(attached), stopper.clone(), memory, None);
-        let refused = |error| PrepareError::Engine { message: format!("{error:#}") };
-        let fuel = quota(Kind::Fuel).unwrap_or(0);
-        let start = match &module.link {
-            Link::Alone(_) => {
-                Start::Alone(call::store(&module.host, state, fuel).map_err(refused)?)
-            }
-            Link::Team(_) => {
-                let threads = quota(Kind::Processes).unwrap_or(1).saturating_sub(1);
-                let threads = u32::try_from(threads).unwrap_or(u32::MAX);
-                let limits = CallLimits {
-                    memory_bytes: memory,
-                    deadline: None,
-                    cpu_ns: None,
-                    threads,
-                    fuel,
-                };
-                let workers = quota(Kind::Cpu).map_or(1, |count| count as usize);
-                Start::Team(Box::new(state), limits, workers)
+        let (start, stopper) = match &admitted.0 {
+            Program::Module(module) => prepare_module(module, table, holder, spec, memory)?,
+            Program::Component(component) => {
+                let command = Command::prepare(component, table, holder, spec, memory)?;
+                let stopper = command.stopper().clone();
+                (Start::Component(command), stopper)
             }
         };
+        drop(inside);
         let deadline = quota(Kind::Time).map(Duration::from_nanos);
         preempt::install()?;
-        Ok(Ready { command, stopper, start, runtime, deadline })
+        Ok(Ready { stopper, start, runtime, deadline })
     }
+}
+
+fn prepare_module(
+    module: &Arc<AdmittedModule>,
+    table: &Table,
+    holder: &str,
+    spec: Spec,
+    memory_bytes: u64,
+) -> Result<(Start, Stopper), PrepareError> {
+    let quota = |kind| quota(table, holder, kind);
+    let attached = Attached::open(table, holder, spec, Waits::Here)?;
+    let command = Function::of(module, "_start").ok_or(PrepareError::NoStart)?;
+    let stopper = Stopper::new(Some(Arc::clone(&module.code)), module.epochs());
+    let state = State::new(Some(attached), stopper.clone(), memory_bytes, None);
+    let refused = |error| PrepareError::Engine { message: format!("{error:#}") };
+    let fuel = quota(Kind::Fuel).unwrap_or(0);
+    let start = match &module.link {
+        Link::Alone(_) => {
+            Start::Alone(command, call::store(&module.host, state, fuel).map_err(refused)?)
+        }
+        Link::Team(_) => {
+            let threads = quota(Kind::Processes).unwrap_or(1).saturating_sub(1);
+            let threads = u32::try_from(threads).unwrap_or(u32::MAX);
+            let limits = CallLimits { memory_bytes, deadline: None, cpu_ns: None, threads, fuel };
+            let workers = quota(Kind::Cpu).map_or(1, |count| count as usize);
+            Start::Team(command, Box::new(state), limits, workers)
+        }
+    };
+    Ok((start, stopper))
 }
 
 /// Where an operation on a file may keep a thread waiting.
@@ -290,11 +319,11 @@ impl Attached {
     }
 }
 
-fn held<'a>(table: &'a Table, holder: &str) -> Vec<(Handle, &'a Capability)> {
+pub(crate) fn held<'a>(table: &'a Table, holder: &str) -> Vec<(Handle, &'a Capability)> {
     table.iter().filter(|(_, capability)| capability.holder() == holder).collect()
 }
 
-fn quota(table: &Table, holder: &str, kind: Kind) -> Option<u64> {
+pub(crate) fn quota(table: &Table, holder: &str, kind: Kind) -> Option<u64> {
     let held = held(table, holder);
     let found = held.iter().find(|(_, capability)| capability.kind() == kind);
     found.map(|(_, capability)| capability.quota().0)
@@ -332,6 +361,14 @@ fn read_models(
     Ok(inference)
 }
 
+/// What a folder's capability lets its isolate do with the folder itself.
+pub(crate) fn folder_perms(capability: &Capability) -> FsPerms {
+    match capability.rights().contains(Rights::WRITE) {
+        true => FsPerms::ReadWrite,
+        false => FsPerms::ReadOnly,
+    }
+}
+
 /// Preopens each folder, in the order of the table, and answers with their tokens.
 fn open_folders(
     wasi: &mut WasiCtxBuilder,
@@ -346,8 +383,7 @@ fn open_folders(
             host: folder.host.display().to_string(),
             message,
         };
-        let writable = capability.rights().contains(Rights::WRITE);
-        let rights = if writable { FsPerms::ReadWrite } else { FsPerms::ReadOnly };
+        let rights = folder_perms(capability);
         let guest = folder.guest.to_string_lossy();
         wasi.preopened_dir(&folder.host, guest, rights)
             .map_err(|error| refused(format!("{error:#}")))?;
@@ -362,7 +398,6 @@ fn open_folders(
 
 /// An isolate with everything open. The caller enters its jail, then calls [`Ready::run`].
 pub struct Ready {
-    command: Function,
     stopper: Stopper,
     start: Start,
     runtime: Runtime,
@@ -372,9 +407,10 @@ pub struct Ready {
 /// What a run starts from.
 enum Start {
     /// The one thread's store.
-    Alone(Store<State>),
+    Alone(Function, Store<State>),
     /// What the first of several threads gets, and how many may run at once.
-    Team(Box<State>, CallLimits, usize),
+    Team(Function, Box<State>, CallLimits, usize),
+    Component(Command),
 }
 
 impl Ready {
@@ -391,38 +427,58 @@ impl Ready {
         if let Some(cause) = self.stopper.cause() {
             return Outcome::Ended(cause);
         }
-        let Self { command, stopper, start, runtime, deadline } = self;
-        let module = Arc::clone(&command.module);
-        match (start, &module.link) {
-            (Start::Alone(store), Link::Alone(instance)) => {
-                run_alone(&command, instance, store, &runtime, deadline, &stopper)
+        let Self { stopper, start, runtime, deadline } = self;
+        match start {
+            Start::Alone(command, store) => {
+                run_alone(&command, store, &runtime, deadline, &stopper)
             }
-            (Start::Alone(_), Link::Team(_)) => Outcome::Trap("there is no memory".to_owned()),
-            (Start::Team(state, limits, workers), _) => {
+            Start::Team(command, state, limits, workers) => {
                 run_team(command, *state, limits, workers, &runtime, deadline)
                     .unwrap_or_else(|error| Outcome::Trap(format!("cannot run threads: {error}")))
             }
+            Start::Component(command) => command.run(&runtime, deadline),
         }
     }
 }
 
 fn run_alone(
     command: &Function,
-    instance: &InstancePre<State>,
     mut store: Store<State>,
     runtime: &Runtime,
     deadline: Option<Duration>,
     stopper: &Stopper,
 ) -> Outcome {
-    let watch = match preempt::unblock().and_then(|()| stopper.watch(deadline)) {
-        Ok(watch) => watch,
-        Err(error) => return Outcome::Trap(format!("cannot watch the deadline: {error}")),
+    let Link::Alone(instance) = &command.module.link else {
+        return Outcome::Trap("there is no memory".to_owned());
     };
-    stopper.runs_on(preempt::this_thread());
-    let mut call = Box::pin(async {
+    let call = async {
         let instance = call::instantiate(instance, &mut store)?;
-        call::run(command, &instance, &mut store, &[]).await
-    });
+        let result = call::run(command, &instance, &mut store, &[]).await;
+        teardown::give_back(&command.module, &instance, &mut store).await;
+        result
+    };
+    match drive(call, runtime, stopper, deadline) {
+        Ok(Ok(_)) => Outcome::Exited(0),
+        Ok(Err(error)) => call::outcome(store.data(), &error),
+        Err(error) => Outcome::Trap(format!("cannot watch the deadline: {error}")),
+    }
+}
+
+/// Runs a call of guest code on this thread until it is done, whatever signals come. Who ends it
+/// makes it done.
+///
+/// # Errors
+/// When its end cannot be watched for.
+pub(crate) fn drive<T>(
+    call: impl Future<Output = T>,
+    runtime: &Runtime,
+    stopper: &Stopper,
+    deadline: Option<Duration>,
+) -> std::io::Result<T> {
+    preempt::unblock()?;
+    let watch = stopper.watch(deadline)?;
+    stopper.runs_on(preempt::this_thread());
+    let mut call = Box::pin(call);
     let result = runtime.block_on(poll_fn(|cx| {
         loop {
             let turn = stopper.guest().map(|guest| Turn::begin(guest, 0, Allowance::ENDLESS));
@@ -437,10 +493,7 @@ fn run_alone(
     }));
     stopper.runs_on(0);
     drop((watch, call));
-    match result {
-        Ok(_) => Outcome::Exited(0),
-        Err(error) => call::outcome(store.data(), &error),
-    }
+    Ok(result)
 }
 
 fn run_team(

@@ -18,6 +18,11 @@ impl Limits {
         Self { bytes: 0, bytes_max, refused: false }
     }
 
+    /// Of an isolate that holds something already.
+    pub fn holding(bytes: u64, bytes_max: u64) -> Self {
+        Self { bytes, ..Self::new(bytes_max) }
+    }
+
     /// Whether something was ever refused.
     pub fn refused(&self) -> bool {
         self.refused

@@ -79,10 +79,24 @@ pub struct Pool {
     /// to the host and faulted in again. Slots keep so much once they were used; but what is
     /// given back costs a system call, and all processors that run isolates are told of it.
     pub keep_resident_bytes: usize,
+    /// Instances that are kept when their calls have returned, made as new, for the next calls of
+    /// the same modules; at most half of `isolates`. Only in guarded slots.
+    pub kept: u32,
+}
+
+impl Pool {
+    /// How many instances are kept at most.
+    pub(crate) fn kept_max(&self) -> u32 {
+        match self.slots {
+            Slots::Guarded if self.keep_resident_bytes > 0 => self.kept.min(self.isolates / 2),
+            _ => 0,
+        }
+    }
 }
 
 impl Default for Pool {
-    /// 1,000 isolates of up to 64 MiB in guarded slots, which keep one page of Wasm.
+    /// 1,000 isolates of up to 64 MiB in guarded slots, which keep one page of Wasm, and half of
+    /// them kept for next calls.
     fn default() -> Self {
         Self {
             isolates: 1_000,
@@ -91,6 +105,7 @@ impl Default for Pool {
             table_elements: 20_000,
             slots: Slots::Guarded,
             keep_resident_bytes: 64 << 10,
+            kept: 500,
         }
     }
 }

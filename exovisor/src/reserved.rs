@@ -1,19 +1,20 @@
-//! Exports under reserved names: the start section, and memories.
+//! Exports under reserved names: the start section, memories and mutable globals.
 //!
 //! A start function runs while its instance is being made, when nothing can preempt it yet. So
 //! its section is taken out of the binary, the function is exported under a reserved name, and
 //! the call begins with it. The module's own memories are exported, too, so that they can be given
-//! back before the instance goes ([`crate::teardown`]). Everything else of the binary stays as it
-//! is, byte for byte.
+//! back before the instance goes ([`crate::teardown`]), and globals, so that an instance can be
+//! made as new ([`crate::reuse`]). Everything else of the binary stays as it is, byte for byte.
 
 use crate::admission::AdmissionError;
 use wasmparser::{Parser, Payload, TypeRef};
 use wasmtime::{ExternType, Module, ModuleExport};
 
-/// Those of memories end with a number. No module may have such names of its own
+/// Those of memories and globals end with a number. No module may have such names of its own
 /// ([`crate::rewrite::RESERVED`]).
 const START: &str = "\0exocell start";
 const MEMORY: &str = "\0exocell memory ";
+const GLOBAL: &str = "\0exocell global ";
 
 const HEADER: usize = 8;
 const EXPORT_SECTION: u8 = 7;
@@ -21,16 +22,19 @@ const START_SECTION: u8 = 8;
 /// An export's kind bytes.
 const FUNCTION_KIND: u8 = 0;
 const MEMORY_KIND: u8 = 2;
+const GLOBAL_KIND: u8 = 3;
 /// Sections that come before the exports; custom sections (0) may be anywhere. Tags (13) come
 /// between memories and globals.
 const BEFORE_EXPORTS: [u8; 8] = [0, 1, 2, 3, 4, 5, 6, 13];
 
-/// `binary` with its start function and its memories exported; `None` if it has neither.
+/// `binary` with its start function, its memories and some globals exported; `None` if that is
+/// nothing.
 ///
 /// # Errors
 /// [`AdmissionError::Malformed`] where the parser finds it so.
-pub(crate) fn exported(binary: &[u8]) -> Result<Option<Vec<u8>>, AdmissionError> {
-    let Contents { sections, exports } = Contents::read(binary)?;
+pub(crate) fn exported(binary: &[u8], globals: &[u32]) -> Result<Option<Vec<u8>>, AdmissionError> {
+    let Contents { sections, mut exports } = Contents::read(binary)?;
+    exports.extend(globals.iter().copied().map(Export::global));
     if exports.is_empty() {
         return Ok(None);
     }
@@ -65,8 +69,17 @@ pub(crate) fn start(module: &Module) -> Result<Option<ModuleExport>, AdmissionEr
 
 /// The memories of a compiled module that are its own.
 pub(crate) fn memories(module: &Module) -> Vec<ModuleExport> {
+    numbered(module, MEMORY)
+}
+
+/// The globals of a compiled module that were exported here.
+pub(crate) fn globals(module: &Module) -> Vec<ModuleExport> {
+    numbered(module, GLOBAL)
+}
+
+fn numbered(module: &Module, prefix: &str) -> Vec<ModuleExport> {
     let names = module.exports().map(|export| export.name());
-    let own = names.filter(|name| name.starts_with(MEMORY));
+    let own = names.filter(|name| name.starts_with(prefix));
     own.filter_map(|name| module.get_export_index(name)).collect()
 }
 
@@ -116,6 +129,10 @@ impl Export {
     fn memory(index: u32) -> Self {
         Self { name: format!("{MEMORY}{index}"), kind: MEMORY_KIND, index }
     }
+
+    fn global(index: u32) -> Self {
+        Self { name: format!("{GLOBAL}{index}"), kind: GLOBAL_KIND, index }
+    }
 }
 
 /// An export section's content with entries more.
@@ -160,7 +177,7 @@ mod tests {
     use wasmtime::{Engine, Instance, Store};
 
     fn rewritten(text: &str) -> Vec<u8> {
-        exported(&wat::parse_str(text).unwrap()).unwrap().unwrap()
+        exported(&wat::parse_str(text).unwrap(), &[]).unwrap().unwrap()
     }
 
     #[test]
@@ -202,7 +219,17 @@ mod tests {
     #[test]
     fn a_module_with_neither_stays_as_it_is() {
         let text = r#"(module (import "a" "m" (memory 1)) (func (export "f")))"#;
-        assert_eq!(exported(&wat::parse_str(text).unwrap()).unwrap(), None);
+        assert_eq!(exported(&wat::parse_str(text).unwrap(), &[]).unwrap(), None);
+    }
+
+    #[test]
+    fn globals_are_exported_by_index() {
+        let text = "(module (global i32 (i32.const 1)) (global (mut i64) (i64.const 2)))";
+        let binary = exported(&wat::parse_str(text).unwrap(), &[1]).unwrap().unwrap();
+        let module = Module::new(&Engine::default(), binary).unwrap();
+        assert_eq!(globals(&module).len(), 1);
+        let ty = module.get_export(&format!("{GLOBAL}1")).unwrap();
+        assert!(ty.global().unwrap().content().is_i64());
     }
 
     #[test]

@@ -6,8 +6,6 @@
 //!   instruction would block the whole thread below all fibers, and nothing could end it.
 //! - `memory.fill` of much of it with zeros does, too: linkers write it for static variables,
 //!   because they do not know that the memory is new, and it would touch all their pages.
-//! - The mutable globals of a module with threads are exported under reserved names, so that an
-//!   instance can be used for one thread after the other.
 //!
 //! A module that needs none of it stays as it is, byte for byte.
 
@@ -25,8 +23,6 @@ use wasmparser::{FunctionBody, Operator, Parser};
 pub(crate) const ATOMICS: &str = "\0exocell atomics";
 /// Their field parts, in the order in which they are imported.
 pub(crate) const ATOMIC_NAMES: [&str; 4] = ["wait32", "wait64", "notify", "clear"];
-/// What the names of exported globals begin with; their index follows.
-pub(crate) const GLOBAL_EXPORT: &str = "\0exocell global ";
 /// What no export of a module may begin with.
 pub(crate) const RESERVED: &str = "\0exocell";
 
@@ -53,19 +49,11 @@ const ORDER: [SectionId; 13] = [
     SectionId::Data,
 ];
 
-/// A rewritten module.
-pub(crate) struct Rewritten {
-    pub binary: Vec<u8>,
-    /// Whether an instance is as new when its globals are: no code changes a table, and no
-    /// memory is the instance's own.
-    pub reusable: bool,
-}
-
 /// Rewrites `binary`, whose structure is `shape`; `None` if nothing is to be done.
 ///
 /// # Errors
 /// [`AdmissionError::Malformed`] where the parser finds it so.
-pub(crate) fn rewritten(binary: &[u8], shape: &Shape) -> Result<Option<Rewritten>, AdmissionError> {
+pub(crate) fn rewritten(binary: &[u8], shape: &Shape) -> Result<Option<Vec<u8>>, AdmissionError> {
     if !shape.is_threaded() && shape.hosted().next().is_none() {
         return Ok(None);
     }
@@ -74,8 +62,7 @@ pub(crate) fn rewritten(binary: &[u8], shape: &Shape) -> Result<Option<Rewritten
     rewriter
         .parse_core_module(&mut module, Parser::new(0), binary)
         .map_err(|error| AdmissionError::Malformed { message: error.to_string() })?;
-    let reusable = rewriter.reusable && shape.own_memories == 0;
-    Ok(Some(Rewritten { binary: module.finish(), reusable }))
+    Ok(Some(module.finish()))
 }
 
 struct Rewriter<'a> {
@@ -84,12 +71,11 @@ struct Rewriter<'a> {
     types: u32,
     /// Position in [`ORDER`] that is next.
     next: usize,
-    reusable: bool,
 }
 
 impl<'a> Rewriter<'a> {
     fn new(shape: &'a Shape) -> Self {
-        Self { shape, types: 0, next: 0, reusable: true }
+        Self { shape, types: 0, next: 0 }
     }
 
     fn added_functions(&self) -> u32 {
@@ -145,12 +131,6 @@ impl<'a> Rewriter<'a> {
             && !self.shape.exports_memory
         {
             exports.export("memory", ExportKind::Memory, 0);
-        }
-        if self.shape.is_threaded() {
-            for global in &self.shape.mutable_globals {
-                let name = format!("{GLOBAL_EXPORT}{global}");
-                exports.export(&name, ExportKind::Global, *global);
-            }
         }
     }
 
@@ -258,17 +238,6 @@ fn are_zeros(before: &[Option<Operator<'_>>; 2]) -> bool {
     *length as u32 >= CLEARED_FROM_BYTES
 }
 
-fn changes_tables(operator: &Operator<'_>) -> bool {
-    matches!(
-        operator,
-        Operator::TableSet { .. }
-            | Operator::TableGrow { .. }
-            | Operator::TableFill { .. }
-            | Operator::TableCopy { .. }
-            | Operator::TableInit { .. }
-    )
-}
-
 impl Reencode for Rewriter<'_> {
     type Error = Infallible;
 
@@ -352,7 +321,6 @@ impl Reencode for Rewriter<'_> {
     ) -> Result<(), Error<Infallible>> {
         let mut before = [None, None];
         replace(self, code, &body, |rewriter, operator| {
-            rewriter.reusable &= !changes_tables(operator);
             let call = rewriter.call(operator, &before);
             before = [before[1].take(), Some(operator.clone())];
             call

@@ -17,12 +17,26 @@ pub struct ModuleLimits {
     pub entries: u32,
     /// Length of one function's body, in bytes. Compile time grows with it.
     pub body_bytes: usize,
+    /// Levels of components in components, and of types in types.
+    pub depth: usize,
+    /// Instances of core modules that a component becomes.
+    pub instances: usize,
+    /// Definitions in all of them: each takes a few words of the host's memory.
+    pub items: usize,
 }
 
 impl Default for ModuleLimits {
-    /// 64 MiB, 100,000 entries, 2 MiB a body: room for whole language interpreters.
+    /// 64 MiB, 100,000 entries, 2 MiB a body: room for whole language interpreters. Of a
+    /// component, 32 levels, 256 instances and a million definitions.
     fn default() -> Self {
-        Self { bytes: 64 << 20, entries: 100_000, body_bytes: 2 << 20 }
+        Self {
+            bytes: 64 << 20,
+            entries: 100_000,
+            body_bytes: 2 << 20,
+            depth: 32,
+            instances: 256,
+            items: 1_000_000,
+        }
     }
 }
 
@@ -33,16 +47,10 @@ pub(crate) struct Shape {
     pub imports: Vec<Imported>,
     /// How many of them are functions.
     pub imported_functions: u32,
-    /// How many of them are globals.
-    imported_globals: u32,
     /// Whether `_start` is exported.
     pub has_start: bool,
     /// Whether something is exported as `memory`.
     pub exports_memory: bool,
-    /// Indices of the mutable globals that are defined here.
-    pub mutable_globals: Vec<u32>,
-    /// Memories that are defined here.
-    pub own_memories: u32,
     /// Where the data of memory 0 ends, as far as its place is a constant.
     pub data_end: u64,
 }
@@ -125,7 +133,7 @@ pub(crate) fn scan(binary: &[u8], limits: &ModuleLimits) -> Result<Shape, Admiss
     Ok(shape)
 }
 
-fn look(
+pub(crate) fn look(
     payload: Payload<'_>,
     limits: &ModuleLimits,
     shape: &mut Shape,
@@ -139,15 +147,7 @@ fn look(
             entries("memories", &section, limits)?;
             section.into_iter().try_for_each(|memory| shape.memory(memory?))
         }
-        Payload::GlobalSection(section) => {
-            entries("globals", &section, limits)?;
-            for (index, global) in (shape.imported_globals..).zip(section) {
-                if global?.ty.mutable {
-                    shape.mutable_globals.push(index);
-                }
-            }
-            Ok(())
-        }
+        Payload::GlobalSection(section) => entries("globals", &section, limits),
         Payload::ElementSection(section) => entries("element segments", &section, limits),
         Payload::DataSection(section) => {
             entries("data segments", &section, limits)?;
@@ -187,12 +187,6 @@ impl Shape {
         let asked = Asked::of(import.ty);
         match import.ty {
             TypeRef::Func(_) => self.imported_functions += 1,
-            TypeRef::Global(global) => {
-                if global.mutable {
-                    self.mutable_globals.push(self.imported_globals);
-                }
-                self.imported_globals += 1;
-            }
             TypeRef::Memory(memory) if memory.shared => self.share(memory)?,
             _ => {}
         }
@@ -212,7 +206,6 @@ impl Shape {
     }
 
     fn memory(&mut self, memory: MemoryType) -> Result<(), AdmissionError> {
-        self.own_memories += 1;
         if memory.shared {
             return Err(malformed("a shared memory has to be imported, or no thread can share it"));
         }
@@ -220,7 +213,7 @@ impl Shape {
     }
 }
 
-fn malformed(message: &str) -> AdmissionError {
+pub(crate) fn malformed(message: &str) -> AdmissionError {
     AdmissionError::Malformed { message: message.to_owned() }
 }
 
@@ -242,7 +235,7 @@ fn entries<T>(
     at_most(what, section.count() as usize, limits.entries as usize)
 }
 
-fn at_most(what: &'static str, found: usize, max: usize) -> Result<(), AdmissionError> {
+pub(crate) fn at_most(what: &'static str, found: usize, max: usize) -> Result<(), AdmissionError> {
     if found <= max { Ok(()) } else { Err(AdmissionError::TooLarge { what, found, max }) }
 }
 

@@ -107,7 +107,7 @@ mod tests {
         let text = r#"(module (memory 16) (func (export "run")))"#;
         let caps = CapabilitySet::nothing();
         let admitted = admission.admit_for("a", text.as_bytes(), &caps, Metering::Time).unwrap();
-        let module = &admitted.0;
+        let module = admitted.module().unwrap();
         let Link::Alone(instance) = &module.link else { panic!("it has no threads") };
         for (over, expected) in
             [(false, 0), (true, (BYTES - module.host.kept_bytes) / PIECE_BYTES + 1)]

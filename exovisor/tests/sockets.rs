@@ -3,17 +3,14 @@
 
 mod common;
 
+use common::network::{Here, connection};
 use common::{admit, caps_with, ready, run_with_streams, table};
-use exocell_exovisor::{
-    Arrived, Cause, Connection, Done, Isolate, Network, NetworkError, Outcome, Spec,
-};
-use exocell_xgate::{CapabilitySet, Protocol};
+use exocell_exovisor::{Cause, Isolate, Outcome, Spec};
+use exocell_xgate::CapabilitySet;
 use std::io::{Read, Write};
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
-use std::os::fd::OwnedFd;
-use std::sync::atomic::AtomicBool;
+use std::net::{TcpListener, TcpStream, UdpSocket};
+use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
-use std::sync::{Arc, Mutex};
 use std::thread;
 
 const ACCES: i32 = 2;
@@ -83,57 +80,6 @@ fn connect(kind: i32, port: u16) -> String {
         "(call $socket (i32.const {kind}))
          (call $must (call $connect (global.get $fd) (i32.const 0) (i32.const {port})))"
     )
-}
-
-/// What a listening isolate gave the network.
-type Callers = Arc<Mutex<Option<(u16, Arrived)>>>;
-
-/// Connects to this machine, and knows one name.
-#[derive(Clone, Default)]
-struct Here {
-    refuses: bool,
-    callers: Callers,
-}
-
-fn connection(socket: impl Into<OwnedFd>, peer: SocketAddr) -> Connection {
-    let socket = socket.into();
-    let was_reset = Arc::new(AtomicBool::new(false));
-    Connection { socket, peer, was_reset }
-}
-
-impl Network for Here {
-    fn look_up(&self, name: &str, done: Done<Vec<IpAddr>>) {
-        match name {
-            "here.test" => done(Ok(vec!["127.0.0.1".parse().unwrap(), "::1".parse().unwrap()])),
-            _ => done(Err(NetworkError::Denied)),
-        }
-    }
-
-    /// On another thread, as the networks of cells do.
-    fn connect(&self, protocol: Protocol, peer: SocketAddr, done: Done<Connection>) {
-        if self.refuses {
-            return done(Err(NetworkError::Denied));
-        }
-        thread::spawn(move || {
-            let refused = |_| NetworkError::Refused;
-            done(match protocol {
-                Protocol::Tcp => TcpStream::connect(peer).map_err(refused).map(|stream| {
-                    stream.set_nonblocking(true).unwrap();
-                    connection(stream, peer)
-                }),
-                _ => UdpSocket::bind("127.0.0.1:0").map_err(refused).map(|socket| {
-                    socket.connect(peer).unwrap();
-                    socket.set_nonblocking(true).unwrap();
-                    connection(socket, peer)
-                }),
-            });
-        });
-    }
-
-    fn listen(&self, port: u16, arrived: Arrived, done: Done<()>) {
-        *self.callers.lock().unwrap() = Some((port, arrived));
-        done(Ok(()));
-    }
 }
 
 fn caps() -> CapabilitySet {

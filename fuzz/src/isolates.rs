@@ -2,8 +2,8 @@
 
 use crate::Input;
 use exocell_exovisor::{
-    Admission, Admitted, Call, CallLimits, Metering, ModuleLimits, Policy, Pool, Priority,
-    Scheduler, SchedulerConfig, Tenant, Value,
+    Admission, AdmissionError, Admitted, Call, CallLimits, Metering, ModuleLimits, Policy, Pool,
+    Priority, Scheduler, SchedulerConfig, Tenant, Value,
 };
 use exocell_xgate::CapabilitySet;
 use std::path::Path;
@@ -17,23 +17,35 @@ fn everything() -> CapabilitySet {
     CapabilitySet::parse(text, Path::new("/")).expect("the grant is well-formed")
 }
 
-fn admit(bytes: &[u8]) -> Option<Admitted> {
+fn gate() -> &'static Admission {
     static ADMISSION: OnceLock<Admission> = OnceLock::new();
-    let admission = ADMISSION.get_or_init(|| {
-        let modules = ModuleLimits { bytes: 64 << 10, entries: 1_000, body_bytes: 4 << 10 };
+    ADMISSION.get_or_init(|| {
+        let modules = ModuleLimits {
+            bytes: 64 << 10,
+            entries: 1_000,
+            body_bytes: 4 << 10,
+            depth: 8,
+            instances: 32,
+            items: 10_000,
+        };
         let pool = Pool { isolates: 32, stacks: 32, ..Pool::default() };
         Admission::new(Policy { modules, ..Policy::pooled(pool) })
-    });
-    admission.admit_for(TENANT, bytes, &everything(), Metering::Time).ok()
+    })
 }
 
-/// Bytes that are to be a module: scanned, rewritten, compiled, linked.
+fn admit(bytes: &[u8]) -> Result<Admitted, AdmissionError> {
+    gate().admit_for(TENANT, bytes, &everything(), Metering::Time)
+}
+
+/// Bytes that are to be a module or a component: scanned, rewritten, compiled, linked.
 pub fn admission(bytes: &[u8]) {
     // What comes of it does not matter.
-    let _ = admit(bytes);
+    if let Err(AdmissionError::Component) = admit(bytes) {
+        let _ = gate().admit(bytes, &everything());
+    }
 }
 
-/// Modules with all that admission rewrites.
+/// Modules with all that admission rewrites, and components with all that it counts.
 pub fn admission_seeds() -> Vec<Vec<u8>> {
     let start = r#"(module (memory 1) (data (i32.const 8) "x") (func $f) (start $f)
       (export "_start" (func $f)))"#;
@@ -49,10 +61,44 @@ pub fn admission_seeds() -> Vec<Vec<u8>> {
         (br_if $out (i64.eqz (local.tee 1 (i64.extend_i32_u
           (call $f (i32.sub (local.get 0) (i32.const 1)))))))))
       (call $f (i32.sub (local.get 0) (i32.const 2)))))"#;
-    let texts = [start, hosted, recursive, THREADS];
+    let texts = [start, hosted, recursive, THREADS, COMPONENT];
     let binaries = texts.iter().filter_map(|text| wat::parse_str(text).ok());
     binaries.chain(texts.iter().map(|text| text.as_bytes().to_vec())).collect()
 }
+
+/// Components in a component, types in types, aliases that lead outwards, what WASI has and what
+/// nobody has, and a call from one to the other that an adapter translates.
+const COMPONENT: &str = r#"(component
+  (import "wasi:cli/exit@0.2.0" (instance $exit
+    (export "exit" (func (param "status" (result))))))
+  (import "acme:rockets/launch@1.0.0" (instance
+    (type (component (type (instance (export "t" (type (sub resource)))))))
+    (export "missile" (type $missile (sub resource)))
+    (export "launch" (func (param "count" u32) (result (own $missile))))))
+  (core module $empty)
+  (component $taker
+    (alias outer 1 $empty (core module $again))
+    (core instance (instantiate $again))
+    (core module $m (memory (export "memory") 1) (table 2 funcref)
+      (func (export "realloc") (param i32 i32 i32 i32) (result i32) (i32.const 64))
+      (func (export "take") (param i32 i32) (result i32) (local.get 1)))
+    (core instance $i (instantiate $m))
+    (func (export "take") (param "text" string) (result u32)
+      (canon lift (core func $i "take") (memory (core memory $i "memory"))
+        (realloc (core func $i "realloc")))))
+  (component $giver
+    (import "take" (func $take (param "text" string) (result u32)))
+    (core module $memory (memory (export "memory") 1) (data (i32.const 8) "text"))
+    (core instance $memory (instantiate $memory))
+    (core func $take (canon lower (func $take) (memory (core memory $memory "memory"))))
+    (core module $m (import "" "take" (func $take (param i32 i32) (result i32)))
+      (func (export "run") (result i32) (call $take (i32.const 8) (i32.const 4))))
+    (core instance $main (instantiate $m (with "" (instance (export "take" (func $take))))))
+    (func (export "run") (result (result)) (canon lift (core func $main "run"))))
+  (instance $taker (instantiate $taker))
+  (instance $giver (instantiate $giver (with "take" (func $taker "take"))))
+  (instance $run (export "run" (func $giver "run")))
+  (export "wasi:cli/run@0.2.0" (instance $run)))"#;
 
 /// Does what it is told: `op` with two words.
 const THREADS: &str = r#"(module

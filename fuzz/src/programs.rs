@@ -94,7 +94,8 @@ fn argument(ty: char, input: &mut Input<'_>) -> Value {
 }
 
 /// A program that these bytes describe: all of its functions are called at once, and the
-/// neighbour's beside them.
+/// neighbour's beside them. Those that return are called again: whatever ran in their instances
+/// before, they answer the same.
 pub fn run(bytes: &[u8]) {
     // That it is refused is an answer.
     let _ = outcomes(bytes);
@@ -114,17 +115,29 @@ fn outcomes(bytes: &[u8]) -> Result<Vec<Outcome>, AdmissionError> {
     let caps = CapabilitySet::nothing();
     let admitted = world.admission.admit_for(BAD, &binary, &caps, metering)?;
     let (send, ended) = mpsc::channel();
-    for ((name, _), arguments) in FUNCTIONS.iter().zip(arguments) {
-        let function = admitted.function(BAD, name).expect("it is exported");
-        let call = Call::new(&function, &arguments, limits(CPU));
+    let calls = FUNCTIONS.iter().zip(arguments).map(|((name, _), arguments)| {
+        (admitted.function(BAD, name).expect("it is exported"), arguments)
+    });
+    let calls: Vec<_> = calls.collect();
+    for (index, (function, arguments)) in calls.iter().enumerate() {
         let send = send.clone();
-        let done = move |report: Report| drop(send.send(report.outcome));
+        let done = move |report: Report| drop(send.send((index, report)));
+        let call = Call::new(function, arguments, limits(CPU));
         world.scheduler.submit(&world.bad, call, done).expect("it is taken");
     }
     drop(send);
     world.neighbours_call();
-    let outcomes: Vec<Outcome> = ended.iter().collect();
-    assert_eq!(outcomes.len(), FUNCTIONS.len(), "every call ends");
+    let ended: Vec<(usize, Report)> = ended.iter().collect();
+    assert_eq!(ended.len(), FUNCTIONS.len(), "every call ends");
+    for (index, report) in ended.iter().filter(|(_, report)| report.outcome.exit_code() == 0) {
+        let (function, arguments) = &calls[*index];
+        let call = Call::new(function, arguments, limits(1_000 * CPU));
+        let again = world.scheduler.run(&world.bad, call).expect("it is taken");
+        // Numbers that are none are not equal to themselves.
+        let answer = |report: &Report| format!("{:?} {:?}", report.outcome, report.results);
+        assert_eq!(answer(&again), answer(report), "the instance was not as new");
+    }
+    let outcomes: Vec<Outcome> = ended.into_iter().map(|(_, report)| report.outcome).collect();
     let failed = |outcome: &Outcome| match outcome {
         Outcome::Trap(why) => why.contains("host function failed"),
         _ => false,

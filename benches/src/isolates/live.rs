@@ -198,6 +198,7 @@ fn policy(count: u32) -> Policy {
         table_elements: 0,
         slots: Slots::Compact,
         keep_resident_bytes: 0,
+        kept: 0,
     };
     Policy { wasm_stack_bytes: STACK_BYTES, host_stack_bytes: STACK_BYTES, ..Policy::pooled(pool) }
 }

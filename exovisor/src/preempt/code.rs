@@ -3,24 +3,33 @@
 use crate::preempt::Hook;
 use std::ops::Range;
 use std::sync::Arc;
-use wasmtime::Module;
+use wasmtime::component::Component;
+use wasmtime::{Module, ModuleFunction};
 
-/// The function bodies of one module, by address. Holding it keeps the code mapped.
+/// The function bodies of one module or component, by address. Holding it keeps the code mapped.
 pub(crate) struct CodeMap {
     /// Ascending and apart.
     functions: Vec<Range<usize>>,
     pub(super) hook: Arc<Hook>,
-    _module: Module,
+    _code: Code,
+}
+
+enum Code {
+    Module(#[allow(dead_code, reason = "it is held")] Module),
+    Component(#[allow(dead_code, reason = "it is held")] Component),
 }
 
 impl CodeMap {
     pub fn new(module: &Module, hook: &Arc<Hook>) -> Self {
-        let text = module.text().as_ptr().addr();
-        let range = |function: wasmtime::ModuleFunction| {
-            text + function.offset..text + function.offset + function.len
-        };
-        let functions = merged(module.functions().map(range).collect());
-        Self { functions, hook: Arc::clone(hook), _module: module.clone() }
+        let functions = bodies(module.text(), module.functions());
+        Self { functions, hook: Arc::clone(hook), _code: Code::Module(module.clone()) }
+    }
+
+    /// The functions of all core modules in a component, those among them that the compiler makes
+    /// to join others. What leads from them to the host is not among them.
+    pub fn of_component(component: &Component, hook: &Arc<Hook>) -> Self {
+        let functions = bodies(component.text(), component.functions());
+        Self { functions, hook: Arc::clone(hook), _code: Code::Component(component.clone()) }
     }
 
     /// Whether an instruction of a function is at `address`. Allocates nothing and takes no
@@ -28,6 +37,13 @@ impl CodeMap {
     pub fn contains(&self, address: usize) -> bool {
         find(&self.functions, address)
     }
+}
+
+fn bodies(text: &[u8], functions: impl Iterator<Item = ModuleFunction>) -> Vec<Range<usize>> {
+    let text = text.as_ptr().addr();
+    let range =
+        |function: ModuleFunction| text + function.offset..text + function.offset + function.len;
+    merged(functions.map(range).collect())
 }
 
 /// Sorted, empty ones dropped, neighbours joined.

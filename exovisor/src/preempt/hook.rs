@@ -14,7 +14,9 @@ use std::pin::Pin;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use wasmtime::{AsContextMut, Caller, Engine, Func, Linker, Module, Result, Store, format_err};
+use wasmtime::{
+    AsContextMut, Caller, Engine, Func, InstancePre, Linker, Module, Result, Store, format_err,
+};
 
 /// wasmtime's function reference (`VMFuncRef` of wasmtime-environ 48, `vmtypes.rs`), which
 /// [`Func::to_raw`] points to.
@@ -31,8 +33,10 @@ const INSTANCE: u32 = u32::from_le_bytes(*b"core");
 /// What a context of a host function begins with (`VM_ARRAY_CALL_HOST_FUNC_MAGIC`).
 const HOST_FUNCTION: u32 = u32::from_le_bytes(*b"ACHF");
 
-/// Imports the function and exports it again, so that its reference has the entry for Wasm code.
-const HELPER: &str = r#"(module (import "exocell" "yield" (func)) (export "yield" (func 0)))"#;
+/// Imports the function and exports it again, so that its reference has the entry for Wasm code;
+/// and has one of its own.
+const HELPER: &str = r#"(module (import "exocell" "yield" (func)) (export "yield" (func 0))
+    (func (export "own")))"#;
 
 /// The yield function of one engine, as compiled code calls it.
 pub(crate) struct Hook {
@@ -42,9 +46,8 @@ pub(crate) struct Hook {
     pub(super) callee: usize,
     /// Where the engine's stacks are, if they are in compact slots.
     stacks: Option<Arc<Stacks>>,
-    /// The function and the code of its entry live as long as these.
-    _linker: Linker<State>,
-    _helper: Module,
+    /// Makes the helper, as long as which the function and the code of its entry live.
+    helper: InstancePre<State>,
 }
 
 impl Hook {
@@ -57,8 +60,8 @@ impl Hook {
         linker.func_wrap_async("exocell", "yield", |caller, (): ()| leave(&caller))?;
         let helper = Module::new(engine, HELPER)?;
         let mut store = Store::new(engine, State::detached(engine));
-        let instance = linker.instantiate_pre(&helper)?;
-        let instance = call::instantiate(&instance, &mut store)?;
+        let helper = linker.instantiate_pre(&helper)?;
+        let instance = call::instantiate(&helper, &mut store)?;
         let function = instance.get_func(&mut store, "yield");
         let function = function.ok_or_else(|| format_err!("the helper lost its export"))?;
         let reference = reference(&function, &mut store);
@@ -70,9 +73,17 @@ impl Hook {
             wasm_call: reference.wasm_call.addr(),
             callee: reference.context.addr(),
             stacks,
-            _linker: linker,
-            _helper: helper,
+            helper,
         })
+    }
+
+    /// A function of an instance in `store` that belongs to nobody. The yield function asks its
+    /// caller's instance for the store and nothing else, so where several instances of a store
+    /// run, this one stands for all of them.
+    pub fn anchor(&self, store: &mut Store<State>) -> Result<Func> {
+        let instance = call::instantiate(&self.helper, store)?;
+        let own = instance.get_func(store, "own");
+        own.ok_or_else(|| format_err!("the helper lost its export"))
     }
 }
 

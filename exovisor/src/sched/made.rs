@@ -1,13 +1,13 @@
 //! How a call is made: a store, an instance and a future, in a room where it can be dormant.
 
-use crate::admission::Link;
 use crate::call::{self, CallLimits, Function};
 use crate::dormant::Fiber;
-use crate::isolate::State;
+use crate::isolate::Outcome;
+use crate::reuse::{Made, Unmade};
 use crate::rooms::{Room, Trace};
 use crate::sched::Work;
-use crate::sched::task::{Plan, ended, over, trap, unlinked};
-use wasmtime::Store;
+use crate::sched::task::{Plan, ended, over, trap};
+use crate::teardown;
 
 impl Plan {
     /// Of a module without threads. It has a room of its own where calls can be dormant.
@@ -27,28 +27,21 @@ impl Plan {
     /// The store, the instance and the call, which has not begun.
     fn make(self) -> Result<Work, Unmade> {
         let Self { function, arguments, state, fuel, .. } = self;
-        let failed = |store, error| Unmade { store, error };
-        let store = call::store(&function.module.host, state, fuel);
-        let mut store = store.map_err(|error| failed(None, error))?;
-        let instance = match &function.module.link {
-            Link::Alone(instance) => call::instantiate(instance, &mut store),
-            Link::Team(_) => Err(unlinked()),
-        };
-        let instance = match instance {
-            Ok(instance) => instance,
-            Err(error) => return Err(failed(Some(store), error)),
-        };
+        let mut made = Made::of(&function.module, state, fuel)?;
         Ok(Box::pin(async move {
-            let result = call::run(&function, &instance, &mut store, &arguments).await;
-            ended(store.data(), result)
+            let Made { store, instance, .. } = &mut made;
+            let result = call::run(&function, instance, store, &arguments).await;
+            let ended = ended(store.data(), result);
+            let left = match ended.0 {
+                Outcome::Exited(_) => made.keep(&function.module).err(),
+                _ => Some(made),
+            };
+            if let Some(Made { mut store, instance, .. }) = left {
+                teardown::give_back(&function.module, &instance, &mut store).await;
+            }
+            ended
         }))
     }
-}
-
-/// A call that could not be made, and what there is of it.
-struct Unmade {
-    store: Option<Store<State>>,
-    error: wasmtime::Error,
 }
 
 impl Unmade {

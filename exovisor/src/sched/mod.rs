@@ -15,7 +15,7 @@ mod worker;
 
 pub use queue::Priority;
 pub use task::Report;
-pub(crate) use task::{Home, ThreadTask, Work};
+pub(crate) use task::{Home, ThreadTask, Work, unlinked};
 
 use crate::admission::Link;
 use crate::call::{self, ArgumentError, CallLimits, Function, Value};

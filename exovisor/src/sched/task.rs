@@ -17,6 +17,7 @@ use crate::ending::Stopper;
 use crate::isolate::{Outcome, State};
 use crate::sched::queue::Seat;
 use crate::sched::shared::Shared;
+use crate::teardown;
 use crate::threads::{Member, Team, Terms, Unbound};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
@@ -188,7 +189,11 @@ impl Plan {
             Err(error) => return (trap(&error), Vec::new()),
         };
         let result = match call::instantiate(team.instance(), &mut store) {
-            Ok(instance) => call::run(&function, &instance, &mut store, &arguments).await,
+            Ok(instance) => {
+                let result = call::run(&function, &instance, &mut store, &arguments).await;
+                teardown::give_back(&function.module, &instance, &mut store).await;
+                result
+            }
             Err(error) => Err(error),
         };
         let (outcome, results) = ended(store.data(), result);
@@ -220,7 +225,7 @@ pub(super) fn trap(error: &wasmtime::Error) -> Outcome {
     Outcome::Trap(format!("{error:#}"))
 }
 
-pub(super) fn unlinked() -> wasmtime::Error {
+pub(crate) fn unlinked() -> wasmtime::Error {
     wasmtime::format_err!("the module is linked in another way")
 }
 

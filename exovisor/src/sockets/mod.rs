@@ -14,15 +14,15 @@ mod socket;
 
 pub(crate) use calls::{call, is_for};
 pub(crate) use poll::{Asked, wait};
+pub(crate) use socket::{Socket, Way, Wire};
+pub(crate) use wasmtime_wasi::p1::types::Errno;
 
 use exocell_xgate::Protocol;
-use socket::Socket;
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use wasmtime_wasi::p1::types::Errno;
 
 /// Takes what comes of a request. It never waits.
 pub type Done<T> = Box<dyn FnOnce(Result<T, NetworkError>) + Send>;

@@ -18,13 +18,13 @@ use wasmtime_wasi::p1::types::Errno;
 
 /// Which way bytes go, as seen from the module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Way {
+pub(crate) enum Way {
     In,
     Out,
 }
 
 /// A socket of an isolate. Its threads share it.
-pub(super) struct Socket {
+pub(crate) struct Socket {
     pub protocol: Protocol,
     pub is_v6: bool,
     stage: Mutex<Stage>,
@@ -48,7 +48,7 @@ enum Stage {
 }
 
 /// What is open of a connection.
-pub(super) struct Wire {
+pub(crate) struct Wire {
     socket: AsyncFd<OwnedFd>,
     pub peer: SocketAddr,
     was_reset: Arc<AtomicBool>,
@@ -57,7 +57,7 @@ pub(super) struct Wire {
 
 /// What waits to be read, and whether the peer is done.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Readiness {
+pub(crate) struct Readiness {
     pub bytes: u64,
     pub is_ended: bool,
 }
@@ -106,6 +106,20 @@ impl Socket {
         network: &dyn Network,
         peer: SocketAddr,
     ) -> Result<(), Errno> {
+        self.begin_connect(network, peer)?;
+        let is_connecting = || matches!(&*self.stage(), Stage::Connecting);
+        if self.at_once.load(Ordering::Relaxed) && is_connecting() {
+            return Err(Errno::Inprogress);
+        }
+        self.wire().await.map(drop)
+    }
+
+    /// Asks for a connection.
+    pub fn begin_connect(
+        self: &Arc<Self>,
+        network: &dyn Network,
+        peer: SocketAddr,
+    ) -> Result<(), Errno> {
         {
             let mut stage = self.stage();
             match (&*stage, self.protocol) {
@@ -130,11 +144,7 @@ impl Socket {
                 socket.changed.notify_waiters();
             }),
         );
-        let is_connecting = || matches!(&*self.stage(), Stage::Connecting);
-        if self.at_once.load(Ordering::Relaxed) && is_connecting() {
-            return Err(Errno::Inprogress);
-        }
-        self.wire().await.map(drop)
+        Ok(())
     }
 
     /// The connection, once there is one.
@@ -149,7 +159,7 @@ impl Socket {
     }
 
     /// What became of connecting, if it is over.
-    fn settled(&self) -> Option<Result<Arc<Wire>, Errno>> {
+    pub fn settled(&self) -> Option<Result<Arc<Wire>, Errno>> {
         let mut stage = self.stage();
         if let Stage::Connected(_) = &*stage {
             let taken = std::mem::replace(&mut *stage, Stage::Connecting);
@@ -360,7 +370,7 @@ impl Wire {
         self.was_reset.load(Ordering::Acquire)
     }
 
-    fn receive(&self, room: &mut [u8], flags: MsgFlags) -> Result<usize, Errno> {
+    pub fn receive(&self, room: &mut [u8], flags: MsgFlags) -> Result<usize, Errno> {
         let received = self.socket.try_io(Interest::READABLE, |socket| {
             Ok(recv(socket.as_raw_fd(), room, flags | MsgFlags::MSG_DONTWAIT)?)
         });
@@ -373,7 +383,7 @@ impl Wire {
         }
     }
 
-    fn send(&self, bytes: &[u8]) -> Result<usize, Errno> {
+    pub fn send(&self, bytes: &[u8]) -> Result<usize, Errno> {
         let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
         let sent = self
             .socket
@@ -384,7 +394,7 @@ impl Wire {
         }
     }
 
-    async fn until(&self, way: Way) -> Result<(), Errno> {
+    pub async fn until(&self, way: Way) -> Result<(), Errno> {
         let ready = match way {
             Way::In => self.socket.readable().await,
             Way::Out => self.socket.writable().await,
@@ -393,7 +403,7 @@ impl Wire {
     }
 
     /// Waits until a call of that way would not wait.
-    async fn ready(&self, way: Way) -> Result<Readiness, Errno> {
+    pub async fn ready(&self, way: Way) -> Result<Readiness, Errno> {
         loop {
             self.until(way).await?;
             if way == Way::Out {

@@ -169,7 +169,7 @@ impl<'a> Script<'a> {
     fn admit(&self, module: &mut QuoteWat<'_>) -> Result<Admitted> {
         let binary = module.encode()?;
         scan::scan(&binary, &self.limits)?;
-        let binary = reserved::exported(&binary)?.unwrap_or(binary);
+        let binary = reserved::exported(&binary, &[])?.unwrap_or(binary);
         let binary = pieces::in_pieces(&binary, PIECE_BYTES)?.unwrap_or(binary);
         let binary = unroll::unrolled(&binary)?.unwrap_or(binary);
         let module = Module::from_binary(&self.host.engine, &binary)?;

@@ -14,6 +14,7 @@ use std::fs;
 use std::io::Read;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use wit_component::ComponentEncoder;
 
 /// The commit that `scripts/setup --suites` fetches, and the content of its programs.
 const COMMIT: &str = "3db7f5d1bf71ef31024aa153807e2f243b2e6d24";
@@ -39,21 +40,39 @@ struct Told {
 
 #[test]
 fn wasi_programs_pass() {
-    compare("wasi/", &PREVIEW_1);
+    compare("wasi/", &PREVIEW_1, Ok);
 }
 
 #[test]
 fn wasi_threads_programs_pass() {
-    compare("wasi-threads/", &THREADS);
+    compare("wasi-threads/", &THREADS, Ok);
 }
 
-fn compare(prefix: &str, folders: &[&str]) {
+#[test]
+fn wasi_programs_pass_as_components() {
+    compare("wasi-component/", &PREVIEW_1, component);
+}
+
+/// The same program with WASI 0.2: what preview 1 asks of it is translated inside the component.
+fn component(module: Vec<u8>) -> Result<Vec<u8>, String> {
+    let adapter = wasi_preview1_component_adapter_provider::WASI_SNAPSHOT_PREVIEW1_COMMAND_ADAPTER;
+    let name = wasi_preview1_component_adapter_provider::WASI_SNAPSHOT_PREVIEW1_ADAPTER_NAME;
+    let encoder = ComponentEncoder::default().module(&module);
+    let encoder = encoder.and_then(|encoder| encoder.adapter(name, adapter));
+    let component = encoder.and_then(|mut encoder| encoder.encode());
+    component.map_err(|error| format!("{error:#}"))
+}
+
+/// What a program becomes before it is admitted.
+type Wrap = fn(Vec<u8>) -> Result<Vec<u8>, String>;
+
+fn compare(prefix: &str, folders: &[&str], wrap: Wrap) {
     let Some(suite) = suite() else { return };
     let mut found = BTreeMap::new();
     for folder in folders.iter().map(|folder| suite.join(folder)) {
         for program in programs(&folder) {
             let name = program.file_stem().unwrap_or_default().to_string_lossy();
-            let failures = match run(&folder, &program) {
+            let failures = match run(&folder, &program, wrap) {
                 Ok(()) => Failures::new(),
                 Err(how) => Failures::from([(0, how)]),
             };
@@ -101,7 +120,7 @@ fn programs(folder: &Path) -> Vec<PathBuf> {
     files(folder).into_iter().filter(is_program).collect()
 }
 
-fn run(folder: &Path, program: &Path) -> Result<(), String> {
+fn run(folder: &Path, program: &Path, wrap: Wrap) -> Result<(), String> {
     let told = match fs::read_to_string(program.with_extension("json")) {
         Ok(text) => serde_json::from_str(&text).map_err(|error| error.to_string())?,
         Err(_) => Told::default(),
@@ -112,7 +131,7 @@ fn run(folder: &Path, program: &Path) -> Result<(), String> {
     }
     let caps = caps(&told, root.path());
     let name = program.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    let (outcome, stdout, stderr) = ended(program, &caps, &told, name)?;
+    let (outcome, stdout, stderr) = ended(&wrap(fs::read(program).unwrap())?, &caps, &told, name)?;
     let printed = told.stdout.is_none_or(|wanted| wanted == stdout);
     if outcome == Outcome::Exited(told.exit_code) && printed {
         return Ok(());
@@ -148,14 +167,13 @@ fn caps(told: &Told, root: &Path) -> CapabilitySet {
 }
 
 fn ended(
-    program: &Path,
+    program: &[u8],
     caps: &CapabilitySet,
     told: &Told,
     name: String,
 ) -> Result<(Outcome, String, String), String> {
-    let bytes = fs::read(program).unwrap();
     let admission = Admission::new(Policy::default());
-    let admitted = admission.admit(&bytes, caps).map_err(|error| error.to_string())?;
+    let admitted = admission.admit(program, caps).map_err(|error| error.to_string())?;
     let mut table = Table::new(64);
     caps.install(&mut table, "isolate").expect("there is room");
     // Some read until another thread ends them: there is nothing to read, and no end of it.

@@ -26,14 +26,14 @@ use crate::builtins::Heap;
 use crate::call;
 use crate::ending::{Cause, Stopper};
 use crate::isolate::{Attached, Outcome, State};
-use crate::rewrite::GLOBAL_EXPORT;
+use crate::reuse::Globals;
 use crate::sched::{Home, ThreadTask};
 use crate::teardown;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 use tokio::sync::Notify;
-use wasmtime::{Global, InstancePre, SharedMemory, Store, TypedFunc, Val};
+use wasmtime::{InstancePre, SharedMemory, Store, TypedFunc};
 
 /// Thread ids are positive and have 29 bits (wasi-threads, "Design choice: thread IDs").
 const ID_MAX: i32 = 0x1fff_ffff;
@@ -79,8 +79,7 @@ struct Crew {
 struct Slot {
     store: Store<State>,
     start: TypedFunc<(i32, i32), ()>,
-    /// Mutable globals and what they began with.
-    globals: Vec<(Global, Val)>,
+    globals: Globals,
 }
 
 impl Team {
@@ -215,15 +214,7 @@ impl Team {
         let mut store = call::store(&self.module.host, state, self.terms.fuel).map_err(broken)?;
         let instance = call::instantiate(self.instance(), &mut store).map_err(broken)?;
         let start = instance.get_typed_func(&mut store, ENTRY).map_err(broken)?;
-        let names = instance.exports(&mut store).map(|export| export.name().to_owned());
-        let names: Vec<String> = names.filter(|name| name.starts_with(GLOBAL_EXPORT)).collect();
-        let mut globals = Vec::new();
-        for name in &names {
-            if let Some(global) = instance.get_global(&mut store, name) {
-                let value = global.get(&mut store);
-                globals.push((global, value));
-            }
-        }
+        let globals = Globals::read(&self.module.globals, &instance, &mut store);
         let began = call::begin(&self.module, &instance, &mut store).await;
         call::exit(&store);
         began.map_err(|error| call::outcome(store.data(), &error))?;
@@ -235,12 +226,10 @@ impl Team {
         let idle = self.crew().idle.pop();
         let Some(mut slot) = idle else { return self.slot(stopper).await };
         *slot.store.data_mut() = self.state(stopper);
-        for (global, value) in &slot.globals {
-            let set = global.set(&mut slot.store, *value);
-            set.map_err(|error| Outcome::Trap(format!("{error:#}")))?;
-        }
-        let refuelled = call::refuel(&self.module, &mut slot.store, self.terms.fuel);
-        refuelled.map_err(|error| Outcome::Trap(format!("{error:#}")))?;
+        let reset = slot.globals.reset(&mut slot.store);
+        let metered =
+            reset.and_then(|()| call::meter(&self.module.host, &mut slot.store, self.terms.fuel));
+        metered.map_err(|error| Outcome::Trap(format!("{error:#}")))?;
         Ok(slot)
     }
 

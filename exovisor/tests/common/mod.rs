@@ -3,6 +3,9 @@
 // Each test file uses some of them.
 #![allow(dead_code)]
 
+pub mod components;
+pub mod network;
+
 use exocell_exovisor::{
     Admission, AdmissionError, Admitted, Isolate, Outcome, Policy, Ready, Spec,
 };

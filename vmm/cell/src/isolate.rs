@@ -15,13 +15,14 @@ use std::thread::JoinHandle;
 
 use exocell_agent::{Kind, Reply};
 use exocell_exovisor::{
-    Admission, Admitted, Cause, Isolate, Outcome, Policy, Ready, Spec, Stopper,
+    Admission, Admitted, Cache, Cause, Isolate, Outcome, Policy, Ready, Spec, Stopper,
 };
 use exocell_vmm::jail::{self, JailRoot, ThreadClass};
 use exocell_xgate::{CapabilitySet, Kind as CapabilityKind, Table};
 
 use crate::control::Counters;
 use crate::launch::Inheritance;
+use crate::layout::Layout;
 use crate::network::{self, Control, Network, PlannedNetwork};
 use crate::output::Output;
 use crate::parent::Place;
@@ -34,6 +35,9 @@ use crate::{CellError, CellSpec};
 
 /// The largest module file, in bytes.
 const MODULE_BYTES_MAX: u64 = 64 << 20;
+/// The smallest module whose compiled form is kept, in bytes: to compile a smaller one takes
+/// some ten milliseconds at most.
+const CACHED_BYTES_MIN: usize = 64 << 10;
 /// The stack of the thread that runs the module.
 const STACK_BYTES: usize = 8 << 20;
 /// The holder's name in the capability table.
@@ -52,18 +56,31 @@ pub struct IsolatePlan {
 
 impl IsolatePlan {
     /// Reads, checks and compiles the module against its grant.
-    pub fn new(spec: &CellSpec, caps: &CapabilitySet) -> Result<Self, CellError> {
+    pub fn new(layout: &Layout, spec: &CellSpec, caps: &CapabilitySet) -> Result<Self, CellError> {
         refuse_vm_flags(spec)?;
         let path = Path::new(&spec.image);
         let module = read_module(path)?;
         let refused = |error| CellError::Module(format!("{}: {error}", path.display()));
-        let admission = Admission::new(Policy::default());
+        let admission = admission(layout, module.len());
         let admitted = admission.admit(&module, caps).map_err(refused)?;
         let name = path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into());
         let args = std::iter::once(name).chain(spec.command.iter().cloned()).collect();
         let network = PlannedNetwork::new(spec, caps, Vec::new())?;
         let (folders, env) = (open_folders(caps)?, pairs(&spec.env));
         Ok(Self { admitted, folders, network, args, env, place: Place::take()? })
+    }
+}
+
+/// Large modules are kept as they were compiled. Where that is not possible, they are compiled
+/// each time.
+fn admission(layout: &Layout, module_bytes: usize) -> Admission {
+    let admission = Admission::new(Policy::default());
+    if module_bytes < CACHED_BYTES_MIN {
+        return admission;
+    }
+    match Cache::open(&layout.compiled()) {
+        Ok(cache) => admission.with_cache(cache),
+        Err(_) => admission,
     }
 }
 

@@ -4,8 +4,9 @@
 //! ROOT/images    the image store            ROOT/cells/ID/spec.json    what was asked for
 //! ROOT/kernels   built guest kernels                      status.json  where it stands
 //! ROOT/disks     empty overlay disks                      lock         held while it lives
-//! ROOT/modules   compiled Wasm modules                    control.sock its supervisor
+//! ROOT/modules   Wasm modules that are served             control.sock its supervisor
 //! ROOT/networks  whom served modules talked to              log, console.log, network.log
+//! ROOT/compiled  what large modules were compiled to
 //! ROOT/budget    memory of all cells
 //! ROOT/commands  the command, for guests that start isolates
 //! ```
@@ -51,6 +52,11 @@ impl Layout {
 
     pub fn disks(&self) -> PathBuf {
         self.root.join("disks")
+    }
+
+    /// What large modules were compiled to, sealed.
+    pub fn compiled(&self) -> PathBuf {
+        self.root.join("compiled")
     }
 
     /// What all cells may have of the memory together; there is none by default.

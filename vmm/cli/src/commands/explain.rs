@@ -1,4 +1,4 @@
-//! `exocell caps explain MODULE`: what a Wasm module imports, and what that needs.
+//! `exocell caps explain MODULE`: what a Wasm module or component imports, and what that needs.
 
 use std::path::Path;
 
@@ -10,6 +10,7 @@ use serde::Serialize;
 /// One import of a module.
 #[derive(Serialize)]
 struct Row {
+    /// Of a component's import its package, which is in its name again.
     module: String,
     name: String,
     /// The tier in Khronos' table, from "1" (what a language needs to start) to "3" (files and
@@ -36,6 +37,15 @@ pub fn module(path: &Path, caps: &CapabilitySet, json: bool) -> Result<String, C
     Ok(table(&rows))
 }
 
+impl Row {
+    fn full_name(&self) -> String {
+        match self.name.starts_with(&self.module) {
+            true => self.name.clone(),
+            false => format!("{}.{}", self.module, self.name),
+        }
+    }
+}
+
 fn row(found: Requirement, caps: &CapabilitySet) -> Row {
     let Requirement { module, name, import } = found;
     let (tier, effect) = import.map_or(("unknown", ""), words);
@@ -57,7 +67,7 @@ fn table(rows: &[Row]) -> String {
     let mut lines = vec![format!("{:width$}  TIER       EFFECT    GRANTED  NEEDS", "IMPORT")];
     lines.extend(rows.iter().map(|row| {
         let needs = match row.tier {
-            "unknown" => format!("nobody has {}.{}: a call of it traps", row.module, row.name),
+            "unknown" => format!("nobody has {}: a call of it traps", row.full_name()),
             _ if row.needs.is_empty() => "nothing".to_owned(),
             _ => row.needs.join(" or "),
         };

@@ -1,0 +1,87 @@
+//! Components: commands that speak WASI 0.2 (preview 2), beside core modules.
+//!
+//! ```text
+//! bytes --scan--> bounded --compile, link--> AdmittedComponent --Command::prepare--> --run--> end
+//! ```
+//!
+//! A component is a tree of core modules with typed functions between them. It runs under what a
+//! core module runs under: the limits count all its memories and tables together, the signal
+//! interrupts any of its functions ([`crate::preempt`]), fuel is counted in all of them. Imports
+//! are resolved interface by interface ([`imports`]). Differences:
+//! - It is never refused for an interface that it was not granted; calls fail instead.
+//! - Its modules are compiled as they are: none of [`crate::rewrite`] and [`crate::pieces`]. One
+//!   memory.fill or memory.copy is not interrupted.
+//! - There are no threads, no datagrams and no layers over folders.
+
+mod files;
+mod imports;
+mod linker;
+mod names;
+mod network;
+mod run;
+mod scan;
+mod streams;
+mod tcp;
+mod types;
+mod values;
+mod wasi;
+mod wire;
+
+pub(crate) use run::Command;
+pub(crate) use scan::scan;
+pub(crate) use wasi::Wasi;
+
+use crate::admission::AdmissionError;
+use crate::engine::Host;
+use crate::isolate::State;
+use crate::policy::Metering;
+use crate::preempt::CodeMap;
+use exocell_xgate::{CapabilitySet, Folder, Rights};
+use std::sync::Arc;
+use wasmtime::Engine;
+use wasmtime::component::Component;
+use wasmtime_wasi::p2::bindings::CommandPre;
+
+/// A component that passed admission, linked and not yet instantiated.
+pub(crate) struct AdmittedComponent {
+    /// Everything but the store is there.
+    pub command: CommandPre<State>,
+    pub host: Arc<Host>,
+    pub code: Arc<CodeMap>,
+}
+
+impl AdmittedComponent {
+    /// Links a compiled component.
+    ///
+    /// # Errors
+    /// [`AdmissionError::ImportType`], [`AdmissionError::NoRun`].
+    pub fn link(host: &Arc<Host>, component: &Component) -> Result<Self, AdmissionError> {
+        let wrong =
+            |error: wasmtime::Error| AdmissionError::ImportType { message: format!("{error:#}") };
+        let linker = linker::linker(&host.engine, component).map_err(wrong)?;
+        let instance = linker.instantiate_pre(component).map_err(wrong)?;
+        let command = CommandPre::new(instance).map_err(|_| AdmissionError::NoRun)?;
+        let code = Arc::new(CodeMap::of_component(component, &host.hook));
+        Ok(Self { command, host: Arc::clone(host), code })
+    }
+
+    /// The engine whose epoch the code looks at, if it does.
+    pub fn epochs(&self) -> Option<Engine> {
+        (self.host.metering == Metering::Epoch).then(|| self.host.engine.clone())
+    }
+}
+
+/// Refuses what was granted and is not for components, rather than leave it out.
+///
+/// # Errors
+/// [`AdmissionError::NotForComponents`].
+pub(crate) fn check(caps: &CapabilitySet) -> Result<(), AdmissionError> {
+    let is_layer = |folder: &&Folder| folder.rights.contains(Rights::OVERLAY);
+    match caps.folders().iter().find(is_layer) {
+        Some(folder) => Err(AdmissionError::NotForComponents {
+            capability: folder.name(),
+            what: "a layer of its own over a folder",
+        }),
+        None => Ok(()),
+    }
+}

@@ -1,0 +1,202 @@
+//! A memory made as new: the pages that were written to are found and written over.
+
+#![allow(unsafe_code)]
+
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::sync::LazyLock;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+const PAGE_BYTES: usize = 4096;
+/// Stretches of pages that a memory may have written to at once.
+const REGIONS: usize = 32;
+
+/// Categories of pages (linux/fs.h, `PAGE_IS_*`).
+const FILE: u64 = 1 << 2;
+const PRESENT: u64 = 1 << 3;
+const SWAPPED: u64 = 1 << 4;
+const ZERO: u64 = 1 << 5;
+
+/// `struct pm_scan_arg` of linux/fs.h.
+#[repr(C)]
+#[derive(Default)]
+struct Scan {
+    size: u64,
+    flags: u64,
+    start: u64,
+    end: u64,
+    walk_end: u64,
+    regions: u64,
+    regions_len: u64,
+    pages_max: u64,
+    inverted: u64,
+    all_of: u64,
+    any_of: u64,
+    returned: u64,
+}
+
+/// `struct page_region` of linux/fs.h.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct Region {
+    start: u64,
+    end: u64,
+    categories: u64,
+}
+
+nix::ioctl_readwrite!(pagemap_scan, b'f', 16, Scan);
+
+/// A child of this process sees its parent's pages there.
+static IS_CHILD: AtomicBool = AtomicBool::new(false);
+static PAGEMAP: LazyLock<Option<File>> = LazyLock::new(|| {
+    extern "C" fn is_child() {
+        IS_CHILD.store(true, Ordering::Relaxed);
+    }
+    // SAFETY: the handler only stores a word, which any thread may do after fork(2). There is no
+    // safe way to learn of one.
+    let noted = unsafe { libc::pthread_atfork(None, None, Some(is_child)) } == 0;
+    let file = File::open("/proc/self/pagemap").ok().filter(|_| noted)?;
+    written(&file, &[], 1, &mut [Region::default(); 1]).map(|_| file)
+});
+
+/// Whether the host says which pages were written to (Linux 6.7). Opens what is asked.
+pub(crate) fn can_be_found() -> bool {
+    PAGEMAP.is_some()
+}
+
+/// Makes `memory` as it began: `image`, and zeros after it. False if more than `bytes_max` were
+/// written to, or the host does not say; nothing is known of its content then.
+pub(crate) fn reset(memory: &mut [u8], image: &[u8], bytes_max: usize) -> bool {
+    let Some(pagemap) = PAGEMAP.as_ref().filter(|_| !IS_CHILD.load(Ordering::Relaxed)) else {
+        return false;
+    };
+    let mut regions = [Region::default(); REGIONS];
+    let start = memory.as_ptr().addr() as u64;
+    let Some(count) = written(pagemap, memory, bytes_max / PAGE_BYTES, &mut regions) else {
+        return false;
+    };
+    for Region { start: from, end: to, .. } in regions.iter().take(count) {
+        let (from, to) = ((from - start) as usize, (to - start) as usize);
+        let Some(pages) = memory.get_mut(from..to) else { return false };
+        let first = image.get(from..).unwrap_or_default();
+        let (content, zeros) = pages.split_at_mut(first.len().min(pages.len()));
+        content.copy_from_slice(&first[..content.len()]);
+        zeros.fill(0);
+    }
+    true
+}
+
+/// Finds the stretches of `memory` whose pages are its own, which it has written to; how many.
+/// `None` if the host does not say, or there are more than fit, or more than so many pages.
+///
+/// A page that is not there, or the host's page of zeros, or that of a file which is mapped
+/// there, is as it was (`PAGEMAP_SCAN`, admin-guide/mm/pagemap.rst).
+fn written(
+    pagemap: &File,
+    memory: &[u8],
+    pages_max: usize,
+    regions: &mut [Region],
+) -> Option<usize> {
+    let range = memory.as_ptr_range();
+    let mut scan = Scan {
+        size: size_of::<Scan>() as u64,
+        start: range.start.addr() as u64,
+        end: range.end.addr() as u64,
+        regions: regions.as_mut_ptr().addr() as u64,
+        regions_len: regions.len() as u64,
+        // One more shows that there are too many.
+        pages_max: pages_max as u64 + 1,
+        inverted: FILE | ZERO,
+        all_of: FILE | ZERO,
+        any_of: PRESENT | SWAPPED,
+        ..Scan::default()
+    };
+    if memory.is_empty() {
+        (scan.start, scan.end) = (0, 0);
+    }
+    // SAFETY: the host writes to `scan` and to as many regions as there are; both are borrowed
+    // for that. Reading flags of pages changes nothing else.
+    let found = unsafe { pagemap_scan(pagemap.as_raw_fd(), &raw mut scan) }.ok()?;
+    let found = usize::try_from(found).ok()?;
+    let regions = regions.get(..found)?;
+    let bytes: u64 = regions.iter().map(|region| region.end.saturating_sub(region.start)).sum();
+    (scan.walk_end == scan.end && bytes <= (pages_max * PAGE_BYTES) as u64).then_some(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use wasmtime::{Config, Engine, Instance, Memory, MemoryType, Module, Store};
+
+    const MEMORY_BYTES: usize = 1 << 20;
+
+    fn memory(store: &mut Store<()>) -> Memory {
+        Memory::new(&mut *store, MemoryType::new(16, None)).unwrap()
+    }
+
+    fn is(bytes: &[u8], image: &[u8]) -> bool {
+        bytes[..image.len()] == *image && bytes[image.len()..].iter().all(|byte| *byte == 0)
+    }
+
+    #[test]
+    fn what_was_written_is_as_it_began() {
+        if !can_be_found() {
+            return;
+        }
+        let mut store = Store::<()>::default();
+        let memory = memory(&mut store);
+        let bytes = memory.data_mut(&mut store);
+        for image in [&b""[..], b"first content", &[7; PAGE_BYTES], &[9; 5 * PAGE_BYTES + 1]] {
+            bytes[..image.len()].copy_from_slice(image);
+            for at in [0, 3 * PAGE_BYTES - 1, 5 * PAGE_BYTES + 1, 99_999, MEMORY_BYTES - 1] {
+                bytes[at] = 0xff;
+            }
+            assert!(reset(bytes, image, 32 * PAGE_BYTES));
+            assert!(is(bytes, image), "{}", image.len());
+            bytes[..image.len()].fill(0);
+        }
+    }
+
+    #[test]
+    fn more_than_is_to_be_written_over_is_refused() {
+        if !can_be_found() {
+            return;
+        }
+        for (pages, step, is_reset) in
+            [(8, 1, true), (9, 1, false), (REGIONS, 2, false), (8, 2, true), (0, 1, true)]
+        {
+            let mut store = Store::<()>::default();
+            let memory = memory(&mut store);
+            let bytes = memory.data_mut(&mut store);
+            // What was only read is as it was.
+            assert!(bytes.iter().all(|byte| *byte == 0));
+            (0..pages).for_each(|page| bytes[page * step * PAGE_BYTES] = 1);
+            assert_eq!(reset(bytes, &[], 8 * PAGE_BYTES), is_reset, "{pages} {step}");
+            if is_reset {
+                assert!(is(bytes, &[]));
+            }
+        }
+    }
+
+    #[test]
+    fn first_content_that_is_mapped_is_not_copied_before_it_is_written_to() {
+        if !can_be_found() {
+            return;
+        }
+        let engine = Engine::new(Config::new().memory_init_cow(true)).unwrap();
+        let text = "(module (memory (export \"m\") 4)
+          (data (i32.const 0) \"a\") (data (i32.const 70000) \"b\"))";
+        let module = Module::new(&engine, text).unwrap();
+        let mut store = Store::new(&engine, ());
+        let instance = Instance::new(&mut store, &module, &[]).unwrap();
+        let bytes = instance.get_memory(&mut store, "m").unwrap().data_mut(&mut store);
+        let image = bytes[..70_001].to_vec();
+        assert_eq!((image[0], image[70_000]), (b'a', b'b'));
+        // None of the pages is its own, so that none is too many.
+        assert!(reset(bytes, &image, 0));
+        bytes[0] = b'x';
+        assert!(!reset(bytes, &image, 0));
+        assert!(reset(bytes, &image, PAGE_BYTES));
+        assert!(is(bytes, &image));
+    }
+}
