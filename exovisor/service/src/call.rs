@@ -2,12 +2,14 @@
 
 use crate::http::Answer;
 use crate::store::metering;
+use crate::streams::{self, Output};
 use exocell_exovisor::{
-    Admission, AdmissionError, Admitted, Call, CallLimits, Layers, Models, Network, Outcome,
-    Report, Scheduler, Spec, SubmitError, Tenant, Value,
+    Admission, AdmissionError, Admitted, Call, CallLimits, Function, Layers, Models, Network,
+    Outcome, Report, Scheduler, Spec, SubmitError, Tenant, Value,
 };
 use exocell_xgate::{CapabilitySet, Table, format_bytes};
 use serde_json::{Value as Json, json};
+use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -15,6 +17,10 @@ use std::time::{Duration, Instant};
 const DEADLINE: Duration = Duration::from_secs(10);
 const HOLDER: &str = "isolate";
 const TABLE_SLOTS: u32 = 64;
+/// What a command's module exports.
+const COMMAND: &str = "_start";
+/// Of what standard output may be long, standard error is one of so many parts.
+const STDERR_PART: usize = 16;
 
 /// A module that can be called.
 pub(crate) struct Module {
@@ -77,25 +83,79 @@ impl Module {
             Ok(arguments) => arguments,
             Err(error) => return Answer::error(400, &error.to_string()),
         };
-        let Shared { layers, models } = self.shared.clone();
-        let spec = Spec { layers, models, network: self.network.clone(), ..Spec::default() };
-        let attached = match scheduler.attach(&self.table, HOLDER, spec) {
-            Ok(attached) => attached,
-            Err(error) => return Answer::error(500, &error.to_string()),
+        match self.report(scheduler, &function, &arguments, Spec::default()).await {
+            Ok(report) => called(&report),
+            Err(refused) => refused,
+        }
+    }
+
+    /// Runs it as a command with these arguments, of which the first is its name.
+    pub async fn run(&self, scheduler: &Scheduler, run: Run<'_>) -> Answer {
+        let Ok(function) = self.admitted.function(self.tenant.name(), COMMAND) else {
+            return Answer::error(404, "this module is no command: it exports no `_start`");
         };
-        let call = Call::new(&function, &arguments, self.limits()).with(attached);
+        let broken = |error: io::Error| Answer::error(500, &format!("no streams: {error}"));
+        let (spec, stdout, stderr) = match run.opened() {
+            Ok(opened) => opened,
+            Err(error) => return broken(error),
+        };
+        let report = match self.report(scheduler, &function, &[], spec).await {
+            Ok(report) => report,
+            Err(refused) => return refused,
+        };
+        match (stdout.written(), stderr.written()) {
+            (Ok(stdout), Ok(stderr)) => ran(&report, stdout, &stderr.0, &run),
+            (Err(error), _) | (_, Err(error)) => broken(error),
+        }
+    }
+
+    /// What becomes of a call.
+    async fn report(
+        &self,
+        scheduler: &Scheduler,
+        function: &Function,
+        arguments: &[Value],
+        spec: Spec,
+    ) -> Result<Report, Answer> {
+        let Shared { layers, models } = self.shared.clone();
+        let spec = Spec { layers, models, network: self.network.clone(), ..spec };
+        let attached = scheduler
+            .attach(&self.table, HOLDER, spec)
+            .map_err(|error| Answer::error(500, &error.to_string()))?;
+        let call = Call::new(function, arguments, self.limits()).with(attached);
         let (send, ended) = tokio::sync::oneshot::channel();
         // A client that went does not want to be told.
         let done = move |report| drop(send.send(report));
-        match scheduler.submit(&self.tenant, call, done) {
-            Ok(_stopper) => {}
-            Err(error @ SubmitError::Full { .. }) => return Answer::error(429, &error.to_string()),
-            Err(error) => return Answer::error(400, &error.to_string()),
-        }
-        match ended.await {
-            Ok(report) => answer(&report),
-            Err(_dropped) => Answer::error(500, "the service is shutting down"),
-        }
+        scheduler.submit(&self.tenant, call, done).map_err(|error| match error {
+            SubmitError::Full { .. } => Answer::error(429, &error.to_string()),
+            _ => Answer::error(400, &error.to_string()),
+        })?;
+        ended.await.map_err(|_dropped| Answer::error(500, "the service is shutting down"))
+    }
+}
+
+/// What a client wants a command to be run with.
+pub(crate) struct Run<'a> {
+    pub args: Vec<String>,
+    pub stdin: &'a [u8],
+    /// Of standard output, in bytes.
+    pub output_bytes: usize,
+    /// Whether all of the answer is to be JSON.
+    pub as_json: bool,
+}
+
+impl Run<'_> {
+    fn opened(&self) -> io::Result<(Spec, Output, Output)> {
+        let stdout = Output::new(self.output_bytes)?;
+        let stderr = Output::new(self.output_bytes / STDERR_PART)?;
+        let spec = Spec {
+            args: self.args.clone(),
+            stdin: Some(streams::input(self.stdin)?),
+            stdout: Some(stdout.end()?),
+            stderr: Some(stderr.end()?),
+            ..Spec::default()
+        };
+        Ok((spec, stdout, stderr))
     }
 }
 
@@ -103,17 +163,43 @@ fn text(number: &serde_json::Number) -> String {
     number.to_string()
 }
 
-fn answer(report: &Report) -> Answer {
-    let outcome = match &report.outcome {
+fn outcome(outcome: &Outcome) -> Json {
+    match outcome {
         Outcome::Exited(code) => json!({ "exited": code }),
         Outcome::Trap(why) => json!({ "trap": why }),
         Outcome::OutOfMemory { limit } => json!({ "out_of_memory": format_bytes(*limit) }),
         Outcome::OutOfFuel => json!("out_of_fuel"),
         Outcome::Ended(cause) => json!({ "ended": format!("{cause:?}").to_lowercase() }),
-    };
+    }
+}
+
+fn cpu_us(report: &Report) -> f64 {
+    report.cpu.as_nanos() as f64 / 1e3
+}
+
+fn called(report: &Report) -> Answer {
     let results: Vec<Json> = report.results.iter().map(|value| json(*value)).collect();
-    let cpu_us = report.cpu.as_nanos() as f64 / 1e3;
+    let (outcome, cpu_us) = (outcome(&report.outcome), cpu_us(report));
     Answer::json(200, &json!({ "outcome": outcome, "results": results, "cpu_us": cpu_us }))
+}
+
+/// The output of a command that succeeded as it is, and of one that failed with all there is to
+/// say about it.
+fn ran(report: &Report, (stdout, is_all): (Vec<u8>, bool), stderr: &[u8], run: &Run<'_>) -> Answer {
+    if !is_all {
+        let most = format_bytes(run.output_bytes as u64);
+        return Answer::error(500, &format!("the command wrote more than {most}"));
+    }
+    let succeeded = report.outcome == Outcome::Exited(0);
+    if succeeded && !run.as_json {
+        return Answer::output(stdout);
+    }
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let told = json!({
+        "outcome": outcome(&report.outcome), "stdout": text(&stdout), "stderr": text(stderr),
+        "cpu_us": cpu_us(report),
+    });
+    Answer::json(if succeeded { 200 } else { 500 }, &told)
 }
 
 /// Infinities and NaN, which JSON has no numbers for, are text.

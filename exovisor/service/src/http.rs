@@ -14,6 +14,8 @@ pub struct Limits {
     pub head_bytes: usize,
     /// Bytes of a request's body.
     pub body_bytes: usize,
+    /// Bytes of a command's standard output; of its standard error the first sixteenth of that.
+    pub output_bytes: usize,
     /// For a whole request to come, and for an answer to be taken.
     pub client_time: Duration,
     /// Connections at once; more wait unaccepted.
@@ -21,10 +23,15 @@ pub struct Limits {
 }
 
 impl Default for Limits {
-    /// 8 KiB of head, 64 KiB of body, 10 s, 512 connections.
+    /// 8 KiB of head, 64 KiB of body, 1 MiB of output, 10 s, 512 connections.
     fn default() -> Self {
-        let client_time = Duration::from_secs(10);
-        Self { head_bytes: 8 << 10, body_bytes: 64 << 10, client_time, connections: 512 }
+        Self {
+            head_bytes: 8 << 10,
+            body_bytes: 64 << 10,
+            output_bytes: 1 << 20,
+            client_time: Duration::from_secs(10),
+            connections: 512,
+        }
     }
 }
 
@@ -33,9 +40,13 @@ impl Default for Limits {
 pub(crate) struct Request {
     pub method: String,
     pub path: String,
+    /// What follows the path's question mark.
+    pub query: String,
     /// What follows `Bearer `.
     pub key: Option<String>,
     pub body: Vec<u8>,
+    /// Whether it asks for JSON, by `Accept`.
+    pub wants_json: bool,
     pub keep_alive: bool,
 }
 
@@ -44,7 +55,7 @@ pub(crate) struct Request {
 pub(crate) struct Answer {
     pub status: u16,
     pub kind: &'static str,
-    pub body: String,
+    pub body: Vec<u8>,
 }
 
 /// Why a connection is over.
@@ -58,7 +69,7 @@ pub(crate) enum Over {
 
 impl Answer {
     pub fn json(status: u16, value: &serde_json::Value) -> Self {
-        Self { status, kind: "application/json", body: value.to_string() }
+        Self { status, kind: "application/json", body: value.to_string().into_bytes() }
     }
 
     pub fn error(status: u16, message: &str) -> Self {
@@ -66,18 +77,28 @@ impl Answer {
     }
 
     pub fn text(body: String) -> Self {
-        Self { status: 200, kind: "text/plain; version=0.0.4", body }
+        Self { status: 200, kind: "text/plain; version=0.0.4", body: body.into_bytes() }
+    }
+
+    /// What a command wrote.
+    pub fn output(body: Vec<u8>) -> Self {
+        Self { status: 200, kind: "application/octet-stream", body }
+    }
+
+    /// Whether the client was refused something.
+    pub fn is_denial(&self) -> bool {
+        (400..500).contains(&self.status)
     }
 
     fn bytes(&self, keep_alive: bool) -> Vec<u8> {
         let Self { status, kind, body } = self;
         let connection = if keep_alive { "keep-alive" } else { "close" };
         let (reason, length) = (reason(*status), body.len());
-        format!(
+        let head = format!(
             "HTTP/1.1 {status} {reason}\r\nContent-Type: {kind}\r\nContent-Length: {length}\r\n\
-             Connection: {connection}\r\n\r\n{body}"
-        )
-        .into_bytes()
+             Connection: {connection}\r\n\r\n"
+        );
+        [head.as_bytes(), body].concat()
     }
 }
 
@@ -163,6 +184,7 @@ fn parse(bytes: &[u8]) -> Result<Option<(Request, usize, usize)>, Over> {
     };
     let mut length = None;
     let mut key = None;
+    let mut wants_json = false;
     let mut keep_alive = parsed.version == Some(1);
     for header in parsed.headers.iter() {
         let value = std::str::from_utf8(header.value).unwrap_or("").trim();
@@ -172,13 +194,22 @@ fn parse(bytes: &[u8]) -> Result<Option<(Request, usize, usize)>, Over> {
             "content-length" => length = Some(parse_length(value)?),
             "transfer-encoding" => return Err(refused(400, "only plain bodies are taken")),
             "authorization" => key = value.strip_prefix("Bearer ").map(str::to_owned),
+            "accept" => wants_json |= value.contains("application/json"),
             "connection" if value.eq_ignore_ascii_case("close") => keep_alive = false,
             _ => {}
         }
     }
-    let text = |field: Option<&str>| field.unwrap_or_default().to_owned();
-    let (method, path) = (text(parsed.method), text(parsed.path));
-    let request = Request { method, path, key, body: Vec::new(), keep_alive };
+    let target = parsed.path.unwrap_or_default();
+    let (path, query) = target.split_once('?').unwrap_or((target, ""));
+    let request = Request {
+        method: parsed.method.unwrap_or_default().to_owned(),
+        path: path.to_owned(),
+        query: query.to_owned(),
+        key,
+        body: Vec::new(),
+        wants_json,
+        keep_alive,
+    };
     Ok(Some((request, head, length.unwrap_or(0))))
 }
 
@@ -212,10 +243,12 @@ mod tests {
 
     #[test]
     fn requests_are_read() {
-        let text = b"POST /a HTTP/1.1\r\nAuthorization: Bearer k\r\nContent-Length: 2\r\n\r\n[]";
+        let text =
+            b"POST /a?b=c HTTP/1.1\r\nAuthorization: Bearer k\r\nContent-Length: 2\r\n\r\n[]";
         let (request, head, body) = parse(text).unwrap().unwrap();
         assert_eq!((head, body), (text.len() - 2, 2));
         assert_eq!((request.method.as_str(), request.path.as_str()), ("POST", "/a"));
+        assert_eq!((request.query.as_str(), request.wants_json), ("b=c", false));
         assert_eq!((request.key.as_deref(), request.keep_alive), (Some("k"), true));
         assert!(parse(&text[..20]).unwrap().is_none());
     }

@@ -2,11 +2,13 @@
 //!
 //! ```text
 //! exocell module add ──> [ModuleStore] ──loaded.rs: admitted──> [Service]
-//! client ──POST /v1/call/MODULE/FUNCTION, tenant's key──> http.rs ──> call.rs ──> scheduler
+//! client ──POST /v1/run/MODULE?arg=A, tenant's key───────> http.rs ──> call.rs ──> scheduler
+//!        ──POST /v1/call/MODULE/FUNCTION, tenant's key──┘
 //! ```
 //!
-//! A module belongs to a tenant; whoever has the tenant's key may call it, under the capabilities
-//! that the module was added with. What all tenants used has a listener of its own, for the
+//! A module belongs to a tenant; whoever has the tenant's key may run it as a command, with the
+//! request's body as its standard input, or call its functions over numbers, under the
+//! capabilities that the module was added with. What all tenants used has a listener of its own, for the
 //! operator. Clients are hostile: heads, bodies, connections and the time
 //! for each are bounded ([`http`](crate::Limits)).
 
@@ -20,6 +22,7 @@ mod loaded;
 mod metrics;
 mod server;
 mod store;
+mod streams;
 
 pub use exocell_exovisor::{Pool, Slots};
 pub use http::Limits;

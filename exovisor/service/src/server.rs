@@ -1,5 +1,6 @@
 //! Connections, and which request goes where.
 
+use crate::call::{Module, Run};
 use crate::http::{self, Answer, Limits, Over, Request};
 use crate::keys;
 use crate::listener::{Listener, Stream};
@@ -10,6 +11,7 @@ use exocell_exovisor::{
     Admission, AdmissionError, Network, Policy, Pool, Scheduler, SchedulerConfig, SchedulerError,
 };
 use exocell_xgate::CapabilitySet;
+use percent_encoding::percent_decode_str;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 use tokio::sync::Semaphore;
@@ -224,17 +226,48 @@ impl Service {
             (Front::Metrics, _, _) => Answer::error(404, "there is nothing here; try GET /metrics"),
             (Front::Calls, "GET", ["v1", "stats"]) => self.stats(request),
             (Front::Calls, "POST", ["v1", "call", module, function]) => {
-                self.call(request, module, function).await
+                let call = async |module: &Module| {
+                    module.call(&self.scheduler, function, &request.body).await
+                };
+                self.permitted(request, module, call).await
             }
-            (Front::Calls, _, ["v1", "stats"] | ["v1", "call", _, _]) => {
+            (Front::Calls, "POST", ["v1", "run", name]) => {
+                let command = async |module: &Module| self.command(request, name, module).await;
+                self.permitted(request, name, command).await
+            }
+            (Front::Calls, _, ["v1", "stats"] | ["v1", "call", _, _] | ["v1", "run", _]) => {
                 Answer::error(405, "another method is needed")
             }
-            _ => Answer::error(404, "there is nothing here; try /v1/call/MODULE/FUNCTION"),
+            _ => Answer::error(
+                404,
+                "there is nothing here; try /v1/run/MODULE or /v1/call/MODULE/FUNCTION",
+            ),
         }
     }
 
-    /// A wrong key hears the same whether the module exists or not.
-    async fn call(&self, request: &Request, name: &str, function: &str) -> Answer {
+    async fn command(&self, request: &Request, name: &str, module: &Module) -> Answer {
+        match arguments(&request.query) {
+            Ok(args) => {
+                let run = Run {
+                    args: std::iter::once(name.to_owned()).chain(args).collect(),
+                    stdin: &request.body,
+                    output_bytes: self.limits.output_bytes,
+                    as_json: request.wants_json,
+                };
+                module.run(&self.scheduler, run).await
+            }
+            Err(message) => Answer::error(400, message),
+        }
+    }
+
+    /// What `answer` says, if the key is one of the module's tenant and that has room. A wrong key
+    /// hears the same whether the module exists or not.
+    async fn permitted(
+        &self,
+        request: &Request,
+        name: &str,
+        answer: impl AsyncFnOnce(&Module) -> Answer,
+    ) -> Answer {
         let (loaded, hash) = (self.loaded(), hash(request));
         let Some((module, owner)) = loaded.module(name) else { return wrong_key() };
         if !hash.is_some_and(|hash| owner.has(&hash)) {
@@ -242,10 +275,10 @@ impl Service {
             return wrong_key();
         }
         let answer = match owner.room.try_acquire() {
-            Ok(_place) => module.call(&self.scheduler, function, &request.body).await,
+            Ok(_place) => answer(module).await,
             Err(_full) => Answer::error(429, "this tenant has too many calls at once; call again"),
         };
-        if answer.status != 200 {
+        if answer.is_denial() {
             owner.deny();
         }
         answer
@@ -267,6 +300,23 @@ impl Service {
         let tenants: Vec<Tenant<'_>> = loaded.accounts().map(used).collect();
         Answer::text(metrics::prometheus(&tenants, self.place))
     }
+}
+
+/// The arguments of a query: `arg=A&arg=B`, percent-encoded.
+fn arguments(query: &str) -> Result<Vec<String>, &'static str> {
+    let mut arguments = Vec::new();
+    for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+        let value = pair.strip_prefix("arg=").ok_or("a query has arguments only: ?arg=A&arg=B")?;
+        // A plus is a blank in a query.
+        let value = value.replace('+', " ");
+        let value =
+            percent_decode_str(&value).decode_utf8().map_err(|_| "an argument is no UTF-8")?;
+        if value.contains('\0') {
+            return Err("an argument has a zero byte in it");
+        }
+        arguments.push(value.into_owned());
+    }
+    Ok(arguments)
 }
 
 /// Of the request's key.

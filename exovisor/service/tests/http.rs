@@ -24,6 +24,53 @@ fn caps(text: &str) -> CapabilitySet {
     CapabilitySet::parse(&text, Path::new("/")).expect("the test's grant is right")
 }
 
+/// A command that writes its first argument and then, again and again until it is its end, what it
+/// reads; `n` as a second argument makes it write that to its standard error and end with 3, `t`
+/// trap, `o` write for ever.
+const COMMAND: &str = r#"(module
+  (import "wasi_snapshot_preview1" "args_get" (func $args (param i32 i32) (result i32)))
+  (import "wasi_snapshot_preview1" "args_sizes_get" (func $sizes (param i32 i32) (result i32)))
+  (import "wasi_snapshot_preview1" "fd_read" (func $read (param i32 i32 i32 i32) (result i32)))
+  (import "wasi_snapshot_preview1" "fd_write" (func $write (param i32 i32 i32 i32) (result i32)))
+  (import "wasi_snapshot_preview1" "proc_exit" (func $exit (param i32)))
+  (memory (export "memory") 2)
+  (func $length (param $at i32) (result i32) (local $end i32)
+    (local.set $end (local.get $at))
+    (loop $more
+      (if (i32.load8_u (local.get $end))
+        (then (local.set $end (i32.add (local.get $end) (i32.const 1))) (br $more))))
+    (i32.sub (local.get $end) (local.get $at)))
+  (func $say (param $fd i32) (param $at i32) (param $length i32) (result i32)
+    (i32.store (i32.const 0) (local.get $at))
+    (i32.store (i32.const 4) (local.get $length))
+    (call $write (local.get $fd) (i32.const 0) (i32.const 1) (i32.const 8)))
+  (func (export "_start") (local $how i32)
+    (drop (call $sizes (i32.const 16) (i32.const 20)))
+    (drop (call $args (i32.const 64) (i32.const 256)))
+    (if (i32.gt_u (i32.load (i32.const 16)) (i32.const 1)) (then
+      (drop (call $say (i32.const 1) (i32.load (i32.const 68))
+        (call $length (i32.load (i32.const 68)))))))
+    (if (i32.gt_u (i32.load (i32.const 16)) (i32.const 2)) (then
+      (local.set $how (i32.load8_u (i32.load (i32.const 72))))))
+    (if (i32.eq (local.get $how) (i32.const 0x6e)) (then
+      (drop (call $say (i32.const 2) (i32.load (i32.const 72))
+        (call $length (i32.load (i32.const 72)))))
+      (call $exit (i32.const 3))))
+    (if (i32.eq (local.get $how) (i32.const 0x74)) (then unreachable))
+    (if (i32.eq (local.get $how) (i32.const 0x6f)) (then
+      (loop $again
+        (br_if $again (i32.eqz (call $say (i32.const 1) (i32.const 4096) (i32.const 1000)))))
+      (call $exit (i32.const 0))))
+    (loop $again
+      (i32.store (i32.const 0) (i32.const 65536))
+      (i32.store (i32.const 4) (i32.const 100))
+      (drop (call $read (i32.const 0) (i32.const 0) (i32.const 1) (i32.const 8)))
+      (if (i32.load (i32.const 8)) (then
+        (drop (call $say (i32.const 1) (i32.const 65536) (i32.load (i32.const 8))))
+        (br $again))))))"#;
+/// What a command may write.
+const OUTPUT_BYTES: usize = 20_000;
+
 struct World {
     _runtime: Runtime,
     dir: tempfile::TempDir,
@@ -48,7 +95,14 @@ impl World {
             added.key.expect("the tenant is new")
         });
         store.add("loops", "a", MODULE.as_bytes(), &caps(SOON)).unwrap();
-        let limits = Limits { head_bytes: 2000, body_bytes: 1000, client_time, connections: 20 };
+        store.add("echo", "a", COMMAND.as_bytes(), &caps("[stdio]")).unwrap();
+        let limits = Limits {
+            head_bytes: 2000,
+            body_bytes: 1000,
+            output_bytes: OUTPUT_BYTES,
+            client_time,
+            connections: 20,
+        };
         let pool = Pool { isolates: 50, stacks: 50, slots, ..Pool::default() };
         let service =
             Arc::new(Service::new(&store, pool, limits, Box::new(|_, _| Ok(None))).unwrap());
@@ -95,6 +149,11 @@ impl World {
         self.post(&format!("/v1/call/math/{function}"), &self.keys[0], body)
     }
 
+    /// Runs `echo` with these arguments.
+    fn echo(&self, query: &str, body: &str) -> String {
+        self.post(&format!("/v1/run/echo{query}"), &self.keys[0], body)
+    }
+
     fn spin(&self) -> String {
         self.post("/v1/call/loops/spin", &self.keys[0], "[]")
     }
@@ -129,6 +188,58 @@ fn functions_are_called_with_numbers() {
     {
         has(&world.call("add", body), 400, "error");
     }
+}
+
+#[test]
+fn a_command_reads_the_body_and_its_output_is_the_answer() {
+    let world = World::new();
+    let input = "line\n".repeat(100);
+    for (query, body, output) in [
+        ("", "", ""),
+        ("", "some text", "some text"),
+        ("?arg=one%20a+b:", &input[..], &*format!("one a b:{input}")),
+        ("?arg=%C3%A4&arg=x", "", "\u{e4}"),
+    ] {
+        let answer = world.echo(query, body);
+        has(&answer, 200, "Content-Type: application/octet-stream\r\n");
+        assert_eq!(answer.split_once("\r\n\r\n").unwrap().1, output, "{query}");
+    }
+    world.is_well();
+}
+
+#[test]
+fn a_command_that_fails_is_told_of() {
+    let world = World::new();
+    let failed = world.echo("?arg=out&arg=no", "");
+    has(&failed, 500, r#""outcome":{"exited":3},"stderr":"no","stdout":"out"}"#);
+    has(&world.echo("?arg=out&arg=t", ""), 500, "unreachable");
+    // It ends well, though its last write did not succeed.
+    has(&world.echo("?arg=out&arg=o", ""), 500, "the command wrote more than 20000");
+    let answer = world.send(&format!(
+        "POST /v1/run/echo?arg=x HTTP/1.1\r\nAuthorization: Bearer {}\r\nAccept: application/json\r\n\
+         Connection: close\r\n\r\n",
+        world.keys[0]
+    ));
+    has(&answer, 200, r#""outcome":{"exited":0},"stderr":"","stdout":"x"}"#);
+    // None of these is the service's refusal.
+    has(&world.get("/v1/stats", &world.keys[0]), 200, r#""denials":0"#);
+}
+
+#[test]
+fn a_command_is_run_with_arguments_of_its_tenant_only() {
+    let world = World::new();
+    for (query, words) in [
+        ("?x=1", "arguments only"),
+        ("?arg", "arguments only"),
+        ("?arg=%ff", "no UTF-8"),
+        ("?arg=a%00b", "zero byte"),
+    ] {
+        has(&world.echo(query, ""), 400, words);
+    }
+    has(&world.post("/v1/run/echo", &world.keys[1], ""), 401, "key");
+    has(&world.post("/v1/run/nothing", &world.keys[0], ""), 401, "key");
+    has(&world.post("/v1/run/math", &world.keys[0], ""), 404, "no command");
+    has(&world.get("/v1/run/echo", &world.keys[0]), 405, "method");
 }
 
 #[test]

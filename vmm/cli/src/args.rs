@@ -452,6 +452,7 @@ pub enum KernelCommand {
 #[derive(Args)]
 #[command(after_help = "Examples:
   exocell serve --http 127.0.0.1:8080 &
+  curl -H 'Authorization: Bearer KEY' --data-binary @in 'http://127.0.0.1:8080/v1/run/MODULE?arg=-v'
   curl -H 'Authorization: Bearer KEY' -d '[20]' http://127.0.0.1:8080/v1/call/MODULE/FUNCTION
   exocell serve --docker /run/exocell.sock &
   DOCKER_HOST=unix:///run/exocell.sock docker run --rm exocell/base echo hello
@@ -495,7 +496,7 @@ pub enum ModuleCommand {
         /// Whose it is; whoever has this tenant's key may call it.
         #[arg(long, value_name = "NAME")]
         tenant: String,
-        /// What its calls may do [default: 64 MiB of memory, 10 seconds].
+        /// What its calls may do [default: 64 MiB of memory, 10 seconds, streams, clock, random].
         #[arg(long, value_name = "FILE")]
         caps: Option<PathBuf>,
         /// What it is called under.

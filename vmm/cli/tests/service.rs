@@ -30,8 +30,13 @@ fn with_sums() -> (TempDir, String) {
     let root = tempfile::tempdir().unwrap();
     let file = root.path().join("sums.wat");
     std::fs::write(&file, SUMS).unwrap();
+    with_module(root, "sums", &file)
+}
+
+/// A root with this module of `alice`, and her key.
+fn with_module(root: TempDir, name: &str, file: &Path) -> (TempDir, String) {
     let file = file.to_string_lossy().into_owned();
-    let added = output(root.path(), &["module", "add", "--tenant", "alice", "sums", &file]);
+    let added = output(root.path(), &["module", "add", "--tenant", "alice", name, &file]);
     assert!(added.status.success(), "{added:?}");
     let key = String::from_utf8(added.stdout).unwrap().trim().to_owned();
     assert_eq!(key.len(), 64);
@@ -83,6 +88,20 @@ fn a_module_is_served_to_its_tenant() {
         let refused = post(&socket, "/v1/call/sums/add", "wrong", "[40, 2]");
         assert!(refused.starts_with("HTTP/1.1 401 "), "{refused}");
     }
+}
+
+#[test]
+fn a_command_is_served_as_it_is_run() {
+    let hello = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/hello.wat");
+    let (root, key) = with_module(tempfile::tempdir().unwrap(), "hello", &hello);
+    let ran = output(root.path(), &["run", "--rm", &hello.to_string_lossy()]);
+    let said = String::from_utf8(ran.stdout).unwrap();
+    assert!(said.contains("Hello from an isolate"), "{said}");
+    let socket = root.path().join("http.sock");
+    let _server = serve(root.path(), &socket);
+    let answer = post(&socket, "/v1/run/hello", &key, "");
+    assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
+    assert_eq!(answer.split_once("\r\n\r\n").unwrap().1, said);
 }
 
 #[test]

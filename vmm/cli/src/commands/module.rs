@@ -14,7 +14,8 @@ use crate::args::ModuleCommand;
 use crate::show::{self, say};
 
 /// What a call may do where nobody says.
-const DEFAULT_CAPS: &str = "version = 1\n[memory]\nlimit = \"64M\"\n[time]\ndeadline = \"10s\"";
+const DEFAULT_CAPS: &str = "version = 1\n[memory]\nlimit = \"64M\"\n[time]\ndeadline = \"10s\"\n\
+                            [stdio]\n[clock]\n[random]";
 
 pub fn module(layout: &Layout, command: ModuleCommand) -> Result<u8, CellError> {
     let store = store(layout)?;
