@@ -29,8 +29,9 @@ pub(super) fn monotonic_ns(at: Instant) -> u64 {
 /// How long a worker that ran threads looks for others before it sleeps, in nanoseconds.
 const LOOK_NS: u64 = 50_000;
 
-/// Part of a slice that a turn has at least when another comes: to take the CPU costs some 25 us.
-const SHORTENED: u64 = 16;
+/// Part of a slice that a turn has at least when another comes. To take the CPU costs some 25 us;
+/// and earlier than this, signals more often find host code, and come in vain.
+const SHORTENED: u64 = 24;
 
 thread_local! {
     /// Whose worker this thread is, if it is between two turns and has queued nothing there, by
