@@ -27,6 +27,7 @@ const LAYERS: &[(&str, &[&str])] = &[
         &["exocell-models", "exocell-xgate", "exocell-xgate-abi", "exocell-pager"],
     ),
     ("exocell-network", &["exocell-vmm", "exocell-xgate"]),
+    ("exocell-service", &["exocell-exovisor", "exocell-xgate"]),
     // The cell joins them.
     (
         "exocell-cell",
@@ -53,6 +54,7 @@ const LAYERS: &[(&str, &[&str])] = &[
             "exocell-network",
             "exocell-pager",
             "exocell-random-modules",
+            "exocell-service",
             "exocell-vmm",
             "exocell-xgate",
         ],
@@ -64,7 +66,6 @@ const LAYERS: &[(&str, &[&str])] = &[
     ),
     ("exocell-docker", &["exocell-cell"]),
     ("exocell-swebench", &[]),
-    ("exocell-service", &["exocell-exovisor", "exocell-xgate"]),
     (
         "exocell-cli",
         &[

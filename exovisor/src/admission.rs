@@ -19,6 +19,7 @@ use crate::threads::{Template, Unbound};
 use crate::unroll;
 use exocell_xgate::CapabilitySet;
 use std::borrow::Cow;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock};
 use wasmparser::Parser;
 use wasmtime::{Caller, Engine, InstancePre, Linker, Module, ModuleExport, Val};
@@ -296,6 +297,7 @@ fn link(
         uses_host: shape.imports.iter().any(|import| [WASI, NN].contains(&import.module.as_str())),
         reusable: changes.is_some_and(|changes| changes.memories == 0),
         reuse: changes.and_then(|changes| Reuse::new(&host.keeper, changes)),
+        is_kept: AtomicBool::new(false),
         usual_trace: OnceLock::new(),
     })
 }
@@ -363,10 +365,13 @@ pub(crate) struct AdmittedModule {
     pub command: Option<ModuleExport>,
     /// Whether it imports functions that act on streams, folders or clocks.
     pub uses_host: bool,
-    /// Whether an instance can serve one thread after the other.
+    /// Whether all that calls change in an instance are numbers, so that it can serve one thread
+    /// after the other.
     pub reusable: bool,
     /// What is kept for its next calls, if that is done.
     pub reuse: Option<Reuse>,
+    /// Whether the keeper knows that something is kept of it.
+    pub is_kept: AtomicBool,
     /// What a call allocates in its room ([`crate::rooms`]), once that was tried.
     pub usual_trace: OnceLock<Option<Trace>>,
 }

@@ -150,7 +150,7 @@ impl Function {
     }
 }
 
-fn no_export() -> wasmtime::Error {
+pub(crate) fn no_export() -> wasmtime::Error {
     wasmtime::format_err!("the instance differs from its module")
 }
 
@@ -297,6 +297,19 @@ pub(crate) async fn begin(
     enter(&func, store);
     // Validation sees to it that a start function takes and returns nothing.
     typed::<(), ()>(func, store).call_async(&mut *store, ()).await
+}
+
+/// Runs a thread's entry, which takes two words and returns nothing.
+pub(crate) async fn thread(
+    instance: &Instance,
+    store: &mut Store<State>,
+    entry: &ModuleExport,
+    words: (i32, i32),
+) -> wasmtime::Result<()> {
+    let func = instance.get_module_export(&mut *store, entry);
+    let func = func.and_then(wasmtime::Extern::into_func).ok_or_else(no_export)?;
+    enter(&func, store);
+    typed::<(i32, i32), ()>(func, store).call_async(&mut *store, words).await
 }
 
 /// A function whose types are known from its module. The engine's own comparison locks what all

@@ -2,9 +2,10 @@
 
 #![allow(unsafe_code)]
 
+use crate::pages::Written;
 use std::cell::UnsafeCell;
 use std::ops::Range;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use wasmtime::SharedMemory;
 
 const PAGE_BYTES: usize = 4096;
@@ -24,6 +25,18 @@ pub(crate) fn clear(memory: &SharedMemory, range: Range<usize>) -> bool {
     }
     write_zeros(before);
     write_zeros(after);
+    true
+}
+
+/// Makes `range` of `memory` zero and keeps its pages. False if the range is not all inside, or
+/// more than `bytes_max` were written to, or the host does not say.
+pub(crate) fn write_over(memory: &SharedMemory, range: Range<usize>, bytes_max: usize) -> bool {
+    let Some(bytes) = memory.data().get(range) else { return false };
+    let Range { start, end } = bytes.as_ptr_range();
+    let Some(written) = Written::find(start.cast()..end.cast(), bytes_max / PAGE_BYTES) else {
+        return false;
+    };
+    written.ranges().filter_map(|range| bytes.get(range)).for_each(write_zeros);
     true
 }
 
@@ -82,9 +95,18 @@ fn give_back(pages: &[UnsafeCell<u8>]) -> bool {
 }
 
 fn write_zeros(bytes: &[UnsafeCell<u8>]) {
-    for byte in bytes {
-        // SAFETY: the cell is valid for writes as long as it is borrowed; other threads may
-        // access it, so the write is atomic.
+    const WORD: usize = size_of::<u64>();
+    let before = bytes.as_ptr().addr().wrapping_neg() % WORD;
+    let (before, rest) = bytes.split_at(before.min(bytes.len()));
+    let (words, after) = rest.as_chunks::<WORD>();
+    for word in words {
+        // SAFETY: the cells are valid for writes as long as they are borrowed, and begin where a
+        // word does; other threads may access them, so the write is atomic.
+        unsafe { AtomicU64::from_ptr(UnsafeCell::raw_get(word.as_ptr()).cast()) }
+            .store(0, Ordering::Relaxed);
+    }
+    for byte in before.iter().chain(after) {
+        // SAFETY: as above; a byte begins anywhere.
         unsafe { AtomicU8::from_ptr(byte.get()) }.store(0, Ordering::Relaxed);
     }
 }
@@ -92,6 +114,7 @@ fn write_zeros(bytes: &[UnsafeCell<u8>]) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::pages::can_be_found;
     use wasmtime::{Config, Engine, Memory, MemoryType, Store};
 
     #[test]
@@ -140,6 +163,32 @@ mod tests {
             assert!((0..65536).all(|at| zero(&at) == range.contains(&at)), "{range:?}");
         }
         assert!(!clear(&memory, 65530..65537) && !clear(&memory, usize::MAX - 1..usize::MAX));
+    }
+
+    #[test]
+    fn what_was_written_to_is_written_over_and_nothing_else() {
+        if !can_be_found() {
+            return;
+        }
+        let engine = Engine::new(Config::new().shared_memory(true)).unwrap();
+        for (range, pages, is_done) in [
+            (0..65536, 2, true),
+            (5..4091, 1, true),
+            (4096..65535, 1, true),
+            (9..9, 0, true),
+            (0..65536, 1, false),
+            (8000..65537, 16, false),
+        ] {
+            let memory = SharedMemory::new(&engine, MemoryType::shared(1, 1)).unwrap();
+            // SAFETY: no other thread has this memory.
+            let cell = |at: usize| unsafe { AtomicU8::from_ptr(memory.data()[at].get()) };
+            let written = (0..4096).chain(12288..16384);
+            written.clone().for_each(|at| cell(at).store(1, Ordering::Relaxed));
+            assert_eq!(write_over(&memory, range.clone(), pages * PAGE_BYTES), is_done);
+            let is_one = |at: &usize| cell(*at).load(Ordering::Relaxed) == 1;
+            let stays = |at: usize| !is_done || !range.contains(&at);
+            assert!(written.clone().all(|at| is_one(&at) == stays(at)), "{range:?}");
+        }
     }
 
     #[test]

@@ -6,10 +6,12 @@
 //!   instruction would block the whole thread below all fibers, and nothing could end it.
 //! - `memory.fill` of much of it with zeros does, too: linkers write it for static variables,
 //!   because they do not know that the memory is new, and it would touch all their pages.
+//! - `data.drop` goes where nothing can tell ([`crate::drops`]).
 //!
 //! A module that needs none of it stays as it is, byte for byte.
 
 use crate::admission::AdmissionError;
+use crate::drops;
 use crate::scan::{Asked, Imported, Shape};
 use std::convert::Infallible;
 use wasm_encoder::reencode::{Error, Reencode, utils};
@@ -58,6 +60,7 @@ pub(crate) fn rewritten(binary: &[u8], shape: &Shape) -> Result<Option<Vec<u8>>,
         return Ok(None);
     }
     let mut rewriter = Rewriter::new(shape);
+    rewriter.keeps_data = shape.is_threaded() && drops::are_unseen(binary)?;
     let mut module = Module::new();
     rewriter
         .parse_core_module(&mut module, Parser::new(0), binary)
@@ -67,6 +70,8 @@ pub(crate) fn rewritten(binary: &[u8], shape: &Shape) -> Result<Option<Vec<u8>>,
 
 struct Rewriter<'a> {
     shape: &'a Shape,
+    /// Whether no segment is dropped.
+    keeps_data: bool,
     /// Index of the first type that is added.
     types: u32,
     /// Position in [`ORDER`] that is next.
@@ -75,7 +80,7 @@ struct Rewriter<'a> {
 
 impl<'a> Rewriter<'a> {
     fn new(shape: &'a Shape) -> Self {
-        Self { shape, types: 0, next: 0 }
+        Self { shape, keeps_data: false, types: 0, next: 0 }
     }
 
     fn added_functions(&self) -> u32 {
@@ -167,16 +172,18 @@ impl<'a> Rewriter<'a> {
         Ok(())
     }
 
-    /// The call that stands for an instruction on the shared memory, and its offset if it has one.
-    /// `before` are the two operators before it.
-    fn call(
+    /// What stands for an instruction on the shared memory. `before` are the two operators before
+    /// it.
+    fn instead(
         &self,
         operator: &Operator<'_>,
         before: &[Option<Operator<'_>>; 2],
-    ) -> Option<(u32, Option<u64>)> {
+    ) -> Option<Instead> {
         let (index, memarg) = match operator {
+            Operator::DataDrop { .. } if self.keeps_data => return Some(Instead::Nothing),
             Operator::MemoryFill { mem: 0 } if self.shape.is_threaded() && are_zeros(before) => {
-                return Some((self.shape.imported_functions.saturating_add(3), None));
+                let callee = self.shape.imported_functions.saturating_add(3);
+                return Some(Instead::Call { callee, constant: None });
             }
             Operator::MemoryAtomicWait32 { memarg } => (0, memarg),
             Operator::MemoryAtomicWait64 { memarg } => (1, memarg),
@@ -185,25 +192,35 @@ impl<'a> Rewriter<'a> {
         };
         let shared = self.shape.is_threaded() && memarg.memory == 0;
         let callee = self.shape.imported_functions.saturating_add(index);
-        shared.then_some((callee, Some(memarg.offset)))
+        shared.then_some(Instead::Call { callee, constant: Some(memarg.offset) })
     }
 }
 
-/// Writes a function of which some instructions are calls instead: `call` is asked for each
-/// operator, in order, and answers with the function that is called and a constant that it is
-/// passed last, if there is one.
+/// What is written in the place of an instruction.
+pub(crate) enum Instead {
+    Nothing,
+    /// A call of a function, which is passed a constant last, if there is one.
+    Call {
+        callee: u32,
+        constant: Option<u64>,
+    },
+}
+
+/// Writes a function with other instructions in the place of some: `instead` is asked for each
+/// operator, in order.
 pub(crate) fn replace<'a, R: Reencode<Error = Infallible>>(
     rewriter: &mut R,
     code: &mut CodeSection,
     body: &FunctionBody<'a>,
-    mut call: impl FnMut(&mut R, &Operator<'a>) -> Option<(u32, Option<u64>)>,
+    mut instead: impl FnMut(&mut R, &Operator<'a>) -> Option<Instead>,
 ) -> Result<(), Error<Infallible>> {
     let mut function = rewriter.new_function_with_parsed_locals(body)?;
     let mut reader = body.get_operators_reader()?;
     while !reader.eof() {
         let operator = reader.read()?;
-        match call(rewriter, &operator) {
-            Some((callee, constant)) => {
+        match instead(rewriter, &operator) {
+            Some(Instead::Nothing) => {}
+            Some(Instead::Call { callee, constant }) => {
                 if let Some(constant) = constant {
                     function.instruction(&Instruction::I64Const(constant as i64));
                 }
@@ -321,9 +338,9 @@ impl Reencode for Rewriter<'_> {
     ) -> Result<(), Error<Infallible>> {
         let mut before = [None, None];
         replace(self, code, &body, |rewriter, operator| {
-            let call = rewriter.call(operator, &before);
+            let instead = rewriter.instead(operator, &before);
             before = [before[1].take(), Some(operator.clone())];
-            call
+            instead
         })
     }
 

@@ -4,8 +4,8 @@ mod common;
 
 use common::caps;
 use exocell_exovisor::{
-    Admission, Call, CallLimits, Cause, Function, Metering, Outcome, Policy, Pool, Priority,
-    Report, Scheduler, SchedulerConfig, Stopper, Tenant, Value,
+    Admission, Admitted, Call, CallLimits, Cause, Function, Metering, Outcome, Policy, Pool,
+    Priority, Report, Scheduler, SchedulerConfig, Stopper, Tenant, Value,
 };
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
@@ -19,6 +19,10 @@ const MODULE: &str = r#"(module
   (table funcref (elem $add $barrier $trap $spin $sleep $count-up $grow $multiply))
   (type $work (func))
   (global $fresh (mut i32) (i32.const 0))
+  ;; 1 in each instance that has begun, and was not used before.
+  (global $begun (mut i32) (i32.const 0))
+  (func $begin (global.set $begun (i32.add (global.get $begun) (i32.const 1))))
+  (start $begin)
   (func $add (drop (i32.atomic.rmw.add (i32.const 12) (i32.const 1))))
   ;; All meet, `$parties` at a time, three times.
   (func $barrier (local $turn i32) (local $again i32)
@@ -39,10 +43,11 @@ const MODULE: &str = r#"(module
   (func $trap (drop (i32.div_u (i32.const 1) (i32.const 0))))
   (func $spin (loop $again (br $again)))
   (func $sleep (drop (memory.atomic.wait32 (i32.const 64) (i32.const 0) (i64.const -1))))
-  ;; Adds what the thread's own global holds before it is changed: 0 in a fresh instance.
-  (func $count-up
-    (drop (i32.atomic.rmw.add (i32.const 12) (global.get $fresh)))
-    (global.set $fresh (i32.add (global.get $fresh) (i32.const 1))))
+  ;; Adds what the thread's own globals hold before they are changed: 1 in a fresh instance.
+  (func $count-up (drop (i32.atomic.rmw.add (i32.const 12) (call $change))))
+  (func $change (export "change") (result i32)
+    (i32.add (global.get $fresh) (global.get $begun))
+    (global.set $fresh (i32.const 40)) (global.set $begun (i32.const 50)))
   (func $grow (drop (memory.grow (i32.const 1))))
   (func $multiply (drop (call $spawn (i32.const 7))) (drop (call $spawn (i32.const 7))) (loop $again (br $again)))
   (func (export "wasi_thread_start") (param $id i32) (param $what i32)
@@ -117,7 +122,7 @@ struct World {
     scheduler: Scheduler,
     admission: Admission,
     tenant: Tenant,
-    metering: Metering,
+    admitted: Admitted,
 }
 
 fn processes() -> exocell_xgate::CapabilitySet {
@@ -131,7 +136,10 @@ impl World {
         let config = SchedulerConfig { workers: 2, slice, ..SchedulerConfig::default() };
         let scheduler = Scheduler::new(&config).expect("a scheduler");
         let tenant = scheduler.tenant("a", 1, Priority::Normal);
-        Self { scheduler, admission: Admission::new(Policy::pooled(pool)), tenant, metering }
+        let admission = Admission::new(Policy::pooled(pool));
+        let admitted = admission.admit_for("a", MODULE.as_bytes(), &processes(), metering);
+        let admitted = admitted.unwrap_or_else(|error| panic!("{error}"));
+        Self { scheduler, admission, tenant, admitted }
     }
 
     fn new() -> Self {
@@ -139,10 +147,7 @@ impl World {
     }
 
     fn function(&self, name: &str) -> Function {
-        self.admission
-            .admit_for("a", MODULE.as_bytes(), &processes(), self.metering)
-            .and_then(|admitted| admitted.function("a", name))
-            .unwrap_or_else(|error| panic!("{error}"))
+        self.admitted.function("a", name).unwrap_or_else(|error| panic!("{error}"))
     }
 
     fn submit(&self, call: Call) -> (Stopper, mpsc::Receiver<Report>) {
@@ -213,8 +218,22 @@ fn a_barrier_works_with_more_threads_than_workers() {
 
 #[test]
 fn each_thread_begins_with_fresh_globals() {
-    let world = World::new();
-    assert_eq!(returned(&world.run("each", &[COUNT_UP, 20])), Ok(0));
+    for metering in Metering::ALL {
+        let world = World::metered(metering);
+        assert_eq!(returned(&world.run("each", &[COUNT_UP, 20])), Ok(20));
+    }
+}
+
+#[test]
+fn a_call_finds_nothing_in_the_instances_of_the_one_before() {
+    for metering in Metering::ALL {
+        let world = World::metered(metering);
+        for _ in 0..5 {
+            assert_eq!(returned(&world.run("change", &[])), Ok(1), "{metering:?}");
+            assert_eq!(returned(&world.run("all", &[COUNT_UP, 5])), Ok(5), "{metering:?}");
+            assert_eq!(returned(&world.run("stain", &[0])), Ok(0));
+        }
+    }
 }
 
 #[test]

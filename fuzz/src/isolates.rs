@@ -100,7 +100,7 @@ const COMPONENT: &str = r#"(component
   (instance $run (export "run" (func $giver "run")))
   (export "wasi:cli/run@0.2.0" (instance $run)))"#;
 
-/// Does what it is told: `op` with two words.
+/// Does what it is told: `op` with two words. `found` tells what earlier calls left behind.
 const THREADS: &str = r#"(module
   (import "env" "memory" (memory 1 4 shared))
   (import "wasi" "thread-spawn" (func $spawn (param i32) (result i32)))
@@ -108,9 +108,10 @@ const THREADS: &str = r#"(module
   (import "env" "free" (func $free (param i32)))
   (import "env" "realloc" (func $realloc (param i32 i32) (result i32)))
   (import "env" "memmove" (func $memmove (param i32 i32 i32) (result i32)))
+  (global $word (mut i32) (i32.const 0))
   (func $do (export "do") (param $op i32) (param $a i32) (param $b i32) (result i32)
-    (block $7 (block $6 (block $5 (block $4 (block $3 (block $2 (block $1 (block $0
-      (br_table $0 $1 $2 $3 $4 $5 $6 $7 (local.get $op)))
+    (block $8 (block $7 (block $6 (block $5 (block $4 (block $3 (block $2 (block $1 (block $0
+      (br_table $0 $1 $2 $3 $4 $5 $6 $7 $8 (local.get $op)))
       (return (call $spawn (local.get $a))))
       (return (memory.atomic.wait32 (local.get $a) (local.get $b) (i64.const 1000))))
       (return (memory.atomic.wait64 offset=8 (local.get $a) (i64.const 0) (i64.const 1000))))
@@ -118,11 +119,22 @@ const THREADS: &str = r#"(module
       (return (call $malloc (local.get $a))))
       (call $free (local.get $a)) (return (i32.const 0)))
       (return (call $realloc (local.get $a) (local.get $b))))
-    (call $memmove (local.get $a) (local.get $b) (local.get $op)))
+      (return (call $memmove (local.get $a) (local.get $b) (local.get $op))))
+    (i32.store (i32.and (local.get $a) (i32.const 0xffff)) (local.get $b))
+    (global.set $word (local.get $b))
+    (local.get $b))
+  (func (export "found") (result i32) (local $at i32) (local $found i32)
+    (local.set $found (global.get $word))
+    (loop $more
+      (local.set $found (i32.or (local.get $found) (i32.load (local.get $at))))
+      (br_if $more (i32.lt_u (local.tee $at (i32.add (local.get $at) (i32.const 4)))
+        (i32.shl (memory.size) (i32.const 16)))))
+    (local.get $found))
   (func (export "wasi_thread_start") (param i32 i32)
-    (drop (call $do (i32.and (local.get 1) (i32.const 7)) (local.get 1) (local.get 0)))))"#;
+    (drop (call $do (i32.and (local.get 1) (i32.const 15)) (local.get 1) (local.get 0)))))"#;
 
-/// Threads are started, addresses waited for and memory freed with words of anyone's choice.
+/// Threads are started, addresses waited for and memory written to and freed with words of
+/// anyone's choice; nothing of it is there in the next call.
 pub fn threads(bytes: &[u8]) {
     static WORLD: OnceLock<(Scheduler, Tenant, Admitted)> = OnceLock::new();
     let (scheduler, tenant, admitted) = WORLD.get_or_init(|| {
@@ -131,7 +143,8 @@ pub fn threads(bytes: &[u8]) {
         let tenant = scheduler.tenant(TENANT, 1, Priority::Normal);
         (scheduler, tenant, admit(THREADS.as_bytes()).expect("the module is admitted"))
     });
-    let function = admitted.function(TENANT, "do").expect("it is exported");
+    let function = |name| admitted.function(TENANT, name).expect("it is exported");
+    let (does, found) = (function("do"), function("found"));
     let mut input = Input::new(bytes);
     for _ in 0..4 {
         if input.is_empty() {
@@ -139,15 +152,17 @@ pub fn threads(bytes: &[u8]) {
         }
         let words = [u32::from(input.u8() & 15), input.u32(), input.u32()];
         let arguments = words.map(|word| Value::I32(word as i32));
-        let limits = CallLimits {
+        let limits = |seconds| CallLimits {
             memory_bytes: 1 << 20,
-            deadline: Some(Instant::now() + Duration::from_secs(1)),
+            deadline: Some(Instant::now() + Duration::from_secs(seconds)),
             cpu_ns: None,
             threads: 4,
             fuel: 0,
         };
-        let report = scheduler.run(tenant, Call::new(&function, &arguments, limits));
+        let report = scheduler.run(tenant, Call::new(&does, &arguments, limits(1)));
         assert!(report.is_ok(), "the call was not taken");
+        let report = scheduler.run(tenant, Call::new(&found, &[], limits(60)));
+        assert_eq!(report.expect("it is taken").results, [Value::I32(0)], "it was not as new");
     }
 }
 
@@ -157,5 +172,5 @@ pub fn thread_seeds() -> Vec<Vec<u8>> {
     let fits = |ops: std::ops::Range<u8>| ops.flat_map(|op| call(op, 64, 1)).collect();
     let outside =
         |ops: std::ops::Range<u8>| ops.flat_map(|op| call(op, u32::MAX - 3, u32::MAX)).collect();
-    vec![fits(0..4), fits(4..8), outside(0..4), outside(4..8)]
+    vec![fits(0..4), fits(4..9), outside(0..4), outside(4..9)]
 }

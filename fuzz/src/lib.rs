@@ -18,6 +18,7 @@ pub mod mutate;
 mod network;
 mod pager;
 mod programs;
+mod service;
 
 /// One reader of hostile bytes.
 #[derive(Debug)]
@@ -47,6 +48,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "isolate_threads", run: isolates::threads, seeds: isolates::thread_seeds },
     Target { name: "isolate_hostcalls", run: hostcalls::calls, seeds: hostcalls::seeds },
     Target { name: "isolate_programs", run: programs::run, seeds: programs::seeds },
+    Target { name: "isolate_service", run: service::requests, seeds: service::request_seeds },
     Target { name: "caps_table", run: caps::table, seeds: caps::table_seeds },
     Target { name: "caps_flags", run: caps::flags, seeds: caps::flag_seeds },
 ];

@@ -3,7 +3,7 @@
 use crate::call::{Module, Run};
 use crate::http::{self, Answer, Limits, Over, Request};
 use crate::keys;
-use crate::listener::{Listener, Stream};
+use crate::listener::Listener;
 use crate::loaded::{Account, Loaded, Loader};
 use crate::metrics::{self, Place, Tenant};
 use crate::store::{ModuleStore, StoreError};
@@ -14,6 +14,7 @@ use exocell_xgate::CapabilitySet;
 use percent_encoding::percent_decode_str;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::Semaphore;
 
 /// How often it looks whether modules came or went.
@@ -186,33 +187,38 @@ impl Service {
         loop {
             // It is never closed.
             let Ok(permit) = Arc::clone(&room).acquire_owned().await else { return };
-            let Ok(stream) = listener.accept().await else {
+            let Ok(mut stream) = listener.accept().await else {
                 // Out of descriptors, most likely; some come back as clients go.
                 tokio::time::sleep(Duration::from_millis(50)).await;
                 continue;
             };
             let service = Arc::clone(self);
             tokio::spawn(async move {
-                service.connection(stream, front).await;
+                service.client(&mut stream, front).await;
                 drop(permit);
             });
         }
     }
 
-    async fn connection(&self, mut stream: Box<dyn Stream>, front: Front) {
+    /// Answers one client's requests until it goes, or is told why it must.
+    pub async fn client(
+        &self,
+        stream: &mut (impl AsyncRead + AsyncWrite + Unpin + Send),
+        front: Front,
+    ) {
         let mut buffer = Vec::new();
         loop {
-            match http::read(&mut stream, &mut buffer, &self.limits).await {
+            match http::read(stream, &mut buffer, &self.limits).await {
                 Ok(request) => {
                     let answer = self.answer(&request, front).await;
                     let keep = request.keep_alive;
-                    if !http::write(&mut stream, &answer, keep, &self.limits).await || !keep {
+                    if !http::write(stream, &answer, keep, &self.limits).await || !keep {
                         return;
                     }
                 }
                 Err(Over::Gone) => return,
                 Err(Over::Refused(answer)) => {
-                    http::write(&mut stream, &answer, false, &self.limits).await;
+                    http::write(stream, &answer, false, &self.limits).await;
                     return;
                 }
             }

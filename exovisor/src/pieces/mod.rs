@@ -10,7 +10,7 @@
 mod tests;
 
 use crate::admission::AdmissionError;
-use crate::rewrite::{leave_unknown, replace};
+use crate::rewrite::{Instead, leave_unknown, replace};
 use std::collections::BTreeMap;
 use std::convert::Infallible;
 use wasm_encoder::reencode::{Error, Reencode, utils};
@@ -390,7 +390,8 @@ impl Reencode for Rewriter {
             let operation = layout.long(operator, before.as_ref());
             before = Some(operator.clone());
             let place = layout.operations.get(&operation?)?;
-            Some((layout.functions.saturating_add(*place), None))
+            let callee = layout.functions.saturating_add(*place);
+            Some(Instead::Call { callee, constant: None })
         })
     }
 

@@ -26,7 +26,7 @@ pub(crate) struct Changes {
 /// [`AdmissionError::Malformed`] where the parser finds it so.
 pub(crate) fn changes(binary: &[u8]) -> Result<Option<Changes>, AdmissionError> {
     let mut changes = Changes { image_bytes: Some(0), ..Changes::default() };
-    let mut imported = 0;
+    let (mut imported, mut imported_memories) = (0, 0);
     for payload in Parser::new(0).parse_all(binary) {
         let known = match payload? {
             Payload::ImportSection(section) => {
@@ -37,7 +37,10 @@ pub(crate) fn changes(binary: &[u8]) -> Result<Option<Changes>, AdmissionError> 
                             imported += 1;
                             !global.mutable
                         }
-                        TypeRef::Memory(memory) => memory.shared,
+                        TypeRef::Memory(memory) => {
+                            imported_memories += 1;
+                            memory.shared
+                        }
                         TypeRef::Table(_) => false,
                         _ => true,
                     };
@@ -60,11 +63,16 @@ pub(crate) fn changes(binary: &[u8]) -> Result<Option<Changes>, AdmissionError> 
                 known
             }
             Payload::DataSection(section) => {
+                let mut own = true;
                 for data in section {
-                    let end = data_end(&data?)?;
+                    let data = data?;
+                    let end = data_end(&data)?;
                     changes.image_bytes = changes.image_bytes.zip(end).map(|(a, b)| a.max(b));
+                    // Each instance writes it to what it shares, when it is made.
+                    own &= !matches!(data.kind, DataKind::Active { memory_index, .. }
+                        if memory_index < imported_memories);
                 }
-                true
+                own
             }
             Payload::CodeSectionEntry(body) => !changes_more(&body)?,
             _ => true,
@@ -175,7 +183,9 @@ mod tests {
         ] {
             assert_eq!(of(text), None, "{text}");
         }
-        assert!(of(r#"(module (import "m" "m" (memory 1 1 shared)))"#).is_some());
+        let shared = |data| format!(r#"(module (import "m" "m" (memory 1 1 shared)) {data})"#);
+        assert!(of(&shared("(data \"x\")")).is_some());
+        assert_eq!(of(&shared("(data (i32.const 0) \"x\")")), None);
         let globals = |count| "(global (mut i32) (i32.const 0))".repeat(count);
         assert!(of(&format!("(module {})", globals(GLOBALS_MAX))).is_some());
         assert_eq!(of(&format!("(module {})", globals(GLOBALS_MAX + 1))), None);

@@ -15,42 +15,36 @@
 
 mod changes;
 mod globals;
-mod pages;
 #[cfg(test)]
 mod tests;
 
 pub(crate) use changes::{Changes, changes};
-pub(crate) use globals::Globals;
+use globals::Globals;
 
 use crate::admission::{AdmittedModule, Link};
 use crate::call;
 use crate::isolate::State;
 use crate::limits::Limits;
+use crate::pages;
 use crate::policy::Policy;
 use crate::sched::unlinked;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
-use wasmtime::{Instance, Memory, PoolConcurrencyLimitError, Store};
+use wasmtime::{Instance, InstancePre, Memory, PoolConcurrencyLimitError, Store};
 
 /// Kept of one module.
 const KEPT_MAX: usize = 4;
 /// Longer first contents are not kept a copy of, in bytes.
 const IMAGE_BYTES_MAX: u64 = 4 << 20;
 
-/// What is kept of one module.
+/// What is kept of one module without threads; of others it is kept with their memories
+/// ([`crate::threads::Template`]).
 pub(crate) struct Reuse {
     image_bytes: usize,
     /// What the memory begins with.
     image: OnceLock<Box<[u8]>>,
-    shelf: Mutex<Shelf>,
-}
-
-#[derive(Default)]
-struct Shelf {
-    kept: Vec<Made>,
-    /// Whether the keeper knows of the module.
-    is_listed: bool,
+    kept: Mutex<Vec<Made>>,
 }
 
 impl Reuse {
@@ -58,16 +52,16 @@ impl Reuse {
     pub fn new(keeper: &Keeper, changes: &Changes) -> Option<Self> {
         let image_bytes = changes.image_bytes.filter(|bytes| *bytes <= IMAGE_BYTES_MAX)?;
         let image_bytes = image_bytes as usize;
-        let (image, shelf) = (OnceLock::new(), Mutex::default());
-        (keeper.max > 0).then_some(Self { image_bytes, image, shelf })
+        let (image, kept) = (OnceLock::new(), Mutex::default());
+        (keeper.max > 0).then_some(Self { image_bytes, image, kept })
     }
 
     fn image(&self) -> &[u8] {
         self.image.get().map_or(&[], |image| image)
     }
 
-    fn shelf(&self) -> MutexGuard<'_, Shelf> {
-        self.shelf.lock().unwrap_or_else(PoisonError::into_inner)
+    fn kept(&self) -> MutexGuard<'_, Vec<Made>> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -96,6 +90,11 @@ impl Keeper {
         }
     }
 
+    /// Bytes of a memory that are written over at most; 0 where nothing is kept.
+    pub fn bytes_max(&self) -> usize {
+        if self.max > 0 { self.bytes_max } else { 0 }
+    }
+
     /// A place for one more, if need be another module's.
     fn place(&self) -> Option<Place> {
         let one_more = |count| (count < self.max).then_some(count + 1);
@@ -112,15 +111,20 @@ impl Keeper {
     /// Drops what is kept of the module that is the longest known; false if there is none.
     fn release_first(&self) -> bool {
         let Some(first) = self.modules().pop_front() else { return false };
-        let module = first.upgrade();
-        if let Some(reuse) = module.as_ref().and_then(|module| module.reuse.as_ref()) {
-            let mut shelf = reuse.shelf();
-            shelf.is_listed = false;
-            let kept = std::mem::take(&mut shelf.kept);
-            drop(shelf);
-            drop(kept);
+        if let Some(module) = first.upgrade() {
+            module.is_kept.store(false, Ordering::Release);
+            module.release();
         }
         true
+    }
+
+    /// Notes that something is kept of a module, so that it can be dropped for others' sake.
+    pub fn list(&self, module: &Arc<AdmittedModule>) {
+        if !module.is_kept.swap(true, Ordering::AcqRel) {
+            let mut modules = self.modules();
+            modules.retain(|module| module.strong_count() > 0);
+            modules.push_back(Arc::downgrade(module));
+        }
     }
 
     /// Drops all that is kept.
@@ -130,6 +134,19 @@ impl Keeper {
 
     fn modules(&self) -> MutexGuard<'_, VecDeque<Weak<AdmittedModule>>> {
         self.modules.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl AdmittedModule {
+    /// Drops the instances that are kept of it.
+    fn release(&self) {
+        let kept = match (&self.link, &self.reuse) {
+            (Link::Team(template), _) => template.release(),
+            (Link::Alone(_), Some(reuse)) => std::mem::take(&mut *reuse.kept()),
+            (Link::Alone(_), None) => Vec::new(),
+        };
+        // Without a lock.
+        drop(kept);
     }
 }
 
@@ -167,54 +184,64 @@ pub(crate) struct Unmade {
 }
 
 impl Made {
-    /// One that was kept, or a new one.
+    /// One that was kept, or a new one, of a module without threads.
     ///
     /// # Errors
     /// [`Unmade`] when the pool has no room, or the state may not hold so much memory.
     pub fn of(module: &AdmittedModule, state: State, fuel: u64) -> Result<Self, Unmade> {
-        match Self::kept(module, state.limits.bytes_max()) {
-            Some(mut made) => match made.begin(module, state, fuel) {
-                Ok(()) => Ok(made),
-                Err(error) => Err(Unmade { store: Some(made.store), error }),
-            },
-            None => Self::new(module, state, fuel),
+        let kept = module.reuse.as_ref().and_then(|reuse| reuse.kept().pop());
+        let fitting = kept.filter(|made| made.fits(&state));
+        match (fitting, &module.link) {
+            (Some(made), _) => made.again(module, state, fuel),
+            (None, Link::Alone(instance)) => Self::new(module, instance, state, fuel),
+            (None, Link::Team(_)) => Err(Unmade { store: None, error: unlinked() }),
         }
     }
 
-    /// One that was kept and holds no more than `bytes_max`.
-    fn kept(module: &AdmittedModule, bytes_max: u64) -> Option<Self> {
-        let made = module.reuse.as_ref()?.shelf().kept.pop()?;
-        let fits = made.resets.as_ref().is_some_and(|resets| resets.held_bytes <= bytes_max);
-        fits.then_some(made)
+    /// Whether a call may hold as much as it does.
+    pub fn fits(&self, state: &State) -> bool {
+        self.resets.as_ref().is_some_and(|resets| resets.held_bytes <= state.limits.bytes_max())
     }
 
-    /// Gives it to another call.
-    fn begin(
-        &mut self,
+    /// One that was made as new, for another call.
+    ///
+    /// # Errors
+    /// [`Unmade`] when fuel cannot be given.
+    pub fn again(
+        mut self,
         module: &AdmittedModule,
         mut state: State,
         fuel: u64,
-    ) -> wasmtime::Result<()> {
+    ) -> Result<Self, Unmade> {
         let held_bytes = self.resets.as_ref().map_or(0, |resets| resets.held_bytes);
         state.limits = Limits::holding(held_bytes, state.limits.bytes_max());
         *self.store.data_mut() = state;
-        call::meter(&module.host, &mut self.store, fuel)
+        match call::meter(&module.host, &mut self.store, fuel) {
+            Ok(()) => Ok(self),
+            Err(error) => Err(Unmade { store: Some(self.store), error }),
+        }
     }
 
-    fn new(module: &AdmittedModule, state: State, fuel: u64) -> Result<Self, Unmade> {
+    /// A new one of what is linked already.
+    ///
+    /// # Errors
+    /// As [`Self::of`].
+    pub fn new(
+        module: &AdmittedModule,
+        linked: &InstancePre<State>,
+        state: State,
+        fuel: u64,
+    ) -> Result<Self, Unmade> {
         let unmade = |store, error| Unmade { store, error };
         let bytes_max = state.limits.bytes_max();
         let mut store =
             call::store(&module.host, state, fuel).map_err(|error| unmade(None, error))?;
-        let Link::Alone(instance) = &module.link else {
-            return Err(unmade(Some(store), unlinked()));
-        };
-        let mut made = call::instantiate(instance, &mut store);
+        let mut made = call::instantiate(linked, &mut store);
         if made.as_ref().is_err_and(|error| error.is::<PoolConcurrencyLimitError>()) {
             // What is kept is in the way.
             module.host.keeper.release();
             store.data_mut().limits = Limits::new(bytes_max);
-            made = call::instantiate(instance, &mut store);
+            made = call::instantiate(linked, &mut store);
         }
         match made {
             Ok(instance) => {
@@ -228,64 +255,60 @@ impl Made {
     /// Keeps it for the module's next call, as new; or answers with it, if that is not worth it.
     pub fn keep(mut self, module: &Arc<AdmittedModule>) -> Result<(), Self> {
         let Some(reuse) = &module.reuse else { return Err(self) };
-        let keeper = &module.host.keeper;
-        if !self.reset(reuse, keeper.bytes_max) {
+        if !self.reset(module) || !self.take_place(&module.host.keeper) {
             return Err(self);
         }
-        let Some(resets) = &mut self.resets else { return Err(self) };
-        if resets.place.is_none() {
-            resets.place = keeper.place();
-        }
-        if resets.place.is_none() {
+        let mut kept = reuse.kept();
+        if kept.len() >= KEPT_MAX {
+            drop(kept);
             return Err(self);
         }
-        self.store.data_mut().forget();
-        let mut shelf = reuse.shelf();
-        if shelf.kept.len() >= KEPT_MAX {
-            drop(shelf);
-            return Err(self);
-        }
-        shelf.kept.push(self);
-        let is_new = !std::mem::replace(&mut shelf.is_listed, true);
-        drop(shelf);
-        if is_new {
-            let mut modules = keeper.modules();
-            modules.retain(|module| module.strong_count() > 0);
-            modules.push_back(Arc::downgrade(module));
-        }
+        kept.push(self);
+        drop(kept);
+        module.host.keeper.list(module);
         Ok(())
     }
 
-    /// Makes the instance as new, if that is possible and not much work.
-    fn reset(&mut self, reuse: &Reuse, bytes_max: usize) -> bool {
+    /// Makes it as new and nobody's, if that is possible and not much work.
+    pub fn reset(&mut self, module: &AdmittedModule) -> bool {
         let Self { store, resets: Some(resets), .. } = self else { return false };
         if let Some((memory, bytes)) = resets.memory {
             let memory = memory.data_mut(&mut *store);
-            if memory.len() != bytes || !pages::reset(memory, reuse.image(), bytes_max) {
+            let image = module.reuse.as_ref().map_or(&[][..], Reuse::image);
+            if memory.len() != bytes || !pages::reset(memory, image, module.host.keeper.bytes_max())
+            {
                 return false;
             }
         }
+        store.data_mut().forget();
         resets.globals.reset(store).is_ok()
+    }
+
+    /// Counts it as one that outlives its call; false if there may be no more of these.
+    pub fn take_place(&mut self, keeper: &Keeper) -> bool {
+        let Some(resets) = &mut self.resets else { return false };
+        resets.place = resets.place.take().or_else(|| keeper.place());
+        resets.place.is_some()
     }
 }
 
 impl Resets {
-    /// Of an instance in which nothing has run yet; `None` if it is not to be kept.
+    /// Of an instance in which nothing has run yet; `None` if it cannot be made as new.
     fn read(
         module: &AdmittedModule,
         instance: &Instance,
         store: &mut Store<State>,
     ) -> Option<Self> {
-        let reuse = module.reuse.as_ref()?;
-        let memory = match module.memories.first() {
-            Some(export) => {
+        let memory = match (module.memories.first(), &module.reuse) {
+            (Some(export), Some(reuse)) => {
                 let memory = instance.get_module_export(&mut *store, export)?.into_memory()?;
                 let bytes = memory.data(&*store);
                 let image = bytes.get(..reuse.image_bytes)?;
                 reuse.image.get_or_init(|| image.into());
                 Some((memory, bytes.len()))
             }
-            None => None,
+            (None, _) if module.reusable => None,
+            _ => return None,
         };
         let globals = Globals::read(&module.globals, instance, store);
         let held_bytes = store.data().limits.bytes();

@@ -4,9 +4,11 @@ use super::*;
 use crate::admission::Admission;
 use crate::call::{CallLimits, Function, Value};
 use crate::isolate::Outcome;
+use crate::pages;
 use crate::policy::{Metering, Pool, Slots};
 use crate::sched::{Call, Priority, Report, Scheduler, SchedulerConfig};
 use exocell_xgate::CapabilitySet;
+use std::path::Path;
 
 /// Answers with what it finds, all in one number, and leaves nothing as it was.
 const CHANGES: &str = r#"(module (memory 3) (data (i32.const 8) "\01") (data (i32.const 70000) "\02")
@@ -52,16 +54,26 @@ impl Host {
         admitted.function("t", "run").unwrap()
     }
 
+    fn threaded(&self, metering: Metering) -> Function {
+        let caps =
+            CapabilitySet::parse("version = 1\n[processes]\nmax = 9", Path::new("/")).unwrap();
+        let admitted = self.admission.admit_for("t", THREADS.as_bytes(), &caps, metering);
+        admitted.unwrap().function("t", "run").unwrap()
+    }
+
     fn call(&self, function: &Function, memory_bytes: u64) -> Report {
         let tenant = self.scheduler.tenant("t", 1, Priority::Normal);
         let limits =
-            CallLimits { memory_bytes, deadline: None, cpu_ns: None, threads: 0, fuel: 1_000_000 };
+            CallLimits { memory_bytes, deadline: None, cpu_ns: None, threads: 1, fuel: 1_000_000 };
         self.scheduler.run(&tenant, Call::new(function, &[Value::I32(7)], limits)).unwrap()
     }
 }
 
 fn kept(function: &Function) -> usize {
-    function.module.reuse.as_ref().map_or(0, |reuse| reuse.shelf().kept.len())
+    match (&function.module.link, &function.module.reuse) {
+        (Link::Team(template), _) => template.kept(),
+        (_, reuse) => reuse.as_ref().map_or(0, |reuse| reuse.kept().len()),
+    }
 }
 
 fn count(function: &Function) -> usize {
@@ -181,4 +193,58 @@ fn what_is_kept_is_not_in_the_way_and_goes_with_its_module() {
     assert_eq!(count(&second), 1);
     drop(first);
     assert_eq!(count(&second), 0);
+}
+
+/// Starts a thread, waits for it and answers with what its memory began with, as linkers make it.
+const THREADS: &str = r#"(module (import "env" "memory" (memory 1 2 shared))
+  (import "wasi" "thread-spawn" (func $spawn (param i32) (result i32)))
+  (data $first "\ff")
+  (func $start
+    (if (i32.eqz (i32.atomic.rmw.cmpxchg (i32.const 0) (i32.const 0) (i32.const 1)))
+      (then (memory.init $first (i32.const 4) (i32.const 0) (i32.const 1))))
+    (data.drop $first))
+  (start $start)
+  (func (export "wasi_thread_start") (param i32 i32)
+    (i32.atomic.store (i32.const 8) (i32.const 1))
+    (drop (memory.atomic.notify (i32.const 8) (i32.const 1))))
+  (func (export "run") (param i32) (result i32)
+    (if (i32.lt_s (call $spawn (i32.const 0)) (i32.const 0)) (then (return (i32.const 0))))
+    (drop (memory.atomic.wait32 (i32.const 8) (i32.const 0) (i64.const -1)))
+    (i32.load (i32.const 4))))"#;
+
+#[test]
+fn instances_of_threads_are_kept_with_their_memory() {
+    let host = Host::new(Pool::default());
+    for metering in Metering::ALL {
+        let function = host.threaded(metering);
+        let before = count(&function);
+        for _ in 0..5 {
+            let report = host.call(&function, 1 << 20);
+            assert_eq!(report.results, [Value::I32(FOUND)], "{metering:?} {report:?}");
+            // The thread's may still have been in use when the call was over.
+            let kept = kept(&function);
+            assert!(if keeps() { (1..=2).contains(&kept) } else { kept == 0 }, "{kept}");
+            assert_eq!(count(&function), before + kept);
+        }
+        drop(function);
+    }
+}
+
+#[test]
+fn instances_of_threads_make_room_for_others() {
+    if !keeps() {
+        return;
+    }
+    let host = Host::new(Pool { isolates: 2, stacks: 2, kept: 1, ..Pool::default() });
+    let [first, second] = [host.threaded(Metering::Time), host.threaded(Metering::Time)];
+    for function in [&first, &second, &first] {
+        assert_eq!(host.call(function, 1 << 20).results, [Value::I32(FOUND)]);
+        assert_eq!((kept(function), count(function)), (1, 1));
+    }
+    let other = host.function(CHANGES, Metering::Time);
+    assert_eq!(host.call(&other, 1 << 20).results, [Value::I32(FOUND)]);
+    assert_eq!((kept(&first), kept(&second), kept(&other)), (0, 0, 1));
+    assert_eq!(host.call(&second, 1 << 20).results, [Value::I32(FOUND)]);
+    drop(second);
+    assert_eq!(count(&first), 0);
 }

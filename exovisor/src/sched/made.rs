@@ -45,11 +45,16 @@ impl Plan {
 }
 
 impl Unmade {
-    fn over(self) -> Fiber {
-        over(match &self.store {
+    /// What it means for the call.
+    pub fn outcome(self) -> Outcome {
+        match &self.store {
             Some(store) => call::outcome(store.data(), &self.error),
             None => trap(&self.error),
-        })
+        }
+    }
+
+    fn over(self) -> Fiber {
+        over(self.outcome())
     }
 }
 

@@ -15,6 +15,7 @@ use crate::call::{self, CallLimits, Function, Value};
 use crate::dormant::{self, Fiber};
 use crate::ending::Stopper;
 use crate::isolate::{Outcome, State};
+use crate::reuse::Made;
 use crate::sched::queue::Seat;
 use crate::sched::shared::Shared;
 use crate::teardown;
@@ -162,8 +163,9 @@ impl Plan {
 
     /// As the first thread of a team; the others end with it.
     async fn run_team(self) -> (Outcome, Vec<Value>) {
-        let Self { function, arguments, mut state, fuel, team } = self;
-        let (Link::Team(template), Some(plan)) = (&function.module.link, team) else {
+        let Self { function, arguments, state, fuel, team } = self;
+        let module = &function.module;
+        let (Link::Team(template), Some(plan)) = (&module.link, team) else {
             return (trap(&unlinked()), Vec::new());
         };
         let TeamPlan { limits, home } = *plan;
@@ -181,25 +183,23 @@ impl Plan {
             fuel,
             threads_max: limits.threads,
         };
-        let team = Team::new(&function.module, bound, terms, home, state.stopper.clone());
+        let team = Team::new(module, bound, terms, home, state.stopper.clone());
         let closing = team.closing();
-        state.team = Some(Arc::clone(&team));
-        let mut store = match call::store(&function.module.host, state, fuel) {
-            Ok(store) => store,
-            Err(error) => return (trap(&error), Vec::new()),
+        let mut made = match team.instance(state) {
+            Ok(made) => made,
+            Err(unmade) => return (unmade.outcome(), Vec::new()),
         };
-        let result = match call::instantiate(team.instance(), &mut store) {
-            Ok(instance) => {
-                let result = call::run(&function, &instance, &mut store, &arguments).await;
-                teardown::give_back(&function.module, &instance, &mut store).await;
-                result
-            }
-            Err(error) => Err(error),
-        };
+        let Made { store, instance, .. } = &mut made;
+        let result = call::run(&function, instance, store, &arguments).await;
+        teardown::give_back(module, instance, store).await;
         let (outcome, results) = ended(store.data(), result);
-        // Its memory is gone with it.
-        drop((store, closing));
+        match outcome {
+            Outcome::Exited(_) => team.keep(made),
+            _ => drop(made),
+        }
+        drop(closing);
         let failure = team.close().await;
+        // Nothing can reach its memory any more.
         team.give_back().await;
         match failure {
             Some(failure) => (failure, Vec::new()),

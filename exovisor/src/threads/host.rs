@@ -5,7 +5,6 @@ use crate::imports::{ENV, THREADS};
 use crate::isolate::State;
 use crate::preempt::{self, Guest};
 use crate::rewrite::{ATOMIC_NAMES, ATOMICS};
-use crate::teardown;
 use crate::threads::Team;
 use crate::threads::waits::Waiting;
 use std::ops::Range;
@@ -88,7 +87,7 @@ impl Expected {
 
 async fn zero(caller: Caller<'_, State>, range: Range<usize>) -> Result<()> {
     let team = team(&caller)?;
-    let zero = teardown::zero(team.memory(), range, &caller.data().stopper).await;
+    let zero = team.zero(range, &caller.data().stopper).await;
     Ok(zero.then_some(()).ok_or(Trap::MemoryOutOfBounds)?)
 }
 

@@ -26,24 +26,27 @@ use crate::builtins::Heap;
 use crate::call;
 use crate::ending::{Cause, Stopper};
 use crate::isolate::{Attached, Outcome, State};
-use crate::reuse::Globals;
+use crate::reuse::{Made, Unmade};
 use crate::sched::{Home, ThreadTask};
 use crate::teardown;
 use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 use tokio::sync::Notify;
-use wasmtime::{InstancePre, SharedMemory, Store, TypedFunc};
+use wasmtime::{InstancePre, SharedMemory};
 
 /// Thread ids are positive and have 29 bits (wasi-threads, "Design choice: thread IDs").
 const ID_MAX: i32 = 0x1fff_ffff;
-/// What a thread begins with.
-const ENTRY: &str = "wasi_thread_start";
 
 /// The threads of one isolate and what they share.
 pub(crate) struct Team {
     module: Arc<AdmittedModule>,
-    bound: Bound,
+    memory: SharedMemory,
+    linked: InstancePre<State>,
+    /// Whether the memory is as it began, and no code of the module runs any more.
+    is_zero: AtomicBool,
     pub waits: Waits,
     pub heap: Mutex<Heap>,
     terms: Terms,
@@ -68,18 +71,11 @@ pub(crate) struct Terms {
 #[derive(Default)]
 struct Crew {
     running: HashMap<i32, Stopper>,
-    /// Instances that a thread has used and the next can.
-    idle: Vec<Slot>,
+    /// Instances that a thread has used and the next can, as new.
+    idle: Vec<Made>,
     last_id: i32,
     failure: Option<Outcome>,
     closed: bool,
-}
-
-/// An instance for a thread.
-struct Slot {
-    store: Store<State>,
-    start: TypedFunc<(i32, i32), ()>,
-    globals: Globals,
 }
 
 impl Team {
@@ -90,27 +86,25 @@ impl Team {
         home: Home,
         main: Stopper,
     ) -> Arc<Self> {
+        let Bound { memory, linked, idle } = bound;
         Arc::new(Self {
             module: Arc::clone(module),
-            bound,
+            memory,
+            linked,
+            is_zero: AtomicBool::new(false),
             waits: Waits::default(),
             heap: Mutex::default(),
             terms,
             home,
             main,
-            crew: Mutex::default(),
+            crew: Mutex::new(Crew { idle, ..Crew::default() }),
             gone: Notify::new(),
         })
     }
 
-    /// What instances of this isolate are made from.
-    pub fn instance(&self) -> &InstancePre<State> {
-        &self.bound.instance
-    }
-
     /// What its threads share.
     pub fn memory(&self) -> &SharedMemory {
-        &self.bound.memory
+        &self.memory
     }
 
     /// Whether memory has grown as far as it may and the module wanted it larger.
@@ -155,22 +149,24 @@ impl Team {
         self.crew().failure.take()
     }
 
-    /// Gives back a large memory, which no thread uses any more.
+    /// Makes a part of the memory zero for a thread with this stopper; false if it is not all
+    /// inside.
+    pub async fn zero(&self, range: Range<usize>, stopper: &Stopper) -> bool {
+        teardown::zero(self.memory(), range, self.module.host.keeper.bytes_max(), stopper).await
+    }
+
+    /// Makes the memory as it began. No thread may use it any more.
     pub async fn give_back(&self) {
-        let bytes = self.memory().data_size();
-        if bytes > teardown::WORTH_BYTES {
-            teardown::zero(self.memory(), 0..bytes, &self.main).await;
-        }
+        let is_zero = self.zero(0..self.memory().data_size(), &self.main).await;
+        self.is_zero.store(is_zero, Ordering::Release);
     }
 
     /// No new threads from here on, and those that run are ended.
     fn shut(&self) {
         let mut crew = self.crew();
         crew.closed = true;
-        let idle = std::mem::take(&mut crew.idle);
         let running: Vec<Stopper> = crew.running.values().cloned().collect();
         drop(crew);
-        drop(idle);
         running.iter().for_each(|thread| thread.stop(Cause::Stopped));
     }
 
@@ -201,43 +197,35 @@ impl Team {
         self.crew.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn state(self: &Arc<Self>, stopper: Stopper) -> State {
-        let Terms { attached, memory_bytes, deadline, .. } = &self.terms;
-        let mut state = State::new(attached.clone(), stopper, *memory_bytes, *deadline);
+    /// An instance for the call itself, which begins with this state. Its start function is yet
+    /// to run, as in those of all threads.
+    ///
+    /// # Errors
+    /// [`Unmade`] when the pool has no room, or the isolate may not hold more.
+    pub fn instance(self: &Arc<Self>, mut state: State) -> Result<Made, Unmade> {
         state.team = Some(Arc::clone(self));
-        state
-    }
-
-    async fn slot(self: &Arc<Self>, stopper: Stopper) -> Result<Slot, Outcome> {
-        let broken = |error: wasmtime::Error| Outcome::Trap(format!("{:#}", error.root_cause()));
-        let state = self.state(stopper);
-        let mut store = call::store(&self.module.host, state, self.terms.fuel).map_err(broken)?;
-        let instance = call::instantiate(self.instance(), &mut store).map_err(broken)?;
-        let start = instance.get_typed_func(&mut store, ENTRY).map_err(broken)?;
-        let globals = Globals::read(&self.module.globals, &instance, &mut store);
-        let began = call::begin(&self.module, &instance, &mut store).await;
-        call::exit(&store);
-        began.map_err(|error| call::outcome(store.data(), &error))?;
-        Ok(Slot { store, start, globals })
-    }
-
-    /// A used instance made as new, or else a new one.
-    async fn checked_out(self: &Arc<Self>, stopper: Stopper) -> Result<Slot, Outcome> {
         let idle = self.crew().idle.pop();
-        let Some(mut slot) = idle else { return self.slot(stopper).await };
-        *slot.store.data_mut() = self.state(stopper);
-        let reset = slot.globals.reset(&mut slot.store);
-        let metered =
-            reset.and_then(|()| call::meter(&self.module.host, &mut slot.store, self.terms.fuel));
-        metered.map_err(|error| Outcome::Trap(format!("{error:#}")))?;
-        Ok(slot)
+        match idle.filter(|made| made.fits(&state)) {
+            Some(made) => made.again(&self.module, state, self.terms.fuel),
+            None => Made::new(&self.module, &self.linked, state, self.terms.fuel),
+        }
     }
 
-    fn keep(&self, slot: Slot) {
+    /// An instance for a thread.
+    fn next(self: &Arc<Self>, stopper: Stopper) -> Result<Made, Unmade> {
+        let Terms { attached, memory_bytes, deadline, .. } = &self.terms;
+        self.instance(State::new(attached.clone(), stopper, *memory_bytes, *deadline))
+    }
+
+    /// Keeps an instance in which a thread has returned, as new, if that can be done.
+    pub fn keep(&self, mut made: Made) {
+        if !made.reset(&self.module) {
+            return;
+        }
         let mut crew = self.crew();
         // More than run at once are not needed, and each holds an instance of the pool.
-        if self.module.reusable && !crew.closed && crew.idle.len() < self.home.workers().1 {
-            crew.idle.push(slot);
+        if crew.idle.len() < self.home.workers().1 {
+            crew.idle.push(made);
         }
     }
 }
@@ -245,8 +233,16 @@ impl Team {
 impl Drop for Team {
     /// The last of its stores goes, so that no code can reach the memory any more.
     fn drop(&mut self) {
-        if let Link::Team(template) = &self.module.link {
-            template.give_back(self.bound.clone());
+        let Link::Team(template) = &self.module.link else { return };
+        let keeper = &self.module.host.keeper;
+        let crew = self.crew.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let mut idle = std::mem::take(&mut crew.idle);
+        idle.retain_mut(|made| made.take_place(keeper));
+        let has_instances = !idle.is_empty();
+        let (memory, linked) = (self.memory.clone(), self.linked.clone());
+        let is_zero = *self.is_zero.get_mut();
+        if template.give_back(Bound { memory, linked, idle }, is_zero) && has_instances {
+            keeper.list(&self.module);
         }
     }
 }
@@ -289,13 +285,21 @@ impl Member {
         if let Some(cause) = self.stopper.cause() {
             return Err(Outcome::Ended(cause));
         }
-        let mut slot = self.team.checked_out(self.stopper.clone()).await?;
-        call::enter(slot.start.func(), &mut slot.store);
-        let result = slot.start.call_async(&mut slot.store, (self.id, self.start)).await;
-        call::exit(&slot.store);
-        result.map_err(|error| call::outcome(slot.store.data(), &error))?;
-        self.team.keep(slot);
+        let mut made = self.team.next(self.stopper.clone()).map_err(Unmade::outcome)?;
+        let result = self.start(&mut made).await;
+        call::exit(&made.store);
+        result.map_err(|error| call::outcome(made.store.data(), &error))?;
+        self.team.keep(made);
         Ok(())
+    }
+
+    async fn start(&self, made: &mut Made) -> wasmtime::Result<()> {
+        let Made { store, instance, .. } = made;
+        let module = &self.team.module;
+        call::begin(module, instance, store).await?;
+        let Link::Team(template) = &module.link else { return Err(call::no_export()) };
+        let entry = template.entry.as_ref().ok_or_else(call::no_export)?;
+        call::thread(instance, store, entry, (self.id, self.start)).await
     }
 }
 

@@ -1,9 +1,11 @@
-//! Memories that an isolate has used and the next one of the same module can.
+//! Memories that an isolate has used and the next one of the same module can, with the instances
+//! that were made on them.
 //!
 //! To map gigabytes of address space, to link a module to them and to unmap them again takes some
 //! 40 us; to give back what was touched takes a few.
 
 use crate::clear::clear;
+use crate::reuse::Made;
 use crate::threads::template::Bound;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -29,11 +31,13 @@ impl Spares {
     }
 
     /// Keeps one that nobody uses any more, if it can be made as new: what has grown cannot
-    /// shrink.
-    pub fn keep(&self, bound: Bound) {
+    /// shrink. False if it is not kept.
+    pub fn keep(&self, bound: Bound, is_zero: bool) -> bool {
         let memory = &bound.memory;
-        if memory.size() != memory.ty().minimum() || !clear(memory, 0..memory.data_size()) {
-            return;
+        if memory.size() != memory.ty().minimum()
+            || !(is_zero || clear(memory, 0..memory.data_size()))
+        {
+            return false;
         }
         let mut kept = self.kept();
         let one_more = |all| (all < ALL_MAX).then_some(all + 1);
@@ -42,6 +46,17 @@ impl Spares {
         if room {
             kept.push(bound);
         }
+        room
+    }
+
+    /// All instances.
+    pub fn release(&self) -> Vec<Made> {
+        self.kept().iter_mut().flat_map(|bound| std::mem::take(&mut bound.idle)).collect()
+    }
+
+    #[cfg(test)]
+    pub fn instances(&self) -> usize {
+        self.kept().iter().map(|bound| bound.idle.len()).sum()
     }
 
     fn kept(&self) -> MutexGuard<'_, Vec<Bound>> {

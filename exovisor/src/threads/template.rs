@@ -1,10 +1,16 @@
 //! A module with a shared memory, which cannot be linked before the memory is there.
 
 use crate::isolate::State;
+use crate::reuse::Made;
 use crate::threads::spares::Spares;
-use wasmtime::{InstancePre, Linker, MemoryType, Module, Result, SharedMemory, Store, format_err};
+use wasmtime::{
+    InstancePre, Linker, MemoryType, Module, ModuleExport, Result, SharedMemory, Store, ValType,
+    format_err,
+};
 
 const PAGE_BYTES: u64 = 64 << 10;
+/// What a thread begins with (wasi-threads).
+const ENTRY: &str = "wasi_thread_start";
 
 /// The module, its host functions, and what memory it wants.
 pub(crate) struct Template {
@@ -13,14 +19,17 @@ pub(crate) struct Template {
     memory: MemoryType,
     /// Both parts of the memory's name.
     name: (String, String),
+    /// What threads begin with, if there is such a function of two words.
+    pub entry: Option<ModuleExport>,
     spares: Spares,
 }
 
 /// An isolate's memory, and its module linked to it.
-#[derive(Clone)]
 pub(crate) struct Bound {
     pub memory: SharedMemory,
-    pub instance: InstancePre<State>,
+    pub linked: InstancePre<State>,
+    /// Instances of it that nobody uses, as new.
+    pub idle: Vec<Made>,
 }
 
 /// Why there is no memory for an isolate.
@@ -54,6 +63,7 @@ impl Template {
             module: module.clone(),
             memory,
             name,
+            entry: entry(module),
             spares: Spares::default(),
         })
     }
@@ -78,11 +88,28 @@ impl Template {
         let mut linker = self.linker.clone();
         let store = Store::new(engine, State::detached(engine));
         linker.define(&store, &self.name.0, &self.name.1, memory.clone())?;
-        Ok(Bound { memory, instance: linker.instantiate_pre(&self.module)? })
+        Ok(Bound { memory, linked: linker.instantiate_pre(&self.module)?, idle: Vec::new() })
     }
 
-    /// Takes back what no instance uses any more.
-    pub fn give_back(&self, bound: Bound) {
-        self.spares.keep(bound);
+    /// Takes back what no call uses any more; false if it is not kept.
+    pub fn give_back(&self, bound: Bound, is_zero: bool) -> bool {
+        self.spares.keep(bound, is_zero)
     }
+
+    /// All instances that are kept; their memories stay.
+    pub fn release(&self) -> Vec<Made> {
+        self.spares.release()
+    }
+
+    /// How many instances are kept.
+    #[cfg(test)]
+    pub fn kept(&self) -> usize {
+        self.spares.instances()
+    }
+}
+
+fn entry(module: &Module) -> Option<ModuleExport> {
+    let ty = module.get_export(ENTRY)?.func()?.clone();
+    let words = ty.params().len() == 2 && ty.params().all(|ty| matches!(ty, ValType::I32));
+    (words && ty.results().len() == 0).then(|| module.get_export_index(ENTRY)).flatten()
 }

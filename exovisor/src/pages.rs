@@ -1,8 +1,9 @@
-//! A memory made as new: the pages that were written to are found and written over.
+//! Which pages of a memory were written to. A memory is made as new by writing over these.
 
 #![allow(unsafe_code)]
 
 use std::fs::File;
+use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -56,7 +57,7 @@ static PAGEMAP: LazyLock<Option<File>> = LazyLock::new(|| {
     // safe way to learn of one.
     let noted = unsafe { libc::pthread_atfork(None, None, Some(is_child)) } == 0;
     let file = File::open("/proc/self/pagemap").ok().filter(|_| noted)?;
-    written(&file, &[], 1, &mut [Region::default(); 1]).map(|_| file)
+    Written::find_in(&file, 0..0, 1).map(|_| file)
 });
 
 /// Whether the host says which pages were written to (Linux 6.7). Opens what is asked.
@@ -67,17 +68,12 @@ pub(crate) fn can_be_found() -> bool {
 /// Makes `memory` as it began: `image`, and zeros after it. False if more than `bytes_max` were
 /// written to, or the host does not say; nothing is known of its content then.
 pub(crate) fn reset(memory: &mut [u8], image: &[u8], bytes_max: usize) -> bool {
-    let Some(pagemap) = PAGEMAP.as_ref().filter(|_| !IS_CHILD.load(Ordering::Relaxed)) else {
+    let Some(written) = Written::find(memory.as_ptr_range(), bytes_max / PAGE_BYTES) else {
         return false;
     };
-    let mut regions = [Region::default(); REGIONS];
-    let start = memory.as_ptr().addr() as u64;
-    let Some(count) = written(pagemap, memory, bytes_max / PAGE_BYTES, &mut regions) else {
-        return false;
-    };
-    for Region { start: from, end: to, .. } in regions.iter().take(count) {
-        let (from, to) = ((from - start) as usize, (to - start) as usize);
-        let Some(pages) = memory.get_mut(from..to) else { return false };
+    for range in written.ranges() {
+        let from = range.start;
+        let Some(pages) = memory.get_mut(range) else { return false };
         let first = image.get(from..).unwrap_or_default();
         let (content, zeros) = pages.split_at_mut(first.len().min(pages.len()));
         content.copy_from_slice(&first[..content.len()]);
@@ -86,41 +82,60 @@ pub(crate) fn reset(memory: &mut [u8], image: &[u8], bytes_max: usize) -> bool {
     true
 }
 
-/// Finds the stretches of `memory` whose pages are its own, which it has written to; how many.
-/// `None` if the host does not say, or there are more than fit, or more than so many pages.
+/// What of a memory was written to.
 ///
 /// A page that is not there, or the host's page of zeros, or that of a file which is mapped
 /// there, is as it was (`PAGEMAP_SCAN`, admin-guide/mm/pagemap.rst).
-fn written(
-    pagemap: &File,
-    memory: &[u8],
-    pages_max: usize,
-    regions: &mut [Region],
-) -> Option<usize> {
-    let range = memory.as_ptr_range();
-    let mut scan = Scan {
-        size: size_of::<Scan>() as u64,
-        start: range.start.addr() as u64,
-        end: range.end.addr() as u64,
-        regions: regions.as_mut_ptr().addr() as u64,
-        regions_len: regions.len() as u64,
-        // One more shows that there are too many.
-        pages_max: pages_max as u64 + 1,
-        inverted: FILE | ZERO,
-        all_of: FILE | ZERO,
-        any_of: PRESENT | SWAPPED,
-        ..Scan::default()
-    };
-    if memory.is_empty() {
-        (scan.start, scan.end) = (0, 0);
+pub(crate) struct Written {
+    /// The addresses that were asked for.
+    asked: Range<usize>,
+    regions: [Region; REGIONS],
+    count: usize,
+}
+
+impl Written {
+    /// Finds it; `None` if the host does not say, or there are more stretches than fit, or more
+    /// than so many pages.
+    pub fn find(addresses: Range<*const u8>, pages_max: usize) -> Option<Self> {
+        let pagemap = PAGEMAP.as_ref().filter(|_| !IS_CHILD.load(Ordering::Relaxed))?;
+        Self::find_in(pagemap, addresses.start.addr()..addresses.end.addr(), pages_max)
     }
-    // SAFETY: the host writes to `scan` and to as many regions as there are; both are borrowed
-    // for that. Reading flags of pages changes nothing else.
-    let found = unsafe { pagemap_scan(pagemap.as_raw_fd(), &raw mut scan) }.ok()?;
-    let found = usize::try_from(found).ok()?;
-    let regions = regions.get(..found)?;
-    let bytes: u64 = regions.iter().map(|region| region.end.saturating_sub(region.start)).sum();
-    (scan.walk_end == scan.end && bytes <= (pages_max * PAGE_BYTES) as u64).then_some(found)
+
+    fn find_in(pagemap: &File, asked: Range<usize>, pages_max: usize) -> Option<Self> {
+        let mut found = Self { asked, regions: [Region::default(); REGIONS], count: 0 };
+        if found.asked.is_empty() {
+            found.asked = 0..0;
+        }
+        let Range { start, end } = found.asked;
+        let mut scan = Scan {
+            size: size_of::<Scan>() as u64,
+            start: (start / PAGE_BYTES * PAGE_BYTES) as u64,
+            end: end.checked_next_multiple_of(PAGE_BYTES)? as u64,
+            regions: found.regions.as_mut_ptr().addr() as u64,
+            regions_len: REGIONS as u64,
+            // One more shows that there are too many.
+            pages_max: pages_max as u64 + 1,
+            inverted: FILE | ZERO,
+            all_of: FILE | ZERO,
+            any_of: PRESENT | SWAPPED,
+            ..Scan::default()
+        };
+        // SAFETY: the host writes to `scan` and to as many regions as there are; both are borrowed
+        // for that. Reading flags of pages changes nothing else.
+        let count = unsafe { pagemap_scan(pagemap.as_raw_fd(), &raw mut scan) }.ok()?;
+        found.count = usize::try_from(count).ok()?;
+        let regions = found.regions.get(..found.count)?;
+        let bytes: u64 = regions.iter().map(|region| region.end.saturating_sub(region.start)).sum();
+        let is_all = scan.walk_end == scan.end && bytes <= (pages_max * PAGE_BYTES) as u64;
+        is_all.then_some(found)
+    }
+
+    /// Its stretches, from where the memory begins.
+    pub fn ranges(&self) -> impl Iterator<Item = Range<usize>> {
+        let Range { start, end } = self.asked;
+        let clip = move |address: u64| (address as usize).clamp(start, end) - start;
+        self.regions.iter().take(self.count).map(move |region| clip(region.start)..clip(region.end))
+    }
 }
 
 #[cfg(test)]
