@@ -6,6 +6,7 @@
 //!   instruction would block the whole thread below all fibers, and nothing could end it.
 //! - `memory.fill` of much of it with zeros does, too: linkers write it for static variables,
 //!   because they do not know that the memory is new, and it would touch all their pages.
+//! - A function is added that threads begin with ([`crate::threads::entry`]).
 //! - `data.drop` goes where nothing can tell ([`crate::drops`]).
 //!
 //! A module that needs none of it stays as it is, byte for byte.
@@ -13,11 +14,13 @@
 use crate::admission::AdmissionError;
 use crate::drops;
 use crate::scan::{Asked, Imported, Shape};
+use crate::threads::entry::{BOTH, Both};
 use std::convert::Infallible;
 use wasm_encoder::reencode::{Error, Reencode, utils};
 use wasm_encoder::{
-    CodeSection, ConstExpr, EntityType, ExportKind, ExportSection, GlobalSection, ImportSection,
-    Instruction, MemorySection, Module, RawSection, SectionId, TableSection, TypeSection, ValType,
+    CodeSection, ConstExpr, EntityType, ExportKind, ExportSection, FunctionSection, GlobalSection,
+    ImportSection, Instruction, MemorySection, Module, RawSection, SectionId, TableSection,
+    TypeSection, ValType,
 };
 use wasmparser::{FunctionBody, Operator, Parser};
 
@@ -60,7 +63,10 @@ pub(crate) fn rewritten(binary: &[u8], shape: &Shape) -> Result<Option<Vec<u8>>,
         return Ok(None);
     }
     let mut rewriter = Rewriter::new(shape);
-    rewriter.keeps_data = shape.is_threaded() && drops::are_unseen(binary)?;
+    if shape.is_threaded() {
+        rewriter.keeps_data = drops::are_unseen(binary)?;
+        rewriter.both = Both::find(binary)?;
+    }
     let mut module = Module::new();
     rewriter
         .parse_core_module(&mut module, Parser::new(0), binary)
@@ -72,6 +78,8 @@ struct Rewriter<'a> {
     shape: &'a Shape,
     /// Whether no segment is dropped.
     keeps_data: bool,
+    /// What threads begin with, if that is to be one function.
+    both: Option<Both>,
     /// Index of the first type that is added.
     types: u32,
     /// Position in [`ORDER`] that is next.
@@ -80,7 +88,7 @@ struct Rewriter<'a> {
 
 impl<'a> Rewriter<'a> {
     fn new(shape: &'a Shape) -> Self {
-        Self { shape, keeps_data: false, types: 0, next: 0 }
+        Self { shape, keeps_data: false, both: None, types: 0, next: 0 }
     }
 
     fn added_functions(&self) -> u32 {
@@ -98,6 +106,7 @@ impl<'a> Rewriter<'a> {
         types.ty().function([I32, I64, I64, I64], [I32]);
         types.ty().function([I32, I32, I64], [I32]);
         types.ty().function([I32, I32, I32], []);
+        Both::add_type(types);
     }
 
     fn add_tables(&mut self, tables: &mut TableSection) -> Result<(), Error<Infallible>> {
@@ -136,6 +145,10 @@ impl<'a> Rewriter<'a> {
             && !self.shape.exports_memory
         {
             exports.export("memory", ExportKind::Memory, 0);
+        }
+        if let Some(both) = self.both {
+            let index = both.functions.saturating_add(self.added_functions());
+            exports.export(BOTH, ExportKind::Func, index);
         }
     }
 
@@ -328,6 +341,30 @@ impl Reencode for Rewriter<'_> {
     ) -> Result<(), Error<Infallible>> {
         utils::parse_export_section(self, exports, section)?;
         self.add_exports(exports);
+        Ok(())
+    }
+
+    fn parse_function_section(
+        &mut self,
+        functions: &mut FunctionSection,
+        section: wasmparser::FunctionSectionReader<'_>,
+    ) -> Result<(), Error<Infallible>> {
+        utils::parse_function_section(self, functions, section)?;
+        if self.both.is_some() {
+            functions.function(self.types.saturating_add(ATOMIC_NAMES.len() as u32));
+        }
+        Ok(())
+    }
+
+    fn parse_code_section(
+        &mut self,
+        code: &mut CodeSection,
+        section: wasmparser::CodeSectionReader<'_>,
+    ) -> Result<(), Error<Infallible>> {
+        utils::parse_code_section(self, code, section)?;
+        if let Some(both) = self.both {
+            code.function(&both.function(|index| self.function_index(index))?);
+        }
         Ok(())
     }
 

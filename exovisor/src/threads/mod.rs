@@ -12,6 +12,7 @@
 //! many as the machine has cores. The first error of a thread ends the whole isolate and is its
 //! outcome. The end of the call ends all threads, and is reported once they are gone.
 
+pub(crate) mod entry;
 mod host;
 mod spares;
 mod template;
@@ -296,10 +297,12 @@ impl Member {
     async fn start(&self, made: &mut Made) -> wasmtime::Result<()> {
         let Made { store, instance, .. } = made;
         let module = &self.team.module;
-        call::begin(module, instance, store).await?;
         let Link::Team(template) = &module.link else { return Err(call::no_export()) };
         let entry = template.entry.as_ref().ok_or_else(call::no_export)?;
-        call::thread(instance, store, entry, (self.id, self.start)).await
+        if !entry.has_start {
+            call::begin(module, instance, store).await?;
+        }
+        call::thread(instance, store, &entry.function, (self.id, self.start)).await
     }
 }
 

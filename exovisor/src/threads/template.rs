@@ -2,15 +2,11 @@
 
 use crate::isolate::State;
 use crate::reuse::Made;
+use crate::threads::entry::Entry;
 use crate::threads::spares::Spares;
-use wasmtime::{
-    InstancePre, Linker, MemoryType, Module, ModuleExport, Result, SharedMemory, Store, ValType,
-    format_err,
-};
+use wasmtime::{InstancePre, Linker, MemoryType, Module, Result, SharedMemory, Store, format_err};
 
 const PAGE_BYTES: u64 = 64 << 10;
-/// What a thread begins with (wasi-threads).
-const ENTRY: &str = "wasi_thread_start";
 
 /// The module, its host functions, and what memory it wants.
 pub(crate) struct Template {
@@ -19,8 +15,8 @@ pub(crate) struct Template {
     memory: MemoryType,
     /// Both parts of the memory's name.
     name: (String, String),
-    /// What threads begin with, if there is such a function of two words.
-    pub entry: Option<ModuleExport>,
+    /// What threads begin with, if the module has that.
+    pub entry: Option<Entry>,
     spares: Spares,
 }
 
@@ -63,7 +59,7 @@ impl Template {
             module: module.clone(),
             memory,
             name,
-            entry: entry(module),
+            entry: Entry::of(module),
             spares: Spares::default(),
         })
     }
@@ -106,10 +102,4 @@ impl Template {
     pub fn kept(&self) -> usize {
         self.spares.instances()
     }
-}
-
-fn entry(module: &Module) -> Option<ModuleExport> {
-    let ty = module.get_export(ENTRY)?.func()?.clone();
-    let words = ty.params().len() == 2 && ty.params().all(|ty| matches!(ty, ValType::I32));
-    (words && ty.results().len() == 0).then(|| module.get_export_index(ENTRY)).flatten()
 }
