@@ -9,6 +9,10 @@ use std::sync::LazyLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 const PAGE_BYTES: usize = 4096;
+static ZEROS: [u8; PAGE_BYTES] = [0; PAGE_BYTES];
+/// Up to so many bytes are compared with what they began with. That takes less than to ask the
+/// host, which walks its page tables for it: 0.4 us against 1.2 on an AMD machine.
+const COMPARED_MAX: usize = 64 << 10;
 /// Stretches of pages that a memory may have written to at once.
 const REGIONS: usize = 32;
 
@@ -68,18 +72,48 @@ pub(crate) fn can_be_found() -> bool {
 /// Makes `memory` as it began: `image`, and zeros after it. False if more than `bytes_max` were
 /// written to, or the host does not say; nothing is known of its content then.
 pub(crate) fn reset(memory: &mut [u8], image: &[u8], bytes_max: usize) -> bool {
+    if memory.len() <= bytes_max.min(COMPARED_MAX) {
+        compare(memory, image);
+        return true;
+    }
     let Some(written) = Written::find(memory.as_ptr_range(), bytes_max / PAGE_BYTES) else {
         return false;
     };
     for range in written.ranges() {
         let from = range.start;
         let Some(pages) = memory.get_mut(range) else { return false };
-        let first = image.get(from..).unwrap_or_default();
-        let (content, zeros) = pages.split_at_mut(first.len().min(pages.len()));
-        content.copy_from_slice(&first[..content.len()]);
+        let (content, first, zeros) = parts(pages, image, from);
+        content.copy_from_slice(first);
         zeros.fill(0);
     }
     true
+}
+
+/// Makes a small memory as it began: each page is looked at, and written over if it differs.
+/// Pages that were never written to are one page of the host's, which is soon looked at.
+fn compare(memory: &mut [u8], image: &[u8]) {
+    for (page, from) in memory.chunks_mut(PAGE_BYTES).zip((0..).step_by(PAGE_BYTES)) {
+        let (content, first, zeros) = parts(page, image, from);
+        if content != first {
+            content.copy_from_slice(first);
+        }
+        if *zeros != ZEROS[..zeros.len()] {
+            zeros.fill(0);
+        }
+    }
+}
+
+/// What of some bytes, which begin at `from` of a memory, the image reaches; what it has there;
+/// and what is zero.
+fn parts<'a, 'b>(
+    bytes: &'a mut [u8],
+    image: &'b [u8],
+    from: usize,
+) -> (&'a mut [u8], &'b [u8], &'a mut [u8]) {
+    let first = image.get(from..).unwrap_or_default();
+    let first = &first[..first.len().min(bytes.len())];
+    let (content, zeros) = bytes.split_at_mut(first.len());
+    (content, first, zeros)
 }
 
 /// What of a memory was written to.
@@ -167,6 +201,22 @@ mod tests {
                 bytes[at] = 0xff;
             }
             assert!(reset(bytes, image, 32 * PAGE_BYTES));
+            assert!(is(bytes, image), "{}", image.len());
+            bytes[..image.len()].fill(0);
+        }
+    }
+
+    #[test]
+    fn a_small_memory_is_as_it_began_whatever_the_host_says() {
+        let mut store = Store::<()>::default();
+        let memory = Memory::new(&mut store, MemoryType::new(1, None)).unwrap();
+        let bytes = memory.data_mut(&mut store);
+        for image in [&b""[..], b"first content", &[7; PAGE_BYTES], &[9; 5 * PAGE_BYTES + 1]] {
+            bytes[..image.len()].copy_from_slice(image);
+            for at in [0, 12, PAGE_BYTES - 1, 5 * PAGE_BYTES, 5 * PAGE_BYTES + 1, 65535] {
+                bytes[at] = 0xff;
+            }
+            assert!(reset(bytes, image, COMPARED_MAX));
             assert!(is(bytes, image), "{}", image.len());
             bytes[..image.len()].fill(0);
         }
