@@ -226,6 +226,32 @@ fn isolates_of_a_cell_are_counted_until_they_end_however_that_is() {
     assert_eq!(cell.shell("exocell ps -aq; cat /proc/locks").ok().text(), "");
 }
 
+/// Serves the module in the background, asks for it with the key and prints the answer.
+const ASK: &str = r#"
+key=$(exocell module add --tenant t hello /modules/hello.wat)
+exocell serve --http 127.0.0.1:8080 > /served 2>&1 &
+for name in first second; do exocell run -d --name $name /modules/forever.wat; done > /dev/null
+exec python3 - "$key" <<'END'
+import sys, time, urllib.error, urllib.request
+head = {"Authorization": "Bearer " + sys.argv[1]}
+for _ in range(600):
+    try:
+        ask = urllib.request.Request("http://127.0.0.1:8080/v1/run/hello", b"", head)
+        print(urllib.request.urlopen(ask).read().decode(), end="")
+        break
+    except urllib.error.URLError as error:
+        if not isinstance(error.reason, ConnectionRefusedError): raise
+        time.sleep(0.1)
+END
+"#;
+
+#[test]
+fn a_service_in_a_cell_serves_beside_all_isolates_that_it_may_start() {
+    let cell = cell(&[]);
+    assert_eq!(cell.shell(ASK).ok().text(), "hello");
+    isolate(&cell, "", "nine").exited(125).complains_of(&["(2, spawn.max)"]);
+}
+
 #[test]
 fn an_ordinary_user_of_a_cell_starts_isolates_too() {
     let cell = cell(&[]);

@@ -87,6 +87,29 @@ __attribute__((noinline)) static int across_signal(int seed)
 	return changed();
 }
 
+static volatile sig_atomic_t taken;
+
+static void take(int number)
+{
+	(void)number;
+	taken = 1;
+}
+
+/* On a stack of the size that the system names, with a little for the handler. */
+static int frame_fits(void)
+{
+	unsigned long least = getauxval(AT_MINSIGSTKSZ), size = (least < 2048 ? 2048 : least) + 2048;
+	stack_t stack = {.ss_sp = malloc(size), .ss_size = size}, none = {.ss_flags = SS_DISABLE};
+	struct sigaction action = {.sa_handler = take, .sa_flags = SA_ONSTACK};
+
+	if (!stack.ss_sp || sigaltstack(&stack, 0) || sigaction(SIGUSR1, &action, 0))
+		return 0;
+	raise(SIGUSR1);
+	sigaltstack(&none, 0);
+	free(stack.ss_sp);
+	return taken;
+}
+
 static void signal_keeps_vectors(void)
 {
 	unsigned mxcsr = 0x1f80 | 0x6000, after;
@@ -101,8 +124,7 @@ static void signal_keeps_vectors(void)
 	raise(SIGUSR1);
 	__asm__ volatile("stmxcsr %0\n\tfnstcw %1" : "=m"(after), "=m"(word_after));
 	say("mxcsr %x, x87 control %x", after & ~0x3f, word_after);
-	say("frame fits MINSIGSTKSZ %d",
-	    getauxval(AT_MINSIGSTKSZ) == 0 || getauxval(AT_MINSIGSTKSZ) >= 2048);
+	say("frame fits MINSIGSTKSZ %d", frame_fits());
 }
 
 /* Processes that each hold other values take turns by sleeping and by force. */
