@@ -126,9 +126,7 @@ impl Function {
         store: &mut Store<State>,
         arguments: &[Value],
     ) -> wasmtime::Result<Vec<Value>> {
-        let func = instance.get_module_export(&mut *store, &self.export);
-        let func = func.and_then(wasmtime::Extern::into_func).ok_or_else(no_export)?;
-        enter(&func, store);
+        let func = entered(instance, store, &self.export)?;
         match (&self.shape, arguments) {
             (Shape::Unit, _) => {
                 typed::<(), ()>(func, store).call_async(store, ()).await?;
@@ -150,7 +148,7 @@ impl Function {
     }
 }
 
-pub(crate) fn no_export() -> wasmtime::Error {
+fn no_export() -> wasmtime::Error {
     wasmtime::format_err!("the instance differs from its module")
 }
 
@@ -292,24 +290,33 @@ pub(crate) async fn begin(
     store: &mut Store<State>,
 ) -> wasmtime::Result<()> {
     let Some(start) = &module.start else { return Ok(()) };
-    let func = instance.get_module_export(&mut *store, start);
-    let func = func.and_then(wasmtime::Extern::into_func).ok_or_else(no_export)?;
-    enter(&func, store);
+    let func = entered(instance, store, start)?;
     // Validation sees to it that a start function takes and returns nothing.
     typed::<(), ()>(func, store).call_async(&mut *store, ()).await
 }
 
-/// Runs a thread's entry, which takes two words and returns nothing.
+/// Runs a thread's entry, which takes two words and returns nothing
+/// ([`crate::threads::entry::Entry::of`]).
 pub(crate) async fn thread(
     instance: &Instance,
     store: &mut Store<State>,
     entry: &ModuleExport,
     words: (i32, i32),
 ) -> wasmtime::Result<()> {
-    let func = instance.get_module_export(&mut *store, entry);
+    let func = entered(instance, store, entry)?;
+    typed::<(i32, i32), ()>(func, store).call_async(&mut *store, words).await
+}
+
+/// An instance's function, which can be preempted from here on.
+fn entered(
+    instance: &Instance,
+    store: &mut Store<State>,
+    export: &ModuleExport,
+) -> wasmtime::Result<Func> {
+    let func = instance.get_module_export(&mut *store, export);
     let func = func.and_then(wasmtime::Extern::into_func).ok_or_else(no_export)?;
     enter(&func, store);
-    typed::<(i32, i32), ()>(func, store).call_async(&mut *store, words).await
+    Ok(func)
 }
 
 /// A function whose types are known from its module. The engine's own comparison locks what all
@@ -317,7 +324,7 @@ pub(crate) async fn thread(
 #[allow(unsafe_code)]
 fn typed<P: WasmParams, R: WasmResults>(func: Func, store: &Store<State>) -> TypedFunc<P, R> {
     // SAFETY: an instance's function has the types that its module exports it with, and callers
-    // have looked at those ([`Shape::of`]). There is no safe way not to look again.
+    // have looked at those ([`Shape::of`], [`crate::threads::entry::Entry::of`]). There is no safe way not to look again.
     unsafe { TypedFunc::new_unchecked(store, func) }
 }
 
@@ -339,7 +346,8 @@ pub(crate) fn exit(store: &Store<State>) {
 /// What an error of a call means.
 pub(crate) fn outcome(state: &State, error: &wasmtime::Error) -> Outcome {
     let State { stopper, limits, team, .. } = state;
-    let refused = limits.refused() || team.as_ref().is_some_and(|team| team.is_full());
+    let refused = limits.refused();
+    let is_full = team.as_ref().is_some_and(|team| team.is_full());
     if let Some(exit) = error.downcast_ref::<I32Exit>() {
         return Outcome::Exited(exit.0);
     }
@@ -349,9 +357,10 @@ pub(crate) fn outcome(state: &State, error: &wasmtime::Error) -> Outcome {
     match error.downcast_ref::<Trap>() {
         Some(Trap::OutOfFuel) => Outcome::OutOfFuel,
         // A program that cannot grow aborts; libc does it with `unreachable`.
-        Some(Trap::UnreachableCodeReached) | None if refused => {
+        Some(Trap::UnreachableCodeReached) if refused || is_full => {
             Outcome::OutOfMemory { limit: limits.bytes_max() }
         }
+        None if refused => Outcome::OutOfMemory { limit: limits.bytes_max() },
         Some(trap) => Outcome::Trap(trap.to_string()),
         None => Outcome::Trap(format!("{:#}", error.root_cause())),
     }

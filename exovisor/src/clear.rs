@@ -28,16 +28,19 @@ pub(crate) fn clear(memory: &SharedMemory, range: Range<usize>) -> bool {
     true
 }
 
-/// Makes `range` of `memory` zero and keeps its pages. False if the range is not all inside, or
-/// more than `bytes_max` were written to, or the host does not say.
-pub(crate) fn write_over(memory: &SharedMemory, range: Range<usize>, bytes_max: usize) -> bool {
-    let Some(bytes) = memory.data().get(range) else { return false };
+/// Makes `range` of `memory` zero and keeps its pages; how many bytes that were. `None` if the range
+/// is not all inside, or more than `bytes_max` were written to, or the host does not say.
+pub(crate) fn write_over(
+    memory: &SharedMemory,
+    range: Range<usize>,
+    bytes_max: usize,
+) -> Option<usize> {
+    let bytes = memory.data().get(range)?;
     let Range { start, end } = bytes.as_ptr_range();
-    let Some(written) = Written::find(start.cast()..end.cast(), bytes_max / PAGE_BYTES) else {
-        return false;
-    };
-    written.ranges().filter_map(|range| bytes.get(range)).for_each(write_zeros);
-    true
+    let written = Written::find(start.cast()..end.cast(), bytes_max / PAGE_BYTES)?;
+    let stretches = || written.ranges().filter_map(|range| bytes.get(range));
+    stretches().for_each(write_zeros);
+    Some(stretches().map(<[_]>::len).sum())
 }
 
 /// Which of `length` bytes from address `start` on are in pages of which all is meant.
@@ -171,22 +174,22 @@ mod tests {
             return;
         }
         let engine = Engine::new(Config::new().shared_memory(true)).unwrap();
-        for (range, pages, is_done) in [
-            (0..65536, 2, true),
-            (5..4091, 1, true),
-            (4096..65535, 1, true),
-            (9..9, 0, true),
-            (0..65536, 1, false),
-            (8000..65537, 16, false),
+        for (range, pages, bytes) in [
+            (0..65536, 2, Some(8192)),
+            (5..4091, 1, Some(4086)),
+            (4096..65535, 1, Some(4096)),
+            (9..9, 0, Some(0)),
+            (0..65536, 1, None),
+            (8000..65537, 16, None),
         ] {
             let memory = SharedMemory::new(&engine, MemoryType::shared(1, 1)).unwrap();
             // SAFETY: no other thread has this memory.
             let cell = |at: usize| unsafe { AtomicU8::from_ptr(memory.data()[at].get()) };
             let written = (0..4096).chain(12288..16384);
             written.clone().for_each(|at| cell(at).store(1, Ordering::Relaxed));
-            assert_eq!(write_over(&memory, range.clone(), pages * PAGE_BYTES), is_done);
+            assert_eq!(write_over(&memory, range.clone(), pages * PAGE_BYTES), bytes);
             let is_one = |at: &usize| cell(*at).load(Ordering::Relaxed) == 1;
-            let stays = |at: usize| !is_done || !range.contains(&at);
+            let stays = |at: usize| bytes.is_none() || !range.contains(&at);
             assert!(written.clone().all(|at| is_one(&at) == stays(at)), "{range:?}");
         }
     }

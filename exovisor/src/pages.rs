@@ -11,7 +11,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 const PAGE_BYTES: usize = 4096;
 static ZEROS: [u8; PAGE_BYTES] = [0; PAGE_BYTES];
 /// Up to so many bytes are compared with what they began with. That takes less than to ask the
-/// host, which walks its page tables for it: 0.4 us against 1.2 on an AMD machine.
+/// host, which walks its page tables for it: a call that writes to a memory of that size takes
+/// 2.2 us so and 3.1 us otherwise, on an AMD machine.
 const COMPARED_MAX: usize = 64 << 10;
 /// Stretches of pages that a memory may have written to at once.
 const REGIONS: usize = 32;

@@ -391,6 +391,24 @@ fn many_zeros_are_written_like_few() {
 }
 
 #[test]
+fn a_thread_without_a_beginning_is_an_error_that_names_it() {
+    let world = World::new();
+    for entry in ["", "(func (export \"wasi_thread_start\") (param i32))"] {
+        let text = format!(
+            r#"(module (import "env" "memory" (memory 1 1 shared))
+            (import "wasi" "thread-spawn" (func $spawn (param i32) (result i32))) {entry}
+            (func (export "run") (drop (call $spawn (i32.const 0))) (loop $again (br $again))))"#
+        );
+        let admitted =
+            world.admission.admit_for("a", text.as_bytes(), &processes(), Metering::Time);
+        let function = admitted.and_then(|admitted| admitted.function("a", "run")).unwrap();
+        let outcome = world.submit(Call::new(&function, &[], limits())).1.recv().unwrap().outcome;
+        let names = |why: &str| why.contains("no function `wasi_thread_start`");
+        assert!(matches!(&outcome, Outcome::Trap(why) if names(why)), "{outcome:?}");
+    }
+}
+
+#[test]
 fn threads_need_their_capability() {
     let admission = Admission::new(Policy::default());
     let caps = caps("[memory]\nlimit = \"1M\"");

@@ -1,5 +1,5 @@
-//! Fuzz targets for everything that reads what a guest, an archive or a file
-//! says. Whatever the bytes, a target must not panic, hang or grow without end.
+//! Fuzz targets for everything that reads what a guest, a client, an archive or
+//! a file says. Whatever the bytes, a target must not panic, hang or grow without end.
 //!
 //! One list, two drivers: `make fuzz` runs [`TARGETS`] under libFuzzer, guided
 //! by coverage (`src/bin/fuzz.rs`); `make test` runs each over its seeds and a

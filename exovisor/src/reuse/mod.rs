@@ -6,7 +6,7 @@
 //! another tenant.
 //!
 //! ```text
-//!  Made::new ──call──> returned ──as new──> kept ──Made::kept──> call ──> ...
+//!  Made::new ──call──> returned ──as new──> kept ──Made::again─> call ──> ...
 //!                         │ trapped, ended, grown,              │ the pool has no room,
 //!                         │ much was written to                 │ or its module goes
 //!                         v                                     v
@@ -68,8 +68,8 @@ impl Reuse {
 /// What is kept of all modules of one engine.
 pub(crate) struct Keeper {
     max: usize,
-    /// Bytes of a memory that are written over at most.
-    bytes_max: usize,
+    /// Bytes of a memory that are written over at most; 0 where nothing is kept.
+    pub bytes_max: usize,
     /// Instances that are kept, and those that were and serve a call.
     count: Arc<AtomicUsize>,
     /// Modules of which some may be kept, the longest known first.
@@ -82,17 +82,13 @@ impl Keeper {
     pub fn new(policy: &Policy) -> Self {
         let pool = policy.pool.as_ref();
         let pool = pool.filter(|_| policy.copy_on_write && pages::can_be_found());
+        let max = pool.map_or(0, |pool| pool.kept_max() as usize);
         Self {
-            max: pool.map_or(0, |pool| pool.kept_max() as usize),
-            bytes_max: pool.map_or(0, |pool| pool.keep_resident_bytes),
+            max,
+            bytes_max: pool.filter(|_| max > 0).map_or(0, |pool| pool.keep_resident_bytes),
             count: Arc::default(),
             modules: Mutex::default(),
         }
-    }
-
-    /// Bytes of a memory that are written over at most; 0 where nothing is kept.
-    pub fn bytes_max(&self) -> usize {
-        if self.max > 0 { self.bytes_max } else { 0 }
     }
 
     /// A place for one more, if need be another module's.
@@ -275,8 +271,7 @@ impl Made {
         if let Some((memory, bytes)) = resets.memory {
             let memory = memory.data_mut(&mut *store);
             let image = module.reuse.as_ref().map_or(&[][..], Reuse::image);
-            if memory.len() != bytes || !pages::reset(memory, image, module.host.keeper.bytes_max())
-            {
+            if memory.len() != bytes || !pages::reset(memory, image, module.host.keeper.bytes_max) {
                 return false;
             }
         }

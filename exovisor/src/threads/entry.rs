@@ -90,6 +90,11 @@ impl Both {
     }
 }
 
+/// A thread cannot begin.
+pub(crate) fn missing() -> wasmtime::Error {
+    wasmtime::format_err!("the module exports no function `{OWN}` of two 32-bit integers")
+}
+
 fn is_fitting(ty: &FuncType) -> bool {
     ty.params() == [wasmparser::ValType::I32; 2] && ty.results().is_empty()
 }

@@ -28,7 +28,7 @@ use crate::call;
 use crate::ending::{Cause, Stopper};
 use crate::isolate::{Attached, Outcome, State};
 use crate::reuse::{Made, Unmade};
-use crate::sched::{Home, ThreadTask};
+use crate::sched::{Home, ThreadTask, unlinked};
 use crate::teardown;
 use std::collections::HashMap;
 use std::ops::Range;
@@ -153,7 +153,7 @@ impl Team {
     /// Makes a part of the memory zero for a thread with this stopper; false if it is not all
     /// inside.
     pub async fn zero(&self, range: Range<usize>, stopper: &Stopper) -> bool {
-        teardown::zero(self.memory(), range, self.module.host.keeper.bytes_max(), stopper).await
+        teardown::zero(self.memory(), range, self.module.host.keeper.bytes_max, stopper).await
     }
 
     /// Makes the memory as it began. No thread may use it any more.
@@ -297,8 +297,8 @@ impl Member {
     async fn start(&self, made: &mut Made) -> wasmtime::Result<()> {
         let Made { store, instance, .. } = made;
         let module = &self.team.module;
-        let Link::Team(template) = &module.link else { return Err(call::no_export()) };
-        let entry = template.entry.as_ref().ok_or_else(call::no_export)?;
+        let Link::Team(template) = &module.link else { return Err(unlinked()) };
+        let entry = template.entry.as_ref().ok_or_else(entry::missing)?;
         if !entry.has_start {
             call::begin(module, instance, store).await?;
         }

@@ -95,10 +95,11 @@ static void take(int number)
 	taken = 1;
 }
 
-/* On a stack of the size that the system names, with a little for the handler. */
+/* On a stack of the size that the system names, or of SIGSTKSZ (8192) where it names none, with a
+ * little for the handler. */
 static int frame_fits(void)
 {
-	unsigned long least = getauxval(AT_MINSIGSTKSZ), size = (least < 2048 ? 2048 : least) + 2048;
+	unsigned long least = getauxval(AT_MINSIGSTKSZ), size = (least ? least : 8192) + 2048;
 	stack_t stack = {.ss_sp = malloc(size), .ss_size = size}, none = {.ss_flags = SS_DISABLE};
 	struct sigaction action = {.sa_handler = take, .sa_flags = SA_ONSTACK};
 
