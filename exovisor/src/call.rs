@@ -33,6 +33,8 @@ pub enum Value {
 pub struct Function {
     pub(crate) module: Arc<AdmittedModule>,
     export: ModuleExport,
+    /// Which of the module's exports it is.
+    number: usize,
     shape: Shape,
 }
 
@@ -79,7 +81,8 @@ impl Function {
         let ty = module.get_export(name)?.func()?.clone();
         let shape = Shape::of(&ty)?;
         let export = module.get_export_index(name)?;
-        Some(Self { module: Arc::clone(admitted), export, shape })
+        let number = module.exports().position(|export| export.name() == name)?;
+        Some(Self { module: Arc::clone(admitted), export, number, shape })
     }
 
     /// The module it belongs to.
@@ -120,25 +123,31 @@ impl Function {
         Err(ArgumentError { wanted: types.len(), given: arguments.len() })
     }
 
+    /// Calls it in an instance, for which `entry` is what was last called there.
     async fn call(
         &self,
         instance: &Instance,
         store: &mut Store<State>,
+        entry: &mut Option<Entry>,
         arguments: &[Value],
     ) -> wasmtime::Result<Vec<Value>> {
-        let func = entered(instance, store, &self.export)?;
-        match (&self.shape, arguments) {
-            (Shape::Unit, _) => {
-                typed::<(), ()>(func, store).call_async(store, ()).await?;
+        let known = entry.take().filter(|entry| entry.number == self.number);
+        let Entry { func, typed, .. } = entry.insert(match known {
+            Some(known) => known,
+            None => self.find_in(instance, store)?,
+        });
+        enter(func, store);
+        match (typed, arguments) {
+            (Typed::Unit(func), _) => {
+                func.call_async(store, ()).await?;
                 Ok(Vec::new())
             }
-            (Shape::I32ToI32, [Value::I32(argument)]) => {
-                let func = typed::<(i32,), (i32,)>(func, store);
+            (Typed::I32ToI32(func), [Value::I32(argument)]) => {
                 let (result,) = func.call_async(store, (*argument,)).await?;
                 Ok(vec![Value::I32(result)])
             }
-            (Shape::I32ToI32, _) => Err(no_export()),
-            (Shape::Other { results, .. }, arguments) => {
+            (Typed::I32ToI32(_), _) => Err(no_export()),
+            (Typed::Other { results }, arguments) => {
                 let arguments: Vec<Val> = arguments.iter().copied().map(Value::to_val).collect();
                 let mut out = vec![Val::I32(0); *results];
                 func.call_async(store, &arguments, &mut out).await?;
@@ -146,6 +155,30 @@ impl Function {
             }
         }
     }
+
+    fn find_in(&self, instance: &Instance, store: &mut Store<State>) -> wasmtime::Result<Entry> {
+        let func = found(instance, store, &self.export)?;
+        let typed = match &self.shape {
+            Shape::Unit => Typed::Unit(typed(func, store)),
+            Shape::I32ToI32 => Typed::I32ToI32(typed(func, store)),
+            Shape::Other { results, .. } => Typed::Other { results: *results },
+        };
+        Ok(Entry { number: self.number, func, typed })
+    }
+}
+
+/// A function in one instance. It is kept with that, for to make it counts the uses of its type,
+/// and all calls of an engine count in one place.
+pub(crate) struct Entry {
+    number: usize,
+    func: Func,
+    typed: Typed,
+}
+
+enum Typed {
+    Unit(TypedFunc<(), ()>),
+    I32ToI32(TypedFunc<(i32,), (i32,)>),
+    Other { results: usize },
 }
 
 fn no_export() -> wasmtime::Error {
@@ -258,17 +291,18 @@ pub(crate) fn instantiate<T: Send>(
     }
 }
 
-/// Runs the start function and calls.
+/// Runs the start function and calls; `entry` is what was last called in the instance.
 pub(crate) async fn run(
     function: &Function,
     instance: &Instance,
     store: &mut Store<State>,
+    entry: &mut Option<Entry>,
     arguments: &[Value],
 ) -> wasmtime::Result<Vec<Value>> {
     note_memory(&function.module, instance, store);
     let began = begin(&function.module, instance, store).await;
     let result = match began {
-        Ok(()) => function.call(instance, store, arguments).await,
+        Ok(()) => function.call(instance, store, entry, arguments).await,
         Err(error) => Err(error),
     };
     exit(store);
@@ -313,10 +347,18 @@ fn entered(
     store: &mut Store<State>,
     export: &ModuleExport,
 ) -> wasmtime::Result<Func> {
-    let func = instance.get_module_export(&mut *store, export);
-    let func = func.and_then(wasmtime::Extern::into_func).ok_or_else(no_export)?;
+    let func = found(instance, store, export)?;
     enter(&func, store);
     Ok(func)
+}
+
+fn found(
+    instance: &Instance,
+    store: &mut Store<State>,
+    export: &ModuleExport,
+) -> wasmtime::Result<Func> {
+    let func = instance.get_module_export(&mut *store, export);
+    func.and_then(wasmtime::Extern::into_func).ok_or_else(no_export)
 }
 
 /// A function whose types are known from its module. The engine's own comparison locks what all

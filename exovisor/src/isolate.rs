@@ -453,7 +453,7 @@ fn run_alone(
     };
     let call = async {
         let instance = call::instantiate(instance, &mut store)?;
-        let result = call::run(command, &instance, &mut store, &[]).await;
+        let result = call::run(command, &instance, &mut store, &mut None, &[]).await;
         teardown::give_back(&command.module, &instance, &mut store).await;
         result
     };

@@ -9,7 +9,6 @@ use std::sync::LazyLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 const PAGE_BYTES: usize = 4096;
-static ZEROS: [u8; PAGE_BYTES] = [0; PAGE_BYTES];
 /// Up to so many bytes are compared with what they began with. That takes less than to ask the
 /// host, which walks its page tables for it: a call that writes to a memory of that size takes
 /// 2.2 us so and 3.1 us otherwise, on an AMD machine.
@@ -98,10 +97,38 @@ fn compare(memory: &mut [u8], image: &[u8]) {
         if content != first {
             content.copy_from_slice(first);
         }
-        if *zeros != ZEROS[..zeros.len()] {
+        if !are_zero(zeros) {
             zeros.fill(0);
         }
     }
+}
+
+/// Whether all bytes are zero. With the processor's wide registers that takes two thirds of what
+/// memcmp(3) takes, for that reads zeros as well.
+fn are_zero(bytes: &[u8]) -> bool {
+    #[cfg(target_arch = "x86_64")]
+    if std::arch::is_x86_feature_detected!("avx2") {
+        // SAFETY: the processor has what the function is compiled for. It has no other needs.
+        return unsafe { are_zero_avx2(bytes) };
+    }
+    are_zero_in_blocks(bytes)
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2")]
+fn are_zero_avx2(bytes: &[u8]) -> bool {
+    are_zero_in_blocks(bytes)
+}
+
+/// Blocks have no branch inside, so that they become wide operations.
+#[inline(always)]
+fn are_zero_in_blocks(bytes: &[u8]) -> bool {
+    let (words, rest) = bytes.as_chunks::<8>();
+    let (blocks, words) = words.as_chunks::<32>();
+    let any = |all: u64, word: &[u8; 8]| all | u64::from_ne_bytes(*word);
+    blocks.iter().all(|block| block.iter().fold(0, any) == 0)
+        && words.iter().fold(0, any) == 0
+        && rest.iter().all(|byte| *byte == 0)
 }
 
 /// What of some bytes, which begin at `from` of a memory, the image reaches; what it has there;
@@ -220,6 +247,20 @@ mod tests {
             assert!(reset(bytes, image, COMPARED_MAX));
             assert!(is(bytes, image), "{}", image.len());
             bytes[..image.len()].fill(0);
+        }
+    }
+
+    #[test]
+    fn one_byte_anywhere_is_not_zero() {
+        let mut bytes = vec![0; 1000];
+        for (start, end) in [(0, 1000), (1, 999), (7, 263), (8, 264), (3, 3), (5, 6), (0, 256)] {
+            assert!(are_zero(&bytes[start..end]) && are_zero_in_blocks(&bytes[start..end]));
+            for at in start..end {
+                bytes[at] = 0x80;
+                assert!(!are_zero(&bytes[start..end]), "{at} of {start}..{end}");
+                assert!(!are_zero_in_blocks(&bytes[start..end]), "{at} of {start}..{end}");
+                bytes[at] = 0;
+            }
         }
     }
 

@@ -5,12 +5,14 @@ mod common;
 use common::{caps_with, table};
 use exocell_exovisor::{
     Admission, Call, CallLimits, Cause, Function, Metering, Outcome, Policy, Pool, Priority,
-    Report, Scheduler, SchedulerConfig, Slots, Spec, Stopper, SubmitError, Tenant, Value,
+    Report, Scheduler, SchedulerConfig, Slots, Spec, Stopper, SubmitError, Submitter, Tenant,
+    Value,
 };
 use exocell_xgate::CapabilitySet;
 use std::io::Write;
 use std::os::fd::OwnedFd;
-use std::sync::mpsc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 /// What the tests call: well-behaved functions and one of each kind of bad ones.
@@ -420,6 +422,86 @@ fn a_tenant_may_not_queue_without_end() {
         (0..20).map(|_| world.scheduler.submit(&tenant, call(&spin, &[]), |_| {})).collect();
     assert!(results[0].is_ok());
     assert!(matches!(results[19], Err(SubmitError::Full { waiting: 10, .. })));
+}
+
+#[test]
+fn what_is_submitted_at_an_end_comes_in_order_and_counts() {
+    let config = SchedulerConfig { workers: 1, waiting_max: 3, ..SchedulerConfig::default() };
+    let world = World { scheduler: Scheduler::new(&config).unwrap(), ..World::new(1, SHORT) };
+    let tenant = world.tenant("t");
+    let fib = world.function(&tenant, "fib");
+    let (send, receive) = mpsc::channel();
+    let submitter = world.scheduler.submitter();
+    let (again, of) = (fib.clone(), tenant.clone());
+    let end = move |_| {
+        let submit = |index: i32| {
+            let send = send.clone();
+            let done = move |report: Report| send.send(Ok((index, report.outcome))).unwrap();
+            submitter.submit(&of, call(&again, &[Value::I32(index)]), done)
+        };
+        for index in 0..5 {
+            if let Err(error) = submit(index) {
+                send.send(Err((index, error))).unwrap();
+            }
+        }
+    };
+    world.scheduler.submit(&tenant, call(&fib, &[Value::I32(1)]), end).unwrap();
+    let (mut ended, mut refused) = (Vec::new(), Vec::new());
+    for told in receive {
+        match told {
+            Ok((index, outcome)) => {
+                assert_eq!(outcome, Outcome::Exited(0));
+                ended.push(index);
+            }
+            Err((index, error)) => {
+                assert!(matches!(error, SubmitError::Full { waiting: 3, .. }), "{error}");
+                refused.push(index);
+            }
+        }
+    }
+    assert_eq!((ended, refused), (vec![0, 1, 2], vec![3, 4]));
+}
+
+#[test]
+fn each_call_is_told_its_end_though_the_scheduler_goes() {
+    /// Calls until it is refused, and counts what was taken and what was told.
+    #[derive(Clone)]
+    struct Chain {
+        submitter: Submitter,
+        tenant: Tenant,
+        fib: Function,
+        taken: Arc<AtomicUsize>,
+        told: Arc<AtomicUsize>,
+    }
+    impl Chain {
+        fn next(self) {
+            let Self { submitter, tenant, fib, taken, .. } = &self;
+            let again = self.clone();
+            let end = move |_| {
+                again.told.fetch_add(1, Ordering::Relaxed);
+                again.next();
+            };
+            if submitter.submit(tenant, call(fib, &[Value::I32(1)]), end).is_ok() {
+                taken.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+    }
+    for _ in 0..20 {
+        let world = World::new(2, SHORT);
+        let tenant = world.tenant("t");
+        let fib = world.function(&tenant, "fib");
+        let (taken, told) = (Arc::<AtomicUsize>::default(), Arc::<AtomicUsize>::default());
+        let submitter = world.scheduler.submitter();
+        let chain = Chain { submitter, tenant, fib, taken, told };
+        (0..4).for_each(|_| chain.clone().next());
+        let (taken, told) = (Arc::clone(&chain.taken), Arc::clone(&chain.told));
+        drop(chain);
+        while told.load(Ordering::Relaxed) < 100 {
+            std::thread::yield_now();
+        }
+        drop(world);
+        assert_eq!(taken.load(Ordering::Relaxed), told.load(Ordering::Relaxed));
+    }
 }
 
 #[test]

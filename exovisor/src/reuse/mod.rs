@@ -15,14 +15,17 @@
 
 mod changes;
 mod globals;
+mod shelves;
 #[cfg(test)]
 mod tests;
 
 pub(crate) use changes::{Changes, changes};
 use globals::Globals;
+use shelves::Shelves;
+pub(crate) use shelves::set_worker;
 
 use crate::admission::{AdmittedModule, Link};
-use crate::call;
+use crate::call::{self, Entry};
 use crate::isolate::State;
 use crate::limits::Limits;
 use crate::pages;
@@ -33,8 +36,6 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use wasmtime::{Instance, InstancePre, Memory, PoolConcurrencyLimitError, Store};
 
-/// Kept of one module.
-const KEPT_MAX: usize = 4;
 /// Longer first contents are not kept a copy of, in bytes.
 const IMAGE_BYTES_MAX: u64 = 4 << 20;
 
@@ -44,7 +45,7 @@ pub(crate) struct Reuse {
     image_bytes: usize,
     /// What the memory begins with.
     image: OnceLock<Box<[u8]>>,
-    kept: Mutex<Vec<Made>>,
+    kept: Shelves,
 }
 
 impl Reuse {
@@ -52,22 +53,20 @@ impl Reuse {
     pub fn new(keeper: &Keeper, changes: &Changes) -> Option<Self> {
         let image_bytes = changes.image_bytes.filter(|bytes| *bytes <= IMAGE_BYTES_MAX)?;
         let image_bytes = image_bytes as usize;
-        let (image, kept) = (OnceLock::new(), Mutex::default());
+        let (image, kept) = (OnceLock::new(), Shelves::new(keeper.workers));
         (keeper.max > 0).then_some(Self { image_bytes, image, kept })
     }
 
     fn image(&self) -> &[u8] {
         self.image.get().map_or(&[], |image| image)
     }
-
-    fn kept(&self) -> MutexGuard<'_, Vec<Made>> {
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 /// What is kept of all modules of one engine.
 pub(crate) struct Keeper {
     max: usize,
+    /// Workers that a scheduler has unless it is told otherwise.
+    workers: usize,
     /// Bytes of a memory that are written over at most; 0 where nothing is kept.
     pub bytes_max: usize,
     /// Instances that are kept, and those that were and serve a call.
@@ -85,6 +84,7 @@ impl Keeper {
         let max = pool.map_or(0, |pool| pool.kept_max() as usize);
         Self {
             max,
+            workers: std::thread::available_parallelism().map_or(1, Into::into),
             bytes_max: pool.filter(|_| max > 0).map_or(0, |pool| pool.keep_resident_bytes),
             count: Arc::default(),
             modules: Mutex::default(),
@@ -116,7 +116,8 @@ impl Keeper {
 
     /// Notes that something is kept of a module, so that it can be dropped for others' sake.
     pub fn list(&self, module: &Arc<AdmittedModule>) {
-        if !module.is_kept.swap(true, Ordering::AcqRel) {
+        // Most often it is known, which a look tells without taking the cache line from others.
+        if !module.is_kept.load(Ordering::Acquire) && !module.is_kept.swap(true, Ordering::AcqRel) {
             let mut modules = self.modules();
             modules.retain(|module| module.strong_count() > 0);
             modules.push_back(Arc::downgrade(module));
@@ -138,7 +139,7 @@ impl AdmittedModule {
     fn release(&self) {
         let kept = match (&self.link, &self.reuse) {
             (Link::Team(template), _) => template.release(),
-            (Link::Alone(_), Some(reuse)) => std::mem::take(&mut *reuse.kept()),
+            (Link::Alone(_), Some(reuse)) => reuse.kept.release(),
             (Link::Alone(_), None) => Vec::new(),
         };
         // Without a lock.
@@ -159,6 +160,8 @@ impl Drop for Place {
 pub(crate) struct Made {
     pub store: Store<State>,
     pub instance: Instance,
+    /// The function that was last called.
+    pub entry: Option<Entry>,
     /// How it is made as new, if it may be kept.
     resets: Option<Resets>,
 }
@@ -185,7 +188,7 @@ impl Made {
     /// # Errors
     /// [`Unmade`] when the pool has no room, or the state may not hold so much memory.
     pub fn of(module: &AdmittedModule, state: State, fuel: u64) -> Result<Self, Unmade> {
-        let kept = module.reuse.as_ref().and_then(|reuse| reuse.kept().pop());
+        let kept = module.reuse.as_ref().and_then(|reuse| reuse.kept.take());
         let fitting = kept.filter(|made| made.fits(&state));
         match (fitting, &module.link) {
             (Some(made), _) => made.again(module, state, fuel),
@@ -242,27 +245,23 @@ impl Made {
         match made {
             Ok(instance) => {
                 let resets = Resets::read(module, &instance, &mut store);
-                Ok(Self { store, instance, resets })
+                Ok(Self { store, instance, entry: None, resets })
             }
             Err(error) => Err(unmade(Some(store), error)),
         }
     }
 
     /// Keeps it for the module's next call, as new; or answers with it, if that is not worth it.
-    pub fn keep(mut self, module: &Arc<AdmittedModule>) -> Result<(), Self> {
-        let Some(reuse) = &module.reuse else { return Err(self) };
+    pub fn keep(mut self, module: &Arc<AdmittedModule>) -> Option<Self> {
+        let Some(reuse) = &module.reuse else { return Some(self) };
         if !self.reset(module) || !self.take_place(&module.host.keeper) {
-            return Err(self);
+            return Some(self);
         }
-        let mut kept = reuse.kept();
-        if kept.len() >= KEPT_MAX {
-            drop(kept);
-            return Err(self);
+        let left = reuse.kept.keep(self);
+        if left.is_none() {
+            module.host.keeper.list(module);
         }
-        kept.push(self);
-        drop(kept);
-        module.host.keeper.list(module);
-        Ok(())
+        left
     }
 
     /// Makes it as new and nobody's, if that is possible and not much work.

@@ -72,7 +72,7 @@ impl Host {
 fn kept(function: &Function) -> usize {
     match (&function.module.link, &function.module.reuse) {
         (Link::Team(template), _) => template.kept(),
-        (_, reuse) => reuse.as_ref().map_or(0, |reuse| reuse.kept().len()),
+        (_, reuse) => reuse.as_ref().map_or(0, |reuse| reuse.kept.count()),
     }
 }
 
@@ -98,6 +98,24 @@ fn a_call_finds_the_instance_as_new_that_another_has_used() {
             );
             assert_eq!(kept(&function), usize::from(keeps()), "{metering:?}");
         }
+    }
+}
+
+#[test]
+fn what_one_worker_kept_serves_another_that_has_none() {
+    if !keeps() {
+        return;
+    }
+    let host = Host::new(Pool::default());
+    let function = host.function(CHANGES, Metering::Time);
+    assert_eq!(host.call(&function, 1 << 20).outcome, Outcome::Exited(0));
+    let reuse = function.module.reuse.as_ref().unwrap();
+    for worker in [1, 0, 5] {
+        set_worker(worker);
+        let made = reuse.kept.take().unwrap();
+        assert!(reuse.kept.take().is_none());
+        assert!(reuse.kept.keep(made).is_none());
+        assert_eq!(kept(&function), 1);
     }
 }
 

@@ -26,8 +26,8 @@ use exocell_xgate::Table;
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
 use queue::Seat;
-use shared::Shared;
-use std::sync::{Arc, mpsc};
+use shared::{Refusal, Shared};
+use std::sync::{Arc, Weak, mpsc};
 use std::thread::JoinHandle;
 use std::time::Duration;
 use task::{Plan, Task, TeamPlan};
@@ -120,16 +120,22 @@ pub struct Stats {
 
 /// Whose calls these are. Clones are the same tenant.
 #[derive(Clone, Debug)]
-pub struct Tenant {
-    name: Arc<str>,
+pub struct Tenant(Arc<Party>);
+
+/// What all calls of a tenant hold on to. They hold this and not the scheduler, whose count of
+/// holders would be on its way from one worker to the other all the time.
+#[derive(Debug)]
+pub(crate) struct Party {
+    name: Box<str>,
     seat: Seat,
+    shared: Weak<Shared>,
 }
 
 impl Tenant {
     /// Its name, which modules are owned by.
     #[must_use]
     pub fn name(&self) -> &str {
-        &self.name
+        &self.0.name
     }
 }
 
@@ -165,7 +171,6 @@ pub struct Scheduler {
     shared: Arc<Shared>,
     workers: Vec<JoinHandle<()>>,
     reactor: Option<tokio::runtime::Runtime>,
-    waiting_max: usize,
 }
 
 impl Scheduler {
@@ -180,15 +185,9 @@ impl Scheduler {
             .thread_name("reactor")
             .enable_all()
             .build()?;
-        let slice_ns = nanoseconds(config.slice);
-        let shared = Arc::new(Shared::new(slice_ns, config.begun_max, config.awake_max));
-        let mut scheduler = Self {
-            shared,
-            workers: Vec::new(),
-            reactor: Some(reactor),
-            waiting_max: config.waiting_max,
-        };
         let workers = config.workers.max(1);
+        let shared = Arc::new(Shared::new(&SchedulerConfig { workers, ..config.clone() }));
+        let mut scheduler = Self { shared, workers: Vec::new(), reactor: Some(reactor) };
         let processors = if config.own_processors { processors(workers) } else { Vec::new() };
         for index in 0..workers {
             scheduler.start_worker(index, processors.get(index).copied())?;
@@ -224,7 +223,7 @@ impl Scheduler {
         let mut state = self.shared.lock();
         let seat = state.queue.add(weight, priority);
         state.stats.push((name.to_owned(), Stats::default()));
-        Tenant { name: name.into(), seat }
+        Tenant(Arc::new(Party { name: name.into(), seat, shared: Arc::downgrade(&self.shared) }))
     }
 
     /// Opens the streams and folders that `holder` has capabilities for in `table`, for one call.
@@ -280,7 +279,7 @@ impl Scheduler {
     /// A handle that submits from other threads, also from within `done`.
     #[must_use]
     pub fn submitter(&self) -> Submitter {
-        Submitter { shared: Arc::clone(&self.shared), waiting_max: self.waiting_max }
+        Submitter { shared: Arc::clone(&self.shared) }
     }
 }
 
@@ -308,7 +307,6 @@ impl Drop for Scheduler {
 #[derive(Clone)]
 pub struct Submitter {
     shared: Arc<Shared>,
-    waiting_max: usize,
 }
 
 impl Submitter {
@@ -323,8 +321,8 @@ impl Submitter {
         done: impl FnOnce(Report) + Send + 'static,
     ) -> Result<Stopper, SubmitError> {
         let Call { function, arguments, limits, attached } = call;
-        if function.owner() != &*tenant.name {
-            return Err(SubmitError::NotOwner { tenant: tenant.name.to_string() });
+        if function.owner() != tenant.name() {
+            return Err(SubmitError::NotOwner { tenant: tenant.name().to_owned() });
         }
         function.check(&arguments)?;
         if function.module.uses_host && attached.is_none() {
@@ -350,8 +348,7 @@ impl Submitter {
         let stopper = state.stopper.clone();
         let threaded = matches!(function.module.link, Link::Team(_));
         let home = Home {
-            shared: Arc::downgrade(&self.shared),
-            seat: tenant.seat,
+            party: Arc::clone(&tenant.0),
             deadline_ns: limits.deadline.map_or(u64::MAX, shared::monotonic_ns),
             cpu_limit_ns: limits.cpu_ns.unwrap_or(u64::MAX),
             cpu_ns: threaded.then(Arc::default),
@@ -360,15 +357,12 @@ impl Submitter {
         let team = threaded.then(|| Box::new(TeamPlan { limits, home: home.clone() }));
         let plan = Plan { function, arguments, state, fuel, team };
         let task = Arc::new(Task::call(home, plan, Box::new(done)));
-        let state = self.shared.lock();
-        if state.closing {
-            return Err(SubmitError::Closing);
-        }
-        let waiting = state.queue.waiting(tenant.seat);
-        if waiting >= self.waiting_max {
-            return Err(SubmitError::Full { tenant: tenant.name.to_string(), waiting });
-        }
-        self.shared.push(state, task);
+        self.shared.submit(task).map_err(|refusal| match refusal {
+            Refusal::Closing => SubmitError::Closing,
+            Refusal::Full { waiting } => {
+                SubmitError::Full { tenant: tenant.name().to_owned(), waiting }
+            }
+        })?;
         Ok(stopper)
     }
 }

@@ -93,6 +93,8 @@ pub(crate) struct Queue<T> {
     begun_max: usize,
     /// How many are begun and wait.
     begun_waiting: usize,
+    /// How many wait.
+    len: usize,
 }
 
 impl<T> Queue<T> {
@@ -101,7 +103,7 @@ impl<T> Queue<T> {
     pub fn new(begun_max: usize, slice_ns: u64) -> Self {
         let (tenants, ready) = (Vec::new(), BTreeSet::new());
         let begun_max = begun_max.max(1);
-        Self { tenants, ready, now: 0, slice_ns, came: 0, begun_max, begun_waiting: 0 }
+        Self { tenants, ready, now: 0, slice_ns, came: 0, begun_max, begun_waiting: 0, len: 0 }
     }
 
     /// A new tenant. A weight of 0 counts as 1.
@@ -117,6 +119,11 @@ impl<T> Queue<T> {
     /// Whether nothing waits.
     pub fn is_empty(&self) -> bool {
         self.ready.is_empty()
+    }
+
+    /// How many items of all tenants wait.
+    pub fn len(&self) -> usize {
+        self.len
     }
 
     /// Whether this tenant has nothing that waits or is begun.
@@ -148,6 +155,7 @@ impl<T> Queue<T> {
         self.catch_up(seat);
         let Some(tenant) = self.tenants.get_mut(seat.0) else { return };
         tenant.fresh.push_back((came, item));
+        self.len += 1;
         self.make_ready(seat);
     }
 
@@ -173,6 +181,7 @@ impl<T> Queue<T> {
         let Some(tenant) = self.tenants.get_mut(seat.0) else { return };
         tenant.waiting.push_back((came, item));
         self.begun_waiting += 1;
+        self.len += 1;
         self.make_ready(seat);
     }
 
@@ -215,6 +224,7 @@ impl<T> Queue<T> {
                 tenant.waiting.pop_front()?
             }
         };
+        self.len = self.len.saturating_sub(1);
         self.now = self.now.max(tenant.used);
         self.slice_ns = slice_ns;
         tenant.used = tenant.used.saturating_add(tenant.cost(slice_ns));
@@ -239,6 +249,7 @@ impl<T> Queue<T> {
     pub fn drain(&mut self) -> Vec<T> {
         self.ready.clear();
         self.begun_waiting = 0;
+        self.len = 0;
         let all = |tenant: &mut Tenant<T>| {
             let items: Vec<(u64, T)> =
                 tenant.waiting.drain(..).chain(tenant.fresh.drain(..)).collect();

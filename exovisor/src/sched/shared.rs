@@ -3,15 +3,19 @@
 //! Waking a thread that sleeps costs its processor some 20 us, so it is not done without need:
 //! a worker that is between two turns takes what it has just queued itself, and one that ran
 //! threads looks for the next ones a little while before it sleeps.
+//!
+//! With short calls all of this goes from one worker's processor to the other's, line by line of
+//! their caches, so it is asked for once a call: what a worker is given between two turns is queued
+//! when it takes its next one.
 
 use crate::isolate::Outcome;
 use crate::preempt;
-use crate::sched::Stats;
 use crate::sched::queue::{Queue, Seat};
 use crate::sched::task::Task;
+use crate::sched::{SchedulerConfig, Stats, nanoseconds};
 use std::cell::Cell;
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -29,16 +33,22 @@ pub(super) fn monotonic_ns(at: Instant) -> u64 {
 /// How long a worker that ran threads looks for others before it sleeps, in nanoseconds.
 const LOOK_NS: u64 = 50_000;
 
+/// How often a thread looks whether the lock is free before it sleeps until it is, and how long it
+/// waits in between. It is held for some 200 ns, and a sleep takes a hundred times that.
+const LOCK_TRIES: u32 = 25;
+const LOCK_SPINS: u32 = 8;
+
 /// Part of a slice that a turn has at least when another comes. To take the CPU costs some 25 us;
 /// and earlier than this, signals more often find host code, and come in vain.
 const SHORTENED: u64 = 24;
 
 thread_local! {
-    /// Whose worker this thread is, if it is between two turns and has queued nothing there, by
-    /// address.
+    /// Whose worker this thread is, if it is between two turns, by address.
     static BETWEEN: Cell<usize> = const { Cell::new(0) };
-    /// Whether it has queued something that nobody else was told of.
-    static KEPT: Cell<bool> = const { Cell::new(false) };
+    /// Whether it has queued something there that nobody else was told of.
+    static KEEPS: Cell<bool> = const { Cell::new(false) };
+    /// That, if it is not in the queue yet.
+    static KEPT: Cell<Option<Arc<Task>>> = const { Cell::new(None) };
 }
 
 pub(super) struct State {
@@ -69,11 +79,31 @@ struct Running {
 }
 
 pub(super) struct Shared {
-    state: Mutex<State>,
-    work: Condvar,
+    state: Apart<Mutex<State>>,
+    work: Apart<Condvar>,
     /// The last look that something was queued for.
     look_found: AtomicU64,
     slice_ns: AtomicU64,
+    /// Whether so much waits that a tenant may have as much as it is allowed.
+    is_long: AtomicBool,
+    waiting_max: usize,
+    workers: usize,
+}
+
+/// In cache lines of its own, two of which processors fetch together: who looks at what lies beside
+/// it does not wait for it.
+#[repr(align(128))]
+struct Apart<T>(T);
+
+/// Why a call is not queued.
+pub(super) enum Refusal {
+    /// No more turns begin.
+    Closing,
+    /// Its tenant has as many waiting as it may.
+    Full {
+        /// How many.
+        waiting: usize,
+    },
 }
 
 /// A turn to come.
@@ -117,27 +147,39 @@ pub(super) struct Spent {
 }
 
 impl Shared {
-    /// At most `begun_max` calls and threads of a tenant are begun at a time, and `awake_max` of
-    /// all wait for their next turn without being dormant.
-    pub fn new(slice_ns: u64, begun_max: usize, awake_max: usize) -> Self {
+    pub fn new(config: &SchedulerConfig) -> Self {
+        let slice_ns = nanoseconds(config.slice);
         let state = State {
-            queue: Queue::new(begun_max, slice_ns),
+            queue: Queue::new(config.begun_max, slice_ns),
             parked: HashMap::new(),
             stats: Vec::new(),
             idle_workers: 0,
             looks: None,
             looks_begun: 0,
             workers: 0,
-            awake_max,
+            awake_max: config.awake_max,
             turns: Vec::new(),
             closing: false,
         };
-        let (slice_ns, look_found) = (AtomicU64::new(slice_ns), AtomicU64::new(0));
-        Self { state: Mutex::new(state), work: Condvar::new(), look_found, slice_ns }
+        Self {
+            state: Apart(Mutex::new(state)),
+            work: Apart(Condvar::new()),
+            look_found: AtomicU64::new(0),
+            slice_ns: AtomicU64::new(slice_ns),
+            is_long: AtomicBool::new(false),
+            waiting_max: config.waiting_max,
+            workers: config.workers,
+        }
     }
 
     pub fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        for _ in 0..LOCK_TRIES {
+            if let Ok(state) = self.state.0.try_lock() {
+                return state;
+            }
+            (0..LOCK_SPINS).for_each(|_| std::hint::spin_loop());
+        }
+        self.state.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub fn slice_ns(&self) -> u64 {
@@ -148,13 +190,41 @@ impl Shared {
         self.slice_ns.store(slice_ns, Ordering::Relaxed);
     }
 
-    /// Queues a new task. One of a tenant that had nothing to do does not wait for the ends of
+    /// Queues a new call. One of a tenant that had nothing to do does not wait for the ends of
     /// turns of others.
-    pub fn push(&self, mut state: MutexGuard<'_, State>, task: Arc<Task>) {
+    pub fn submit(&self, task: Arc<Task>) -> Result<(), Refusal> {
+        if self.is_between_turns() && !self.is_long.load(Ordering::Relaxed) && !KEEPS.replace(true)
+        {
+            // If no turn begins any more, it is queued and drained.
+            KEPT.set(Some(task));
+            return Ok(());
+        }
+        let mut state = self.lock();
+        if self.is_between_turns() {
+            // What came before it is before it.
+            state.queue_kept();
+        }
+        if state.closing {
+            return Err(Refusal::Closing);
+        }
         let seat = task.seat;
+        let waiting = state.queue.waiting(seat);
+        if waiting >= self.waiting_max {
+            return Err(Refusal::Full { waiting });
+        }
         let first = state.queue.is_idle(seat).then_some(seat);
         state.queue.push(seat, task);
+        self.measure(&state);
         self.tell(state, first);
+        Ok(())
+    }
+
+    /// Notes how much waits, where that has changed enough. Each worker may keep one more.
+    fn measure(&self, state: &State) {
+        let is_long = state.queue.len() + self.workers >= self.waiting_max;
+        if is_long != self.is_long.load(Ordering::Relaxed) {
+            self.is_long.store(is_long, Ordering::Relaxed);
+        }
     }
 
     /// Queues a new thread of a call that runs; false if its tenant may have no more.
@@ -162,16 +232,21 @@ impl Shared {
         let mut state = self.lock();
         let queued = !state.closing && state.queue.push_begun(task.seat, task);
         if queued {
+            self.measure(&state);
             self.tell(state, None);
         }
         queued
     }
 
-    /// Work between two turns of this worker: what it queues is its own next turn.
+    /// Work between two turns of this worker: the first that it queues is its own next turn.
     pub fn between_turns(&self, work: impl FnOnce()) {
         BETWEEN.set(self.address());
         work();
         BETWEEN.set(0);
+    }
+
+    fn is_between_turns(&self) -> bool {
+        BETWEEN.get() == self.address()
     }
 
     fn address(&self) -> usize {
@@ -181,9 +256,7 @@ impl Shared {
     /// A worker that looks or sleeps is told of what was queued; if there is none, a turn may be
     /// shortened. `first` is the tenant of what was queued if it has nothing else.
     fn tell(&self, mut state: MutexGuard<'_, State>, first: Option<Seat>) {
-        if BETWEEN.get() == self.address() {
-            BETWEEN.set(0);
-            KEPT.set(true);
+        if self.is_between_turns() && !KEEPS.replace(true) {
             return;
         }
         if let Some(look) = state.looks.take() {
@@ -194,7 +267,7 @@ impl Shared {
         let shortened = if idle { None } else { state.shorten(first, self.slice_ns()) };
         drop(state);
         if idle {
-            self.work.notify_one();
+            self.work.0.notify_one();
         }
         if let Some((task, due_ns)) = shortened {
             task.stopper.hurry(due_ns, first.is_some());
@@ -209,6 +282,7 @@ impl Shared {
         }
         state.parked.remove(&address(&task));
         state.queue.push_woken(task.seat, task);
+        self.measure(&state);
         self.tell(state, None);
     }
 
@@ -221,7 +295,8 @@ impl Shared {
         if let Some(spent) = spent {
             over = state.settle(worker, spent);
         }
-        let kept = KEPT.replace(false);
+        state.queue_kept();
+        let kept = KEEPS.replace(false);
         let mut waited = false;
         loop {
             if state.closing {
@@ -229,6 +304,7 @@ impl Shared {
             }
             let slice_ns = self.slice_ns();
             if let Some((_, task)) = state.queue.pop(slice_ns) {
+                self.measure(&state);
                 let next = state.begin(worker, task, slice_ns, waited);
                 if kept && !next.alone {
                     // Something else was before what was kept for this worker.
@@ -248,7 +324,7 @@ impl Shared {
             }
             waited = true;
             state.idle_workers += 1;
-            state = self.work.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state = self.work.0.wait(state).unwrap_or_else(PoisonError::into_inner);
             state.idle_workers -= 1;
         }
     }
@@ -281,7 +357,7 @@ impl Shared {
         state.closing = true;
         let running: Vec<_> = state.turns.drain(..).flatten().collect();
         drop(state);
-        self.work.notify_all();
+        self.work.0.notify_all();
         for turn in running {
             turn.task.stopper.hurry(0, true);
         }
@@ -304,6 +380,13 @@ impl State {
     /// How many workers wait for work, and how many there are.
     pub fn workers(&self) -> (usize, usize) {
         (self.idle_workers + usize::from(self.looks.is_some()), self.workers)
+    }
+
+    /// What this worker was given since its last turn.
+    fn queue_kept(&mut self) {
+        if let Some(task) = KEPT.take() {
+            self.queue.push(task.seat, task);
+        }
     }
 
     fn begin(&mut self, worker: usize, task: Arc<Task>, slice_ns: u64, waited: bool) -> Next {

@@ -16,13 +16,13 @@ use crate::dormant::{self, Fiber};
 use crate::ending::Stopper;
 use crate::isolate::{Outcome, State};
 use crate::reuse::Made;
+use crate::sched::Party;
 use crate::sched::queue::Seat;
-use crate::sched::shared::Shared;
 use crate::teardown;
 use crate::threads::{Member, Team, Terms, Unbound};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Wake};
 use std::time::Duration;
 
@@ -69,8 +69,7 @@ pub(super) struct TeamPlan {
 /// Where the threads of a call belong: to its tenant and its limits.
 #[derive(Clone)]
 pub(crate) struct Home {
-    pub(super) shared: Weak<Shared>,
-    pub(super) seat: Seat,
+    pub(super) party: Arc<Party>,
     pub(super) deadline_ns: u64,
     pub(super) cpu_limit_ns: u64,
     /// CPU time of a call with threads and all of these, in nanoseconds.
@@ -86,13 +85,13 @@ pub(crate) struct ThreadTask {
 impl Home {
     /// Queues a thread; false if the tenant may have no more, or the scheduler is closing.
     pub fn start(&self, thread: ThreadTask) -> bool {
-        let Some(shared) = self.shared.upgrade() else { return false };
+        let Some(shared) = self.party.shared.upgrade() else { return false };
         shared.push_thread(Arc::new(Task::thread(self.clone(), thread)))
     }
 
     /// Workers that have nothing to do at this moment, and how many there are.
     pub fn workers(&self) -> (usize, usize) {
-        self.shared.upgrade().map_or((0, 1), |shared| shared.lock().workers())
+        self.party.shared.upgrade().map_or((0, 1), |shared| shared.lock().workers())
     }
 }
 
@@ -189,8 +188,8 @@ impl Plan {
             Ok(made) => made,
             Err(unmade) => return (unmade.outcome(), Vec::new()),
         };
-        let Made { store, instance, .. } = &mut made;
-        let result = call::run(&function, instance, store, &arguments).await;
+        let Made { store, instance, entry, .. } = &mut made;
+        let result = call::run(&function, instance, store, entry, &arguments).await;
         teardown::give_back(module, instance, store).await;
         let (outcome, results) = ended(store.data(), result);
         match outcome {
@@ -249,7 +248,7 @@ pub(super) struct Task {
     pub is_thread: bool,
     state: AtomicU8,
     body: Mutex<Body>,
-    shared: Weak<Shared>,
+    party: Arc<Party>,
 }
 
 impl Task {
@@ -266,9 +265,9 @@ impl Task {
     }
 
     fn new(home: Home, stopper: Stopper, stage: Stage, done: Option<Done>) -> Self {
-        let Home { shared, seat, deadline_ns, cpu_limit_ns, cpu_ns } = home;
+        let Home { party, deadline_ns, cpu_limit_ns, cpu_ns } = home;
         Self {
-            seat,
+            seat: party.seat,
             stopper,
             deadline_ns,
             cpu_limit_ns,
@@ -278,7 +277,7 @@ impl Task {
             is_thread: done.is_none(),
             state: AtomicU8::new(QUEUED),
             body: Mutex::new(Body { stage, done }),
-            shared,
+            party,
         }
     }
 
@@ -336,7 +335,7 @@ impl Wake for Task {
                 _ => None,
             });
         if woken == Ok(PARKED)
-            && let Some(shared) = self.shared.upgrade()
+            && let Some(shared) = self.party.shared.upgrade()
         {
             shared.unpark(self);
         }

@@ -3,6 +3,7 @@
 use crate::ending::Cause;
 use crate::isolate::Outcome;
 use crate::preempt::{self, Allowance, Timer, Turn};
+use crate::reuse::set_worker;
 use crate::rooms::Keeping;
 use crate::sched::shared::{Ending, Next, Shared, Spent, Verdict};
 use crate::sched::task::{Done, Report, rest};
@@ -29,6 +30,7 @@ pub(super) fn run(
         }
         Err(error) => return ready(Err(error)),
     };
+    set_worker(worker);
     let _reactor = reactor.enter();
     let _room = Keeping::begin();
     let thread = preempt::this_thread();
