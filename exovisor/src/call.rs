@@ -123,16 +123,15 @@ impl Function {
         Err(ArgumentError { wanted: types.len(), given: arguments.len() })
     }
 
-    /// Calls it in an instance, for which `entry` is what was last called there.
     async fn call(
         &self,
         instance: &Instance,
         store: &mut Store<State>,
-        entry: &mut Option<Entry>,
+        entries: &mut Entries,
         arguments: &[Value],
     ) -> wasmtime::Result<Vec<Value>> {
-        let known = entry.take().filter(|entry| entry.number == self.number);
-        let Entry { func, typed, .. } = entry.insert(match known {
+        let known = entries.function.take().filter(|entry| entry.number == self.number);
+        let Entry { func, typed, .. } = entries.function.insert(match known {
             Some(known) => known,
             None => self.find_in(instance, store)?,
         });
@@ -167,9 +166,18 @@ impl Function {
     }
 }
 
-/// A function in one instance. It is kept with that, for to make it counts the uses of its type,
-/// and all calls of an engine count in one place.
-pub(crate) struct Entry {
+/// The functions of one instance that were called last. They are kept with it, for to find one
+/// counts the uses of its type, and all calls of an engine count in one place.
+#[derive(Default)]
+pub(crate) struct Entries {
+    /// What the start section named.
+    start: Option<TypedFunc<(), ()>>,
+    /// What threads begin with.
+    thread: Option<TypedFunc<(i32, i32), ()>>,
+    function: Option<Entry>,
+}
+
+struct Entry {
     number: usize,
     func: Func,
     typed: Typed,
@@ -291,18 +299,18 @@ pub(crate) fn instantiate<T: Send>(
     }
 }
 
-/// Runs the start function and calls; `entry` is what was last called in the instance.
+/// Runs the start function and calls.
 pub(crate) async fn run(
     function: &Function,
     instance: &Instance,
     store: &mut Store<State>,
-    entry: &mut Option<Entry>,
+    entries: &mut Entries,
     arguments: &[Value],
 ) -> wasmtime::Result<Vec<Value>> {
     note_memory(&function.module, instance, store);
-    let began = begin(&function.module, instance, store).await;
+    let began = begin(&function.module, instance, store, entries).await;
     let result = match began {
-        Ok(()) => function.call(instance, store, entry, arguments).await,
+        Ok(()) => function.call(instance, store, entries, arguments).await,
         Err(error) => Err(error),
     };
     exit(store);
@@ -322,34 +330,38 @@ pub(crate) async fn begin(
     module: &AdmittedModule,
     instance: &Instance,
     store: &mut Store<State>,
+    entries: &mut Entries,
 ) -> wasmtime::Result<()> {
-    let Some(start) = &module.start else { return Ok(()) };
-    let func = entered(instance, store, start)?;
+    let Some(export) = &module.start else { return Ok(()) };
     // Validation sees to it that a start function takes and returns nothing.
-    typed::<(), ()>(func, store).call_async(&mut *store, ()).await
+    entered(&mut entries.start, export, instance, store)?.call_async(store, ()).await
 }
 
 /// Runs a thread's entry, which takes two words and returns nothing
 /// ([`crate::threads::entry::Entry::of`]).
 pub(crate) async fn thread(
+    export: &ModuleExport,
     instance: &Instance,
     store: &mut Store<State>,
-    entry: &ModuleExport,
+    entries: &mut Entries,
     words: (i32, i32),
 ) -> wasmtime::Result<()> {
-    let func = entered(instance, store, entry)?;
-    typed::<(i32, i32), ()>(func, store).call_async(&mut *store, words).await
+    entered(&mut entries.thread, export, instance, store)?.call_async(store, words).await
 }
 
-/// An instance's function, which can be preempted from here on.
-fn entered(
+/// An instance's function, found at most once, which can be preempted from here on.
+fn entered<'a, P: WasmParams, R: WasmResults>(
+    known: &'a mut Option<TypedFunc<P, R>>,
+    export: &ModuleExport,
     instance: &Instance,
     store: &mut Store<State>,
-    export: &ModuleExport,
-) -> wasmtime::Result<Func> {
-    let func = found(instance, store, export)?;
-    enter(&func, store);
-    Ok(func)
+) -> wasmtime::Result<&'a TypedFunc<P, R>> {
+    let func = match known.take() {
+        Some(func) => func,
+        None => typed(found(instance, store, export)?, store),
+    };
+    enter(func.func(), store);
+    Ok(known.insert(func))
 }
 
 fn found(

@@ -2,10 +2,10 @@
 
 #![allow(unsafe_code)]
 
-use crate::pages::Written;
+use crate::pages::Part;
 use std::cell::UnsafeCell;
 use std::ops::Range;
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, Ordering};
 use wasmtime::SharedMemory;
 
 const PAGE_BYTES: usize = 4096;
@@ -28,19 +28,9 @@ pub(crate) fn clear(memory: &SharedMemory, range: Range<usize>) -> bool {
     true
 }
 
-/// Makes `range` of `memory` zero and keeps its pages; how many bytes that were. `None` if the range
-/// is not all inside, or more than `bytes_max` were written to, or the host does not say.
-pub(crate) fn write_over(
-    memory: &SharedMemory,
-    range: Range<usize>,
-    bytes_max: usize,
-) -> Option<usize> {
-    let bytes = memory.data().get(range)?;
-    let Range { start, end } = bytes.as_ptr_range();
-    let written = Written::find(start.cast()..end.cast(), bytes_max / PAGE_BYTES)?;
-    let stretches = || written.ranges().filter_map(|range| bytes.get(range));
-    stretches().for_each(write_zeros);
-    Some(stretches().map(<[_]>::len).sum())
+/// Makes what was written to in a `part` of some bytes zero, and keeps its pages.
+pub(crate) fn write_over(bytes: &[UnsafeCell<u8>], part: &Part) {
+    part.written().filter_map(|range| bytes.get(range)).for_each(write_zeros);
 }
 
 /// Which of `length` bytes from address `start` on are in pages of which all is meant.
@@ -102,22 +92,33 @@ fn write_zeros(bytes: &[UnsafeCell<u8>]) {
     let before = bytes.as_ptr().addr().wrapping_neg() % WORD;
     let (before, rest) = bytes.split_at(before.min(bytes.len()));
     let (words, after) = rest.as_chunks::<WORD>();
-    for word in words {
-        // SAFETY: the cells are valid for writes as long as they are borrowed, and begin where a
-        // word does; other threads may access them, so the write is atomic.
-        unsafe { AtomicU64::from_ptr(UnsafeCell::raw_get(word.as_ptr()).cast()) }
-            .store(0, Ordering::Relaxed);
-    }
+    store_zeros(words);
     for byte in before.iter().chain(after) {
         // SAFETY: as above; a byte begins anywhere.
         unsafe { AtomicU8::from_ptr(byte.get()) }.store(0, Ordering::Relaxed);
     }
 }
 
+/// Stores each word at once, as other threads may access them.
+fn store_zeros(words: &[[UnsafeCell<u8>; 8]]) {
+    // SAFETY: the words are valid for writes as long as they are borrowed, and begin where a word
+    // does. The instruction stores each of them as a store of its own would, in any order, which is
+    // what relaxed atomic stores are; written as such, they take four times as long.
+    unsafe {
+        std::arch::asm!(
+            "rep stosq",
+            inout("rcx") words.len() => _,
+            inout("rdi") words.as_ptr().cast_mut() => _,
+            in("rax") 0,
+            options(nostack, preserves_flags)
+        );
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pages::can_be_found;
+    use crate::pages::{Search, can_be_found};
     use wasmtime::{Config, Engine, Memory, MemoryType, Store};
 
     #[test]
@@ -174,23 +175,25 @@ mod tests {
             return;
         }
         let engine = Engine::new(Config::new().shared_memory(true)).unwrap();
-        for (range, pages, bytes) in [
-            (0..65536, 2, Some(8192)),
-            (5..4091, 1, Some(4086)),
-            (4096..65535, 1, Some(4096)),
-            (9..9, 0, Some(0)),
-            (0..65536, 1, None),
-            (8000..65537, 16, None),
-        ] {
+        for (range, bytes) in
+            [(0..65536, 8192), (5..4091, 4086), (4096..65535, 4096), (9..9, 0), (5000..13000, 712)]
+        {
             let memory = SharedMemory::new(&engine, MemoryType::shared(1, 1)).unwrap();
             // SAFETY: no other thread has this memory.
             let cell = |at: usize| unsafe { AtomicU8::from_ptr(memory.data()[at].get()) };
             let written = (0..4096).chain(12288..16384);
             written.clone().for_each(|at| cell(at).store(1, Ordering::Relaxed));
-            assert_eq!(write_over(&memory, range.clone(), pages * PAGE_BYTES), bytes);
+            let asked = &memory.data()[range.clone()];
+            let Range { start, end } = asked.as_ptr_range();
+            let mut found = 0;
+            for part in Search::new(start.cast()..end.cast(), 0) {
+                let part = part.ok().unwrap();
+                found += part.bytes();
+                write_over(asked, &part);
+            }
+            assert_eq!(found, bytes, "{range:?}");
             let is_one = |at: &usize| cell(*at).load(Ordering::Relaxed) == 1;
-            let stays = |at: usize| bytes.is_none() || !range.contains(&at);
-            assert!(written.clone().all(|at| is_one(&at) == stays(at)), "{range:?}");
+            assert!(written.clone().all(|at| is_one(&at) != range.contains(&at)), "{range:?}");
         }
     }
 

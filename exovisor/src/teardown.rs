@@ -11,20 +11,18 @@ use crate::admission::AdmittedModule;
 use crate::clear::{clear, release, stretch, write_over};
 use crate::ending::Stopper;
 use crate::isolate::State;
+use crate::pages::{Refused, Reset, Search};
 use crate::preempt;
 use std::future::poll_fn;
 use std::ops::Range;
 use std::task::Poll;
-use wasmtime::{Extern, Instance, SharedMemory, Store};
+use wasmtime::{Extern, Instance, Memory, SharedMemory, Store};
 
 /// What is given back at once, in bytes that were touched: some 20 us. What others wait for it at
 /// the worst is in the 99th percentile of their calls; shorter pieces cost the call itself more.
 pub(crate) const PIECE_BYTES: usize = 128 << 10;
 /// Less than this is left to the engine, in bytes.
 const WORTH_BYTES: usize = 256 << 10;
-/// What is looked through at once for what was written to, in bytes. Pages that were only read
-/// are looked at, too: some 30 ns each on an AMD machine, so at the worst 30 us.
-const LOOK_BYTES: usize = 4 << 20;
 
 /// Gives back the memories of an instance that runs no more, but for what their slots keep.
 pub(crate) async fn give_back(
@@ -60,15 +58,18 @@ pub(crate) async fn zero(
     kept_bytes: usize,
     stopper: &Stopper,
 ) -> bool {
-    if memory.data().get(range.clone()).is_none() {
-        return false;
-    }
-    let (mut left, mut kept_bytes) = (range, kept_bytes);
-    while kept_bytes > 0 && !left.is_empty() {
-        let end = left.end.min(left.start.saturating_add(LOOK_BYTES));
-        let Some(bytes) = write_over(memory, left.start..end, kept_bytes) else { break };
-        kept_bytes = kept_bytes.saturating_sub(bytes);
-        left.start = end;
+    let Some(bytes) = memory.data().get(range.clone()) else { return false };
+    let Range { start, end } = bytes.as_ptr_range();
+    let (mut left, mut kept_bytes) = (range.clone(), kept_bytes);
+    let mut search = Search::new(start.cast()..end.cast(), 0);
+    while kept_bytes > 0
+        && let Some(Ok(part)) = search.next()
+        && part.bytes() <= kept_bytes
+    {
+        let Some(bytes) = memory.data().get(range.clone()) else { return false };
+        write_over(bytes, &part);
+        kept_bytes -= part.bytes();
+        left.start = range.start + search.looked_at();
         unless_over(stopper).await;
     }
     loop {
@@ -81,6 +82,27 @@ pub(crate) async fn zero(
         clear(memory, left.start..left.start + length);
         left.start += length;
         unless_over(stopper).await;
+    }
+}
+
+/// Makes a memory that begins with `image` as it began, if at most `bytes_max` were written to and
+/// the host says where; false if not, and nothing is known of its content then.
+pub(crate) async fn reset(
+    memory: Memory,
+    store: &mut Store<State>,
+    image: &[u8],
+    bytes_max: usize,
+) -> bool {
+    let mut reset = Reset::new(memory.data(&*store), image, bytes_max);
+    loop {
+        match reset.go_on(memory.data_mut(&mut *store), image) {
+            Ok(true) => return true,
+            Ok(false) => {
+                let stopper = store.data().stopper.clone();
+                unless_over(&stopper).await;
+            }
+            Err(Refused) => return false,
+        }
     }
 }
 

@@ -25,12 +25,13 @@ use shelves::Shelves;
 pub(crate) use shelves::set_worker;
 
 use crate::admission::{AdmittedModule, Link};
-use crate::call::{self, Entry};
+use crate::call::{self, Entries};
 use crate::isolate::State;
 use crate::limits::Limits;
 use crate::pages;
 use crate::policy::Policy;
 use crate::sched::unlinked;
+use crate::teardown;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
@@ -160,8 +161,7 @@ impl Drop for Place {
 pub(crate) struct Made {
     pub store: Store<State>,
     pub instance: Instance,
-    /// The function that was last called.
-    pub entry: Option<Entry>,
+    pub entries: Entries,
     /// How it is made as new, if it may be kept.
     resets: Option<Resets>,
 }
@@ -245,16 +245,16 @@ impl Made {
         match made {
             Ok(instance) => {
                 let resets = Resets::read(module, &instance, &mut store);
-                Ok(Self { store, instance, entry: None, resets })
+                Ok(Self { store, instance, entries: Entries::default(), resets })
             }
             Err(error) => Err(unmade(Some(store), error)),
         }
     }
 
     /// Keeps it for the module's next call, as new; or answers with it, if that is not worth it.
-    pub fn keep(mut self, module: &Arc<AdmittedModule>) -> Option<Self> {
+    pub async fn keep(mut self, module: &Arc<AdmittedModule>) -> Option<Self> {
         let Some(reuse) = &module.reuse else { return Some(self) };
-        if !self.reset(module) || !self.take_place(&module.host.keeper) {
+        if !self.reset(module).await || !self.take_place(&module.host.keeper) {
             return Some(self);
         }
         let left = reuse.kept.keep(self);
@@ -265,12 +265,14 @@ impl Made {
     }
 
     /// Makes it as new and nobody's, if that is possible and not much work.
-    pub fn reset(&mut self, module: &AdmittedModule) -> bool {
+    pub async fn reset(&mut self, module: &AdmittedModule) -> bool {
         let Self { store, resets: Some(resets), .. } = self else { return false };
         if let Some((memory, bytes)) = resets.memory {
-            let memory = memory.data_mut(&mut *store);
             let image = module.reuse.as_ref().map_or(&[][..], Reuse::image);
-            if memory.len() != bytes || !pages::reset(memory, image, module.host.keeper.bytes_max) {
+            let bytes_max = module.host.keeper.bytes_max;
+            if memory.data_size(&*store) != bytes
+                || !teardown::reset(memory, store, image, bytes_max).await
+            {
                 return false;
             }
         }

@@ -29,11 +29,11 @@ impl Plan {
         let Self { function, arguments, state, fuel, .. } = self;
         let mut made = Made::of(&function.module, state, fuel)?;
         Ok(Box::pin(async move {
-            let Made { store, instance, entry, .. } = &mut made;
-            let result = call::run(&function, instance, store, entry, &arguments).await;
+            let Made { store, instance, entries, .. } = &mut made;
+            let result = call::run(&function, instance, store, entries, &arguments).await;
             let ended = ended(store.data(), result);
             let left = match ended.0 {
-                Outcome::Exited(_) => made.keep(&function.module),
+                Outcome::Exited(_) => made.keep(&function.module).await,
                 _ => Some(made),
             };
             if let Some(Made { mut store, instance, .. }) = left {

@@ -188,12 +188,12 @@ impl Plan {
             Ok(made) => made,
             Err(unmade) => return (unmade.outcome(), Vec::new()),
         };
-        let Made { store, instance, entry, .. } = &mut made;
-        let result = call::run(&function, instance, store, entry, &arguments).await;
+        let Made { store, instance, entries, .. } = &mut made;
+        let result = call::run(&function, instance, store, entries, &arguments).await;
         teardown::give_back(module, instance, store).await;
         let (outcome, results) = ended(store.data(), result);
         match outcome {
-            Outcome::Exited(_) => team.keep(made),
+            Outcome::Exited(_) => team.keep(made).await,
             _ => drop(made),
         }
         drop(closing);

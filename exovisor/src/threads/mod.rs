@@ -219,8 +219,8 @@ impl Team {
     }
 
     /// Keeps an instance in which a thread has returned, as new, if that can be done.
-    pub fn keep(&self, mut made: Made) {
-        if !made.reset(&self.module) {
+    pub async fn keep(&self, mut made: Made) {
+        if !made.reset(&self.module).await {
             return;
         }
         let mut crew = self.crew();
@@ -290,19 +290,19 @@ impl Member {
         let result = self.start(&mut made).await;
         call::exit(&made.store);
         result.map_err(|error| call::outcome(made.store.data(), &error))?;
-        self.team.keep(made);
+        self.team.keep(made).await;
         Ok(())
     }
 
     async fn start(&self, made: &mut Made) -> wasmtime::Result<()> {
-        let Made { store, instance, .. } = made;
+        let Made { store, instance, entries, .. } = made;
         let module = &self.team.module;
         let Link::Team(template) = &module.link else { return Err(unlinked()) };
         let entry = template.entry.as_ref().ok_or_else(entry::missing)?;
         if !entry.has_start {
-            call::begin(module, instance, store).await?;
+            call::begin(module, instance, store, entries).await?;
         }
-        call::thread(instance, store, &entry.function, (self.id, self.start)).await
+        call::thread(&entry.function, instance, store, entries, (self.id, self.start)).await
     }
 }
 
