@@ -127,12 +127,14 @@ impl Function {
         &self,
         instance: &Instance,
         store: &mut Store<State>,
-        entries: &mut Entries,
+        entries: Option<&mut Entries>,
         arguments: &[Value],
     ) -> wasmtime::Result<Vec<Value>> {
-        let known = entries.function.take().filter(|entry| entry.number == self.number);
-        let Entry { func, typed, .. } = entries.function.insert(match known {
-            Some(known) => known,
+        let mut own = None;
+        let known = entries.map_or(&mut own, |entries| &mut entries.function);
+        let entry = known.take().filter(|entry| entry.number == self.number);
+        let Entry { func, typed, .. } = known.insert(match entry {
+            Some(entry) => entry,
             None => self.find_in(instance, store)?,
         });
         enter(func, store);
@@ -304,11 +306,11 @@ pub(crate) async fn run(
     function: &Function,
     instance: &Instance,
     store: &mut Store<State>,
-    entries: &mut Entries,
+    mut entries: Option<&mut Entries>,
     arguments: &[Value],
 ) -> wasmtime::Result<Vec<Value>> {
     note_memory(&function.module, instance, store);
-    let began = begin(&function.module, instance, store, entries).await;
+    let began = begin(&function.module, instance, store, entries.as_deref_mut()).await;
     let result = match began {
         Ok(()) => function.call(instance, store, entries, arguments).await,
         Err(error) => Err(error),
@@ -330,11 +332,13 @@ pub(crate) async fn begin(
     module: &AdmittedModule,
     instance: &Instance,
     store: &mut Store<State>,
-    entries: &mut Entries,
+    entries: Option<&mut Entries>,
 ) -> wasmtime::Result<()> {
     let Some(export) = &module.start else { return Ok(()) };
+    let mut own = None;
+    let known = entries.map_or(&mut own, |entries| &mut entries.start);
     // Validation sees to it that a start function takes and returns nothing.
-    entered(&mut entries.start, export, instance, store)?.call_async(store, ()).await
+    entered(known, export, instance, store)?.call_async(store, ()).await
 }
 
 /// Runs a thread's entry, which takes two words and returns nothing
@@ -343,10 +347,12 @@ pub(crate) async fn thread(
     export: &ModuleExport,
     instance: &Instance,
     store: &mut Store<State>,
-    entries: &mut Entries,
+    entries: Option<&mut Entries>,
     words: (i32, i32),
 ) -> wasmtime::Result<()> {
-    entered(&mut entries.thread, export, instance, store)?.call_async(store, words).await
+    let mut own = None;
+    let known = entries.map_or(&mut own, |entries| &mut entries.thread);
+    entered(known, export, instance, store)?.call_async(store, words).await
 }
 
 /// An instance's function, found at most once, which can be preempted from here on.

@@ -2,7 +2,7 @@
 
 use crate::admission::{Admitted, AdmittedModule, Link, Program};
 use crate::builtins::Heap;
-use crate::call::{self, CallLimits, Entries, Function};
+use crate::call::{self, CallLimits, Function};
 use crate::component::{Command, Wasi};
 use crate::ending::{Cause, Stopper};
 use crate::gate::{Gate, STREAMS};
@@ -453,7 +453,7 @@ fn run_alone(
     };
     let call = async {
         let instance = call::instantiate(instance, &mut store)?;
-        let result = call::run(command, &instance, &mut store, &mut Entries::default(), &[]).await;
+        let result = call::run(command, &instance, &mut store, None, &[]).await;
         teardown::give_back(&command.module, &instance, &mut store).await;
         result
     };

@@ -161,13 +161,14 @@ impl Drop for Place {
 pub(crate) struct Made {
     pub store: Store<State>,
     pub instance: Instance,
-    pub entries: Entries,
-    /// How it is made as new, if it may be kept.
-    resets: Option<Resets>,
+    /// What is known of it, if it may be kept; on the heap, since most of those that live at once
+    /// may not.
+    pub known: Option<Box<Known>>,
 }
 
-/// What an instance began with.
-struct Resets {
+/// What is known of an instance that can be made as new: what it began with, and its functions.
+pub(crate) struct Known {
+    pub entries: Entries,
     /// The memory and its length in bytes.
     memory: Option<(Memory, usize)>,
     globals: Globals,
@@ -199,7 +200,7 @@ impl Made {
 
     /// Whether a call may hold as much as it does.
     pub fn fits(&self, state: &State) -> bool {
-        self.resets.as_ref().is_some_and(|resets| resets.held_bytes <= state.limits.bytes_max())
+        self.known.as_ref().is_some_and(|known| known.held_bytes <= state.limits.bytes_max())
     }
 
     /// One that was made as new, for another call.
@@ -212,7 +213,7 @@ impl Made {
         mut state: State,
         fuel: u64,
     ) -> Result<Self, Unmade> {
-        let held_bytes = self.resets.as_ref().map_or(0, |resets| resets.held_bytes);
+        let held_bytes = self.known.as_ref().map_or(0, |known| known.held_bytes);
         state.limits = Limits::holding(held_bytes, state.limits.bytes_max());
         *self.store.data_mut() = state;
         match call::meter(&module.host, &mut self.store, fuel) {
@@ -244,17 +245,18 @@ impl Made {
         }
         match made {
             Ok(instance) => {
-                let resets = Resets::read(module, &instance, &mut store);
-                Ok(Self { store, instance, entries: Entries::default(), resets })
+                let known = Known::read(module, &instance, &mut store).map(Box::new);
+                Ok(Self { store, instance, known })
             }
             Err(error) => Err(unmade(Some(store), error)),
         }
     }
 
-    /// Keeps it for the module's next call, as new; or answers with it, if that is not worth it.
-    pub async fn keep(mut self, module: &Arc<AdmittedModule>) -> Option<Self> {
+    /// Keeps it, which was made as new, for the module's next call; or answers with it, if there
+    /// are enough.
+    pub fn keep(mut self, module: &Arc<AdmittedModule>) -> Option<Self> {
         let Some(reuse) = &module.reuse else { return Some(self) };
-        if !self.reset(module).await || !self.take_place(&module.host.keeper) {
+        if !self.take_place(&module.host.keeper) {
             return Some(self);
         }
         let left = reuse.kept.keep(self);
@@ -266,8 +268,8 @@ impl Made {
 
     /// Makes it as new and nobody's, if that is possible and not much work.
     pub async fn reset(&mut self, module: &AdmittedModule) -> bool {
-        let Self { store, resets: Some(resets), .. } = self else { return false };
-        if let Some((memory, bytes)) = resets.memory {
+        let Self { store, known: Some(known), .. } = self else { return false };
+        if let Some((memory, bytes)) = known.memory {
             let image = module.reuse.as_ref().map_or(&[][..], Reuse::image);
             let bytes_max = module.host.keeper.bytes_max;
             if memory.data_size(&*store) != bytes
@@ -277,18 +279,18 @@ impl Made {
             }
         }
         store.data_mut().forget();
-        resets.globals.reset(store).is_ok()
+        known.globals.reset(store).is_ok()
     }
 
     /// Counts it as one that outlives its call; false if there may be no more of these.
     pub fn take_place(&mut self, keeper: &Keeper) -> bool {
-        let Some(resets) = &mut self.resets else { return false };
-        resets.place = resets.place.take().or_else(|| keeper.place());
-        resets.place.is_some()
+        let Some(known) = &mut self.known else { return false };
+        known.place = known.place.take().or_else(|| keeper.place());
+        known.place.is_some()
     }
 }
 
-impl Resets {
+impl Known {
     /// Of an instance in which nothing has run yet; `None` if it cannot be made as new.
     fn read(
         module: &AdmittedModule,
@@ -303,11 +305,12 @@ impl Resets {
                 reuse.image.get_or_init(|| image.into());
                 Some((memory, bytes.len()))
             }
-            (None, _) if module.reusable => None,
+            (None, None) if module.reusable && matches!(module.link, Link::Team(_)) => None,
+            (None, Some(_)) if module.reusable => None,
             _ => return None,
         };
         let globals = Globals::read(&module.globals, instance, store);
         let held_bytes = store.data().limits.bytes();
-        Some(Self { memory, globals, held_bytes, place: None })
+        Some(Self { entries: Entries::default(), memory, globals, held_bytes, place: None })
     }
 }

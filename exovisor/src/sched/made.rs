@@ -29,13 +29,14 @@ impl Plan {
         let Self { function, arguments, state, fuel, .. } = self;
         let mut made = Made::of(&function.module, state, fuel)?;
         Ok(Box::pin(async move {
-            let Made { store, instance, entries, .. } = &mut made;
+            let Made { store, instance, known } = &mut made;
+            let entries = known.as_mut().map(|known| &mut known.entries);
             let result = call::run(&function, instance, store, entries, &arguments).await;
             let ended = ended(store.data(), result);
-            let left = match ended.0 {
-                Outcome::Exited(_) => made.keep(&function.module).await,
-                _ => Some(made),
-            };
+            let is_new = function.module.reuse.is_some()
+                && matches!(ended.0, Outcome::Exited(_))
+                && made.reset(&function.module).await;
+            let left = if is_new { made.keep(&function.module) } else { Some(made) };
             if let Some(Made { mut store, instance, .. }) = left {
                 teardown::give_back(&function.module, &instance, &mut store).await;
             }

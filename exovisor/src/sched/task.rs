@@ -188,7 +188,8 @@ impl Plan {
             Ok(made) => made,
             Err(unmade) => return (unmade.outcome(), Vec::new()),
         };
-        let Made { store, instance, entries, .. } = &mut made;
+        let Made { store, instance, known } = &mut made;
+        let entries = known.as_mut().map(|known| &mut known.entries);
         let result = call::run(&function, instance, store, entries, &arguments).await;
         teardown::give_back(module, instance, store).await;
         let (outcome, results) = ended(store.data(), result);

@@ -295,13 +295,15 @@ impl Member {
     }
 
     async fn start(&self, made: &mut Made) -> wasmtime::Result<()> {
-        let Made { store, instance, entries, .. } = made;
+        let Made { store, instance, known } = made;
         let module = &self.team.module;
         let Link::Team(template) = &module.link else { return Err(unlinked()) };
         let entry = template.entry.as_ref().ok_or_else(entry::missing)?;
         if !entry.has_start {
+            let entries = known.as_mut().map(|known| &mut known.entries);
             call::begin(module, instance, store, entries).await?;
         }
+        let entries = known.as_mut().map(|known| &mut known.entries);
         call::thread(&entry.function, instance, store, entries, (self.id, self.start)).await
     }
 }
