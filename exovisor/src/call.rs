@@ -5,6 +5,8 @@ use crate::ending::Stopper;
 use crate::engine::Host;
 use crate::isolate::{Attached, Outcome, State};
 use crate::policy::Metering;
+use crate::preempt;
+use crate::teardown;
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
@@ -138,6 +140,7 @@ impl Function {
             None => self.find_in(instance, store)?,
         });
         enter(func, store);
+        unless_missed().await;
         match (typed, arguments) {
             (Typed::Unit(func), _) => {
                 func.call_async(store, ()).await?;
@@ -301,6 +304,23 @@ pub(crate) fn instantiate<T: Send>(
     }
 }
 
+/// The same, for a store that looks at epochs. What the engine makes of first contents is code that
+/// looks at them, too: it finds the next one far away.
+pub(crate) fn instantiate_metered(
+    host: &Host,
+    instance: &InstancePre<State>,
+    store: &mut Store<State>,
+) -> wasmtime::Result<Instance> {
+    const FAR: u64 = 1 << 40;
+    if host.metering != Metering::Epoch {
+        return instantiate(instance, store);
+    }
+    store.set_epoch_deadline(FAR);
+    let made = instantiate(instance, store);
+    store.set_epoch_deadline(1);
+    made
+}
+
 /// Runs the start function and calls.
 pub(crate) async fn run(
     function: &Function,
@@ -338,7 +358,9 @@ pub(crate) async fn begin(
     let mut own = None;
     let known = entries.map_or(&mut own, |entries| &mut entries.start);
     // Validation sees to it that a start function takes and returns nothing.
-    entered(known, export, instance, store)?.call_async(store, ()).await
+    let func = entered(known, export, instance, store)?;
+    unless_missed().await;
+    func.call_async(store, ()).await
 }
 
 /// Runs a thread's entry, which takes two words and returns nothing
@@ -352,7 +374,9 @@ pub(crate) async fn thread(
 ) -> wasmtime::Result<()> {
     let mut own = None;
     let known = entries.map_or(&mut own, |entries| &mut entries.thread);
-    entered(known, export, instance, store)?.call_async(store, words).await
+    let func = entered(known, export, instance, store)?;
+    unless_missed().await;
+    func.call_async(store, words).await
 }
 
 /// An instance's function, found at most once, which can be preempted from here on.
@@ -393,6 +417,13 @@ pub(crate) fn enter(func: &wasmtime::Func, store: &mut Store<State>) {
     let stopper = store.data().stopper.clone();
     if let Some(guest) = stopper.guest() {
         guest.enter(func, store);
+    }
+}
+
+/// Goes on in the next turn if a signal came for this one's end before there was an instance.
+async fn unless_missed() {
+    if preempt::missed() {
+        teardown::next_turn().await;
     }
 }
 

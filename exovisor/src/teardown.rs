@@ -108,9 +108,16 @@ pub(crate) async fn reset(
 
 /// Goes on at once, or in the isolate's next turn if this one is over.
 async fn unless_over(stopper: &Stopper) {
-    let mut over = stopper.guest().is_some_and(|guest| guest.is_due(preempt::now_ns()));
+    if stopper.guest().is_some_and(|guest| guest.is_due(preempt::now_ns())) {
+        next_turn().await;
+    }
+}
+
+/// Goes on in the next turn.
+pub(crate) async fn next_turn() {
+    let mut waits = true;
     poll_fn(|context| {
-        if !std::mem::take(&mut over) {
+        if !std::mem::take(&mut waits) {
             return Poll::Ready(());
         }
         context.waker().wake_by_ref();

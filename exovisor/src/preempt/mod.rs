@@ -19,7 +19,9 @@
 //! - Only program counters in function bodies are taken ([`CodeMap`]). Entry and exit
 //!   trampolines and host code, where the engine's own state changes, are left alone; host code
 //!   that the guest called comes back by another way ([`detour`]), and the signal comes again
-//!   `RETRY_NS` or `DIVERTED_NS` later.
+//!   `RETRY_NS` or `DIVERTED_NS` later. What comes while a turn begins, or before there is an
+//!   instance, the worker looks at itself ([`Turn::begin`], [`missed`]): to set a timer costs a
+//!   virtual machine as much as a short call takes.
 //! - Wasm code keeps `host_stack_bytes` of the fiber's stack free (the engine's stack limit), so
 //!   the frame for the way back always fits.
 //! - Compiled code uses the general registers and xmm0 to xmm15, nothing wider. The handler runs
@@ -38,7 +40,7 @@ mod signal;
 pub(crate) use code::CodeMap;
 pub(crate) use hook::Hook;
 pub(crate) use signal::{
-    Timer, Turn, install, kick, left, now_ns, this_thread, thread_cpu_ns, unblock,
+    Timer, Turn, install, kick, left, missed, now_ns, this_thread, thread_cpu_ns, unblock,
 };
 
 use std::sync::Arc;

@@ -10,13 +10,16 @@ use std::marker::PhantomData;
 use std::mem::{offset_of, zeroed};
 use std::ptr::null_mut;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering, compiler_fence};
 
 /// Harmless when it comes unasked: ignored by default.
 const SIGNAL: libc::c_int = libc::SIGURG;
 /// Bytes below the stack pointer that code may use without moving it (System V ABI).
 const RED_ZONE: usize = 128;
 const NS_PER_S: u64 = 1_000_000_000;
+/// A turn that is over so soon is over now, in nanoseconds: to set the timer, to be interrupted by it
+/// and to come back takes longer where the host is virtual itself.
+const SOON_NS: u64 = 30_000;
 /// Part of the timer's period: a turn that is older at a tick is one of those that may run out.
 const JUST_BEGUN: u64 = 32;
 
@@ -35,6 +38,10 @@ struct Slot {
     /// Whether the guest is on its way to the yield function, in code that is neither its own nor
     /// called by it.
     leaving: Cell<bool>,
+    /// Whether the guest's turn is just beginning.
+    beginning: AtomicBool,
+    /// Whether a signal came while the turn began, or before there was an instance.
+    missed: AtomicBool,
     /// Whether the last poll ended because the guest was preempted.
     left: Cell<bool>,
 }
@@ -50,6 +57,8 @@ thread_local! {
             lazy: Cell::new(false),
             timer: Cell::new(None),
             leaving: Cell::new(false),
+            beginning: AtomicBool::new(false),
+            missed: AtomicBool::new(false),
             left: Cell::new(false),
         }
     };
@@ -169,31 +178,64 @@ impl Drop for Timer {
     }
 }
 
+/// Whether a signal came in vain before there was an instance; asked once there is one.
+pub(crate) fn missed() -> bool {
+    SLOT.with(|slot| {
+        let missed = slot.missed.load(Ordering::Relaxed);
+        if missed {
+            slot.missed.store(false, Ordering::Relaxed);
+        }
+        missed
+    })
+}
+
 /// A guest's time on the calling thread.
-pub(crate) struct Turn<'a>(PhantomData<&'a Guest>);
+pub(crate) struct Turn<'a> {
+    /// Whether it was shortened while it began, so that it is over already.
+    pub is_over: bool,
+    guest: PhantomData<&'a Guest>,
+}
 
 impl<'a> Turn<'a> {
     /// From now on a signal preempts `guest`, and the timer sends one when its time is over.
     /// `now_ns` is the time of CLOCK_MONOTONIC.
     pub fn begin(guest: &'a Guest, now_ns: u64, allowance: Allowance) -> Self {
-        SLOT.with(|slot| {
+        let is_over = SLOT.with(|slot| {
             slot.begun_ns.store(now_ns, Ordering::Relaxed);
             slot.hard_ns.store(allowance.hard_ns, Ordering::Relaxed);
             slot.period_ns.store(allowance.period_ns, Ordering::Relaxed);
             slot.leaving.set(false);
+            slot.missed.store(false, Ordering::Relaxed);
+            slot.beginning.store(true, Ordering::Relaxed);
             slot.guest.store((guest as *const Guest).cast_mut(), Ordering::Release);
             if guest.is_hurried() {
                 slot.lazy.set(false);
             }
             // Only here, or a turn that is shortened meanwhile would last as long as it was to.
             let due_ns = guest.last_until(&allowance);
-            let tick = tick_ns(slot, now_ns, due_ns);
-            if slot.armed_ns.load(Ordering::Relaxed) > tick {
-                arm(slot, tick);
-            }
+            set(slot, tick_ns(slot, now_ns, due_ns));
+            slot.beginning.store(false, Ordering::Relaxed);
+            // The handler sees that before this looks at what it left.
+            compiler_fence(Ordering::SeqCst);
+            missed() && is_over(slot, guest)
         });
-        Self(PhantomData)
+        Self { is_over, guest: PhantomData }
     }
+}
+
+/// Whether the turn was shortened and is over; if it is not, the timer is set for its end.
+fn is_over(slot: &Slot, guest: &Guest) -> bool {
+    let now = now_ns();
+    let due = guest.due_ns.load(Ordering::Acquire);
+    if guest.is_hurried() {
+        slot.lazy.set(false);
+        // One that was ended learns of it in its turn.
+        if due <= now.saturating_add(SOON_NS) && !guest.is_wanted() {
+            return true;
+        }
+    }
+    set(slot, tick_ns(slot, now, due));
+    false
 }
 
 /// When the timer has to look at a turn that is over at `due_ns`.
@@ -206,6 +248,13 @@ fn tick_ns(slot: &Slot, now_ns: u64, due_ns: u64) -> u64 {
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
         SLOT.with(|slot| slot.guest.store(null_mut(), Ordering::Release));
+    }
+}
+
+/// Makes the timer fire at `at_ns`, unless it does so before that.
+fn set(slot: &Slot, at_ns: u64) {
+    if slot.armed_ns.load(Ordering::Relaxed) > at_ns {
+        arm(slot, at_ns);
     }
 }
 
@@ -247,25 +296,27 @@ fn interrupt(slot: &Slot, registers: &mut [libc::greg_t; 23]) {
     // SAFETY: `Turn` borrows the guest for as long as the slot has it, and the handler runs on
     // the same thread, so in the middle of that.
     let Some(guest) = (unsafe { slot.guest.load(Ordering::Acquire).as_ref() }) else { return };
-    // A turn that is just beginning may have no end of its own yet. Were the timer set for an end
-    // that is past, the interrupted code would never go on.
+    if slot.beginning.load(Ordering::Relaxed) {
+        // It looks at its end itself.
+        return slot.missed.store(true, Ordering::Relaxed);
+    }
     let hard = slot.hard_ns.load(Ordering::Relaxed);
     let due = guest.due_ns.load(Ordering::Acquire).min(hard);
-    if now < due && !guest.is_wanted() {
+    if now.saturating_add(SOON_NS) < due && !guest.is_wanted() {
         let age = now.saturating_sub(slot.begun_ns.load(Ordering::Relaxed));
         let just_begun = age <= slot.period_ns.load(Ordering::Relaxed) / JUST_BEGUN;
         // Whoever shortened the turn relies on its end.
         slot.lazy.set(just_begun && !guest.is_hurried());
-        let tick = tick_ns(slot, now, due);
-        if slot.armed_ns.load(Ordering::Relaxed) > tick {
-            arm(slot, tick);
-        }
-        return;
+        return set(slot, tick_ns(slot, now, due));
     }
     slot.lazy.set(false);
+    if slot.leaving.get() {
+        return;
+    }
     let instance = guest.instance.load(Ordering::Acquire);
-    if instance.is_null() || slot.leaving.get() {
-        return arm(slot, now + RETRY_NS);
+    if instance.is_null() {
+        // It looks when it has one, or ends.
+        return slot.missed.store(true, Ordering::Relaxed);
     }
     let pc = registers[libc::REG_RIP as usize] as usize;
     if guest.code.contains(pc) {
@@ -460,17 +511,44 @@ mod tests {
     }
 
     #[test]
-    fn a_turn_that_is_over_while_it_begins_goes_on_before_the_next_signal() {
+    fn a_signal_before_there_is_an_instance_is_not_lost() {
         let guest = guest();
         let _timer = Timer::new().unwrap();
         SLOT.with(|slot| {
             guest.prepare();
             slot.hard_ns.store(now_ns(), Ordering::Relaxed);
             slot.guest.store((&raw const guest).cast_mut(), Ordering::Release);
-            let before = now_ns();
+            assert!(!missed());
             interrupt(slot, &mut [0; 23]);
             slot.guest.store(null_mut(), Ordering::Release);
-            assert!(slot.armed_ns.load(Ordering::Relaxed) >= before + RETRY_NS);
+            // Were the timer set for an end that is past, the interrupted code would never go on.
+            assert_eq!(slot.armed_ns.load(Ordering::Relaxed), NEVER);
+            assert!(missed() && !missed());
         });
+    }
+
+    #[test]
+    fn a_turn_that_is_shortened_while_it_begins_is_over_or_has_that_end() {
+        let _timer = Timer::new().unwrap();
+        for (due_ns, is_over_now) in [(0, true), (SOON_NS / 2, true), (NS_PER_S, false)] {
+            let guest = guest();
+            guest.prepare();
+            SLOT.with(|slot| {
+                slot.hard_ns.store(NEVER, Ordering::Relaxed);
+                slot.armed_ns.store(NEVER, Ordering::Relaxed);
+                slot.guest.store((&raw const guest).cast_mut(), Ordering::Release);
+                slot.beginning.store(true, Ordering::Relaxed);
+                guest.hurry(now_ns() + due_ns, true);
+                interrupt(slot, &mut [0; 23]);
+                slot.beginning.store(false, Ordering::Relaxed);
+                slot.guest.store(null_mut(), Ordering::Release);
+                assert!(missed());
+                assert_eq!(is_over(slot, &guest), is_over_now);
+                assert_eq!(slot.armed_ns.load(Ordering::Relaxed) == NEVER, is_over_now);
+                guest.want();
+                assert!(!is_over(slot, &guest));
+                assert_ne!(slot.armed_ns.load(Ordering::Relaxed), NEVER);
+            });
+        }
     }
 }

@@ -236,12 +236,12 @@ impl Made {
         let bytes_max = state.limits.bytes_max();
         let mut store =
             call::store(&module.host, state, fuel).map_err(|error| unmade(None, error))?;
-        let mut made = call::instantiate(linked, &mut store);
+        let mut made = call::instantiate_metered(&module.host, linked, &mut store);
         if made.as_ref().is_err_and(|error| error.is::<PoolConcurrencyLimitError>()) {
             // What is kept is in the way.
             module.host.keeper.release();
             store.data_mut().limits = Limits::new(bytes_max);
-            made = call::instantiate(linked, &mut store);
+            made = call::instantiate_metered(&module.host, linked, &mut store);
         }
         match made {
             Ok(instance) => {

@@ -9,6 +9,7 @@ use crate::policy::{Metering, Pool, Slots};
 use crate::sched::{Call, Priority, Report, Scheduler, SchedulerConfig};
 use exocell_xgate::CapabilitySet;
 use std::path::Path;
+use std::sync::atomic::AtomicBool;
 
 /// Answers with what it finds, all in one number, and leaves nothing as it was.
 const CHANGES: &str = r#"(module (memory 3) (data (i32.const 8) "\01") (data (i32.const 70000) "\02")
@@ -99,6 +100,27 @@ fn a_call_finds_the_instance_as_new_that_another_has_used() {
             assert_eq!(kept(&function), usize::from(keeps()), "{metering:?}");
         }
     }
+}
+
+#[test]
+fn others_epochs_do_not_keep_an_instance_from_being_made() {
+    let host = Host::new(Pool { kept: 0, ..Pool::default() });
+    let text = r#"(module (memory 1) (data (offset (i32.add (i32.const 4) (i32.const 8))) "x")
+      (func (export "run") (param i32)))"#;
+    let function = host.function(text, Metering::Epoch);
+    let engine = &function.module.host.engine;
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !over.load(Ordering::Relaxed) {
+                engine.increment_epoch();
+            }
+        });
+        let outcomes: Vec<Outcome> =
+            (0..2_000).map(|_| host.call(&function, 1 << 20).outcome).collect();
+        over.store(true, Ordering::Relaxed);
+        assert!(outcomes.iter().all(|outcome| *outcome == Outcome::Exited(0)), "{outcomes:?}");
+    });
 }
 
 #[test]

@@ -118,8 +118,10 @@ fn turn(next: &Next, thread: i32, clock: &mut Clock) -> TurnEnd {
     let waker = Waker::from(Arc::clone(task));
     let mut context = Context::from_waker(&waker);
     let turn = task.stopper.guest().map(|guest| Turn::begin(guest, next.now_ns, allowance));
+    // Another came while it began.
+    let is_over = turn.as_ref().is_some_and(|turn| turn.is_over);
     // A panic of a host function comes out here; it must not take the worker with it.
-    let poll = catch_unwind(AssertUnwindSafe(|| body.poll(&mut context)));
+    let poll = (!is_over).then(|| catch_unwind(AssertUnwindSafe(|| body.poll(&mut context))));
     drop(turn);
     task.stopper.runs_on(0);
     let left = preempt::left();
@@ -128,13 +130,17 @@ fn turn(next: &Next, thread: i32, clock: &mut Clock) -> TurnEnd {
     task.stopper.leave_cpu(task.cpu_left_ns());
     let goes_on = |verdict| TurnEnd { verdict, used_ns, notify: None };
     let (outcome, results) = match poll {
-        Ok(Poll::Ready(done)) => done,
-        Ok(Poll::Pending) if left => {
+        None => {
             task.preemptions.fetch_add(1, Ordering::Relaxed);
             return goes_on(Verdict::Again);
         }
-        Ok(Poll::Pending) => return goes_on(Verdict::Parked),
-        Err(_) => (Outcome::Trap("a host function failed".to_owned()), Vec::new()),
+        Some(Ok(Poll::Ready(done))) => done,
+        Some(Ok(Poll::Pending)) if left => {
+            task.preemptions.fetch_add(1, Ordering::Relaxed);
+            return goes_on(Verdict::Again);
+        }
+        Some(Ok(Poll::Pending)) => return goes_on(Verdict::Parked),
+        Some(Err(_)) => (Outcome::Trap("a host function failed".to_owned()), Vec::new()),
     };
     let verdict = Verdict::Done(Ending::from(&outcome));
     let notify = body.finish().map(|done| (done, task.report(outcome, results)));
