@@ -423,6 +423,7 @@ pub(crate) fn enter(func: &wasmtime::Func, store: &mut Store<State>) {
 /// Goes on in the next turn if a signal came for this one's end before there was an instance.
 async fn unless_missed() {
     if preempt::missed() {
+        preempt::leave();
         teardown::next_turn().await;
     }
 }

@@ -25,7 +25,7 @@ use crate::row::{Row, Unit};
 const OWNER: &str = "bench";
 const AWAKE: &str = "exocell-awake";
 /// Short, because each isolate has to have had a turn.
-const SLICE: Duration = Duration::from_micros(50);
+const SLICE: Duration = Duration::from_micros(100);
 /// One page of Wasm, the least that a memory can be.
 const MEMORY_BYTES: usize = 64 << 10;
 /// Of a stack's memory only touched pages count; this is address space.

@@ -40,7 +40,7 @@ mod signal;
 pub(crate) use code::CodeMap;
 pub(crate) use hook::Hook;
 pub(crate) use signal::{
-    Timer, Turn, install, kick, left, missed, now_ns, this_thread, thread_cpu_ns, unblock,
+    Timer, Turn, install, kick, leave, left, missed, now_ns, this_thread, thread_cpu_ns, unblock,
 };
 
 use std::sync::Arc;

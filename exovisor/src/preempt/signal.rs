@@ -17,9 +17,11 @@ const SIGNAL: libc::c_int = libc::SIGURG;
 /// Bytes below the stack pointer that code may use without moving it (System V ABI).
 const RED_ZONE: usize = 128;
 const NS_PER_S: u64 = 1_000_000_000;
-/// A turn that is over so soon is over now, in nanoseconds: to set the timer, to be interrupted by it
-/// and to come back takes longer where the host is virtual itself.
+/// A turn that is over so soon is over now, in nanoseconds, and if that is so small a part of the
+/// timer's period: to set the timer, to be interrupted by it and to come back takes longer where the
+/// host is virtual itself.
 const SOON_NS: u64 = 30_000;
+const SOON_PART: u64 = 64;
 /// Part of the timer's period: a turn that is older at a tick is one of those that may run out.
 const JUST_BEGUN: u64 = 32;
 
@@ -128,8 +130,8 @@ pub(crate) fn thread_cpu_ns() -> u64 {
     (used.tv_sec as u64).saturating_mul(NS_PER_S).saturating_add(used.tv_nsec as u64)
 }
 
-/// The yield function says that the guest is leaving because it was preempted.
-pub(super) fn leave() {
+/// The guest is leaving because it was preempted.
+pub(crate) fn leave() {
     SLOT.with(|slot| slot.left.set(true));
 }
 
@@ -230,12 +232,17 @@ fn is_over(slot: &Slot, guest: &Guest) -> bool {
     if guest.is_hurried() {
         slot.lazy.set(false);
         // One that was ended learns of it in its turn.
-        if due <= now.saturating_add(SOON_NS) && !guest.is_wanted() {
+        if due <= soon(slot, now) && !guest.is_wanted() {
             return true;
         }
     }
     set(slot, tick_ns(slot, now, due));
     false
+}
+
+/// What is over by then is over now.
+fn soon(slot: &Slot, now_ns: u64) -> u64 {
+    now_ns.saturating_add(SOON_NS.min(slot.period_ns.load(Ordering::Relaxed) / SOON_PART))
 }
 
 /// When the timer has to look at a turn that is over at `due_ns`.
@@ -302,7 +309,7 @@ fn interrupt(slot: &Slot, registers: &mut [libc::greg_t; 23]) {
     }
     let hard = slot.hard_ns.load(Ordering::Relaxed);
     let due = guest.due_ns.load(Ordering::Acquire).min(hard);
-    if now.saturating_add(SOON_NS) < due && !guest.is_wanted() {
+    if soon(slot, now) < due && !guest.is_wanted() {
         let age = now.saturating_sub(slot.begun_ns.load(Ordering::Relaxed));
         let just_begun = age <= slot.period_ns.load(Ordering::Relaxed) / JUST_BEGUN;
         // Whoever shortened the turn relies on its end.
@@ -535,6 +542,7 @@ mod tests {
             guest.prepare();
             SLOT.with(|slot| {
                 slot.hard_ns.store(NEVER, Ordering::Relaxed);
+                slot.period_ns.store(NS_PER_S, Ordering::Relaxed);
                 slot.armed_ns.store(NEVER, Ordering::Relaxed);
                 slot.guest.store((&raw const guest).cast_mut(), Ordering::Release);
                 slot.beginning.store(true, Ordering::Relaxed);
