@@ -358,9 +358,7 @@ pub(crate) async fn begin(
     let mut own = None;
     let known = entries.map_or(&mut own, |entries| &mut entries.start);
     // Validation sees to it that a start function takes and returns nothing.
-    let func = entered(known, export, instance, store)?;
-    unless_missed().await;
-    func.call_async(store, ()).await
+    entered(known, export, instance, store).await?.call_async(store, ()).await
 }
 
 /// Runs a thread's entry, which takes two words and returns nothing
@@ -374,13 +372,11 @@ pub(crate) async fn thread(
 ) -> wasmtime::Result<()> {
     let mut own = None;
     let known = entries.map_or(&mut own, |entries| &mut entries.thread);
-    let func = entered(known, export, instance, store)?;
-    unless_missed().await;
-    func.call_async(store, words).await
+    entered(known, export, instance, store).await?.call_async(store, words).await
 }
 
 /// An instance's function, found at most once, which can be preempted from here on.
-fn entered<'a, P: WasmParams, R: WasmResults>(
+async fn entered<'a, P: WasmParams, R: WasmResults>(
     known: &'a mut Option<TypedFunc<P, R>>,
     export: &ModuleExport,
     instance: &Instance,
@@ -391,6 +387,7 @@ fn entered<'a, P: WasmParams, R: WasmResults>(
         None => typed(found(instance, store, export)?, store),
     };
     enter(func.func(), store);
+    unless_missed().await;
     Ok(known.insert(func))
 }
 

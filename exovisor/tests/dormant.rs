@@ -132,10 +132,9 @@ fn the_end_of_the_scheduler_ends_dormant_calls() {
     let last = CallLimits { deadline: Some(Instant::now()), ..limits() };
     world.submit(&spin, 0, last).unwrap().recv().unwrap();
     drop(world);
-    let reports: Vec<Report> = ends.into_iter().map(|end| end.recv().unwrap()).collect();
-    let stopped = |report: &Report| report.outcome == Outcome::Ended(Cause::Stopped);
-    assert!(reports.iter().all(stopped));
-    // The turn of some was over before their code began.
-    let preempted = reports.iter().filter(|report| report.preemptions > 0).count();
-    assert!(preempted > reports.len() / 2, "{preempted}");
+    for end in ends {
+        let report = end.recv().unwrap();
+        assert_eq!(report.outcome, Outcome::Ended(Cause::Stopped));
+        assert!(report.preemptions > 0);
+    }
 }

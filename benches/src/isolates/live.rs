@@ -24,7 +24,8 @@ use crate::row::{Row, Unit};
 
 const OWNER: &str = "bench";
 const AWAKE: &str = "exocell-awake";
-/// Short, because each isolate has to have had a turn.
+/// Short, because each isolate has to have had a turn, and long enough that it is made in that and
+/// has begun.
 const SLICE: Duration = Duration::from_micros(100);
 /// One page of Wasm, the least that a memory can be.
 const MEMORY_BYTES: usize = 64 << 10;

@@ -305,8 +305,9 @@ impl Known {
                 reuse.image.get_or_init(|| image.into());
                 Some((memory, bytes.len()))
             }
-            (None, None) if module.reusable && matches!(module.link, Link::Team(_)) => None,
+            // It may be kept, or serve a call's next thread.
             (None, Some(_)) if module.reusable => None,
+            (None, None) if module.reusable && matches!(module.link, Link::Team(_)) => None,
             _ => return None,
         };
         let globals = Globals::read(&module.globals, instance, store);

@@ -4,9 +4,9 @@
 //! a worker that is between two turns takes what it has just queued itself, and one that ran
 //! threads looks for the next ones a little while before it sleeps.
 //!
-//! With short calls all of this goes from one worker's processor to the other's, line by line of
-//! their caches, so it is asked for once a call: what a worker is given between two turns is queued
-//! when it takes its next one.
+//! With short calls the lock and all that it guards goes from one worker's processor to the other's
+//! with each call, line by line of their caches. So it is taken once a call: what a worker is given
+//! between two turns ([`KEPT`]) is queued when it takes its next one.
 
 use crate::isolate::Outcome;
 use crate::preempt;
@@ -34,7 +34,7 @@ pub(super) fn monotonic_ns(at: Instant) -> u64 {
 const LOOK_NS: u64 = 50_000;
 
 /// How often a thread looks whether the lock is free before it sleeps until it is, and how long it
-/// waits in between. It is held for some 200 ns, and a sleep takes a hundred times that.
+/// waits in between. Nobody waits for anything who has it, and a sleep takes some 20 us.
 const LOCK_TRIES: u32 = 25;
 const LOCK_SPINS: u32 = 8;
 
@@ -80,7 +80,7 @@ struct Running {
 
 pub(super) struct Shared {
     state: Apart<Mutex<State>>,
-    work: Apart<Condvar>,
+    work: Condvar,
     /// The last look that something was queued for.
     look_found: AtomicU64,
     slice_ns: AtomicU64,
@@ -163,7 +163,7 @@ impl Shared {
         };
         Self {
             state: Apart(Mutex::new(state)),
-            work: Apart(Condvar::new()),
+            work: Condvar::new(),
             look_found: AtomicU64::new(0),
             slice_ns: AtomicU64::new(slice_ns),
             is_long: AtomicBool::new(false),
@@ -267,7 +267,7 @@ impl Shared {
         let shortened = if idle { None } else { state.shorten(first, self.slice_ns()) };
         drop(state);
         if idle {
-            self.work.0.notify_one();
+            self.work.notify_one();
         }
         if let Some((task, due_ns)) = shortened {
             task.stopper.hurry(due_ns, first.is_some());
@@ -324,7 +324,7 @@ impl Shared {
             }
             waited = true;
             state.idle_workers += 1;
-            state = self.work.0.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state = self.work.wait(state).unwrap_or_else(PoisonError::into_inner);
             state.idle_workers -= 1;
         }
     }
@@ -357,7 +357,7 @@ impl Shared {
         state.closing = true;
         let running: Vec<_> = state.turns.drain(..).flatten().collect();
         drop(state);
-        self.work.0.notify_all();
+        self.work.notify_all();
         for turn in running {
             turn.task.stopper.hurry(0, true);
         }
