@@ -30,7 +30,10 @@ extern char __heap_base;
 #define c (heap + 2 * MATRIX * MATRIX)
 #define points heap
 
-static double centres[CLUSTERS * DIMENSIONS];
+/* Two numbers in one register of processors and of Wasm alike. */
+typedef double pair __attribute__((vector_size(16), may_alias));
+
+static _Alignas(pair) double centres[CLUSTERS * DIMENSIONS];
 /* What each part adds up, apart from those of others: processors pass whole lines, some two. */
 static struct {
   _Alignas(128) double sums[CLUSTERS * DIMENSIONS];
@@ -70,11 +73,15 @@ static NOINLINE void nearest(void *context, unsigned begin, unsigned end, unsign
   for (unsigned p = begin; p < end; p++) {
     double least = 1e300;
     unsigned best = 0;
+    const pair *point = (const pair *)&points[p * DIMENSIONS];
     for (unsigned k = 0; k < CLUSTERS; k++) {
+      const pair *centre = (const pair *)&centres[k * DIMENSIONS];
       double far = 0;
-      for (unsigned d = 0; d < DIMENSIONS; d++) {
-        double way = points[p * DIMENSIONS + d] - centres[k * DIMENSIONS + d];
-        far += way * way;
+      for (unsigned d = 0; d < DIMENSIONS / 2; d++) {
+        pair way = point[d] - centre[d];
+        way *= way;
+        far += way[0];
+        far += way[1];
       }
       if (far < least) { least = far; best = k; }
     }

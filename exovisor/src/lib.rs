@@ -65,6 +65,7 @@ pub use admission::{Admission, AdmissionError, Admitted, Requirement};
 pub use cache::{Cache, CacheError};
 pub use call::{ArgumentError, CallLimits, Function, Value};
 pub use ending::{Cause, Stopper};
+pub use exocell_models::MODEL_BYTES_MAX;
 pub use imports::{Effect, Import, Item, Tier};
 pub use isolate::{Attached, Isolate, Outcome, PrepareError, Ready, Spec};
 pub use nn::Models;

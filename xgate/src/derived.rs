@@ -6,10 +6,10 @@
 //! ```
 
 use crate::{
-    Capability, CapabilitySet, CapsError, Cpu, Derivation, Folder, Handle, Kind, Rights, Scope,
-    Table, explain,
+    Capability, CapabilitySet, CapsError, Cpu, Derivation, Folder, Handle, Kind, Model, Rights,
+    Scope, Table, explain,
 };
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Who holds what is derived from.
 const CELL: &str = "the cell";
@@ -18,13 +18,14 @@ const ISOLATE: &str = "the isolate";
 
 impl CapabilitySet {
     /// The most that isolates in a `vm` cell with this grant may have, in the cell's own paths:
-    /// the cell's limits and network, its folders where it sees them, and its root file system,
-    /// which `root_writable` says it may change. Devices, models, which are files of the host's,
-    /// further isolates and the execution of files, which isolates do not, are not handed on.
+    /// the cell's limits and network, its folders where it sees them, its root file system,
+    /// which `root_writable` says it may change, and its models, copies of which lie in the
+    /// cell's folder `models` ([`Model::file_name`]). Devices, further isolates and the execution
+    /// of files, which isolates do not, are not handed on.
     ///
     /// # Errors
     /// [`CapsError::Value`] where the root is one folder too many.
-    pub fn handed_on(&self, root_writable: bool) -> Result<Self, CapsError> {
+    pub fn handed_on(&self, root_writable: bool, models: &Path) -> Result<Self, CapsError> {
         let rights = if root_writable { Rights::READ | Rights::WRITE } else { Rights::READ };
         let root = Folder { host: PathBuf::from("/"), guest: PathBuf::from("/"), rights };
         let seen = |folder: &Folder| Folder {
@@ -33,8 +34,12 @@ impl CapabilitySet {
             rights: folder.rights - Rights::EXECUTE,
         };
         let folders = std::iter::once(root).chain(self.folders.iter().map(seen)).collect();
+        let copy = |model: &Model| Model {
+            name: model.name.clone(),
+            file: models.join(model.file_name()),
+        };
+        let models = self.models.iter().map(copy).collect();
         let own = self.clone();
-        let models = Vec::new();
         Self { devices: None, spawn_max: None, folders, models, ..own }.checked()
     }
 
@@ -60,7 +65,8 @@ impl CapabilitySet {
     }
 
     /// This grant, each capability of it derived from one of `most`; a deadline or an amount of
-    /// fuel that it does not name is that of `most`.
+    /// fuel that it does not name is that of `most`. What `most` may read can be a model, or lie
+    /// under a layer of the isolate's own.
     ///
     /// # Errors
     /// [`CapsError::Beyond`] names what is more than there is.
@@ -70,12 +76,23 @@ impl CapabilitySet {
         self.folders.iter_mut().for_each(|folder| folder.rights.remove(Rights::EXECUTE));
         let mut table = Table::new(Table::CAPACITY_MAX);
         // There is room: both are bounded by less than half of the table.
-        let _ = most.install(&mut table, CELL);
+        let _ = most.with_uses(&self.models).install(&mut table, CELL);
         let unlimited = |kind| matches!(kind, Kind::Time | Kind::Fuel) && !most.grants(kind);
         let mut wishes =
             self.capabilities(ISOLATE).into_iter().filter(|wish| !unlimited(wish.kind()));
         wishes.try_for_each(|wish| derive(&mut table, &wish))?;
         Ok(self)
+    }
+
+    /// This grant and what follows from its folders, all of which may be read: layers over them,
+    /// whose changes reach nobody else, and those of `models` whose files lie in one.
+    fn with_uses(&self, models: &[Model]) -> Self {
+        let mut all = self.clone();
+        all.folders.iter_mut().for_each(|folder| folder.rights.insert(Rights::OVERLAY));
+        let is_read =
+            |model: &&Model| self.folders.iter().any(|folder| model.file.starts_with(&folder.host));
+        all.models.extend(models.iter().filter(is_read).cloned());
+        all
     }
 }
 
@@ -101,7 +118,7 @@ fn derive(table: &mut Table, wish: &Capability) -> Result<(), CapsError> {
 /// mounted in another has rights of its own.
 fn parent(table: &Table, wish: &Capability) -> Option<Handle> {
     let held = table.iter().filter(|(_, own)| own.holder() == CELL && own.kind() == wish.kind());
-    if wish.kind() != Kind::Folder {
+    if !matches!(wish.kind(), Kind::Folder | Kind::Model) {
         return held.map(|(handle, _)| handle).next();
     }
     let around = held.filter(|(_, own)| own.scope().contains(wish.scope()));

@@ -160,9 +160,10 @@ fn with(kind: Kind) -> (&'static str, &'static str) {
         Kind::Clock => ("the guest's clock follows the host's", "may read clocks and sleep"),
         Kind::Random => ("an entropy device", "may draw random bytes"),
         Kind::Stdio => ("its streams are attached", "its streams are attached"),
-        Kind::Network => {
-            ("dials these peers, is reached at these ports", "rules are kept; no sockets yet")
-        }
+        Kind::Network => (
+            "dials these peers, is reached at these ports",
+            "dials these peers, is reached at these ports",
+        ),
         Kind::Device => {
             ("names are kept; no such device yet", "names are kept; no such device yet")
         }
@@ -171,7 +172,7 @@ fn with(kind: Kind) -> (&'static str, &'static str) {
             "starts no isolates",
         ),
         Kind::Model => (
-            "nothing: a guest brings its own",
+            "isolates in it find it in /run/exocell/models, if it starts any",
             "may have it computed (wasi_ephemeral_nn), by its name",
         ),
         Kind::Fuel => (

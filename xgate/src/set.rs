@@ -116,6 +116,12 @@ impl Model {
     pub fn capability(&self) -> String {
         format!("model:{}", self.name)
     }
+
+    /// What a copy of its file is called, whatever its own name is.
+    #[must_use]
+    pub fn file_name(&self) -> String {
+        format!("{}.onnx", self.name)
+    }
 }
 
 /// Makes a host path absolute and plain. Only a path with `..` is looked up on the disk.

@@ -64,5 +64,7 @@ pub const ISOLATES_TABLE: &str = "/run/exocell/isolates/caps.json";
 pub const ISOLATES_PLACES: &str = "/run/exocell/isolates/places";
 /// The directory of the command that starts them, the last of each program's PATH.
 pub const ISOLATES_BIN: &str = "/run/exocell/bin";
+/// A guest that may start isolates has copies of its grant's models here, if there are any.
+pub const ISOLATES_MODELS: &str = "/run/exocell/models";
 /// The largest payload of a frame, in bytes.
 pub const FRAME_BYTES_MAX: usize = 64 * 1024;

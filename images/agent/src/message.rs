@@ -77,6 +77,9 @@ pub struct Boot {
 pub struct IsolatesSetup {
     /// Block device with an erofs file system that holds the command `exocell`.
     pub device: String,
+    /// One with those of [`crate::ISOLATES_MODELS`]; `None` where the grant has none.
+    #[serde(default)]
+    pub models_device: Option<String>,
     /// The most that each of them may have, as JSON, for [`crate::ISOLATES_TABLE`].
     pub table: String,
     /// How many may run at once: the files in [`crate::ISOLATES_PLACES`].

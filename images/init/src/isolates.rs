@@ -1,12 +1,12 @@
-//! What a cell has that may start isolates: the command, and the table that theirs are
-//! derived from.
+//! What a cell has that may start isolates: the command, the table that theirs are derived from,
+//! and its models.
 
 use std::fs::{self, File, Permissions};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::PermissionsExt;
 
 use exocell_agent::{
-    ISOLATES_BIN, ISOLATES_FOLDER, ISOLATES_PLACES, ISOLATES_TABLE, IsolatesSetup,
+    ISOLATES_BIN, ISOLATES_FOLDER, ISOLATES_MODELS, ISOLATES_PLACES, ISOLATES_TABLE, IsolatesSetup,
 };
 use nix::mount::{MsFlags, mount};
 
@@ -14,24 +14,47 @@ use crate::dev::make_mount_point;
 use crate::error::{Context, InitError};
 use crate::root::mount_disk;
 
-/// Where the command's file system lies out of sight.
+/// Where the file systems of the command and of models lie out of sight.
 const PROGRAM: &str = "/program";
+const MODELS: &str = "/models";
 const SAFE: MsFlags = MsFlags::MS_NOSUID.union(MsFlags::MS_NODEV);
 
-/// Mounts the command's file system while its device is in reach; its root.
-pub fn open_program(setup: &IsolatesSetup) -> Result<File, InitError> {
-    fs::create_dir_all(PROGRAM).context(|| PROGRAM)?;
-    mount_disk(&setup.device, PROGRAM, "erofs", SAFE | MsFlags::MS_RDONLY)?;
-    File::open(PROGRAM).context(|| PROGRAM)
+/// What was mounted while its devices were in reach.
+pub struct Opened {
+    program: File,
+    models: Option<File>,
+}
+
+/// Mounts the file systems of the command and of models.
+pub fn open(setup: &IsolatesSetup) -> Result<Opened, InitError> {
+    let program = open_disk(&setup.device, PROGRAM, SAFE)?;
+    let models = setup.models_device.as_ref();
+    let models = models.map(|device| open_disk(device, MODELS, SAFE | MsFlags::MS_NOEXEC));
+    Ok(Opened { program, models: models.transpose()? })
+}
+
+/// Mounts a device; the root of what it holds.
+fn open_disk(device: &str, at: &str, flags: MsFlags) -> Result<File, InitError> {
+    fs::create_dir_all(at).context(|| at)?;
+    mount_disk(device, at, "erofs", flags | MsFlags::MS_RDONLY)?;
+    File::open(at).context(|| at)
+}
+
+/// Shows what was mounted at `target` too.
+fn bind(opened: &File, target: &str) -> Result<(), InitError> {
+    make_mount_point(target)?;
+    let source = format!("/proc/self/fd/{}", opened.as_raw_fd());
+    mount(Some(source.as_str()), target, None::<&str>, MsFlags::MS_BIND, None::<&str>)
+        .context(|| format!("binding {target}"))
 }
 
 /// Puts all of it where programs find it. On file systems of its own, so that no template
 /// takes it over.
-pub fn set_up(setup: &IsolatesSetup, program: &File) -> Result<(), InitError> {
-    make_mount_point(ISOLATES_BIN)?;
-    let source = format!("/proc/self/fd/{}", program.as_raw_fd());
-    mount(Some(source.as_str()), ISOLATES_BIN, None::<&str>, MsFlags::MS_BIND, None::<&str>)
-        .context(|| format!("binding the command on {ISOLATES_BIN}"))?;
+pub fn set_up(setup: &IsolatesSetup, opened: &Opened) -> Result<(), InitError> {
+    bind(&opened.program, ISOLATES_BIN)?;
+    if let Some(models) = &opened.models {
+        bind(models, ISOLATES_MODELS)?;
+    }
     make_mount_point(ISOLATES_FOLDER)?;
     let flags = SAFE | MsFlags::MS_NOEXEC;
     let mount_it = |flags, data| {

@@ -35,7 +35,7 @@ pub struct Cell {
 /// Sets the cell up as `boot` says. On return this process is in the new root.
 pub fn set_up(boot: &Boot) -> Result<Cell, InitError> {
     let private = assemble(boot)?;
-    let program = boot.isolates.as_ref().map(isolates::open_program).transpose()?;
+    let opened = boot.isolates.as_ref().map(isolates::open).transpose()?;
     switch()?;
     let read_only = private.is_none();
     dev::mount_all(read_only)?;
@@ -44,8 +44,8 @@ pub fn set_up(boot: &Boot) -> Result<Cell, InitError> {
     if let Some(setup) = &boot.network {
         network::set_up(setup, read_only)?;
     }
-    if let (Some(setup), Some(program)) = (&boot.isolates, &program) {
-        isolates::set_up(setup, program)?;
+    if let (Some(setup), Some(opened)) = (&boot.isolates, &opened) {
+        isolates::set_up(setup, opened)?;
     }
     let programs = cgroup::set_up(boot.process_count_max)?;
     set_defaults();

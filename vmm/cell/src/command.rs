@@ -5,7 +5,7 @@ use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use exocell_images::pack_program;
+use exocell_images::{Packed, pack};
 
 use crate::{CellError, Layout};
 
@@ -41,7 +41,7 @@ pub fn prepare(layout: &Layout) -> Result<File, CellError> {
         sweep(&folder).map_err(failed())?;
         let image = tempfile::NamedTempFile::new_in(&folder).map_err(failed())?;
         let file = image.as_file().try_clone().map_err(failed())?;
-        pack_program(&program, NAME, file, &folder)?;
+        pack(&[Packed { path: &program, name: NAME, mode: 0o755 }], file, &folder)?;
         image.persist(&path).map_err(|error| error.error).map_err(failed())?;
     }
     File::open(&path).map_err(failed())

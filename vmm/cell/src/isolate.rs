@@ -29,7 +29,7 @@ use crate::parent::Place;
 use crate::plan::{PlannedFolder, open_folders};
 use crate::record::Status;
 use crate::relayed::Relaying;
-use crate::supervisor::clients::Services;
+use crate::supervisor::clients::{self, Services};
 use crate::supervisor::{Event, Shared, Signal, Sink, restrict_paths, thread};
 use crate::{CellError, CellSpec};
 
@@ -42,6 +42,16 @@ const CACHED_BYTES_MIN: usize = 64 << 10;
 const STACK_BYTES: usize = 8 << 20;
 /// The holder's name in the capability table.
 const HOLDER: &str = "cell";
+/// What it can lose while it runs: all that hostcalls ask for.
+const REVOCABLE: [CapabilityKind; 7] = [
+    CapabilityKind::Folder,
+    CapabilityKind::Network,
+    CapabilityKind::Clock,
+    CapabilityKind::Random,
+    CapabilityKind::Stdio,
+    CapabilityKind::Processes,
+    CapabilityKind::Model,
+];
 
 /// An isolate that can be started.
 pub struct IsolatePlan {
@@ -299,10 +309,7 @@ impl Services for Reach {
 
     fn revoke(&self, name: &str) -> Result<(), String> {
         let mut table = self.table();
-        let handle = table.find(HOLDER, name).ok_or_else(|| {
-            format!("the cell has no capability {name}; exocell inspect lists them")
-        })?;
-        table.revoke(handle).map_err(|error| error.to_string())?;
+        clients::revoke(&mut table, HOLDER, name, &REVOCABLE)?;
         if let Some(network) =
             self.network().as_ref().filter(|_| name == CapabilityKind::Network.name())
         {

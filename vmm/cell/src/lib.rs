@@ -16,6 +16,7 @@ mod initramfs;
 pub mod isolate;
 pub mod launch;
 mod layout;
+mod models;
 pub mod network;
 pub mod output;
 pub mod parent;

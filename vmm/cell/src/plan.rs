@@ -7,7 +7,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use exocell_agent::{Boot, Exec, FolderMount, IsolatesSetup, TtySize};
+use exocell_agent::{Boot, Exec, FolderMount, ISOLATES_MODELS, IsolatesSetup, TtySize};
 use exocell_images::{ImageConfig, Store};
 use exocell_kernel::Status as KernelStatus;
 use exocell_network::Secret;
@@ -19,7 +19,7 @@ use exocell_xgate::{CapabilitySet, Folder, Rights};
 
 use crate::network::PlannedNetwork;
 use crate::parent::Parent;
-use crate::{CellError, CellSpec, Layout, command, disk, initramfs};
+use crate::{CellError, CellSpec, Layout, command, disk, initramfs, models};
 
 /// Names a guest kernel to use instead of the built one.
 pub const KERNEL_VARIABLE: &str = "EXOCELL_KERNEL";
@@ -41,6 +41,8 @@ pub struct VmPlan {
     pub disk: Option<File>,
     /// The command's file system; `None` where the cell starts no isolates.
     pub command: Option<File>,
+    /// The file system with the models of its isolates, if they have any.
+    pub models: Option<File>,
     /// Whether the overlay is to be whole when the cell has ended.
     pub keeps_disk: bool,
     pub memory: GuestMemory,
@@ -101,6 +103,7 @@ impl VmPlan {
         let rootfs = store.open_rootfs(&image)?;
         let kernel = kernel(layout)?;
         let network = PlannedNetwork::new(spec, caps, secrets)?;
+        let isolates = caps.spawn_max() > 0;
         let disk = match (spec.read_only, caps.disk_bytes(), &spec.disk) {
             (false, Some(bytes), Some(path)) => Some(disk::keep(layout, path, bytes)?),
             (false, Some(bytes), None) => Some(disk::create(layout, bytes)?),
@@ -131,7 +134,8 @@ impl VmPlan {
             },
             keeps_disk: disk.is_some() && spec.disk.is_some(),
             disk,
-            command: (caps.spawn_max() > 0).then(|| command::prepare(layout)).transpose()?,
+            command: isolates.then(|| command::prepare(layout)).transpose()?,
+            models: isolates.then(|| models::prepare(layout, caps.models())).transpose()?.flatten(),
             folders: open_folders(caps)?,
         })
     }
@@ -253,10 +257,13 @@ fn boot(
 
 /// What isolates in the guest are to be bounded by. Each is a process there at least.
 fn isolates(caps: &CapabilitySet, overlay: bool) -> Result<IsolatesSetup, CellError> {
+    // The disks are named in the order in which they are attached.
+    let (command, models) =
+        if overlay { ("/dev/vdc", "/dev/vdd") } else { ("/dev/vdb", "/dev/vdc") };
     Ok(IsolatesSetup {
-        // The disks are named in the order in which they are attached.
-        device: if overlay { "/dev/vdc" } else { "/dev/vdb" }.to_owned(),
-        table: caps.handed_on(overlay)?.to_json(),
+        device: command.to_owned(),
+        models_device: (!caps.models().is_empty()).then(|| models.to_owned()),
+        table: caps.handed_on(overlay, Path::new(ISOLATES_MODELS))?.to_json(),
         count_max: caps.spawn_max().min(caps.require_process_max()?),
     })
 }

@@ -132,6 +132,9 @@ while True: os.write(held, b'x'); os.fsync(held); time.sleep(0.05)";
     run(["update", "--revoke", "folder:/nowhere", &cell.name])
         .exited(125)
         .complains_of(&["folder:/nowhere", "exocell inspect"]);
+    run(["update", "--revoke", "memory", &cell.name])
+        .exited(125)
+        .complains_of(&["memory", "exocell stop"]);
 }
 
 #[test]

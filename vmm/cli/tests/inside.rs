@@ -2,6 +2,8 @@
 //! cell's.
 
 mod common;
+#[path = "../../../exovisor/models/tests/onnx/mod.rs"]
+mod onnx;
 
 use std::fs;
 
@@ -12,7 +14,7 @@ use common::socket_modules::client;
 use common::{Finished, IMAGE, LIMIT, Started, eventually, finish, run, shell, text};
 
 /// Modules by name, as text.
-const MODULES: [(&str, &str); 8] = [
+const MODULES: [(&str, &str); 10] = [
     (
         "hello",
         r#"(import "wasi_snapshot_preview1" "fd_write"
@@ -65,6 +67,45 @@ const MODULES: [(&str, &str); 8] = [
              (if (i32.load (i32.const 4)) (then
                (drop (call $write (i32.const 1) (i32.const 0) (i32.const 1) (i32.const 8)))
                (br $again)))))"#,
+    ),
+    // Makes the file `f`, which must not be there, in its folder.
+    (
+        "make",
+        r#"(import "wasi_snapshot_preview1" "path_open"
+             (func $open (param i32 i32 i32 i32 i32 i64 i64 i32 i32) (result i32)))
+           (import "wasi_snapshot_preview1" "proc_exit" (func $exit (param i32)))
+           (memory (export "memory") 1)
+           (data (i32.const 0) "f")
+           (func (export "_start") (call $exit (call $open (i32.const 3) (i32.const 0)
+             (i32.const 0) (i32.const 1) (i32.const 5) (i64.const 64) (i64.const 0) (i32.const 0)
+             (i32.const 16))))"#,
+    ),
+    // Ten times the last number that the model `layer` makes of 1 and 2.
+    (
+        "infer",
+        r#"(import "wasi_ephemeral_nn" "load_by_name"
+             (func $load (param i32 i32 i32) (result i32)))
+           (import "wasi_ephemeral_nn" "init_execution_context"
+             (func $init (param i32 i32) (result i32)))
+           (import "wasi_ephemeral_nn" "set_input" (func $set (param i32 i32 i32) (result i32)))
+           (import "wasi_ephemeral_nn" "compute" (func $compute (param i32) (result i32)))
+           (import "wasi_ephemeral_nn" "get_output"
+             (func $get (param i32 i32 i32 i32 i32) (result i32)))
+           (import "wasi_snapshot_preview1" "proc_exit" (func $exit (param i32)))
+           (memory (export "memory") 1)
+           (data (i32.const 0) "layer")
+           ;; Its dimensions lie at 96, floats, of 8 bytes at 104.
+           (data (i32.const 64) "\60\00\00\00\02\00\00\00\01\00\00\00\68\00\00\00\08\00\00\00")
+           (data (i32.const 96) "\01\00\00\00\02\00\00\00\00\00\80\3f\00\00\00\40")
+           (func $do (param i32) (if (local.get 0) (then unreachable)))
+           (func (export "_start")
+             (call $do (call $load (i32.const 0) (i32.const 5) (i32.const 32)))
+             (call $do (call $init (i32.load (i32.const 32)) (i32.const 36)))
+             (call $do (call $set (i32.load (i32.const 36)) (i32.const 0) (i32.const 64)))
+             (call $do (call $compute (i32.load (i32.const 36))))
+             (call $do (call $get (i32.load (i32.const 36)) (i32.const 0) (i32.const 256)
+               (i32.const 12) (i32.const 40)))
+             (call $exit (i32.mul (i32.const 10) (i32.trunc_f32_s (f32.load (i32.const 264))))))"#,
     ),
 ];
 
@@ -158,7 +199,7 @@ fn an_isolate_has_at_most_what_its_cell_has() {
     refused("--allow-net a.test:80", "socket", &["the cell that it is in has nothing (network)"]);
     refused("-m 129m", "hello", &["129M", "the cell that it is in has 128M (memory)"]);
     refused("--timeout 6m", "hello", &["6m", "has 5m (time)"]);
-    refused("-v /src:/here:rw", "hello", &["read on /src", "(folder:/here)"]);
+    refused("-v /src:/here:rw", "hello", &["has read,overlay on /src", "(folder:/here)"]);
     // What is narrower works.
     isolate(&cell, "-m 16m --timeout 4m -v /src:/here:ro -v /modules:/m", "hello").ok();
     cell.shell("printf 'version = 1\\n[memory]\\nlimit = \"16M\"\\n' > /quiet.toml").ok();
@@ -184,6 +225,53 @@ fn the_table_of_a_cell_is_told_and_cannot_be_written() {
     let denied = cell.shell("echo > /run/exocell/isolates/caps.json").exited(2);
     assert!(denied.stderr.contains("Read-only"), "{}", denied.stderr);
     cell.shell(&format!("exocell run {IMAGE} true")).exited(125).complains_of(&["vm cell"]);
+}
+
+#[test]
+fn the_models_of_a_cell_and_those_that_lie_in_it_are_computed() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("m.onnx");
+    fs::write(&file, onnx::layer()).unwrap();
+    let granted = format!("model=layer:{}", file.display());
+    let cell = cell(&["--cap", &granted]);
+    fs::remove_file(&file).unwrap();
+    let place = "/run/exocell/models/layer.onnx";
+    isolate(&cell, &format!("--cap model=layer:{place}"), "infer").exited(60);
+    isolate(&cell, "", "infer").exited(125).complains_of(&["`load_by_name`", "`model`"]);
+    assert!(cell.shell("exocell caps explain").ok().text().contains(place));
+    let denied = cell.shell(&format!("cp {place} /modules/own.onnx; echo > {place}")).exited(2);
+    assert!(denied.stderr.contains("Read-only"), "{}", denied.stderr);
+    isolate(&cell, "--cap model=layer:/modules/own.onnx", "infer").exited(60);
+    cell.verb(&["update", "--revoke", "model:layer"])
+        .exited(125)
+        .complains_of(&["model:layer", "exocell stop"]);
+}
+
+#[test]
+fn a_model_that_is_none_keeps_a_cell_from_its_start() {
+    let dir = tempfile::tempdir().unwrap();
+    let large = dir.path().join("large.onnx");
+    fs::File::create(&large).unwrap().set_len((64 << 20) + 1).unwrap();
+    let start = |file: &str| {
+        run(["run", "--rm", "--cap", "spawn=1", "--cap", &format!("model=m:{file}"), IMAGE, "true"])
+    };
+    start(text(&large)).exited(125).complains_of(&["large.onnx", "model m", "64 MiB"]);
+    start(text(dir.path())).exited(125).complains_of(&["model m", "is no file"]);
+    start("/nowhere.onnx").exited(125).complains_of(&["/nowhere.onnx", "model m", "No such file"]);
+}
+
+#[test]
+fn an_isolate_has_a_layer_of_its_own_over_what_its_cell_reads() {
+    let dir = tempfile::tempdir().unwrap();
+    let cell = cell(&["-v", &format!("{}:/src:ro", dir.path().display())]);
+    isolate(&cell, "-v /src:/src:rw", "make").exited(125).complains_of(&["(folder:/src)"]);
+    for folder in ["/src", "/src", "/modules"] {
+        isolate(&cell, &format!("-v {folder}:/data:overlay"), "make").exited(0);
+    }
+    assert_eq!(cell.shell("ls /src; ls /modules | grep -x f").text(), "");
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+    isolate(&cell, "-v /modules:/data:rw", "make").exited(0);
+    cell.shell("test -e /modules/f").ok();
 }
 
 /// Programs, mounts and locks in the guest, and records of its isolates.
@@ -261,13 +349,20 @@ fn an_ordinary_user_of_a_cell_starts_isolates_too() {
 }
 
 #[test]
+fn the_command_of_a_cell_is_found_without_a_path() {
+    let cell = cell(&[]);
+    let script = "exec env -i /run/exocell/bin/exocell run --rm /modules/hello.wat";
+    assert_eq!(cell.shell(script).ok().text(), "hello");
+}
+
+#[test]
 fn a_cell_whose_root_is_read_only_starts_isolates_from_memory() {
     let script = "echo '(module (func (export \"_start\")))' > /tmp/a.wat; \
                   EXOCELL_ROOT=/run/state exocell run --rm /tmp/a.wat; echo $?; \
                   EXOCELL_ROOT=/run/state exocell run --rm -v /usr:/usr /tmp/a.wat";
     let told = shell(&["--read-only", "--cap", "spawn=1"], script).exited(125);
     assert_eq!(told.text(), "0");
-    told.complains_of(&["read on / at /"]);
+    told.complains_of(&["has read,overlay on / at /"]);
 }
 
 #[test]

@@ -35,7 +35,11 @@ fn read(text: &str) -> CapabilitySet {
 }
 
 fn most() -> CapabilitySet {
-    read(CELL_TABLE).handed_on(true).unwrap()
+    handed_on(true)
+}
+
+fn handed_on(root_writable: bool) -> CapabilitySet {
+    read(CELL_TABLE).handed_on(root_writable, Path::new("/models")).unwrap()
 }
 
 /// What an isolate gets that asks for `list` in a cell that hands on `most`.
@@ -52,12 +56,13 @@ fn a_cell_hands_on_its_limits_and_what_it_sees() {
     let most = most();
     assert_eq!((most.memory_bytes(), most.process_max()), (Some(128 << 20), Some(64)));
     assert_eq!((most.stdio(), most.clock(), most.spawn_max()), (true, false, 0));
-    let rules = most.network().map(|network| network.connect.len());
-    assert_eq!((rules, most.models().len()), (Some(1), 0));
+    assert_eq!(most.network().map(|network| network.connect.len()), Some(1));
+    let models: Vec<_> = most.models().iter().map(|own| own.file.to_str()).collect();
+    assert_eq!(models, [Some("/models/digits.onnx")]);
     assert_eq!(most.devices().count(), 0);
     let seen: Vec<_> = most.folders().iter().map(|own| (own.host.to_str(), own.rights)).collect();
     assert_eq!(seen, [(Some("/"), Rights::READ | Rights::WRITE), (Some("/src"), Rights::READ),]);
-    let read_only = read(CELL_TABLE).handed_on(false).unwrap();
+    let read_only = handed_on(false);
     assert_eq!(read_only.folders()[0].rights, Rights::READ);
     assert_eq!(read(&most.to_json()), most, "the guest reads what the host wrote");
 }
@@ -76,7 +81,7 @@ fn an_isolate_that_asks_for_nothing_has_no_folder_and_no_more_than_its_cell() {
 
 #[test]
 fn an_isolate_of_a_cell_without_a_deadline_may_have_one() {
-    let most = CapabilitySet::default().handed_on(true).unwrap();
+    let most = CapabilitySet::default().handed_on(true, Path::new("/models")).unwrap();
     let own = asking(&most, &[("time", "5s"), ("fuel", "9")]).unwrap();
     assert_eq!((own.deadline(), own.fuel()), (Some(Duration::from_secs(5)), Some(9)));
 }
@@ -100,6 +105,22 @@ fn an_isolate_may_ask_for_what_its_cell_has() {
 }
 
 #[test]
+fn what_its_cell_reads_can_be_a_model_and_have_a_layer() {
+    let most = CapabilitySet { disk_bytes: Some(1 << 20), ..most() };
+    for (name, text) in [
+        ("model", "digits:/models/digits.onnx"),
+        ("model", "other:/src/m.onnx"),
+        ("folder", "/src:/here:overlay"),
+        ("folder", "/work:/here:overlay"),
+    ] {
+        asking(&most, &[(name, text)]).expect(text);
+    }
+    let quiet = CapabilitySet { folders: Vec::new(), ..most };
+    asking(&quiet, &[("model", "digits:/models/digits.onnx")]).unwrap();
+    asking(&quiet, &[("model", "digits:/src/m.onnx")]).unwrap_err();
+}
+
+#[test]
 fn an_isolate_does_not_get_more_than_its_cell_has() {
     for (name, text, capability) in [
         ("memory", "129M", "memory"),
@@ -115,7 +136,6 @@ fn an_isolate_does_not_get_more_than_its_cell_has() {
         ("connect", "example.org:80", "network"),
         ("connect", "*:443", "network"),
         ("listen", "80", "network"),
-        ("model", "digits:/host/digits.onnx", "model:digits"),
         ("folder", "/src:/here:rw", "folder:/here"),
         ("folder", "/src/lib:/here:rw", "folder:/here"),
     ] {
@@ -132,8 +152,8 @@ fn an_isolate_does_not_get_more_than_its_cell_has() {
     );
     assert_eq!(
         asking(&most(), &[("folder", "/src:/src:rw")]).unwrap_err().to_string(),
-        "the isolate asks for read,write on /src at /src, but the cell that it is in has read on \
-         /src at /src (folder:/src); ask for less, or grant the cell more when it starts"
+        "the isolate asks for read,write on /src at /src, but the cell that it is in has \
+         read,overlay on /src at /src (folder:/src); ask for less, or grant the cell more when it starts"
     );
 }
 

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use exocell_agent::{FrameReader, FrameWriter, Kind};
+use exocell_xgate::{Kind as CapabilityKind, Table};
 
 use super::{Event, Shared, thread, warmth};
 use crate::control::{ControlReply, ControlRequest, Counters, send_descriptor};
@@ -16,6 +17,26 @@ use crate::{CellError, CellSpec, Record};
 
 /// Connections served at once.
 const CLIENTS_MAX: usize = 64;
+
+/// Ends the capability `name` of `holder` and all derived from it, if it is of one of the `kinds`
+/// that a workload of this strength can lose while it runs.
+pub(crate) fn revoke(
+    table: &mut Table,
+    holder: &str,
+    name: &str,
+    kinds: &[CapabilityKind],
+) -> Result<(), String> {
+    let handle = table
+        .find(holder, name)
+        .ok_or_else(|| format!("the cell has no capability {name}; exocell inspect lists them"))?;
+    let kind = table.get(handle).map_err(|error| error.to_string())?.kind();
+    if !kinds.contains(&kind) {
+        return Err(format!(
+            "{name} was given when the cell started and stays as long as it runs; exocell stop ends it"
+        ));
+    }
+    table.revoke(handle).map(drop).map_err(|error| error.to_string())
+}
 
 /// What a workload offers to clients; a refusal is told as it is.
 pub(crate) trait Services: Send + Sync {

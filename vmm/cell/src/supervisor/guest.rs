@@ -32,7 +32,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{ForkResult, Pid, fork};
 
-use super::clients::Services;
+use super::clients::{self, Services};
 use super::input::{Signal, Sink};
 use super::{Event, Shared, credit, memory, pressure, restrict_paths, thread};
 use crate::control::Counters;
@@ -51,6 +51,8 @@ const LAST_WORDS_MAX: Duration = Duration::from_millis(500);
 const CONSOLE_BYTES_MAX: usize = 256 << 10;
 /// The holder's name in the capability table.
 const HOLDER: &str = "cell";
+/// What it can lose while it runs: all that is asked of the host. A guest has the rest.
+const REVOCABLE: [CapabilityKind; 2] = [CapabilityKind::Folder, CapabilityKind::Network];
 
 /// A guest that said hello and was booted.
 pub(crate) struct Guest {
@@ -201,7 +203,7 @@ pub(crate) fn start(
     let (hello, hellos) = channel();
     let devices = Devices::start(
         sockets,
-        Disks { rootfs: plan.rootfs, disk: plan.disk, command: plan.command },
+        Disks { rootfs: plan.rootfs, disk: plan.disk, command: plan.command, models: plan.models },
         plan.memory.file(),
         console.clone(),
         listeners,
@@ -288,6 +290,9 @@ fn enter_jail(
     }
     if plan.command.is_some() {
         wanted.push(("command", VirtioId::Block));
+    }
+    if plan.models.is_some() {
+        wanted.push(("models", VirtioId::Block));
     }
     wanted.extend([("console", VirtioId::Console), ("vsock", VirtioId::Vsock)]);
     if plan.entropy {
@@ -568,6 +573,7 @@ struct Disks {
     rootfs: File,
     disk: Option<File>,
     command: Option<File>,
+    models: Option<File>,
 }
 
 impl Disks {
@@ -576,7 +582,9 @@ impl Disks {
         let private = |file| BlockConfig { file, read_only: false, id: "disk".to_owned() };
         let command = self.command.map(|file| shared(file, "command"));
         let disk = self.disk.map(private);
-        std::iter::once(shared(self.rootfs, "rootfs")).chain(disk).chain(command)
+        let models = self.models.map(|file| shared(file, "models"));
+        let shared = std::iter::once(shared(self.rootfs, "rootfs"));
+        shared.chain(disk).chain(command).chain(models)
     }
 }
 
@@ -810,10 +818,7 @@ impl Folders {
     /// is then detached in the guest.
     fn revoke(&self, name: &str, agent: &VsockHandle) -> Result<(), String> {
         let mut table = self.table.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        let handle = table.find(HOLDER, name).ok_or_else(|| {
-            format!("the cell has no capability {name}; exocell inspect lists them")
-        })?;
-        table.revoke(handle).map_err(|error| error.to_string())?;
+        clients::revoke(&mut table, HOLDER, name, &REVOCABLE)?;
         drop(table);
         let mounts = self.mounts.iter().filter(|(capability, _)| capability == name);
         for (_, path) in mounts {
