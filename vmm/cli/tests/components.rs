@@ -5,10 +5,10 @@ mod common;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::PathBuf;
-use std::time::Duration;
 
 use common::cell::{self, Cell};
 use common::lan::{Lan, PEER};
+use common::servers::answered;
 use common::{eventually, exocell, finish, run, text, unique};
 use tempfile::TempDir;
 use wasi_preview1_component_adapter_provider as adapter;
@@ -193,17 +193,7 @@ fn a_published_port_leads_into_a_component() {
     run(["run", "--rm", text(&path)]).exited(ACCESS_DENIED);
     let cell = Cell { name: unique("component") };
     run(["run", "-d", "--name", &cell.name, "-p", "8081:80", text(&path)]).ok();
-    let mut answer = String::new();
-    eventually("it answers", || {
-        let Ok(mut caller) = TcpStream::connect("127.0.0.1:8081") else { return false };
-        caller.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
-        answer.clear();
-        // One that comes before it listens is turned away.
-        caller.write_all(b"hello").is_ok()
-            && caller.read_to_string(&mut answer).is_ok()
-            && !answer.is_empty()
-    });
-    assert_eq!(answer, "welcome");
+    assert_eq!(answered("127.0.0.1:8081"), "welcome");
     eventually("it has ended", || cell.state() == "exited");
     assert_eq!(cell.inspect()["exit_code"].as_i64(), Some(0));
     assert!(TcpStream::connect("127.0.0.1:8081").is_err(), "nobody listens any more");

@@ -3,13 +3,11 @@
 
 mod common;
 
-use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::time::Duration;
 
 use common::cell::Cell;
 use common::lan::{Lan, OTHER, PEER};
-use common::servers::{Web, echo};
+use common::servers::{Web, answered, echo};
 use common::socket_modules::{client, module};
 use common::{eventually, exocell, finish, run, text, unique};
 use serde_json::Value;
@@ -147,17 +145,7 @@ fn a_published_port_leads_into_an_isolate() {
         (data (i32.const 2048) "welcome")"#;
     let (_dir, path) = module(body);
     let cell = start(&["-p", "8080:80"], &path);
-    let mut answer = String::new();
-    eventually("it answers", || {
-        let Ok(mut caller) = TcpStream::connect("127.0.0.1:8080") else { return false };
-        caller.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
-        answer.clear();
-        // One that comes before it listens is turned away.
-        caller.write_all(b"hello").is_ok()
-            && caller.read_to_string(&mut answer).is_ok()
-            && !answer.is_empty()
-    });
-    assert_eq!(answer, "welcome");
+    assert_eq!(answered("127.0.0.1:8080"), "welcome");
     assert_eq!(exit_code(&cell), 0);
     assert_eq!(cell.verb(&["logs"]).text(), "hello");
     assert!(TcpStream::connect("127.0.0.1:8080").is_err(), "nobody listens any more");

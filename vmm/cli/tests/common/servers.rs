@@ -3,10 +3,11 @@
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream, UdpSocket};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use rustls::ServerConfig;
 
-use super::tls;
+use super::{eventually, tls};
 
 /// A server of HTTP; answers every request with `body`.
 pub struct Web {
@@ -159,4 +160,20 @@ pub fn echo_over_tls(address: &str, config: Arc<ServerConfig>) {
             }
         }
     });
+}
+
+/// What who listens at `address` answers to `hello`, once somebody does. One that comes before it
+/// listens is turned away.
+#[track_caller]
+pub fn answered(address: &str) -> String {
+    let mut answer = String::new();
+    eventually("it answers", || {
+        let Ok(mut caller) = TcpStream::connect(address) else { return false };
+        caller.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+        answer.clear();
+        caller.write_all(b"hello").is_ok()
+            && caller.read_to_string(&mut answer).is_ok()
+            && !answer.is_empty()
+    });
+    answer
 }
