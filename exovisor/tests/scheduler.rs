@@ -11,7 +11,7 @@ use exocell_exovisor::{
 use exocell_xgate::CapabilitySet;
 use std::io::Write;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
@@ -54,6 +54,7 @@ const MODULE: &str = r#"(module
       (local.set 1 (call $down (i32.const 500)))
       (br_if $more (local.tee 0 (i32.sub (local.get 0) (i32.const 1)))))
     (local.get 1))
+  (func (export "nothing"))
   (func (export "spin") (loop $again (br $again)))
   (func (export "trap") (result i32) (i32.div_u (i32.const 1) (i32.const 0)))
   (func (export "spin-then-trap") (param $n i32) (result i32)
@@ -460,6 +461,93 @@ fn what_is_submitted_at_an_end_comes_in_order_and_counts() {
         }
     }
     assert_eq!((ended, refused), (vec![0, 1, 2], vec![3, 4]));
+}
+
+/// Calls one after the other, each submitted at the end of the one before: `short` ones as long as
+/// `goes_on` says so, then `last`.
+#[derive(Clone)]
+struct InARow {
+    submitter: Submitter,
+    tenant: Tenant,
+    short: Function,
+    last: Function,
+    goes_on: Arc<AtomicBool>,
+    ended: Arc<AtomicU64>,
+}
+
+impl InARow {
+    fn begin(world: &World, tenant: &Tenant, last: &str) -> Self {
+        let [short, last] = ["fib", last].map(|name| world.function(tenant, name));
+        let (submitter, tenant) = (world.scheduler.submitter(), tenant.clone());
+        let (goes_on, ended) = (Arc::new(AtomicBool::new(true)), Arc::default());
+        let calls = Self { submitter, tenant, short, last, goes_on, ended };
+        calls.clone().next();
+        calls
+    }
+
+    fn next(self) {
+        let again = self.clone();
+        let end = move |_| {
+            again.ended.fetch_add(1, Ordering::Relaxed);
+            again.next();
+        };
+        let Self { submitter, tenant, short, last, .. } = &self;
+        let submitted = if self.goes_on.load(Ordering::Relaxed) {
+            submitter.submit(tenant, call(short, &[Value::I32(1)]), end)
+        } else {
+            submitter.submit(tenant, call(last, &[]), |_| {})
+        };
+        // The scheduler may be gone.
+        drop(submitted);
+    }
+
+    fn wait_for(&self, ended: u64) {
+        while self.ended.load(Ordering::Relaxed) < ended {
+            std::thread::yield_now();
+        }
+    }
+}
+
+#[test]
+fn calls_in_a_row_leave_the_worker_to_others_and_all_count() {
+    let world = World::new(1, Duration::from_millis(1));
+    let (calls, comes) = (world.tenant("calls"), world.tenant("comes"));
+    let row = InARow::begin(&world, &calls, "nothing");
+    let fib = world.function(&comes, "fib");
+    for _ in 0..200 {
+        row.wait_for(row.ended.load(Ordering::Relaxed) + 20);
+        let report = world.run(&comes, &fib, &[Value::I32(FIB.0)]);
+        assert_eq!(report.results, [Value::I32(FIB.1)]);
+    }
+    row.goes_on.store(false, Ordering::Relaxed);
+    // After the last one of the row, because it is of the same tenant.
+    let counted = || world.scheduler.stats()[0].1;
+    while counted().calls < row.ended.load(Ordering::Relaxed) + 1 {
+        std::thread::yield_now();
+    }
+    let ended = row.ended.load(Ordering::Relaxed);
+    assert!(ended >= 4_000 && counted().calls == ended + 1, "{ended} of {:?}", counted());
+    assert!(counted().cpu_ns >= ended * 100, "{:?}", counted());
+}
+
+#[test]
+fn a_long_call_in_a_row_is_preempted_for_who_comes() {
+    for _ in 0..20 {
+        let world = World::new(1, Duration::from_millis(1));
+        let (calls, comes) = (world.tenant("calls"), world.tenant("comes"));
+        let fib = world.function(&comes, "fib");
+        let row = InARow::begin(&world, &calls, "spin");
+        row.wait_for(100);
+        row.goes_on.store(false, Ordering::Relaxed);
+        for _ in 0..5 {
+            let report = world.run(&comes, &fib, &[Value::I32(FIB.0)]);
+            assert_eq!(report.results, [Value::I32(FIB.1)]);
+        }
+        // All are counted but the one that does not end: it gives the worker up too.
+        while world.scheduler.stats()[0].1.calls < row.ended.load(Ordering::Relaxed) {
+            std::thread::yield_now();
+        }
+    }
 }
 
 #[test]

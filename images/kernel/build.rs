@@ -8,8 +8,8 @@ use std::{env, fs};
 const PATCHES: &str = "../../guest-kernel-patches";
 
 fn main() {
-    // Asked for when it runs: a build directory may serve several checkouts. What cargo is to
-    // look at is named from the package for the same reason.
+    // A build directory may serve several checkouts, and what ran for one serves the next: all is
+    // named from the package, which is asked for when this runs and when the table is compiled.
     println!("cargo::rerun-if-changed={PATCHES}");
     let package = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets it"));
     let root = package.join(PATCHES).canonicalize().expect("guest-kernel-patches is beside images");
@@ -31,12 +31,14 @@ fn files_with_extension(folder: &Path, extension: &str) -> Vec<PathBuf> {
     files
 }
 
-/// Rust source of a slice of (path below `root`, content).
+/// Rust source of a slice of (path below `root`, content), for a module of this package.
 fn table(root: &Path, files: &[PathBuf]) -> String {
     let mut source = String::from("&[\n");
     for file in files {
         let name = file.strip_prefix(root).expect("files are below the root");
-        writeln!(source, "    ({name:?}, include_str!({file:?})),").expect("write to a string");
+        let path = format!("/{PATCHES}/{}", name.display());
+        let content = format!("include_str!(concat!(env!(\"CARGO_MANIFEST_DIR\"), {path:?}))");
+        writeln!(source, "    ({name:?}, {content}),").expect("write to a string");
     }
     source.push_str("]\n");
     source

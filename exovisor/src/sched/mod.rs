@@ -11,6 +11,7 @@ mod made;
 mod queue;
 mod shared;
 mod task;
+mod turns;
 mod worker;
 
 pub use queue::Priority;

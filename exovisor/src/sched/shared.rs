@@ -6,12 +6,15 @@
 //!
 //! With short calls the lock and all that it guards goes from one worker's processor to the other's
 //! with each call, line by line of their caches. So it is taken once a call: what a worker is given
-//! between two turns ([`KEPT`]) is queued when it takes its next one.
+//! between two turns ([`KEPT`]) is queued when it takes its next one. And not once a call where a
+//! tenant calls again as soon as a call is over: the worker goes on with that call by itself for a
+//! small part of a slice ([`IN_A_ROW`]), and accounts for all of them together.
 
 use crate::isolate::Outcome;
 use crate::preempt;
 use crate::sched::queue::{Queue, Seat};
 use crate::sched::task::Task;
+use crate::sched::turns::{Apart, Turns};
 use crate::sched::{SchedulerConfig, Stats, nanoseconds};
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -38,9 +41,8 @@ const LOOK_NS: u64 = 50_000;
 const LOCK_TRIES: u32 = 25;
 const LOCK_SPINS: u32 = 8;
 
-/// Part of a slice that a turn has at least when another comes. To take the CPU costs some 25 us;
-/// and earlier than this, signals more often find host code, and come in vain.
-const SHORTENED: u64 = 24;
+/// Part of a slice after which a worker that goes on with its tenant's calls asks whose turn it is.
+const IN_A_ROW: u64 = 50;
 
 thread_local! {
     /// Whose worker this thread is, if it is between two turns, by address.
@@ -63,23 +65,13 @@ pub(super) struct State {
     pub workers: usize,
     /// How many preempted calls may wait awake.
     awake_max: usize,
-    /// What each worker runs.
-    turns: Vec<Option<Running>>,
     pub closing: bool,
-}
-
-/// A turn that has begun.
-struct Running {
-    task: Arc<Task>,
-    since_ns: u64,
-    /// Nothing waited when it was taken, and so far nothing does: it has no end.
-    endless: bool,
-    /// Made short for one that came.
-    short: bool,
 }
 
 pub(super) struct Shared {
     state: Apart<Mutex<State>>,
+    /// Changed under the lock of the state, but for calls in a row.
+    turns: Turns,
     work: Condvar,
     /// The last look that something was queued for.
     look_found: AtomicU64,
@@ -89,11 +81,6 @@ pub(super) struct Shared {
     waiting_max: usize,
     workers: usize,
 }
-
-/// In cache lines of its own, two of which processors fetch together: who looks at what lies beside
-/// it does not wait for it.
-#[repr(align(128))]
-struct Apart<T>(T);
 
 /// Why a call is not queued.
 pub(super) enum Refusal {
@@ -117,6 +104,8 @@ pub(super) struct Next {
     pub crowded: bool,
     /// Whether the worker slept before it.
     pub waited: bool,
+    /// What the calls before it in a row came to.
+    pub before: Stats,
 }
 
 /// How a call ended, as far as statistics tell.
@@ -143,7 +132,10 @@ pub(super) struct Spent {
     pub task: Arc<Task>,
     pub slice_ns: u64,
     pub used_ns: u64,
+    pub crowded: bool,
     pub verdict: Verdict,
+    /// What the calls before it in a row came to.
+    pub before: Stats,
 }
 
 impl Shared {
@@ -158,11 +150,11 @@ impl Shared {
             looks_begun: 0,
             workers: 0,
             awake_max: config.awake_max,
-            turns: Vec::new(),
             closing: false,
         };
         Self {
             state: Apart(Mutex::new(state)),
+            turns: Turns::new(config.workers),
             work: Condvar::new(),
             look_found: AtomicU64::new(0),
             slice_ns: AtomicU64::new(slice_ns),
@@ -264,7 +256,8 @@ impl Shared {
             return;
         }
         let idle = state.idle_workers > 0;
-        let shortened = if idle { None } else { state.shorten(first, self.slice_ns()) };
+        let behind = |task: &Task| first.is_some_and(|seat| state.queue.is_before(seat, task.seat));
+        let shortened = if idle { None } else { self.turns.shorten(behind, self.slice_ns()) };
         drop(state);
         if idle {
             self.work.notify_one();
@@ -290,10 +283,13 @@ impl Shared {
     pub fn next(&self, worker: usize, spent: Option<Spent>) -> Option<Next> {
         // Freed when others have the lock again.
         let mut over = None;
+        if let Some(next) = spent.as_ref().and_then(|spent| self.go_on(worker, spent)) {
+            return Some(next);
+        }
         let mut state = self.lock();
         let mut looks = spent.as_ref().is_some_and(|spent| spent.task.has_threads());
         if let Some(spent) = spent {
-            over = state.settle(worker, spent);
+            over = state.settle(spent);
         }
         state.queue_kept();
         let kept = KEEPS.replace(false);
@@ -302,16 +298,16 @@ impl Shared {
             if state.closing {
                 return None;
             }
-            let slice_ns = self.slice_ns();
-            if let Some((_, task)) = state.queue.pop(slice_ns) {
+            if let Some((_, task)) = state.queue.pop(self.slice_ns()) {
                 self.measure(&state);
-                let next = state.begin(worker, task, slice_ns, waited);
+                let next = self.begin(&state, worker, task, waited);
                 if kept && !next.alone {
                     // Something else was before what was kept for this worker.
                     self.tell(state, None);
                 }
                 return Some(next);
             }
+            self.turns.end(worker);
             if std::mem::take(&mut looks) && state.looks.is_none() {
                 state = self.look(state, over.take());
                 continue;
@@ -327,6 +323,41 @@ impl Shared {
             state = self.work.wait(state).unwrap_or_else(PoisonError::into_inner);
             state.idle_workers -= 1;
         }
+    }
+
+    fn begin(&self, state: &State, worker: usize, task: Arc<Task>, waited: bool) -> Next {
+        let alone = state.queue.is_empty();
+        let crowded = state.queue.begun_waiting() >= state.awake_max;
+        let now_ns = preempt::now_ns();
+        task.prepare();
+        self.turns.begin(worker, &task, now_ns, alone);
+        let before = Stats::default();
+        Next { task, slice_ns: self.slice_ns(), now_ns, alone, crowded, waited, before }
+    }
+
+    /// The next call in a row: the end of the one that is over queued it, its tenant has not had
+    /// the worker for long, and nobody waits for the end of this turn.
+    fn go_on(&self, worker: usize, spent: &Spent) -> Option<Next> {
+        let Verdict::Done(ending) = spent.verdict else { return None };
+        let Spent { slice_ns, crowded, .. } = *spent;
+        let mut before = spent.before;
+        before.count_turn(spent, Some(ending));
+        if before.cpu_ns >= slice_ns / IN_A_ROW {
+            return None;
+        }
+        let task = KEPT.take()?;
+        let now_ns = preempt::now_ns();
+        task.prepare();
+        let in_a_row = task.seat == spent.task.seat
+            && !spent.task.has_threads()
+            && !task.has_threads()
+            && self.turns.go_on(worker, &task, now_ns);
+        if !in_a_row {
+            KEPT.set(Some(task));
+            return None;
+        }
+        KEEPS.set(false);
+        Some(Next { task, slice_ns, now_ns, alone: false, crowded, waited: false, before })
     }
 
     /// Waits a little without sleeping, and frees what is over.
@@ -355,12 +386,9 @@ impl Shared {
     pub fn close(&self) {
         let mut state = self.lock();
         state.closing = true;
-        let running: Vec<_> = state.turns.drain(..).flatten().collect();
+        self.turns.close();
         drop(state);
         self.work.notify_all();
-        for turn in running {
-            turn.task.stopper.hurry(0, true);
-        }
     }
 
     /// What was queued or parked when the last worker had gone.
@@ -389,42 +417,22 @@ impl State {
         }
     }
 
-    fn begin(&mut self, worker: usize, task: Arc<Task>, slice_ns: u64, waited: bool) -> Next {
-        let alone = self.queue.is_empty();
-        let crowded = self.queue.begun_waiting() >= self.awake_max;
-        let now_ns = preempt::now_ns();
-        if let Some(guest) = task.stopper.guest() {
-            guest.prepare();
-        }
-        let running =
-            Running { task: Arc::clone(&task), since_ns: now_ns, endless: alone, short: false };
-        if self.turns.len() <= worker {
-            self.turns.resize_with(worker + 1, || None);
-        }
-        if let Some(turn) = self.turns.get_mut(worker) {
-            *turn = Some(running);
-        }
-        Next { task, slice_ns, now_ns, alone, crowded, waited }
-    }
-
     /// The worker is still `RUNNING` the task as far as wakers see, until its state is set here.
     /// Answers with one that is over.
-    fn settle(&mut self, worker: usize, spent: Spent) -> Option<Arc<Task>> {
-        if let Some(turn) = self.turns.get_mut(worker) {
-            *turn = None;
+    fn settle(&mut self, spent: Spent) -> Option<Arc<Task>> {
+        let seat = spent.task.seat;
+        let cut = matches!(spent.verdict, Verdict::Again);
+        let used_ns = spent.before.cpu_ns.saturating_add(spent.used_ns);
+        self.queue.settle(seat, spent.slice_ns, used_ns, cut);
+        let ending = match spent.verdict {
+            Verdict::Done(ending) => Some(ending),
+            _ => None,
+        };
+        if let Some((_, stats)) = self.stats.get_mut(seat.index()) {
+            stats.add(&spent.before);
+            stats.count_turn(&spent, ending);
         }
-        let Spent { task, slice_ns, used_ns, verdict } = spent;
-        let cut = matches!(verdict, Verdict::Again);
-        self.queue.settle(task.seat, slice_ns, used_ns, cut);
-        if let Some((_, stats)) = self.stats.get_mut(task.seat.index()) {
-            stats.cpu_ns += used_ns;
-            if let Verdict::Done(ending) = verdict {
-                stats.preemptions += task.preemptions.load(Ordering::Relaxed);
-                if !task.is_thread {
-                    stats.count(ending);
-                }
-            }
-        }
+        let Spent { task, verdict, .. } = spent;
         match verdict {
             Verdict::Done(_) => {
                 self.queue.ended(task.seat);
@@ -436,21 +444,6 @@ impl State {
             Verdict::Parked => self.again(task),
         }
         None
-    }
-
-    /// Which turn ends sooner because something was queued, and when: one without end after a
-    /// slice, or for `first`, whose tenant was idle, one of others that are behind it, soon.
-    fn shorten(&mut self, first: Option<Seat>, slice_ns: u64) -> Option<(Arc<Task>, u64)> {
-        let Self { turns, queue, .. } = self;
-        let behind =
-            |turn: &Running| first.is_some_and(|first| queue.is_before(first, turn.task.seat));
-        let running = turns.iter_mut().flatten();
-        let candidates = running.filter(|turn| !turn.short && (turn.endless || behind(turn)));
-        let turn = candidates.min_by_key(|turn| turn.since_ns)?;
-        turn.short = behind(turn);
-        let span_ns = if turn.short { slice_ns / SHORTENED } else { slice_ns };
-        turn.endless = false;
-        Some((Arc::clone(&turn.task), turn.since_ns.saturating_add(span_ns)))
     }
 
     fn again(&mut self, task: Arc<Task>) {
@@ -471,7 +464,14 @@ impl From<&Outcome> for Ending {
 }
 
 impl Stats {
-    fn count(&mut self, ending: Ending) {
+    /// One more turn, and how its task ended if it did.
+    fn count_turn(&mut self, spent: &Spent, ending: Option<Ending>) {
+        self.cpu_ns += spent.used_ns;
+        let Some(ending) = ending else { return };
+        self.preemptions += spent.task.preemptions.load(Ordering::Relaxed);
+        if spent.task.is_thread {
+            return;
+        }
         self.calls += 1;
         match ending {
             Ending::Exited => {}
@@ -479,6 +479,16 @@ impl Stats {
             Ending::Limit => self.limits += 1,
             Ending::Ended => self.ended += 1,
         }
+    }
+
+    fn add(&mut self, more: &Self) {
+        let Self { calls, cpu_ns, traps, limits, ended, preemptions } = more;
+        self.calls += calls;
+        self.cpu_ns += cpu_ns;
+        self.traps += traps;
+        self.limits += limits;
+        self.ended += ended;
+        self.preemptions += preemptions;
     }
 }
 

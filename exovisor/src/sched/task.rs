@@ -297,6 +297,13 @@ impl Task {
         self.team_cpu_ns.is_some()
     }
 
+    /// A new turn is to come, which may be shortened from now on.
+    pub fn prepare(&self) {
+        if let Some(guest) = self.stopper.guest() {
+            guest.prepare();
+        }
+    }
+
     pub fn body(&self) -> MutexGuard<'_, Body> {
         self.body.lock().unwrap_or_else(PoisonError::into_inner)
     }

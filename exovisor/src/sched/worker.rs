@@ -45,7 +45,7 @@ pub(super) fn run(
         if let Some((done, report)) = notify {
             shared.between_turns(|| done(report));
         }
-        let Next { task, slice_ns, crowded, .. } = next;
+        let Next { task, slice_ns, crowded, before, .. } = next;
         if crowded && matches!(verdict, Verdict::Again) {
             resting.push(Arc::clone(&task));
             if resting.len() == REST_TOGETHER {
@@ -55,7 +55,7 @@ pub(super) fn run(
                 used_ns += preempt::now_ns().saturating_sub(begun_ns);
             }
         }
-        spent = Some(Spent { task, slice_ns, used_ns, verdict });
+        spent = Some(Spent { task, slice_ns, used_ns, crowded, verdict, before });
     }
 }
 

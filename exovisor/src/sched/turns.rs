@@ -1,0 +1,99 @@
+//! What each worker runs. Whoever queues something looks here for a turn to shorten.
+//!
+//! Each worker has a lock of its own here, which nobody else takes while calls are short: so it may
+//! go on with its tenant's next call without the one that all share.
+
+use crate::sched::task::Task;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Part of a slice that a turn has at least when another comes. To take the CPU costs some 25 us;
+/// and earlier than this, signals more often find host code, and come in vain.
+const SHORTENED: u64 = 24;
+
+/// In cache lines of its own, two of which processors fetch together: who looks at what lies beside
+/// it does not wait for it.
+#[repr(align(128))]
+#[derive(Default)]
+pub(super) struct Apart<T>(pub T);
+
+/// A turn that has begun.
+struct Running {
+    task: Arc<Task>,
+    since_ns: u64,
+    /// Nothing waited when it was taken, and so far nothing does: it has no end.
+    endless: bool,
+    /// Made short for one that came.
+    short: bool,
+}
+
+/// One a worker.
+pub(super) struct Turns(Box<[Apart<Mutex<Option<Running>>>]>);
+
+impl Turns {
+    pub fn new(workers: usize) -> Self {
+        Self(std::iter::repeat_with(Apart::default).take(workers).collect())
+    }
+
+    fn of(&self, worker: usize) -> Option<MutexGuard<'_, Option<Running>>> {
+        let Apart(turn) = self.0.get(worker)?;
+        Some(turn.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// `worker` runs `task` from now on, without end if nothing waits.
+    pub fn begin(&self, worker: usize, task: &Arc<Task>, since_ns: u64, endless: bool) {
+        let Some(mut turn) = self.of(worker) else { return };
+        let task = Arc::clone(task);
+        let before = turn.replace(Running { task, since_ns, endless, short: false });
+        drop(turn);
+        // A task takes a while to free, if this was its last holder.
+        drop(before);
+    }
+
+    /// The same with the next call in a row; false if the turn was shortened or ended meanwhile,
+    /// which may not have reached the call before.
+    pub fn go_on(&self, worker: usize, task: &Arc<Task>, since_ns: u64) -> bool {
+        let Some(mut turn) = self.of(worker) else { return false };
+        let Some(running) = turn.as_mut().filter(|running| !running.short) else { return false };
+        running.since_ns = since_ns;
+        running.endless = false;
+        let before = std::mem::replace(&mut running.task, Arc::clone(task));
+        drop(turn);
+        drop(before);
+        true
+    }
+
+    /// `worker` runs nothing.
+    pub fn end(&self, worker: usize) {
+        let before = self.of(worker).and_then(|mut turn| turn.take());
+        drop(before);
+    }
+
+    /// Ends all of them.
+    pub fn close(&self) {
+        for running in (0..self.0.len()).filter_map(|worker| self.of(worker)?.take()) {
+            running.task.stopper.hurry(0, true);
+        }
+    }
+
+    /// Which turn ends sooner because something was queued, and when: one without end after a
+    /// slice, or one that is `behind` what was queued, soon.
+    pub fn shorten(
+        &self,
+        behind: impl Fn(&Task) -> bool,
+        slice_ns: u64,
+    ) -> Option<(Arc<Task>, u64)> {
+        let since = |worker| {
+            let turn = self.of(worker)?;
+            let turn = turn.as_ref().filter(|turn| !turn.short)?;
+            (turn.endless || behind(&turn.task)).then_some(turn.since_ns)
+        };
+        let workers = (0..self.0.len()).filter_map(|worker| Some((since(worker)?, worker)));
+        let (_, worker) = workers.min()?;
+        let mut turn = self.of(worker)?;
+        let turn = turn.as_mut()?;
+        turn.short = behind(&turn.task);
+        turn.endless = false;
+        let span_ns = if turn.short { slice_ns / SHORTENED } else { slice_ns };
+        Some((Arc::clone(&turn.task), turn.since_ns.saturating_add(span_ns)))
+    }
+}
