@@ -40,6 +40,9 @@ impl Unit {
     }
 }
 
+/// The parameter that says what was best where more is better.
+const MAX: &str = "max";
+
 /// One figure of one subject.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Row {
@@ -79,7 +82,7 @@ impl Row {
         sorted.sort_unstable_by(f64::total_cmp);
         let mut params: BTreeMap<_, _> = params.iter().cloned().collect();
         if unit.more_is_better() {
-            params.insert("max", format!("{:.3}", sorted.last()?));
+            params.insert(MAX, format!("{:.3}", sorted.last()?));
         }
         Some(Self {
             bench: bench.into(),
@@ -94,7 +97,7 @@ impl Row {
 
     /// The value that the least disturbed round gave.
     fn best(&self) -> f64 {
-        let max = self.params.get("max").and_then(|text| text.parse().ok());
+        let max = self.params.get(MAX).and_then(|text| text.parse().ok());
         max.unwrap_or(self.min)
     }
 }
@@ -116,24 +119,47 @@ pub fn human(unit: Unit, value: f64) -> String {
     }
 }
 
-/// Rows as a table; the ratio is that of a row's best to the first subject's.
+/// Rows as a table; the ratio is that of a row's best to the first subject's under the same load.
 pub fn table(rows: &[Row]) -> String {
+    let names: Vec<String> = rows.iter().map(|row| name(row, rows)).collect();
+    let width = names.iter().map(String::len).max().unwrap_or(0).max(24);
     let mut text = format!(
-        "{:<24} {:<16} {:>12} {:>12} {:>6} {:>8}\n",
+        "{:<width$} {:<23} {:>12} {:>12} {:>6} {:>8}\n",
         "BENCH", "SUBJECT", "BEST", "MEDIAN", "N", "RATIO"
     );
-    for row in rows {
-        let first = rows.iter().find(|r| r.bench == row.bench).map_or(0.0, Row::best);
+    // By benches, the subject that others are compared with.
+    let mut first: BTreeMap<&str, &Row> = BTreeMap::new();
+    for (row, name) in rows.iter().zip(&names) {
+        let first = first.entry(&row.bench).or_insert(row);
+        if row.subject == first.subject {
+            // It comes again with the next load.
+            *first = row;
+        }
+        let first = first.best();
         let ratio = if first > 0.0 { format!("{:.2}", row.best() / first) } else { String::new() };
         let (best, median) = (human(row.unit, row.best()), human(row.unit, row.median));
         // Writing to a string cannot fail.
         let _ = writeln!(
             text,
-            "{:<24} {:<16} {best:>12} {median:>12} {:>6} {ratio:>8}",
-            row.bench, row.subject, row.n
+            "{name:<width$} {:<23} {best:>12} {median:>12} {:>6} {ratio:>8}",
+            row.subject, row.n
         );
     }
     text
+}
+
+/// A row's bench, and what tells it from others of its bench and subject.
+fn name(row: &Row, rows: &[Row]) -> String {
+    let alike = |other: &&Row| other.bench == row.bench && other.subject == row.subject;
+    let mut name = row.bench.clone();
+    for (key, value) in row.params.iter().filter(|(key, _)| **key != MAX) {
+        let differs = |other: &Row| other.params.get(key).is_some_and(|other| other != value);
+        if rows.iter().filter(alike).any(differs) {
+            // As above.
+            let _ = write!(name, " {key}={value}");
+        }
+    }
+    name
 }
 
 #[cfg(test)]
@@ -169,6 +195,33 @@ mod tests {
         assert!(table(&times).contains("2.00"), "{}", table(&times));
         let rates = [row("native", Unit::Times, &[1.0, 2.0]), row("other", Unit::Times, &[1.0])];
         assert!(table(&rates).contains("0.50"), "{}", table(&rates));
+    }
+
+    #[test]
+    fn ratios_are_of_one_load_which_the_table_names() {
+        let row = |bench, subject, n: &str, value: f64| {
+            Row::of(bench, subject, Unit::Us, &[value], &[("n", n.to_owned()), ("of", "2".into())])
+                .unwrap()
+        };
+        let rows = [
+            row("b", "native", "64", 10.0),
+            row("b", "other", "64", 15.0),
+            row("c", "native", "64", 9.0),
+            row("b", "native", "128", 20.0),
+            row("b", "other", "128", 50.0),
+        ];
+        let lines: Vec<Vec<String>> = table(&rows)
+            .lines()
+            .skip(1)
+            .map(|line| line.split_whitespace().map(str::to_owned).collect())
+            .collect();
+        let names = ["b n=64", "b n=64", "c native", "b n=128", "b n=128"];
+        for ((words, name), ratio) in
+            lines.iter().zip(names).zip(["1.00", "1.50", "1.00", "1.00", "2.50"])
+        {
+            assert_eq!(words[..2].join(" "), name);
+            assert_eq!(words.last().unwrap(), ratio, "{words:?}");
+        }
     }
 
     #[test]

@@ -235,7 +235,17 @@ impl Subject {
         let row = |((bench, subject), samples): ((&String, &str), &Vec<f64>)| {
             Row::of(bench, subject, Unit::Ns, samples, &params)
         };
-        Ok(rows.into_iter().zip(&samples).filter_map(row).collect())
+        let times = rows.into_iter().zip(&samples).filter_map(row);
+        // Of each round, because one phase of a shared machine is not like the next.
+        let speedup = format!("speedup_{kernel}");
+        let pairs = [("exocell", [0, 1]), ("exocell-often", [5, 6]), ("native", [7, 8])];
+        let ratios = pairs.into_iter().filter_map(|(subject, pair)| {
+            let [sequential, parallel] = pair.map(|index| &samples[index]);
+            let ratios = sequential.iter().zip(parallel).map(|(one, many)| one / many);
+            let ratios: Vec<f64> = ratios.collect();
+            Row::of(&speedup, subject, Unit::Times, &ratios, &params)
+        });
+        Ok(times.chain(ratios).collect())
     }
 }
 
