@@ -8,13 +8,15 @@ use common::{caps_with, table};
 use exocell_exovisor::{Outcome, Spec};
 use exocell_xgate::CapabilitySet;
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::{TcpListener, TcpStream, UdpSocket};
 use std::sync::Arc;
 use std::thread;
 
 /// Looks `here.test` up, connects to its first address at PORT, says `ping` and ends with 0 if
 /// `pong` comes back, with 99 if nothing does; else with 10 and the code of the error.
 const CLIENT: &str = include_str!("common/client.wat");
+/// The same by datagrams.
+const DATAGRAMS: &str = include_str!("common/datagrams.wat");
 
 /// `error-code` of `wasi:sockets/network`.
 const CODES: [&str; 21] = [
@@ -41,9 +43,22 @@ const CODES: [&str; 21] = [
     "permanent-resolver-failure",
 ];
 
-fn client(port: u16) -> Vec<u8> {
+fn with(text: &str, port: u16) -> String {
     let codes: String = CODES.iter().map(|code| format!("\"{code}\" ")).collect();
-    CLIENT.replace("CODES", &codes).replace("PORT", &port.to_string()).into_bytes()
+    text.replace("CODES", &codes).replace("PORT", &port.to_string())
+}
+
+fn client(port: u16) -> Vec<u8> {
+    with(CLIENT, port).into_bytes()
+}
+
+fn datagrams(port: u16, connected: bool, addressed: bool) -> Vec<u8> {
+    let flag = |is: bool| u8::from(is).to_string();
+    with(DATAGRAMS, port)
+        .replace("ADDRESS\"", "\\7f\\00\\00\\01\"")
+        .replace("CONNECTED", &flag(connected))
+        .replace("ADDRESSED", &flag(addressed))
+        .into_bytes()
 }
 
 /// The exit code for an error.
@@ -106,4 +121,67 @@ fn revoking_the_network_acts_on_what_is_open() {
     table.revoke(handle).unwrap();
     peer.write_all(b"pong").unwrap();
     assert_eq!(running.join().unwrap(), Outcome::Exited(99));
+}
+
+/// Answers one datagram that says `ping` with what `before` lets through.
+fn answer(peer: UdpSocket, before: impl FnOnce() + Send + 'static) -> thread::JoinHandle<()> {
+    thread::spawn(move || {
+        let mut said = [0; 16];
+        let (length, from) = peer.recv_from(&mut said).unwrap();
+        assert_eq!(&said[..length], b"ping\n");
+        before();
+        peer.send_to(b"pong", from).unwrap();
+    })
+}
+
+fn peer() -> (UdpSocket, u16) {
+    let peer = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let port = peer.local_addr().unwrap().port();
+    (peer, port)
+}
+
+#[test]
+fn datagrams_go_to_a_peer_and_come_from_it() {
+    for (connected, addressed) in [(true, false), (false, true), (true, true)] {
+        let (peer, port) = peer();
+        let answered = answer(peer, || {});
+        let component = datagrams(port, connected, addressed);
+        let ended = ready(&component, &caps(), &table(&caps()), spec(Here::default())).run();
+        assert_eq!(ended, Outcome::Exited(0), "{connected} {addressed}");
+        answered.join().unwrap();
+    }
+}
+
+#[test]
+fn datagrams_that_go_nowhere_are_told() {
+    let run = |component: &[u8], caps: &CapabilitySet, network: Here| {
+        ready(component, caps, &table(caps), spec(network)).run()
+    };
+    let (_peer, port) = peer();
+    let nowhere = run(&datagrams(port, false, false), &caps(), Here::default());
+    assert_eq!(nowhere, told("invalid-argument"));
+    assert_eq!(run(&datagrams(0, false, true), &caps(), Here::default()), told("invalid-argument"));
+    for connected in [true, false] {
+        let refuses = Here { refuses: true, ..Here::default() };
+        let component = datagrams(port, connected, true);
+        assert_eq!(run(&component, &caps(), refuses), told("access-denied"), "{connected}");
+        let refused = Here { refused_flows: Arc::new(1.into()), ..Here::default() };
+        assert_eq!(run(&component, &caps(), refused), told("connection-refused"), "{connected}");
+        let not_granted = run(&component, &caps_with(""), Here::default());
+        assert_eq!(not_granted, told("access-denied"));
+    }
+}
+
+#[test]
+fn revoking_the_network_stops_datagrams() {
+    let (peer, port) = peer();
+    let caps = caps();
+    let mut table = table(&caps);
+    let component = datagrams(port, false, true);
+    let isolate = ready(&component, &caps, &table, spec(Here::default()));
+    let running = thread::spawn(move || isolate.run());
+    let handle = table.find("isolate", "network").expect("it was installed");
+    let answered = answer(peer, move || drop(table.revoke(handle).unwrap()));
+    assert_eq!(running.join().unwrap(), told("access-denied"));
+    answered.join().unwrap();
 }

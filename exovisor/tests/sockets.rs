@@ -14,6 +14,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::thread;
 
 const ACCES: i32 = 2;
+const CONNREFUSED: i32 = 14;
 const NOTCAPABLE: i32 = 76;
 
 /// Memory: the address's description at 0, its octets at 16; a buffer of 64 bytes at 256, whose
@@ -314,6 +315,32 @@ fn datagrams_keep_their_bounds() {
         (if (i32.ne (i32.load (i32.const 1024)) (i32.const 0x007f0001)) (then (call $exit (i32.const 101))))"#
     );
     assert_eq!(run(&body), (Outcome::Exited(0), "onetwo!".to_owned()));
+    answering.join().unwrap();
+}
+
+#[test]
+fn what_was_refused_can_be_sent_again() {
+    let server = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let port = server.local_addr().unwrap().port();
+    let answering = thread::spawn(move || {
+        let (_, from) = server.recv_from(&mut [0; 16]).unwrap();
+        server.send_to(b"yes", from).unwrap();
+    });
+    let send = format!(
+        "(call $send_to (global.get $fd) (i32.const 32) (i32.const 1) (i32.const 0)
+          (i32.const {port}) (i32.const 0) (i32.const 52))"
+    );
+    let body = format!(
+        r#"(call $socket (i32.const {DATAGRAM}))
+        (if (i32.ne {send} (i32.const {CONNREFUSED})) (then (call $exit (i32.const 100))))
+        (call $must {send})
+        (call $must (call $recv (global.get $fd) (i32.const 32) (i32.const 1) (i32.const 0)
+          (i32.const 48) (i32.const 52)))
+        (call $print (i32.load (i32.const 48)))"#
+    );
+    let network = Here { refused_flows: Arc::new(1.into()), ..Here::default() };
+    let ended = run_with_streams(&module(&body), &caps(), spec(network), b"");
+    assert_eq!(ended, (Outcome::Exited(0), "yes".to_owned()));
     answering.join().unwrap();
 }
 

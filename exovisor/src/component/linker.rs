@@ -74,8 +74,7 @@ fn link_cli(linker: &mut Linker<State>) -> Result<()> {
     cli::terminal_stderr::add_to_linker::<State, WasiCli>(linker, of_cli)
 }
 
-/// Connections are ours. Of datagrams nothing is permitted in the context that is asked: no
-/// socket is made, and each call says so.
+/// Names and sockets are ours.
 fn link_sockets(linker: &mut Linker<State>) -> Result<()> {
     let options = sockets::network::LinkOptions::default();
     sockets::network::add_to_linker::<State, HasSelf<Wasi>>(linker, &options, wasi)?;
@@ -83,8 +82,8 @@ fn link_sockets(linker: &mut Linker<State>) -> Result<()> {
     sockets::ip_name_lookup::add_to_linker::<State, HasSelf<Wasi>>(linker, wasi)?;
     sockets::tcp::add_to_linker::<State, HasSelf<Wasi>>(linker, wasi)?;
     sockets::tcp_create_socket::add_to_linker::<State, HasSelf<Wasi>>(linker, wasi)?;
-    sockets::udp::add_to_linker::<State, WasiSockets>(linker, of_sockets)?;
-    sockets::udp_create_socket::add_to_linker::<State, WasiSockets>(linker, of_sockets)
+    sockets::udp::add_to_linker::<State, HasSelf<Wasi>>(linker, wasi)?;
+    sockets::udp_create_socket::add_to_linker::<State, HasSelf<Wasi>>(linker, wasi)
 }
 
 /// Defines `name`, which nobody has, so that it traps. `path` says it to people.

@@ -11,7 +11,7 @@
 //! - It is never refused for an interface that it was not granted; calls fail instead.
 //! - Its modules are compiled as they are: none of [`crate::rewrite`] and [`crate::pieces`]. One
 //!   memory.fill or memory.copy is not interrupted.
-//! - There are no threads, no datagrams and no layers over folders.
+//! - There are no threads and no layers over folders.
 
 mod files;
 mod imports;
@@ -23,6 +23,7 @@ mod scan;
 mod streams;
 mod tcp;
 mod types;
+mod udp;
 mod values;
 mod wasi;
 mod wire;

@@ -1,5 +1,6 @@
 //! Names, turned into addresses by the isolate's [`Network`](crate::Network).
 
+use super::network::ours;
 use super::wasi::Wasi;
 use crate::sockets::NetworkError;
 use std::collections::VecDeque;
@@ -61,10 +62,6 @@ impl Pollable for Names {
     }
 }
 
-fn ours(stream: &Resource<ResolveAddressStream>) -> Resource<Names> {
-    Resource::new_borrow(stream.rep())
-}
-
 impl Host for Wasi {
     fn resolve_addresses(
         &mut self,
@@ -94,14 +91,14 @@ impl HostResolveAddressStream for Wasi {
         stream: Resource<ResolveAddressStream>,
     ) -> SocketResult<Option<IpAddress>> {
         self.peers()?;
-        self.table.get(&ours(&stream))?.0.next()
+        self.table.get(&ours::<_, Names>(&stream))?.0.next()
     }
 
     fn subscribe(
         &mut self,
         stream: Resource<ResolveAddressStream>,
     ) -> Result<Resource<DynPollable>> {
-        subscribe(&mut self.table, ours(&stream))
+        subscribe(&mut self.table, ours::<_, Names>(&stream))
     }
 
     fn drop(&mut self, stream: Resource<ResolveAddressStream>) -> Result<()> {

@@ -1,6 +1,7 @@
 //! TCP, through the isolate's [`Network`](crate::Network): the sockets are those of modules
 //! ([`crate::sockets`]), under the names of WASI 0.2.
 
+use super::network::{failed, missing, ours};
 use super::streams::Guarded;
 use super::wasi::Wasi;
 use super::wire::{Half, code};
@@ -9,7 +10,6 @@ use exocell_xgate::{Kind, Live, Protocol};
 use nix::sys::socket::Shutdown;
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::task::{Context, Poll, Waker};
 use wasmtime::Result;
 use wasmtime::component::Resource;
@@ -43,7 +43,7 @@ enum Step {
 impl Tcp {
     fn new(socket: Socket) -> Self {
         // Waiting is what pollables are for.
-        socket.at_once.store(true, Ordering::Relaxed);
+        socket.never_waits();
         Self { socket: Arc::new(socket), started: None }
     }
 
@@ -88,11 +88,6 @@ fn now<T>(work: impl Future<Output = std::result::Result<T, Errno>>) -> SocketRe
     }
 }
 
-/// The handle of what we have in the table under the name of wasmtime-wasi's socket.
-fn ours(fd: &Fd) -> Resource<Tcp> {
-    Resource::new_borrow(fd.rep())
-}
-
 impl Wasi {
     /// The token of the network.
     ///
@@ -120,8 +115,8 @@ impl Wasi {
         let output: DynOutputStream = Box::new(Half::output(wire));
         let input: DynInputStream = Box::new(Guarded { stream: input, live: live.clone() });
         let output: DynOutputStream = Box::new(Guarded { stream: output, live });
-        let input = self.table.push_child(input, &ours(fd))?;
-        Ok((input, self.table.push_child(output, &ours(fd))?))
+        let input = self.table.push_child(input, &ours::<_, Tcp>(fd))?;
+        Ok((input, self.table.push_child(output, &ours::<_, Tcp>(fd))?))
     }
 }
 
@@ -132,21 +127,10 @@ impl tcp_create_socket::Host for Wasi {
     }
 }
 
-/// Defines settings of a socket that ours do not have.
-macro_rules! missing {
-    ($($name:ident($($arg:ident: $type:ty),*) -> $result:ty;)*) => {$(
-        fn $name(&mut self, fd: Fd, $($arg: $type),*) -> SocketResult<$result> {
-            self.tcp(&fd)?;
-            $(let _ = $arg;)*
-            Err(ErrorCode::NotSupported.into())
-        }
-    )*};
-}
-
 impl tcp::Host for Wasi {}
 
 impl HostTcpSocket for Wasi {
-    missing! {
+    missing! { tcp:
         set_listen_backlog_size(value: u64) -> ();
         keep_alive_enabled() -> bool;
         set_keep_alive_enabled(value: bool) -> ();
@@ -205,9 +189,7 @@ impl HostTcpSocket for Wasi {
         tcp.finish(Step::Connect)?;
         match tcp.socket.settled() {
             Some(Ok(_)) => self.streams(&fd),
-            // The network's "too much at once".
-            Some(Err(Errno::Again)) => Err(ErrorCode::NewSocketLimit.into()),
-            Some(Err(errno)) => Err(code(errno).into()),
+            Some(Err(errno)) => Err(failed(errno).into()),
             None => {
                 tcp.started = Some(Step::Connect);
                 Err(ErrorCode::WouldBlock.into())
@@ -249,18 +231,18 @@ impl HostTcpSocket for Wasi {
     }
 
     fn is_listening(&mut self, fd: Fd) -> Result<bool> {
-        Ok(self.table.get(&ours(&fd))?.socket.listens())
+        Ok(self.table.get(&ours::<_, Tcp>(&fd))?.socket.listens())
     }
 
     fn address_family(&mut self, fd: Fd) -> Result<IpAddressFamily> {
-        Ok(match self.table.get(&ours(&fd))?.socket.is_v6 {
+        Ok(match self.table.get(&ours::<_, Tcp>(&fd))?.socket.is_v6 {
             true => IpAddressFamily::Ipv6,
             false => IpAddressFamily::Ipv4,
         })
     }
 
     fn subscribe(&mut self, fd: Fd) -> Result<Resource<DynPollable>> {
-        subscribe(&mut self.table, ours(&fd))
+        subscribe(&mut self.table, ours::<_, Tcp>(&fd))
     }
 
     fn shutdown(&mut self, fd: Fd, how: ShutdownType) -> SocketResult<()> {

@@ -118,6 +118,7 @@ pub(super) fn code(errno: Errno) -> ErrorCode {
         Errno::Already => ErrorCode::ConcurrencyConflict,
         Errno::Again => ErrorCode::WouldBlock,
         Errno::Nfile => ErrorCode::NewSocketLimit,
+        Errno::Msgsize => ErrorCode::DatagramTooLarge,
         Errno::Inval | Errno::Isconn | Errno::Notconn => ErrorCode::InvalidState,
         _ => ErrorCode::Unknown,
     }

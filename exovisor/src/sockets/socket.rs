@@ -52,6 +52,8 @@ pub(crate) struct Wire {
     socket: AsyncFd<OwnedFd>,
     pub peer: SocketAddr,
     was_reset: Arc<AtomicBool>,
+    /// Whether its other end was seen to be gone.
+    is_over: AtomicBool,
     protocol: Protocol,
 }
 
@@ -71,6 +73,11 @@ impl Socket {
         let at_once = AtomicBool::new(false);
         let (stage, patience) = (Mutex::new(stage), Mutex::default());
         Self { protocol, is_v6, stage, changed: Notify::new(), at_once, patience }
+    }
+
+    /// From now on a call that would have to wait fails.
+    pub fn never_waits(&self) {
+        self.at_once.store(true, Ordering::Relaxed);
     }
 
     fn stage(&self) -> MutexGuard<'_, Stage> {
@@ -153,6 +160,17 @@ impl Socket {
             let changed = self.changed.notified();
             if let Some(settled) = self.settled() {
                 return settled;
+            }
+            changed.await;
+        }
+    }
+
+    /// Waits until it leads somewhere, or does not though it was to.
+    pub async fn joined(&self) {
+        loop {
+            let changed = self.changed.notified();
+            if !matches!(self.settled(), None | Some(Err(Errno::Notconn))) {
+                return;
             }
             changed.await;
         }
@@ -338,7 +356,7 @@ impl Socket {
     pub fn leads_to(&self, peer: SocketAddr) -> bool {
         match &*self.stage() {
             Stage::Connected(connection) => connection.peer == peer,
-            Stage::Joined(wire) => wire.peer == peer,
+            Stage::Joined(wire) => wire.peer == peer && !wire.is_over.load(Ordering::Relaxed),
             _ => false,
         }
     }
@@ -363,7 +381,7 @@ impl Wire {
         let Connection { socket, peer, was_reset } = connection;
         let interest = Interest::READABLE | Interest::WRITABLE;
         let socket = AsyncFd::try_with_interest(socket, interest)?;
-        Ok(Self { socket, peer, was_reset, protocol })
+        Ok(Self { socket, peer, was_reset, is_over: AtomicBool::new(false), protocol })
     }
 
     fn is_reset(&self) -> bool {
@@ -376,8 +394,7 @@ impl Wire {
         });
         match received {
             Ok(0) if self.is_reset() => Err(Errno::Connreset),
-            // The end of a pair of messages is that of the flow.
-            Ok(0) if self.protocol == Protocol::Udp => Err(Errno::Connrefused),
+            Ok(0) if self.protocol == Protocol::Udp => Err(self.refused()),
             Ok(bytes) => Ok(bytes),
             Err(error) => Err(of_host(&error)),
         }
@@ -390,8 +407,18 @@ impl Wire {
             .try_io(Interest::WRITABLE, |socket| Ok(send(socket.as_raw_fd(), bytes, flags)?));
         match sent {
             Err(_) if self.is_reset() => Err(Errno::Connreset),
-            result => result.map_err(|error| of_host(&error)),
+            result => result.map_err(|error| match of_host(&error) {
+                Errno::Pipe if self.protocol == Protocol::Udp => self.refused(),
+                errno => errno,
+            }),
         }
+    }
+
+    /// What the end of a pair of messages means, which is that of the flow: what is sent next may
+    /// have another.
+    fn refused(&self) -> Errno {
+        self.is_over.store(true, Ordering::Relaxed);
+        Errno::Connrefused
     }
 
     pub async fn until(&self, way: Way) -> Result<(), Errno> {

@@ -3,7 +3,7 @@
 mod common;
 
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::{TcpListener, TcpStream, UdpSocket};
 use std::path::PathBuf;
 
 use common::cell::{self, Cell};
@@ -178,6 +178,37 @@ fn a_granted_name_is_reached_and_no_other() {
         run([&["run", "--rm"], flags, &[text(&path)]].concat()).exited(ACCESS_DENIED);
     }
     run(["run", "--rm", "--allow-net", &format!("peer.test:{port}"), text(&path)]).ok();
+    answers.join().unwrap();
+}
+
+/// The same by datagrams.
+const DATAGRAMS: &str = include_str!("../../../exovisor/tests/common/datagrams.wat");
+
+#[test]
+fn datagrams_go_where_they_are_granted_to() {
+    let lan = Lan::new();
+    let socket = lan.at_peer(|| UdpSocket::bind((PEER, 0)).unwrap());
+    let port = socket.local_addr().unwrap().port();
+    let answers = std::thread::spawn(move || {
+        let (_, from) = socket.recv_from(&mut [0; 5]).unwrap();
+        socket.send_to(b"pong", from).unwrap();
+    });
+    let dir = TempDir::new().unwrap();
+    let path = dir.path().join("datagrams.wat");
+    let address: String =
+        PEER.split('.').map(|byte| format!("\\{:02x}", byte.parse::<u8>().unwrap())).collect();
+    let component = DATAGRAMS
+        .replace("ADDRESS\"", &format!("{address}\""))
+        .replace("CODES", CODES)
+        .replace("PORT", &port.to_string())
+        .replace("CONNECTED", "0")
+        .replace("ADDRESSED", "1");
+    std::fs::write(&path, component).unwrap();
+    let streams_only = format!("{PEER}:{port}");
+    for flags in [&[][..], &["--allow-net", &streams_only]] {
+        run([&["run", "--rm"], flags, &[text(&path)]].concat()).exited(ACCESS_DENIED);
+    }
+    run(["run", "--rm", "--allow-net", &format!("{PEER}:{port}/udp"), text(&path)]).ok();
     answers.join().unwrap();
 }
 
