@@ -53,11 +53,16 @@ fn client(port: u16) -> Vec<u8> {
 }
 
 fn datagrams(port: u16, connected: bool, addressed: bool) -> Vec<u8> {
+    retrying(port, connected, addressed, 0)
+}
+
+fn retrying(port: u16, connected: bool, addressed: bool, retries: u32) -> Vec<u8> {
     let flag = |is: bool| u8::from(is).to_string();
     with(DATAGRAMS, port)
         .replace("ADDRESS\"", "\\7f\\00\\00\\01\"")
         .replace("CONNECTED", &flag(connected))
         .replace("ADDRESSED", &flag(addressed))
+        .replace("RETRIES", &retries.to_string())
         .into_bytes()
 }
 
@@ -169,6 +174,20 @@ fn datagrams_that_go_nowhere_are_told() {
         assert_eq!(run(&component, &caps(), refused), told("connection-refused"), "{connected}");
         let not_granted = run(&component, &caps_with(""), Here::default());
         assert_eq!(not_granted, told("access-denied"));
+    }
+}
+
+#[test]
+fn a_refusal_is_told_once_and_what_is_sent_next_arrives() {
+    for connected in [true, false] {
+        let (peer, port) = peer();
+        let answered = answer(peer, || {});
+        let network =
+            Here { refused_flows: Arc::new(1.into()), refuses_late: true, ..Here::default() };
+        let component = retrying(port, connected, true, 1);
+        let ended = ready(&component, &caps(), &table(&caps()), spec(network)).run();
+        assert_eq!(ended, Outcome::Exited(0), "{connected}");
+        answered.join().unwrap();
     }
 }
 

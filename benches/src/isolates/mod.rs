@@ -4,7 +4,7 @@
 //! process each, for scale), `call_empty`, `call_touch` (what a call costs beside its work),
 //! `isolate_bytes_*`, `preempt_*` (long calls while another wants the CPU),
 //! `shares_error`; `call_p99_*` (beside attackers); `parallel_*` (loops over threads),
-//! `thread_spawn`; `colorguard_*` (how memories lie). All but those of threads count CPU time,
+//! `speedup_*` (the same as ratios of one round), `thread_spawn`; `colorguard_*` (how memories lie). All but those of threads count CPU time,
 //! because the machine is shared.
 
 mod attack;

@@ -236,7 +236,8 @@ impl Subject {
             Row::of(bench, subject, Unit::Ns, samples, &params)
         };
         let times = rows.into_iter().zip(&samples).filter_map(row);
-        // Of each round, because one phase of a shared machine is not like the next.
+        // Of each round, because one phase of a shared machine is not like the next. Numbers are
+        // places in `rows`.
         let speedup = format!("speedup_{kernel}");
         let pairs = [("exocell", [0, 1]), ("exocell-often", [5, 6]), ("native", [7, 8])];
         let ratios = pairs.into_iter().filter_map(|(subject, pair)| {

@@ -7,12 +7,18 @@ use crate::sockets::Errno;
 use wasmtime::Result;
 use wasmtime::component::Resource;
 use wasmtime_wasi::p2::SocketError;
-use wasmtime_wasi::p2::bindings::sockets::network::{ErrorCode, Host, HostNetwork, Network};
+use wasmtime_wasi::p2::bindings::sockets::network::{
+    ErrorCode, Host, HostNetwork, IpAddressFamily, Network,
+};
 use wasmtime_wasi::sockets::WasiSocketsView as _;
 
 /// The handle of what we have in the table under the name of one of wasmtime-wasi's resources.
 pub(super) fn ours<Theirs: 'static, Ours: 'static>(handle: &Resource<Theirs>) -> Resource<Ours> {
     Resource::new_borrow(handle.rep())
+}
+
+pub(super) fn family(is_v6: bool) -> IpAddressFamily {
+    if is_v6 { IpAddressFamily::Ipv6 } else { IpAddressFamily::Ipv4 }
 }
 
 /// Why a network did not connect.

@@ -1,7 +1,7 @@
 //! TCP, through the isolate's [`Network`](crate::Network): the sockets are those of modules
 //! ([`crate::sockets`]), under the names of WASI 0.2.
 
-use super::network::{failed, missing, ours};
+use super::network::{failed, family, missing, ours};
 use super::streams::Guarded;
 use super::wasi::Wasi;
 use super::wire::{Half, code};
@@ -235,10 +235,7 @@ impl HostTcpSocket for Wasi {
     }
 
     fn address_family(&mut self, fd: Fd) -> Result<IpAddressFamily> {
-        Ok(match self.table.get(&ours::<_, Tcp>(&fd))?.socket.is_v6 {
-            true => IpAddressFamily::Ipv6,
-            false => IpAddressFamily::Ipv4,
-        })
+        Ok(family(self.table.get(&ours::<_, Tcp>(&fd))?.socket.is_v6))
     }
 
     fn subscribe(&mut self, fd: Fd) -> Result<Resource<DynPollable>> {

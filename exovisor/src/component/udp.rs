@@ -2,13 +2,13 @@
 //! ([`crate::sockets`]), under the names of WASI 0.2. They lead to one peer at a time: to another
 //! once something is sent there.
 
-use super::network::{failed, missing, ours};
+use super::network::{failed, family, missing, ours};
 use super::wasi::Wasi;
 use super::wire::code;
-use crate::sockets::{Errno, Network, Socket, Way};
+use crate::sockets::{Errno, Network, Socket, Way, own_address};
 use exocell_xgate::Protocol;
 use nix::sys::socket::MsgFlags;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use wasmtime::component::Resource;
 use wasmtime::{Result, format_err};
@@ -138,13 +138,11 @@ impl Outgoing {
         match led.and_then(Result::ok).map(|wire| wire.send(&datagram.data)) {
             Some(Ok(_)) => return Ok(()),
             Some(Err(Errno::Again)) => {}
-            None => {
-                match self.socket.begin_connect(&*self.network, peer) {
-                    // A connected one is on its way there from the beginning.
-                    Ok(()) | Err(Errno::Already) => {}
-                    Err(errno) => return Err(code(errno)),
-                }
-            }
+            None => match self.socket.begin_connect(&*self.network, peer) {
+                // A connected one is on its way there from the beginning.
+                Ok(()) | Err(Errno::Already) => {}
+                Err(errno) => return Err(code(errno)),
+            },
             Some(Err(errno)) => return Err(code(errno)),
         }
         self.unsent = Some(datagram.data);
@@ -254,11 +252,7 @@ impl HostUdpSocket for Wasi {
     fn local_address(&mut self, fd: Fd) -> SocketResult<IpSocketAddress> {
         let udp = self.udp(&fd)?;
         let Bound::To(port) = udp.bound else { return Err(ErrorCode::InvalidState.into()) };
-        let anywhere: IpAddr = match udp.is_v6 {
-            true => Ipv6Addr::UNSPECIFIED.into(),
-            false => Ipv4Addr::UNSPECIFIED.into(),
-        };
-        Ok(SocketAddr::new(anywhere, port).into())
+        Ok(own_address(udp.is_v6, port).into())
     }
 
     fn remote_address(&mut self, fd: Fd) -> SocketResult<IpSocketAddress> {
@@ -267,10 +261,7 @@ impl HostUdpSocket for Wasi {
     }
 
     fn address_family(&mut self, fd: Fd) -> Result<IpAddressFamily> {
-        Ok(match self.table.get(&ours::<_, Udp>(&fd))?.is_v6 {
-            true => IpAddressFamily::Ipv6,
-            false => IpAddressFamily::Ipv4,
-        })
+        Ok(family(self.table.get(&ours::<_, Udp>(&fd))?.is_v6))
     }
 
     fn subscribe(&mut self, fd: Fd) -> Result<Resource<DynPollable>> {
@@ -314,7 +305,11 @@ impl HostIncomingDatagramStream for Wasi {
                 Err(Errno::Again) => break,
                 // It comes again.
                 Err(_) if !datagrams.is_empty() => break,
-                Err(errno) => return Err(code(errno).into()),
+                Err(errno) => {
+                    // It is told once: nothing comes on this way any more.
+                    socket.disconnect();
+                    return Err(code(errno).into());
+                }
             }
         }
         Ok(datagrams)
@@ -360,13 +355,14 @@ impl HostOutgoingDatagramStream for Wasi {
         outgoing.permitted = 0;
         let mut taken = 0;
         for datagram in datagrams {
-            // What is behind one that waits, waits with the caller.
-            if outgoing.unsent.is_some() {
+            // What is behind one that waits, waits with the caller; so does what is behind one that
+            // was refused, which is told first.
+            if outgoing.unsent.is_some() || outgoing.failure.is_some() {
                 break;
             }
             match outgoing.take(datagram) {
                 Ok(()) => taken += 1,
-                // It comes again.
+                // The caller sends it again, and is told then.
                 Err(_) if taken > 0 => break,
                 Err(code) => return Err(code.into()),
             }

@@ -247,7 +247,8 @@ impl Scheduler {
         self.shared.set_slice_ns(nanoseconds(slice));
     }
 
-    /// What each tenant's calls came to, by name.
+    /// What each tenant's calls came to, by name. Calls that a worker runs one after the other are
+    /// counted together, when it is another's turn.
     #[must_use]
     pub fn stats(&self) -> Vec<(String, Stats)> {
         self.shared.lock().stats.clone()

@@ -281,11 +281,11 @@ impl Shared {
 
     /// Accounts for `worker`'s last turn and waits for its next; `None` when it is time to go.
     pub fn next(&self, worker: usize, spent: Option<Spent>) -> Option<Next> {
-        // Freed when others have the lock again.
-        let mut over = None;
         if let Some(next) = spent.as_ref().and_then(|spent| self.go_on(worker, spent)) {
             return Some(next);
         }
+        // Freed when others have the lock again.
+        let mut over = None;
         let mut state = self.lock();
         let mut looks = spent.as_ref().is_some_and(|spent| spent.task.has_threads());
         if let Some(spent) = spent {

@@ -19,7 +19,7 @@ pub(crate) use wasmtime_wasi::p1::types::Errno;
 
 use exocell_xgate::Protocol;
 use std::collections::BTreeMap;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -77,6 +77,15 @@ impl NetworkError {
             Self::Busy => Errno::Again,
         }
     }
+}
+
+/// An isolate's own address: its port is all that it knows.
+pub(crate) fn own_address(is_v6: bool, port: u16) -> SocketAddr {
+    let anywhere: IpAddr = match is_v6 {
+        true => Ipv6Addr::UNSPECIFIED.into(),
+        false => Ipv4Addr::UNSPECIFIED.into(),
+    };
+    SocketAddr::new(anywhere, port)
 }
 
 /// The first number of a socket, above those of files.

@@ -1,12 +1,12 @@
 //! One socket: how far it got, and what can be done with it then.
 
-use super::{Connection, Network};
+use super::{Connection, Network, own_address};
 use exocell_xgate::Protocol;
 use nix::errno::Errno as HostErrno;
 use nix::sys::socket::{MsgFlags, Shutdown, recv, send, shutdown};
 use std::collections::VecDeque;
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -204,6 +204,11 @@ impl Socket {
         Some(errno)
     }
 
+    /// It leads nowhere any more, until it is connected again.
+    pub fn disconnect(&self) {
+        *self.stage() = Stage::New(None);
+    }
+
     /// Takes callers of the port that it was bound to.
     pub async fn listen(self: &Arc<Self>, network: &dyn Network) -> Result<(), Errno> {
         let port = match &*self.stage() {
@@ -341,11 +346,7 @@ impl Socket {
             Stage::New(Some(port)) | Stage::Listening(port, _) => *port,
             _ => 0,
         };
-        let anywhere: IpAddr = match self.is_v6 {
-            true => Ipv6Addr::UNSPECIFIED.into(),
-            false => Ipv4Addr::UNSPECIFIED.into(),
-        };
-        SocketAddr::new(anywhere, port)
+        own_address(self.is_v6, port)
     }
 
     pub fn listens(&self) -> bool {

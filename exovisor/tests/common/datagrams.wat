@@ -1,6 +1,7 @@
 ;; Sends `ping` as a datagram to the address and port and ends with 0 if `pong` comes back, with
 ;; 96 if its streams have another address, with 97 if nothing was taken, with 99 if nothing comes;
-;; else with 10 and the code of the error. The socket is connected if CONNECTED is 1, the datagram
+;; else with 10 and the code of the error. Where it is refused it sends RETRIES times more, and ends
+;; with 95 if that is told twice. The socket is connected if CONNECTED is 1, the datagram
 ;; says where it goes if ADDRESSED is 1.
 
 (component
@@ -113,7 +114,9 @@
     (func $must (param $at i32)
       (if (i32.load8_u (i32.const 64))
         (then (call $exit (i32.add (i32.const 10) (i32.load8_u (local.get $at)))))))
-    (func (export "run") (result i32) (local $fd i32) (local $in i32) (local $out i32)
+    (func (export "run") (result i32)
+      (local $fd i32) (local $in i32) (local $out i32) (local $retries i32)
+      (local.set $retries (i32.const RETRIES))
       (call $create (i32.const 0) (i32.const 64))
       (call $must (i32.const 68))
       (local.set $fd (i32.load (i32.const 68)))
@@ -130,6 +133,7 @@
       (call $must (i32.const 68))
       (local.set $in (i32.load (i32.const 68)))
       (local.set $out (i32.load (i32.const 72)))
+      (loop $again
       (call $check (local.get $out) (i32.const 64))
       (call $must (i32.const 72))
       ;; An outgoing datagram: its bytes, and the address of IPv4 that it may have.
@@ -146,6 +150,12 @@
       (call $must (i32.const 72))
       (call $block (call $came (local.get $in)))
       (call $receive (local.get $in) (i64.const 4) (i32.const 64))
+      (if (i32.and (i32.load8_u (i32.const 64)) (i32.ne (local.get $retries) (i32.const 0)))
+        (then
+          (local.set $retries (i32.sub (local.get $retries) (i32.const 1)))
+          (call $receive (local.get $in) (i64.const 4) (i32.const 64))
+          (if (i32.load8_u (i32.const 64)) (then (call $exit (i32.const 95))))
+          (br $again))))
       (call $must (i32.const 68))
       (if (i32.eqz (i32.load (i32.const 72))) (then (call $exit (i32.const 99))))
       (local.set $in (i32.load (i32.const 68)))

@@ -2,9 +2,9 @@
 
 use exocell_exovisor::{Arrived, Connection, Done, Network, NetworkError};
 use exocell_xgate::Protocol;
-use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
+use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, recv, socketpair};
 use std::net::{IpAddr, SocketAddr, TcpStream, UdpSocket};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
@@ -17,8 +17,9 @@ pub type Callers = Arc<Mutex<Option<(u16, Arrived)>>>;
 pub struct Here {
     pub refuses: bool,
     pub callers: Callers,
-    /// Ways of datagrams that are gone as soon as they are there.
+    /// Ways of datagrams that are gone as soon as they are there, or as one was sent.
     pub refused_flows: Arc<AtomicUsize>,
+    pub refuses_late: bool,
 }
 
 pub fn connection(socket: impl Into<OwnedFd>, peer: SocketAddr) -> Connection {
@@ -45,7 +46,14 @@ impl Network for Here {
             self.refused_flows.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less);
         if protocol == Protocol::Udp && counted.is_ok() {
             let kind = (AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_NONBLOCK);
-            let (ours, _gone) = socketpair(kind.0, kind.1, None, kind.2).unwrap();
+            let (ours, gone) = socketpair(kind.0, kind.1, None, kind.2).unwrap();
+            if self.refuses_late {
+                thread::spawn(move || {
+                    while recv(gone.as_raw_fd(), &mut [0; 16], MsgFlags::empty()).is_err() {
+                        thread::yield_now();
+                    }
+                });
+            }
             return done(Ok(connection(ours, peer)));
         }
         thread::spawn(move || {

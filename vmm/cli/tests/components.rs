@@ -202,7 +202,8 @@ fn datagrams_go_where_they_are_granted_to() {
         .replace("CODES", CODES)
         .replace("PORT", &port.to_string())
         .replace("CONNECTED", "0")
-        .replace("ADDRESSED", "1");
+        .replace("ADDRESSED", "1")
+        .replace("RETRIES", "0");
     std::fs::write(&path, component).unwrap();
     let streams_only = format!("{PEER}:{port}");
     for flags in [&[][..], &["--allow-net", &streams_only]] {
