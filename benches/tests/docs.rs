@@ -1,11 +1,11 @@
-//! README.md and ARCHITECTURE.md against the repository: paths exist, tests
+//! README.md, ARCHITECTURE.md and SECURITY.md against the repository: paths exist, tests
 //! that promises name exist, and every verb is explained.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-const DOCUMENTS: [&str; 2] = ["README.md", "ARCHITECTURE.md"];
+const DOCUMENTS: [&str; 3] = ["README.md", "ARCHITECTURE.md", "SECURITY.md"];
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
