@@ -199,7 +199,7 @@ fn dial(channel: OwnedFd, policy: Policy, hosts: Hosts) -> i32 {
         nix::sys::prctl::set_name(c"dialer")
             .map_err(|errno| CellError::host("cannot name the dialer")(errno.into()))?;
         let channel = sys::keep_only(channel).map_err(CellError::host("cannot close"))?;
-        jail::restrict_to_sockets()?;
+        jail::restrict_to_sockets(&[])?;
         jail::restrict_calls(ThreadClass::Dialer)?;
         Ok(channel)
     };

@@ -8,7 +8,15 @@ mod session;
 mod show;
 mod terminal;
 
+use exocell_cell::vmm::jail::stage::{self, Stage};
+
+/// What this executable does in jailed processes.
+const STAGES: &[&[Stage]] = &[];
+
 fn main() -> std::process::ExitCode {
+    if let Some(code) = stage::entered(STAGES) {
+        return code.into();
+    }
     let cli = match args::parse() {
         Ok(cli) => cli,
         Err(code) => return code.into(),

@@ -37,10 +37,16 @@ pub enum ThreadClass {
     Control,
     /// The supervisor of an isolate: its control loop and the module.
     Isolate,
+    /// The same before its module is loaded: until then it may make memory executable.
+    Loading,
+    /// A process that turns given bytes into others ([`super::stage`]).
+    Stage,
+    /// Such a process that compiles modules, and links what it has compiled.
+    Compile,
 }
 
 impl ThreadClass {
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 11] = [
         Self::GuestKernel,
         Self::Device,
         Self::Network,
@@ -49,6 +55,9 @@ impl ThreadClass {
         Self::Credit,
         Self::Control,
         Self::Isolate,
+        Self::Loading,
+        Self::Stage,
+        Self::Compile,
     ];
 
     pub fn name(self) -> &'static str {
@@ -61,33 +70,39 @@ impl ThreadClass {
             Self::Credit => "credit",
             Self::Control => "control",
             Self::Isolate => "isolate",
+            Self::Loading => "loading",
+            Self::Stage => "stage",
+            Self::Compile => "compile",
         }
     }
 
     /// The rules of this class: what it may call and why.
     pub fn rules(self) -> Vec<&'static Rule> {
-        let own: &[Rule] = match self {
-            Self::GuestKernel => GUEST_KERNEL,
-            Self::Device => DEVICE,
-            Self::Network => NETWORK,
-            Self::Dialer => DIALER,
-            Self::Folder => FOLDER,
-            Self::Credit => CREDIT,
-            Self::Control | Self::Isolate => CONTROL,
-        };
-        // Those two are processes of their own.
-        let alone = matches!(self, Self::GuestKernel | Self::Dialer);
-        let common: &[Rule] = if alone { &[] } else { SUPERVISOR };
-        let isolate: &[&[Rule]] = if self == Self::Isolate { &[FOLDER, TURNS, PAIRS] } else { &[] };
-        let mut rules: Vec<&Rule> = common.iter().chain(own).collect();
-        rules.extend(
-            isolate
-                .iter()
-                .copied()
-                .flatten()
-                .filter(|rule| own.iter().all(|known| known.number != rule.number)),
-        );
+        let mut rules: Vec<&Rule> = Vec::new();
+        for rule in self.lists().iter().copied().flatten() {
+            // What an earlier list says of a call holds.
+            if rules.iter().all(|known| known.number != rule.number) {
+                rules.push(rule);
+            }
+        }
         rules
+    }
+
+    fn lists(self) -> &'static [&'static [Rule]] {
+        match self {
+            // Processes of their own.
+            Self::GuestKernel => &[GUEST_KERNEL],
+            Self::Dialer => &[DIALER],
+            Self::Stage => &[STAGE],
+            Self::Device => &[SUPERVISOR, DEVICE],
+            Self::Network => &[SUPERVISOR, NETWORK],
+            Self::Folder => &[SUPERVISOR, FOLDER],
+            Self::Credit => &[SUPERVISOR, CREDIT],
+            Self::Control => &[SUPERVISOR, CONTROL],
+            Self::Isolate => &[SUPERVISOR, CONTROL, FOLDER, TURNS, PAIRS],
+            Self::Loading => &[CODE, SUPERVISOR, CONTROL, FOLDER, TURNS, PAIRS],
+            Self::Compile => &[CODE, STAGE],
+        }
     }
 }
 
@@ -536,6 +551,55 @@ const CONTROL: &[Rule] = rules! {
     unlinkat Any, "removes the cell's own record";
     fsync Any, "the cell's status";
     rt_sigaction Any, "no handlers are inherited by session threads";
+};
+
+/// Compiled code becomes part of the process.
+const CODE: &[Rule] = rules! {
+    mmap Any, "where compiled code comes to lie";
+    mprotect Any, "compiled code becomes executable when it is written";
+};
+
+/// Opens nothing, connects nothing, starts nothing: reads what it was given and writes what it is
+/// to give.
+const STAGE: &[Rule] = rules! {
+    read Any, "what it was given";
+    write Any, "its output, its answer, its last words";
+    readv Any, "vectored reads";
+    writev Any, "vectored writes; the allocator's last words";
+    sendto Without(3, libc::MSG_FASTOPEN as u64), "its answer, to its caller";
+    recvfrom Any, "what its caller says";
+    pread64 Any, "reads at a place";
+    pwrite64 Any, "writes at a place";
+    lseek Any, "positions in what it was given";
+    ftruncate Any, "the length of its output, within its limit of one";
+    close Any, "descriptors";
+    fcntl Any, "descriptor flags; seals of its output";
+    fstat Any, "kinds and sizes of descriptors";
+    statx Any, "kinds and sizes of descriptors";
+    newfstatat Any, "kinds and sizes of descriptors";
+    poll Any, "waits";
+    mmap Without(2, libc::PROT_EXEC as u64), "heap, descriptors' contents; never executable";
+    munmap Any, "heap";
+    mremap Any, "heap growth";
+    madvise Any, "heap given back";
+    mprotect Without(2, libc::PROT_EXEC as u64), "heap growth; never executable";
+    brk Any, "heap";
+    futex Any, "locks of the runtime";
+    getrandom Any, "hash seeds";
+    clock_gettime Any, "time where the vDSO does not answer";
+    clock_nanosleep Any, "short waits";
+    sched_getaffinity Any, "how many processors there are";
+    sched_yield Any, "spinning locks";
+    sigaltstack Any, "thread end";
+    rt_sigaction Any, "an abort's default action";
+    rt_sigprocmask Any, "an abort is not blocked";
+    rt_sigreturn Any, "returns from handlers";
+    restart_syscall Any, "resumes waits after a stop";
+    gettid Any, "panics, aborts";
+    getpid Any, "panics, aborts";
+    tgkill Any, "aborts itself; the pid namespace holds nobody else";
+    exit Any, "its end";
+    exit_group Any, "its end";
 };
 
 /// Confines the calling thread, and what it starts, to `class`'s list, and

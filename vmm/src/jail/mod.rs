@@ -7,11 +7,15 @@
 //! its thread's list ([`filter`]). The guest kernel process and everything it
 //! forks inherit all of that and have a list of their own. Killing the
 //! supervisor kills the pid namespace, so nothing survives it.
+//!
+//! What reads bytes that are somebody else's on an operator's behalf does so in a process of its
+//! own ([`stage`]).
 
 pub mod filter;
 pub mod namespaces;
 mod paths;
 pub mod root;
+pub mod stage;
 
 pub use filter::{ThreadClass, restrict_calls};
 pub use namespaces::{HostNetwork, IdentityMap, Spawned, leave_network, spawn};

@@ -44,13 +44,15 @@ impl IdentityMap {
     }
 }
 
-/// Whether a new supervisor starts in the host's network.
+/// Whether a new process starts in the host's network.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HostNetwork {
     /// It is in an empty network from its first instruction on.
     Never,
     /// It starts there, leaves a dialer behind and leaves ([`leave_network`]).
     AtFirst,
+    /// It stays there: a stage that asks others for something ([`super::stage`]).
+    Kept,
 }
 
 /// Moves the caller, and what it starts later, into an empty network.

@@ -4,9 +4,10 @@
 use std::os::fd::BorrowedFd;
 
 use landlock::{
-    ABI, Access, AccessFs, BitFlags, CompatLevel, Compatible, PathBeneath, Ruleset, RulesetAttr,
-    RulesetCreatedAttr, Scope,
+    ABI, Access, AccessFs, AccessNet, BitFlags, CompatLevel, Compatible, PathBeneath, Ruleset,
+    RulesetAttr, RulesetCreatedAttr, Scope,
 };
+use serde::{Deserialize, Serialize};
 
 use super::JailError;
 
@@ -21,7 +22,7 @@ pub struct PathGrant<'fd> {
 }
 
 /// What a [`PathGrant`] allows at and below its path.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum PathAccess {
     Read,
     Execute,
@@ -46,28 +47,28 @@ impl PathAccess {
 /// `grants`, all TCP, and signals and abstract sockets outside its domain.
 /// Weaker on hosts with an older Landlock, absent where there is none.
 pub fn restrict_paths(grants: &[PathGrant<'_>]) -> Result<(), JailError> {
-    let mut rules = Ruleset::default()
+    let network = AccessNet::from_all(ABI_KNOWN);
+    restrict(ruleset()?.handle_access(network)?, grants)
+}
+
+/// The same with networks as they are.
+pub fn restrict_to_sockets(grants: &[PathGrant<'_>]) -> Result<(), JailError> {
+    restrict(ruleset()?, grants)
+}
+
+fn ruleset() -> Result<Ruleset, JailError> {
+    Ok(Ruleset::default()
         .set_compatibility(CompatLevel::BestEffort)
         .handle_access(AccessFs::from_all(ABI_KNOWN))?
-        .handle_access(landlock::AccessNet::from_all(ABI_KNOWN))?
-        .scope(Scope::from_all(ABI_KNOWN))?
-        .create()?;
+        .scope(Scope::from_all(ABI_KNOWN))?)
+}
+
+fn restrict(rules: Ruleset, grants: &[PathGrant<'_>]) -> Result<(), JailError> {
+    let mut rules = rules.create()?;
     for grant in grants {
         rules = rules.add_rule(PathBeneath::new(grant.at, grant.access.rights()))?;
     }
     rules.restrict_self()?;
-    Ok(())
-}
-
-/// Denies the calling thread every path, and signals and abstract sockets
-/// outside its domain; networks stay as they are.
-pub fn restrict_to_sockets() -> Result<(), JailError> {
-    Ruleset::default()
-        .set_compatibility(CompatLevel::BestEffort)
-        .handle_access(AccessFs::from_all(ABI_KNOWN))?
-        .scope(Scope::from_all(ABI_KNOWN))?
-        .create()?
-        .restrict_self()?;
     Ok(())
 }
 

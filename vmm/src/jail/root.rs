@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::sys::statvfs::FsFlags;
 
 use super::JailError;
 
@@ -36,20 +37,23 @@ impl JailRoot {
 
     /// Makes the host file `source` visible as `/name`, read-only.
     pub fn bind_file(&self, source: &Path, name: &str) -> Result<(), JailError> {
-        let none: Option<&str> = None;
         let target = self.path.join(name);
         step(&format!("create /{name}"), || io_to_errno(File::create(&target)))?;
-        step(&format!("bind {}", source.display()), || {
-            mount(Some(source), &target, none, MsFlags::MS_BIND, none)
+        bind_read_only(source, &target, &format!("/{name}"))
+    }
+
+    /// Makes the host's file or directory `source` visible at its own place, read-only.
+    pub fn show(&self, source: &Path) -> Result<(), JailError> {
+        let at = source.display();
+        let place = source.strip_prefix("/").unwrap_or(source);
+        let target = self.path.join(place);
+        let is_directory = source.is_dir();
+        step(&format!("create {at}"), || {
+            let parent = if is_directory { Some(target.as_path()) } else { target.parent() };
+            io_to_errno(parent.map_or(Ok(()), fs::create_dir_all))?;
+            if is_directory { Ok(()) } else { io_to_errno(File::create(&target)).map(drop) }
         })?;
-        step(&format!("make /{name} read-only"), || {
-            let flags = MsFlags::MS_BIND
-                | MsFlags::MS_REMOUNT
-                | MsFlags::MS_RDONLY
-                | MsFlags::MS_NOSUID
-                | MsFlags::MS_NODEV;
-            mount(none, &target, none, flags, none)
-        })
+        bind_read_only(source, &target, &at.to_string())
     }
 
     /// A unix socket that listens as `/name`, open to the guest kernel's id.
@@ -85,6 +89,32 @@ impl JailRoot {
             mount(none, "/", none, flags, none)
         })
     }
+}
+
+fn bind_read_only(source: &Path, target: &Path, name: &str) -> Result<(), JailError> {
+    let none: Option<&str> = None;
+    step(&format!("bind {}", source.display()), || {
+        mount(Some(source), target, none, MsFlags::MS_BIND, none)
+    })?;
+    step(&format!("make {name} read-only"), || {
+        // What the host's own mount forbids stays forbidden: it is not ours to take away.
+        let kept = nix::sys::statvfs::statvfs(target)?.flags();
+        let kept = [
+            (FsFlags::ST_NOEXEC, MsFlags::MS_NOEXEC),
+            (FsFlags::ST_NOATIME, MsFlags::MS_NOATIME),
+            (FsFlags::ST_NODIRATIME, MsFlags::MS_NODIRATIME),
+            (FsFlags::ST_RELATIME, MsFlags::MS_RELATIME),
+        ]
+        .into_iter()
+        .filter(|(flag, _)| kept.contains(*flag));
+        let flags = MsFlags::MS_BIND
+            | MsFlags::MS_REMOUNT
+            | MsFlags::MS_RDONLY
+            | MsFlags::MS_NOSUID
+            | MsFlags::MS_NODEV;
+        let flags = kept.fold(flags, |flags, (_, flag)| flags | flag);
+        mount(none, target, none, flags, none)
+    })
 }
 
 fn step<T>(name: &str, run: impl FnOnce() -> nix::Result<T>) -> Result<T, JailError> {
