@@ -12,7 +12,7 @@ use std::net::TcpListener;
 
 use exocell_cell::processes;
 use exocell_cell::vmm::jail::ThreadClass::{
-    self, Control, Credit, Device, Dialer, Folder, GuestKernel, Isolate, Network,
+    self, Compile, Control, Credit, Device, Dialer, Folder, GuestKernel, Isolate, Network,
 };
 use support::trace::Trace;
 use support::{Cell, exocell};
@@ -224,6 +224,15 @@ fn isolates_do_without_what_their_list_refuses() {
     let unknown = trace.refused(Isolate);
     let unknown: Vec<_> = unknown.iter().filter(|call| !listed(REFUSED, Isolate, call)).collect();
     assert!(unknown.is_empty(), "refused to isolates: {unknown:?}");
+
+    // And so must what compiles them.
+    let used = trace.used(Compile);
+    for call in ["read", "write", "mmap", "mprotect", "exit_group"] {
+        assert!(used.contains(call), "{call} was not traced: {used:?}");
+    }
+    let unknown = trace.refused(Compile);
+    let unknown: Vec<_> = unknown.iter().filter(|call| !listed(REFUSED, Compile, call)).collect();
+    assert!(unknown.is_empty(), "refused to what compiles: {unknown:?}");
 }
 
 /// Everything an operator and a guest do in the course of a day.

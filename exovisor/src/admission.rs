@@ -1,22 +1,19 @@
 //! From bytes to a module that may run: everything that is checked once.
 
-use crate::cache::{Cache, Code};
 use crate::call::Function;
+use crate::compiled::{Checked, Compiled, Facts, Form, Jailed, Use};
 use crate::component::{self, AdmittedComponent};
 use crate::engine::Host;
-use crate::imports::{Import, WASI};
+use crate::imports::Import;
 use crate::isolate::State;
-use crate::nn::NN;
-use crate::pieces::{self, PIECE_BYTES};
 use crate::policy::{Metering, Policy};
 use crate::preempt::CodeMap;
 use crate::reserved;
-use crate::reuse::{self, Changes, Reuse};
-use crate::rewrite::{self, ATOMICS};
+use crate::reuse::Reuse;
+use crate::rewrite::ATOMICS;
 use crate::rooms::Trace;
 use crate::scan::{self, Asked, Imported, ModuleLimits, Shape};
 use crate::threads::{Template, Unbound};
-use crate::unroll;
 use exocell_xgate::CapabilitySet;
 use std::borrow::Cow;
 use std::sync::atomic::AtomicBool;
@@ -136,10 +133,9 @@ pub struct Requirement {
     pub import: Option<&'static Import>,
 }
 
-/// Admits modules: one for a process. Compiling uses the calling thread only.
+/// Admits modules: one for a process.
 pub struct Admission {
     policy: Policy,
-    cache: Option<Cache>,
     hosts: [OnceLock<Arc<Host>>; Metering::ALL.len()],
 }
 
@@ -147,13 +143,15 @@ impl Admission {
     /// Sets up admission under `policy`. Engines are made when the first module needs them.
     #[must_use]
     pub fn new(policy: Policy) -> Self {
-        Self { policy, cache: None, hosts: Default::default() }
+        Self { policy, hosts: Default::default() }
     }
 
-    /// The same with compiled modules kept on disk.
-    #[must_use]
-    pub fn with_cache(self, cache: Cache) -> Self {
-        Self { cache: Some(cache), ..self }
+    /// Makes the engine for `metering` now, so that [`Admission::load`] need not.
+    ///
+    /// # Errors
+    /// [`AdmissionError::Engine`].
+    pub fn warm(&self, metering: Metering) -> Result<(), AdmissionError> {
+        self.host(metering).map(drop)
     }
 
     /// What a module imports and what that needs, without compiling it.
@@ -176,39 +174,17 @@ impl Admission {
         Ok(imports.into_iter().map(resolve).collect())
     }
 
-    /// Admits a command, a module or component, binary or text, under `caps`: size and structure, imports, validation,
-    /// compilation, in this order. It is metered by fuel if that is granted, else by time.
+    /// Checks, compiles and loads a command in this process: for bytes that are the caller's own,
+    /// or a process that may be lost to them. It is metered by fuel if that is granted, else by
+    /// time.
     ///
     /// # Errors
     /// [`AdmissionError`] names the first thing that is wrong.
     pub fn admit(&self, bytes: &[u8], caps: &CapabilitySet) -> Result<Admitted, AdmissionError> {
-        let metering = if caps.fuel().is_some() { Metering::Fuel } else { Metering::Time };
-        let binary = scan::binary(bytes, &self.policy.modules)?;
-        if Parser::is_component(&binary) {
-            return self.admit_component(&binary, caps, metering);
-        }
-        let module = self.admit_module("", &binary, caps, metering)?;
-        match module.command {
-            Some(_) => Ok(Admitted(Program::Module(Arc::new(module)))),
-            None => Err(AdmissionError::NoStart),
-        }
+        self.admit_as(&Use::Command, "", bytes, caps, Metering::of(caps))
     }
 
-    fn admit_component(
-        &self,
-        binary: &[u8],
-        caps: &CapabilitySet,
-        metering: Metering,
-    ) -> Result<Admitted, AdmissionError> {
-        component::scan(binary, &self.policy.modules)?;
-        component::check(caps)?;
-        let host = self.host(metering)?;
-        let component = self.compile(&host.engine, binary)?;
-        let linked = AdmittedComponent::link(host, &component)?;
-        Ok(Admitted(Program::Component(Arc::new(linked))))
-    }
-
-    /// Admits a module of `owner`, a command or not, with a metering mode of choice.
+    /// The same for a module of `owner`, a command or not, with a metering mode of choice.
     ///
     /// # Errors
     /// [`AdmissionError`] names the first thing that is wrong.
@@ -219,48 +195,50 @@ impl Admission {
         caps: &CapabilitySet,
         metering: Metering,
     ) -> Result<Admitted, AdmissionError> {
-        let binary = scan::binary(bytes, &self.policy.modules)?;
-        let module = self.admit_module(owner, &binary, caps, metering)?;
-        Ok(Admitted(Program::Module(Arc::new(module))))
+        self.admit_as(&Use::Functions, owner, bytes, caps, metering)
     }
 
-    fn admit_module(
+    fn admit_as(
         &self,
+        wanted: &Use,
         owner: &str,
-        binary: &[u8],
+        bytes: &[u8],
         caps: &CapabilitySet,
         metering: Metering,
-    ) -> Result<AdmittedModule, AdmissionError> {
-        let shape = scan::scan(binary, &self.policy.modules)?;
-        check(&shape, caps)?;
-        let binary = rewrite::rewritten(binary, &shape)?.map_or(Cow::Borrowed(binary), Cow::Owned);
-        let changes = reuse::changes(&binary)?;
-        let globals = changes.as_ref().map_or(&[][..], |changes| &changes.globals);
-        let binary = reserved::exported(&binary, globals)?.map_or(binary, Cow::Owned);
-        let binary = match pieces::in_pieces(&binary, PIECE_BYTES)? {
-            Some(pieces) => Cow::Owned(pieces),
-            None => binary,
-        };
-        let unrolled = match self.policy.unroll && metering != Metering::Fuel {
-            true => unroll::unrolled(&binary)?,
-            false => None,
-        };
-        let binary = unrolled.map_or(binary, Cow::Owned);
-        let host = self.host(metering)?;
-        let module = self.compile(&host.engine, &binary)?;
-        link(owner, host, &module, &shape, changes.as_ref())
+    ) -> Result<Admitted, AdmissionError> {
+        let checked = Checked::new(&self.policy, wanted, bytes, caps)?;
+        let engine = &self.host(metering)?.engine;
+        let compiled = checked.compile_with(engine, &self.policy, metering)?;
+        self.load(owner, &compiled, &Jailed::for_own(&compiled))
     }
 
-    fn compile<C: Code>(&self, engine: &Engine, binary: &[u8]) -> Result<C, AdmissionError> {
-        if let Some(module) = self.cache.as_ref().and_then(|cache| cache.load(engine, binary)) {
-            return Ok(module);
+    /// Loads and links what was compiled for `owner` under the same policy, which only a process
+    /// in a jail may. Nothing of it runs.
+    ///
+    /// # Errors
+    /// [`AdmissionError::ImportType`], [`AdmissionError::NoRun`]; [`AdmissionError::Compile`] for
+    /// what was compiled for another policy, processor or version.
+    pub fn load(
+        &self,
+        owner: &str,
+        compiled: &Compiled,
+        jailed: &Jailed,
+    ) -> Result<Admitted, AdmissionError> {
+        let host = self.host(compiled.facts.metering)?;
+        let failed =
+            |error: wasmtime::Error| AdmissionError::Compile { message: format!("{error:#}") };
+        match compiled.form() {
+            Form::Module => {
+                let module = compiled.module(&host.engine, jailed).map_err(failed)?;
+                let module = link(owner, host, &module, &compiled.facts)?;
+                Ok(Admitted(Program::Module(Arc::new(module))))
+            }
+            Form::Component => {
+                let component = compiled.component(&host.engine, jailed).map_err(failed)?;
+                let linked = AdmittedComponent::link(host, &component)?;
+                Ok(Admitted(Program::Component(Arc::new(linked))))
+            }
         }
-        let module = C::compile(engine, binary)
-            .map_err(|error| AdmissionError::Compile { message: format!("{error:#}") })?;
-        if let Some(cache) = &self.cache {
-            cache.store(engine, binary, &module);
-        }
-        Ok(module)
     }
 
     fn host(&self, metering: Metering) -> Result<&Arc<Host>, AdmissionError> {
@@ -277,13 +255,12 @@ fn link(
     owner: &str,
     host: &Arc<Host>,
     module: &Module,
-    shape: &Shape,
-    changes: Option<&Changes>,
+    facts: &Facts,
 ) -> Result<AdmittedModule, AdmissionError> {
     let wrong =
         |error: wasmtime::Error| AdmissionError::ImportType { message: format!("{error:#}") };
-    let link = Link::new(&host.linker, module, shape).map_err(wrong)?;
-    let export = |name| module.get_export_index(name);
+    let link = Link::new(&host.linker, module, facts.is_threaded).map_err(wrong)?;
+    let changes = facts.changes.as_ref();
     Ok(AdmittedModule {
         link,
         module: module.clone(),
@@ -293,8 +270,7 @@ fn link(
         start: reserved::start(module)?,
         memories: reserved::memories(module),
         globals: reserved::globals(module),
-        command: if shape.has_start { export("_start") } else { None },
-        uses_host: shape.imports.iter().any(|import| [WASI, NN].contains(&import.module.as_str())),
+        uses_host: facts.uses_host,
         reusable: changes.is_some_and(|changes| changes.memories == 0),
         reuse: changes.and_then(|changes| Reuse::new(&host.keeper, changes)),
         is_kept: AtomicBool::new(false),
@@ -312,7 +288,11 @@ pub(crate) enum Link {
 
 impl Link {
     /// Functions that nothing is known of become functions that trap.
-    fn new(linker: &Linker<State>, module: &Module, shape: &Shape) -> wasmtime::Result<Self> {
+    pub fn new(
+        linker: &Linker<State>,
+        module: &Module,
+        is_threaded: bool,
+    ) -> wasmtime::Result<Self> {
         let mut linker = Cow::Borrowed(linker);
         for import in module.imports() {
             let (module, name) = (import.module(), import.name());
@@ -326,7 +306,7 @@ impl Link {
                 linker.allow_shadowing(true).func_new(module, name, ty.clone(), stub)?;
             }
         }
-        if !shape.is_threaded() {
+        if !is_threaded {
             return Ok(Self::Alone(linker.instantiate_pre(module)?));
         }
         let template = Template::new(&linker, module)?;
@@ -361,8 +341,6 @@ pub(crate) struct AdmittedModule {
     pub memories: Vec<ModuleExport>,
     /// Its mutable globals, if an instance can be made as new.
     pub globals: Vec<ModuleExport>,
-    /// `_start`.
-    pub command: Option<ModuleExport>,
     /// Whether it imports functions that act on streams, folders or clocks.
     pub uses_host: bool,
     /// Whether all that calls change in an instance are numbers, so that it can serve one thread
@@ -393,6 +371,15 @@ impl Admitted {
         }
     }
 
+    /// Which of the two it is.
+    #[must_use]
+    pub fn form(&self) -> Form {
+        match &self.0 {
+            Program::Module(_) => Form::Module,
+            Program::Component(_) => Form::Component,
+        }
+    }
+
     /// The module; `None` for a component.
     pub(crate) fn module(&self) -> Option<&Arc<AdmittedModule>> {
         match &self.0 {
@@ -419,7 +406,7 @@ fn known(imported: &Imported) -> Option<&'static Import> {
     Import::find(&imported.module, &imported.name).filter(|import| import.is(imported.asked))
 }
 
-fn check(shape: &Shape, caps: &CapabilitySet) -> Result<(), AdmissionError> {
+pub(crate) fn check(shape: &Shape, caps: &CapabilitySet) -> Result<(), AdmissionError> {
     for imported in &shape.imports {
         let what = match imported.asked {
             // It gets a function that traps.

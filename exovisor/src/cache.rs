@@ -1,27 +1,28 @@
 //! Compiled modules on disk.
 //!
-//! An entry is named by the hash of the module and of all that decides how it is compiled, and
-//! sealed with a key that only the user who runs us can read. Native code is loaded only if the
-//! seal shows that we wrote it under this name: whoever can write to the folder but not read the
-//! key can remove entries, no more.
+//! An entry is named by the hash of the module as it was brought, of all that decides how it is
+//! compiled, and of this crate, and sealed with a key that only the user who runs us can read.
+//! Whoever can write to the folder but not read the key can remove entries, no more. Whoever
+//! keeps and finds entries looks at none: they are opaque here, and are loaded in the jail of an
+//! isolate ([`crate::Compiled`]).
 //!
 //! ```text
 //! DIR/key          64 random bytes, mode 0600
-//! DIR/NAME         HMAC-SHA256(key, NAME ‖ code), 32 bytes, then the code
+//! DIR/NAME         the file, then HMAC-SHA256(key, NAME ‖ file), 32 bytes
 //! ```
 
-#![allow(unsafe_code)]
-
+use crate::compiled::{CODE_BYTES_MAX, Use};
+use crate::engine;
+use crate::policy::{Metering, Policy};
+use crate::sealed::Sealed;
 use hmac::{Hmac, Mac};
 use sha2::{Digest, Sha256};
 use std::fs::{self, File, OpenOptions};
 use std::hash::{Hash, Hasher};
-use std::io::{self, Read, Write};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::io::{self, Read, Seek, Write};
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
-use wasmtime::component::Component;
-use wasmtime::{Engine, Module};
 
 /// Why the cache cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -42,44 +43,14 @@ pub enum CacheError {
     },
 }
 
-const SEAL_BYTES: usize = 32;
+const SEAL_BYTES: u64 = 32;
 const KEY_BYTES: usize = 64;
 /// Entries are removed, oldest first, when together they are larger.
 const BYTES_MAX: u64 = 1 << 30;
-/// Larger ones are not kept.
-const ENTRY_BYTES_MAX: u64 = 256 << 20;
-
-/// What is compiled: modules and components.
-pub(crate) trait Code: Sized {
-    fn compile(engine: &Engine, binary: &[u8]) -> wasmtime::Result<Self>;
-
-    fn serialize(&self) -> wasmtime::Result<Vec<u8>>;
-
-    /// # Safety
-    /// `code` is what [`Code::serialize`] gave.
-    unsafe fn deserialize(engine: &Engine, code: &[u8]) -> wasmtime::Result<Self>;
-}
-
-macro_rules! code {
-    ($($type:ty),*) => {$(
-        impl Code for $type {
-            fn compile(engine: &Engine, binary: &[u8]) -> wasmtime::Result<Self> {
-                Self::from_binary(engine, binary)
-            }
-
-            fn serialize(&self) -> wasmtime::Result<Vec<u8>> {
-                Self::serialize(self)
-            }
-
-            unsafe fn deserialize(engine: &Engine, code: &[u8]) -> wasmtime::Result<Self> {
-                // SAFETY: as the caller promises.
-                unsafe { Self::deserialize(engine, code) }
-            }
-        }
-    )*};
-}
-
-code!(Module, Component);
+/// What one entry is read and written in.
+const PIECE_BYTES: usize = 64 << 10;
+/// The contents of this crate and the versions of all others, hashed when it was built.
+const BUILD: &str = env!("EXOCELL_EXOVISOR_BUILD");
 
 /// The cache in one folder.
 pub struct Cache {
@@ -108,51 +79,51 @@ impl Cache {
         Ok(Self { dir: dir.to_owned(), key })
     }
 
-    /// The compiled form of `binary`, if it is here and ours. An entry that is neither is removed.
-    pub(crate) fn load<C: Code>(&self, engine: &Engine, binary: &[u8]) -> Option<C> {
-        let name = name(engine, binary);
-        let path = self.dir.join(&name);
-        let entry = read(&path)?;
-        let module = self.unsealed(&name, &entry).and_then(|code| {
-            // SAFETY: the seal shows that `code` is what `Code::serialize` gave us for an
-            // engine of this version and configuration; loading native code has no safe form.
-            // One binary is either a module or a component, and the engine looks which.
-            unsafe { C::deserialize(engine, code) }.ok()
-        });
-        if module.is_none() {
+    /// A copy of what is kept under `name`, if it is here and ours. An entry that is here and is
+    /// not ours is removed.
+    #[must_use]
+    pub fn find(&self, name: &Name) -> Option<Sealed> {
+        let path = self.dir.join(&name.0);
+        let entry = File::open(&path).ok()?;
+        let found = self.unsealed(name, &entry).ok().flatten();
+        if found.is_none() {
             // What cannot be removed is refused again the next time.
             let _ = fs::remove_file(&path);
         }
-        module
+        found
     }
 
-    /// Keeps the compiled form of `binary`. The cache is an optimization: what cannot be written
-    /// is left out.
-    pub(crate) fn store<C: Code>(&self, engine: &Engine, binary: &[u8], module: &C) {
-        let Ok(code) = module.serialize() else { return };
-        if code.len() as u64 > ENTRY_BYTES_MAX {
-            return;
-        }
-        let name = name(engine, binary);
-        let written = self.write(&name, &code);
-        if written.is_ok() {
+    /// Keeps a file under `name`. The cache is an optimization: what cannot be written is left
+    /// out.
+    pub fn keep(&self, name: &Name, file: &Sealed) {
+        if self.write(name, file).is_ok() {
             self.evict(BYTES_MAX);
         }
     }
 
-    fn write(&self, name: &str, code: &[u8]) -> io::Result<()> {
-        let partial = self.dir.join(format!(".{name}.{}", std::process::id()));
-        let seal = self.seal(name, code).finalize().into_bytes();
+    fn write(&self, name: &Name, file: &Sealed) -> io::Result<()> {
+        let partial = self.dir.join(format!(".{}.{}", name.0, std::process::id()));
         let result = (|| {
-            let mut file = OpenOptions::new()
+            let mut entry = OpenOptions::new()
                 .write(true)
                 .create(true)
                 .truncate(true)
                 .mode(0o600)
                 .open(&partial)?;
-            file.write_all(&seal)?;
-            file.write_all(code)?;
-            fs::rename(&partial, self.dir.join(name))
+            let mut seal = self.seal(name);
+            let (mut piece, mut at) = (vec![0; PIECE_BYTES], 0);
+            loop {
+                let count = file.file().read_at(&mut piece, at)?;
+                let read = piece.get(..count).unwrap_or_default();
+                if read.is_empty() {
+                    break;
+                }
+                seal.update(read);
+                entry.write_all(read)?;
+                at += count as u64;
+            }
+            entry.write_all(&seal.finalize().into_bytes())?;
+            fs::rename(&partial, self.dir.join(&name.0))
         })();
         if result.is_err() {
             let _ = fs::remove_file(&partial);
@@ -160,17 +131,25 @@ impl Cache {
         result
     }
 
-    fn unsealed<'a>(&self, name: &str, entry: &'a [u8]) -> Option<&'a [u8]> {
-        let (seal, code) = entry.split_at_checked(SEAL_BYTES)?;
-        self.seal(name, code).verify_slice(seal).ok()?;
-        Some(code)
+    /// `None` if the seal is not ours.
+    fn unsealed(&self, name: &Name, mut entry: &File) -> io::Result<Option<Sealed>> {
+        let length = entry.metadata()?.len().checked_sub(SEAL_BYTES);
+        let Some(length) = length.filter(|length| *length <= CODE_BYTES_MAX) else {
+            return Ok(None);
+        };
+        let mut seal = self.seal(name);
+        entry.rewind()?;
+        // What is copied is what was looked at, whatever becomes of the entry.
+        let found = Sealed::copy(entry.take(length), length, |piece| seal.update(piece))?;
+        let mut written = Vec::new();
+        entry.take(SEAL_BYTES).read_to_end(&mut written)?;
+        Ok(seal.verify_slice(&written).ok().map(|()| found))
     }
 
-    fn seal(&self, name: &str, code: &[u8]) -> Hmac<Sha256> {
-        // Names have one length, so name and code cannot be told apart in two ways.
+    fn seal(&self, name: &Name) -> Hmac<Sha256> {
+        // Names have one length, so name and contents cannot be told apart in two ways.
         let mut seal = <Hmac<Sha256> as Mac>::new((&self.key).into());
-        seal.update(name.as_bytes());
-        seal.update(code);
+        seal.update(name.0.as_bytes());
         seal
     }
 
@@ -196,30 +175,42 @@ impl Cache {
     }
 }
 
-/// The name under which `engine`'s form of `binary` is kept.
-fn name(engine: &Engine, binary: &[u8]) -> String {
-    /// Feeds a hash instead of a hash table.
-    struct Feed(Sha256);
-    impl Hasher for Feed {
-        fn write(&mut self, bytes: &[u8]) {
-            self.0.update(bytes);
-        }
-        fn finish(&self) -> u64 {
-            0
-        }
+/// What an entry is called.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Name(String);
+
+impl Name {
+    /// The name for a module whose bytes have this SHA-256, compiled by this build on this
+    /// machine. `None` if there is no such engine.
+    #[must_use]
+    pub fn new(
+        policy: &Policy,
+        metering: Metering,
+        wanted: &Use,
+        sha256: [u8; 32],
+    ) -> Option<Self> {
+        let engine = engine::compiler(policy, metering).ok()?;
+        let mut feed = Feed(Sha256::new());
+        // Version, target and every option that matters to compiled code.
+        engine.precompile_compatibility_hash().hash(&mut feed);
+        let ours = (BUILD, metering, wanted, policy.unroll);
+        feed.0.update(serde_json::to_vec(&ours).ok()?);
+        feed.0.update(sha256);
+        Some(Self(feed.0.finalize().iter().map(|byte| format!("{byte:02x}")).collect()))
     }
-    let mut feed = Feed(Sha256::new());
-    // Version, target and every option that matters to compiled code.
-    engine.precompile_compatibility_hash().hash(&mut feed);
-    feed.0.update(Sha256::digest(binary));
-    feed.0.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-fn read(path: &Path) -> Option<Vec<u8>> {
-    let file = File::open(path).ok()?;
-    let mut entry = Vec::new();
-    file.take(ENTRY_BYTES_MAX + 1).read_to_end(&mut entry).ok()?;
-    (entry.len() as u64 <= ENTRY_BYTES_MAX).then_some(entry)
+/// Feeds a hash instead of a hash table.
+struct Feed(Sha256);
+
+impl Hasher for Feed {
+    fn write(&mut self, bytes: &[u8]) {
+        self.0.update(bytes);
+    }
+
+    fn finish(&self) -> u64 {
+        0
+    }
 }
 
 fn private(path: &Path, metadata: &fs::Metadata, forbidden: u32) -> Result<(), CacheError> {
@@ -255,28 +246,23 @@ fn make_key(path: &Path) -> io::Result<()> {
 mod tests {
     use super::*;
     use std::os::unix::fs::PermissionsExt;
-    use wasmtime::Config;
 
-    const TEXT: &str = "(module (func (export \"f\") (result i32) (i32.const 42)))";
+    const CODE: &[u8] = b"as if it were code";
 
-    struct World {
-        dir: tempfile::TempDir,
-        engine: Engine,
-        binary: Vec<u8>,
+    fn name(of: u8) -> Name {
+        Name::new(&Policy::default(), Metering::Time, &Use::Command, [of; 32]).unwrap()
     }
 
-    /// A cache that holds one module.
-    fn world() -> (World, Cache) {
+    /// A cache that holds one file, under `name(1)`.
+    fn cache() -> (tempfile::TempDir, Cache) {
         let dir = tempfile::tempdir().unwrap();
         let cache = Cache::open(&dir.path().join("modules")).unwrap();
-        let engine = Engine::default();
-        let binary = wat::parse_str(TEXT).unwrap();
-        cache.store(&engine, &binary, &Module::new(&engine, &binary).unwrap());
-        (World { dir, engine, binary }, cache)
+        cache.keep(&name(1), &Sealed::copy(CODE, 100, |_| ()).unwrap());
+        (dir, cache)
     }
 
-    fn load(cache: &Cache, engine: &Engine, binary: &[u8]) -> Option<Module> {
-        cache.load(engine, binary)
+    fn found(cache: &Cache, of: u8) -> Option<Vec<u8>> {
+        Some(cache.find(&name(of))?.read().unwrap())
     }
 
     fn entry(cache: &Cache) -> PathBuf {
@@ -285,71 +271,62 @@ mod tests {
     }
 
     #[test]
-    fn what_was_stored_is_loaded_and_runs() {
-        let (world, _) = world();
-        let cache = Cache::open(&world.dir.path().join("modules")).unwrap();
-        let module = load(&cache, &world.engine, &world.binary).unwrap();
-        let mut store = wasmtime::Store::new(&world.engine, ());
-        let instance = wasmtime::Instance::new(&mut store, &module, &[]).unwrap();
-        let f = instance.get_typed_func::<(), i32>(&mut store, "f").unwrap();
-        assert_eq!(f.call(&mut store, ()).unwrap(), 42);
+    fn what_was_kept_is_found_as_it_was() {
+        let (dir, _) = cache();
+        let cache = Cache::open(&dir.path().join("modules")).unwrap();
+        assert_eq!(found(&cache, 1).unwrap(), CODE);
+        assert_eq!(found(&cache, 2), None);
     }
 
     #[test]
-    fn another_module_or_configuration_is_not_found() {
-        let (world, cache) = world();
-        let other = wat::parse_str("(module)").unwrap();
-        assert!(load(&cache, &world.engine, &other).is_none());
-        let fuel = Engine::new(Config::new().consume_fuel(true)).unwrap();
-        assert!(load(&cache, &fuel, &world.binary).is_none());
-    }
-
-    #[test]
-    fn a_component_is_kept_and_is_no_module() {
-        let (world, cache) = world();
-        let text = "(component (core module $m) (core instance (instantiate $m)))";
-        let binary = wat::parse_str(text).unwrap();
-        cache.store(&world.engine, &binary, &Component::new(&world.engine, &binary).unwrap());
-        assert!(cache.load::<Component>(&world.engine, &binary).is_some());
-        assert!(load(&cache, &world.engine, &binary).is_none());
-        assert!(cache.load::<Component>(&world.engine, &world.binary).is_none());
+    fn a_name_is_of_all_that_decides_what_the_code_is_like() {
+        let (policy, of) = (Policy::default(), [1; 32]);
+        let command = &Use::Command;
+        let other = [
+            Name::new(&policy, Metering::Fuel, command, of),
+            Name::new(&policy, Metering::Time, &Use::Functions, of),
+            Name::new(&Policy { unroll: false, ..policy.clone() }, Metering::Time, command, of),
+            Name::new(&Policy { copy_on_write: true, ..policy }, Metering::Time, command, of),
+        ];
+        for other in other {
+            assert_ne!(other.unwrap(), name(1));
+        }
+        assert_eq!(name(1), name(1));
     }
 
     #[test]
     fn a_changed_byte_anywhere_is_refused_and_the_entry_goes() {
-        let (world, cache) = world();
+        let (_dir, cache) = cache();
         let path = entry(&cache);
         let whole = fs::read(&path).unwrap();
-        for at in [0, SEAL_BYTES - 1, SEAL_BYTES, whole.len() / 2, whole.len() - 1] {
+        for at in [0, CODE.len() - 1, CODE.len(), whole.len() - 1] {
             let mut changed = whole.clone();
             changed[at] ^= 1;
             fs::write(&path, changed).unwrap();
-            assert!(load(&cache, &world.engine, &world.binary).is_none(), "byte {at}");
+            assert_eq!(found(&cache, 1), None, "byte {at}");
             assert!(!path.exists());
         }
-        for length in [0, SEAL_BYTES - 1, SEAL_BYTES, whole.len() - 1] {
+        for length in [0, 31, 32, whole.len() - 1] {
             fs::write(&path, &whole[..length]).unwrap();
-            assert!(load(&cache, &world.engine, &world.binary).is_none(), "{length} bytes");
+            assert_eq!(found(&cache, 1), None, "{length} bytes");
         }
         fs::write(&path, &whole).unwrap();
-        assert!(load(&cache, &world.engine, &world.binary).is_some());
+        assert!(found(&cache, 1).is_some());
     }
 
     #[test]
     fn an_entry_under_another_name_or_key_is_refused() {
-        let (world, cache) = world();
-        let other = wat::parse_str("(module (memory 1))").unwrap();
-        fs::rename(entry(&cache), cache.dir.join(name(&world.engine, &other))).unwrap();
-        assert!(load(&cache, &world.engine, &other).is_none());
-        let (foreign, foreign_cache) = self::world();
-        let name = entry(&foreign_cache);
-        fs::copy(&name, cache.dir.join(name.file_name().unwrap())).unwrap();
-        assert!(load(&cache, &foreign.engine, &foreign.binary).is_none());
+        let (_dir, cache) = cache();
+        fs::rename(entry(&cache), cache.dir.join(name(2).0)).unwrap();
+        assert_eq!(found(&cache, 2), None);
+        let (_foreign, foreign) = self::cache();
+        fs::copy(entry(&foreign), cache.dir.join(name(1).0)).unwrap();
+        assert_eq!(found(&cache, 1), None);
     }
 
     #[test]
     fn a_key_that_others_can_read_is_refused() {
-        let (_world, cache) = world();
+        let (_dir, cache) = cache();
         let key = cache.dir.join("key");
         fs::set_permissions(&key, fs::Permissions::from_mode(0o640)).unwrap();
         assert!(
@@ -362,7 +339,7 @@ mod tests {
 
     #[test]
     fn the_oldest_entries_go_first() {
-        let (_world, cache) = world();
+        let (_dir, cache) = cache();
         let old = entry(&cache);
         let size = fs::metadata(&old).unwrap().len();
         let new = cache.dir.join("newer");

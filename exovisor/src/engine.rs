@@ -40,7 +40,8 @@ impl Host {
     pub fn new(policy: &Policy, metering: Metering) -> Result<Self, AdmissionError> {
         let failed =
             |error: wasmtime::Error| AdmissionError::Engine { message: format!("{error:#}") };
-        let (config, stacks) = config(policy, metering).map_err(|error| failed(error.into()))?;
+        let mut config = config(policy, metering);
+        let stacks = allocate(&mut config, policy).map_err(|error| failed(error.into()))?;
         let engine = Engine::new(&config).map_err(failed)?;
         let mut linker = Linker::new(&engine);
         hostcalls::link(&mut linker).map_err(failed)?;
@@ -52,8 +53,17 @@ impl Host {
     }
 }
 
-/// The configuration, and where its stacks are if they are in compact slots.
-fn config(policy: &Policy, metering: Metering) -> io::Result<(Config, Option<Arc<Stacks>>)> {
+/// An engine that compiles what a [`Host`] of the same policy loads, and has no place to run it.
+///
+/// # Errors
+/// [`AdmissionError::Engine`].
+pub(crate) fn compiler(policy: &Policy, metering: Metering) -> Result<Engine, AdmissionError> {
+    Engine::new(&config(policy, metering))
+        .map_err(|error| AdmissionError::Engine { message: format!("{error:#}") })
+}
+
+/// All that decides what compiled code is like.
+fn config(policy: &Policy, metering: Metering) -> Config {
     let mut config = Config::new();
     config
         .epoch_interruption(metering == Metering::Epoch)
@@ -70,15 +80,31 @@ fn config(policy: &Policy, metering: Metering) -> io::Result<(Config, Option<Arc
         // Admission takes memories that are imported as shared only.
         .shared_memory(true);
     align(&mut config);
-    let stacks = match &policy.pool {
-        Some(pool) if pool.slots == Slots::Compact => Some(compact(&mut config, policy, pool)?),
+    if policy.pool.as_ref().is_some_and(|pool| pool.slots == Slots::Compact) {
+        config
+            // First contents that are mapped would be mappings of their own.
+            .memory_init_cow(false)
+            .memory_may_move(false)
+            // What is beyond a memory's length in its slot is not guarded, so each access is
+            // checked against the length. Of a reservation the compiler takes for granted that it
+            // is guarded, and checks against its end.
+            .memory_reservation(0)
+            .memory_guard_size(0)
+            .guard_before_linear_memory(false);
+    }
+    config
+}
+
+/// Says where isolates lie; where their stacks are, if they are in compact slots.
+fn allocate(config: &mut Config, policy: &Policy) -> io::Result<Option<Arc<Stacks>>> {
+    Ok(match &policy.pool {
+        Some(pool) if pool.slots == Slots::Compact => Some(compact(config, policy, pool)?),
         Some(pool) => {
             config.allocation_strategy(InstanceAllocationStrategy::Pooling(pooling(pool)));
             None
         }
         None => None,
-    };
-    Ok((config, stacks))
+    })
 }
 
 #[allow(unsafe_code)]
@@ -96,16 +122,7 @@ fn compact(config: &mut Config, policy: &Policy, pool: &Pool) -> io::Result<Arc<
         Memories::new(pool.isolates as usize, pool.memory_bytes, pool.keep_resident_bytes)?;
     config
         .with_host_stack(Arc::clone(&stacks) as Arc<dyn StackCreator>)
-        .with_host_memory(Arc::new(memories))
-        // First contents that are mapped would be mappings of their own.
-        .memory_init_cow(false)
-        .memory_may_move(false)
-        // What is beyond a memory's length in its slot is not guarded, so each access is checked
-        // against the length. Of a reservation the compiler takes for granted that it is guarded,
-        // and checks against its end.
-        .memory_reservation(0)
-        .memory_guard_size(0)
-        .guard_before_linear_memory(false);
+        .with_host_memory(Arc::new(memories));
     Ok(stacks)
 }
 

@@ -3,11 +3,12 @@
 use crate::admission::{Admitted, AdmittedModule, Link, Program};
 use crate::builtins::Heap;
 use crate::call::{self, CallLimits, Function};
+use crate::compiled::Form;
 use crate::component::{Command, Wasi};
 use crate::ending::{Cause, Stopper};
 use crate::gate::{Gate, STREAMS};
 use crate::limits::Limits;
-use crate::nn::{Inference, Models};
+use crate::nn::{Inference, Models, Unread};
 use crate::overlay::{Layers, Overlays};
 use crate::preempt::{self, Allowance, Turn};
 use crate::sched::{Priority, Report, Scheduler, SchedulerConfig};
@@ -205,8 +206,36 @@ impl Outcome {
 pub struct Isolate;
 
 impl Isolate {
-    /// Opens everything that needs the host's authority: the folders and streams that `holder`
-    /// has capabilities for in `table`. Nothing of the module runs yet.
+    /// Opens everything that needs the host's authority: the folders, streams and models that
+    /// `holder` has capabilities for in `table`. Nothing of the module or of a model is looked
+    /// into.
+    ///
+    /// # Errors
+    /// [`PrepareError`] names the capability.
+    pub fn open(
+        form: Form,
+        table: &Table,
+        holder: &str,
+        spec: Spec,
+    ) -> Result<Opened, PrepareError> {
+        let quotas = Quotas::of(table, holder)?;
+        let mut runtime = tokio::runtime::Builder::new_current_thread();
+        // Of a component's files some operations take another thread. One is enough.
+        let runtime = runtime.enable_all().max_blocking_threads(1).build()?;
+        let inside = runtime.enter();
+        let reach = match form {
+            Form::Module => {
+                let models = spec.models.clone();
+                let (attached, unread) = Attached::unread(table, holder, spec, Waits::Here)?;
+                Opening::Module { attached, unread, models }
+            }
+            Form::Component => Opening::Component(Wasi::open(table, holder, spec)?),
+        };
+        drop(inside);
+        Ok(Opened { runtime, quotas, reach })
+    }
+
+    /// Opens all of it for an admitted module at once. Nothing of the module runs yet.
     ///
     /// # Errors
     /// [`PrepareError`] names the capability.
@@ -216,51 +245,94 @@ impl Isolate {
         holder: &str,
         spec: Spec,
     ) -> Result<Ready, PrepareError> {
-        let quota = |kind| quota(table, holder, kind);
-        let missing = || PrepareError::Missing { holder: holder.to_owned(), kind: Kind::Memory };
-        let memory = quota(Kind::Memory).ok_or_else(missing)?;
-        let mut runtime = tokio::runtime::Builder::new_current_thread();
-        // Of a component's files some operations take another thread. One is enough.
-        let runtime = runtime.enable_all().max_blocking_threads(1).build()?;
-        let inside = runtime.enter();
-        let (start, stopper) = match &admitted.0 {
-            Program::Module(module) => prepare_module(module, table, holder, spec, memory)?,
-            Program::Component(component) => {
-                let command = Command::prepare(component, table, holder, spec, memory)?;
-                let stopper = command.stopper().clone();
-                (Start::Component(command), stopper)
-            }
-        };
-        drop(inside);
-        let deadline = quota(Kind::Time).map(Duration::from_nanos);
-        preempt::install()?;
-        Ok(Ready { stopper, start, runtime, deadline })
+        Self::open(admitted.form(), table, holder, spec)?.ready(admitted)
     }
 }
 
-fn prepare_module(
-    module: &Arc<AdmittedModule>,
-    table: &Table,
-    holder: &str,
-    spec: Spec,
+/// What an isolate is granted in numbers.
+#[derive(Clone, Copy)]
+struct Quotas {
     memory_bytes: u64,
+    fuel: u64,
+    /// Beside the first.
+    threads: u32,
+    workers: usize,
+    deadline: Option<Duration>,
+}
+
+impl Quotas {
+    fn of(table: &Table, holder: &str) -> Result<Self, PrepareError> {
+        let quota = |kind| quota(table, holder, kind);
+        let missing = || PrepareError::Missing { holder: holder.to_owned(), kind: Kind::Memory };
+        let threads = quota(Kind::Processes).unwrap_or(1).saturating_sub(1);
+        Ok(Self {
+            memory_bytes: quota(Kind::Memory).ok_or_else(missing)?,
+            fuel: quota(Kind::Fuel).unwrap_or(0),
+            threads: u32::try_from(threads).unwrap_or(u32::MAX),
+            workers: quota(Kind::Cpu).map_or(1, |count| count as usize),
+            deadline: quota(Kind::Time).map(Duration::from_nanos),
+        })
+    }
+}
+
+/// An isolate's reach, opened before there is a module. The caller may enter its jail now.
+pub struct Opened {
+    runtime: Runtime,
+    quotas: Quotas,
+    reach: Opening,
+}
+
+enum Opening {
+    Module { attached: Attached, unread: Vec<Unread>, models: Models },
+    Component(Wasi),
+}
+
+impl Opened {
+    /// Joins it with its module or component. The models are read here, so a caller that has a
+    /// jail is in it by now.
+    ///
+    /// # Errors
+    /// [`PrepareError`]: a model that is none, an engine that refuses.
+    pub fn ready(self, admitted: &Admitted) -> Result<Ready, PrepareError> {
+        let Self { runtime, quotas, reach } = self;
+        let inside = runtime.enter();
+        let (start, stopper) = match (reach, &admitted.0) {
+            (Opening::Module { mut attached, unread, models }, Program::Module(module)) => {
+                attached.read(&models, unread)?;
+                ready_module(module, attached, quotas)?
+            }
+            (Opening::Component(wasi), Program::Component(component)) => {
+                let command = Command::new(component, wasi, quotas.memory_bytes, quotas.fuel)?;
+                let stopper = command.stopper().clone();
+                (Start::Component(command), stopper)
+            }
+            _ => {
+                let message = "it was opened for a module and is a component, or the other way";
+                return Err(PrepareError::Engine { message: message.to_owned() });
+            }
+        };
+        drop(inside);
+        preempt::install()?;
+        Ok(Ready { stopper, start, runtime, deadline: quotas.deadline })
+    }
+}
+
+fn ready_module(
+    module: &Arc<AdmittedModule>,
+    attached: Attached,
+    quotas: Quotas,
 ) -> Result<(Start, Stopper), PrepareError> {
-    let quota = |kind| quota(table, holder, kind);
-    let attached = Attached::open(table, holder, spec, Waits::Here)?;
     let command = Function::of(module, "_start").ok_or(PrepareError::NoStart)?;
     let stopper = Stopper::new(Some(Arc::clone(&module.code)), module.epochs());
+    let Quotas { memory_bytes, fuel, threads, workers, .. } = quotas;
     let state = State::new(Some(attached), stopper.clone(), memory_bytes, None);
     let refused = |error| PrepareError::Engine { message: format!("{error:#}") };
-    let fuel = quota(Kind::Fuel).unwrap_or(0);
     let start = match &module.link {
         Link::Alone(_) => {
             Start::Alone(command, call::store(&module.host, state, fuel).map_err(refused)?)
         }
         Link::Team(_) => {
-            let threads = quota(Kind::Processes).unwrap_or(1).saturating_sub(1);
-            let threads = u32::try_from(threads).unwrap_or(u32::MAX);
             let limits = CallLimits { memory_bytes, deadline: None, cpu_ns: None, threads, fuel };
-            let workers = quota(Kind::Cpu).map_or(1, |count| count as usize);
             Start::Team(command, Box::new(state), limits, workers)
         }
     };
@@ -292,20 +364,35 @@ pub(crate) struct Reach {
 }
 
 impl Attached {
-    /// Opens what `holder` has capabilities for in `table`. Must be called inside a tokio runtime.
+    /// Opens what `holder` has capabilities for in `table`, and reads its models. Must be called
+    /// inside a tokio runtime.
     pub(crate) fn open(
         table: &Table,
         holder: &str,
         spec: Spec,
         waits: Waits,
     ) -> Result<Self, PrepareError> {
+        let models = spec.models.clone();
+        let (mut attached, unread) = Self::unread(table, holder, spec, waits)?;
+        attached.read(&models, unread)?;
+        Ok(attached)
+    }
+
+    /// The same with models that are only opened.
+    fn unread(
+        table: &Table,
+        holder: &str,
+        spec: Spec,
+        waits: Waits,
+    ) -> Result<(Self, Vec<Unread>), PrepareError> {
         let held = held(table, holder);
         let mut wasi = WasiCtxBuilder::new();
         wasi.args(&spec.args).envs(&spec.env).allow_blocking_current_thread(waits == Waits::Here);
         let disk_bytes = quota(table, holder, Kind::Disk).unwrap_or(0);
         let mut overlays = Overlays::new(spec.layers.clone(), disk_bytes, waits);
         let folders = open_folders(&mut wasi, &mut overlays, &held)?;
-        let inference = read_models(&spec.models, waits, &held)?;
+        let unread = open_models(&held)?;
+        let inference = Inference::new(waits);
         let sockets = Sockets::new(spec.network.clone());
         let streams = match quota(table, holder, Kind::Stdio) {
             Some(_) => attach(&mut wasi, spec)?,
@@ -315,7 +402,21 @@ impl Attached {
         let gate = Gate::new(table, &handles, &folders);
         let wasi = wasi.build_p1();
         let reach = Reach { wasi, gate, overlays, inference, sockets, streams };
-        Ok(Self(Arc::new(tokio::sync::Mutex::new(reach))))
+        Ok((Self(Arc::new(tokio::sync::Mutex::new(reach))), unread))
+    }
+
+    /// Makes models ready that nobody shares yet.
+    fn read(&mut self, models: &Models, unread: Vec<Unread>) -> Result<(), PrepareError> {
+        let Some(reach) = Arc::get_mut(&mut self.0) else { return Ok(()) };
+        let inference = &mut reach.get_mut().inference;
+        unread.into_iter().try_for_each(|unread| {
+            let (capability, file) = (format!("model:{}", unread.name()), unread.path().to_owned());
+            inference.grant(models, unread).map_err(|error| PrepareError::Model {
+                capability,
+                file: file.display().to_string(),
+                message: error.to_string(),
+            })
+        })
     }
 }
 
@@ -345,20 +446,16 @@ fn attach(wasi: &mut WasiCtxBuilder, spec: Spec) -> std::io::Result<[Option<Stre
     Ok([stdin, stdout, stderr])
 }
 
-fn read_models(
-    models: &Models,
-    waits: Waits,
-    held: &[(Handle, &Capability)],
-) -> Result<Inference, PrepareError> {
-    let mut inference = Inference::new(waits);
+fn open_models(held: &[(Handle, &Capability)]) -> Result<Vec<Unread>, PrepareError> {
+    let mut opened = Vec::new();
     for (_, capability) in held.iter().filter(|(_, held)| held.kind() == Kind::Model) {
-        inference.grant(models, capability).map_err(|error| PrepareError::Model {
+        opened.extend(Unread::open(capability).map_err(|error| PrepareError::Model {
             capability: capability.name().to_owned(),
             file: capability.scope().to_string(),
             message: error.to_string(),
-        })?;
+        })?);
     }
-    Ok(inference)
+    Ok(opened)
 }
 
 /// What a folder's capability lets its isolate do with the folder itself.
@@ -396,7 +493,7 @@ fn open_folders(
     Ok(tokens)
 }
 
-/// An isolate with everything open. The caller enters its jail, then calls [`Ready::run`].
+/// An isolate with everything open and its module joined.
 pub struct Ready {
     stopper: Stopper,
     start: Start,

@@ -3,11 +3,13 @@
 //! The main path, each step a type of its own:
 //!
 //! ```text
-//! bytes --Admission::admit--> Admitted --Isolate::prepare--> Ready --run--> Outcome
-//!         size, structure,              folders and streams         the jail is entered
-//!         imports against the grant,    are opened; nothing         before this; no path
-//!         compiled                      has run yet                 is opened any more
+//! in a jail:             bytes --Checked::new, compile--> Compiled (a file)
+//! with host's authority:         Isolate::open --> Opened
+//! in another jail:               Admission::load --> Admitted --Opened::ready--> Ready --run--> Outcome
 //! ```
+//! Bytes are parsed and compiled by a process that has nothing; folders, streams and models are
+//! opened by one that has looked at none of them; code is loaded, and models are read, by one that
+//! can open nothing more.
 //!
 //! Imports are resolved in one table ([`Import`]): a module that asks for a name which is
 //! unknown or not granted is refused before anything is instantiated. While it runs, every
@@ -29,6 +31,8 @@ mod builtins;
 mod cache;
 mod call;
 mod clear;
+mod compiled;
+mod complexity;
 mod component;
 mod dormant;
 mod drops;
@@ -52,6 +56,7 @@ mod rewrite;
 mod rooms;
 mod scan;
 mod sched;
+mod sealed;
 mod sleep;
 mod sockets;
 mod stdio;
@@ -62,12 +67,14 @@ mod threads;
 mod unroll;
 
 pub use admission::{Admission, AdmissionError, Admitted, Requirement};
-pub use cache::{Cache, CacheError};
+pub use cache::{Cache, CacheError, Name};
 pub use call::{ArgumentError, CallLimits, Function, Value};
+pub use compiled::{CODE_BYTES_MAX, Checked, Compiled, Form, Jailed, Use};
+pub use complexity::ComplexityLimits;
 pub use ending::{Cause, Stopper};
 pub use exocell_models::MODEL_BYTES_MAX;
 pub use imports::{Effect, Import, Item, Tier};
-pub use isolate::{Attached, Isolate, Outcome, PrepareError, Ready, Spec};
+pub use isolate::{Attached, Isolate, Opened, Outcome, PrepareError, Ready, Spec};
 pub use nn::Models;
 pub use overlay::Layers;
 pub use policy::{Metering, Policy, Pool, Slots};
@@ -76,4 +83,5 @@ pub use sched::{
     Call, Priority, Report, Scheduler, SchedulerConfig, SchedulerError, Stats, SubmitError,
     Submitter, Tenant,
 };
+pub use sealed::{Sealed, TooLong};
 pub use sockets::{Arrived, Connection, Done, Network, NetworkError};

@@ -60,8 +60,7 @@ pub(crate) enum ReadError {
 }
 
 impl Models {
-    fn read(&self, path: &Path) -> Result<Arc<Model>, ReadError> {
-        let file = File::open(path)?;
+    fn read(&self, path: &Path, file: File) -> Result<Arc<Model>, ReadError> {
         let about = file.metadata()?;
         let stamp = (about.modified().ok(), about.len());
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -73,6 +72,35 @@ impl Models {
         let model = Arc::new(Model::read(&bytes)?);
         known.insert(path.to_owned(), (stamp, Arc::clone(&model)));
         Ok(model)
+    }
+}
+
+/// The file of a granted model, opened and not yet looked into.
+pub(crate) struct Unread {
+    name: String,
+    path: PathBuf,
+    file: File,
+    live: Live,
+}
+
+impl Unread {
+    /// The model of a capability, if it is one.
+    pub fn open(capability: &Capability) -> Result<Option<Self>, ReadError> {
+        let (Scope::File(path), Some((_, name))) =
+            (capability.scope(), capability.name().split_once(':'))
+        else {
+            return Ok(None);
+        };
+        let (name, path, file) = (name.to_owned(), path.clone(), File::open(path)?);
+        Ok(Some(Self { name, path, file, live: capability.live() }))
+    }
+
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
     }
 }
 
@@ -101,15 +129,10 @@ impl Inference {
         Self { granted: BTreeMap::new(), graphs: Vec::new(), contexts: Vec::new(), waits }
     }
 
-    /// Reads the model of a capability, if it is one.
-    pub fn grant(&mut self, models: &Models, capability: &Capability) -> Result<(), ReadError> {
-        let (Scope::File(path), Some((_, name))) =
-            (capability.scope(), capability.name().split_once(':'))
-        else {
-            return Ok(());
-        };
-        let granted = Granted { model: models.read(path)?, live: capability.live() };
-        self.granted.insert(name.to_owned(), granted);
+    /// Reads a model and makes it ready.
+    pub fn grant(&mut self, models: &Models, unread: Unread) -> Result<(), ReadError> {
+        let Unread { name, path, file, live } = unread;
+        self.granted.insert(name, Granted { model: models.read(&path, file)?, live });
         Ok(())
     }
 

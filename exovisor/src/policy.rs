@@ -1,10 +1,12 @@
 //! What the operator decides once a process: sizes of the pool, of stacks and of modules.
 
 use crate::scan::ModuleLimits;
+use exocell_xgate::CapabilitySet;
+use serde::{Deserialize, Serialize};
 use wasmtime::PoolingAllocationConfig;
 
 /// How running code is kept from running for ever.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Metering {
     /// CPU time, taken away by a signal. The code carries no instrumentation.
     Time,
@@ -19,6 +21,12 @@ impl Metering {
     /// Every mode.
     pub const ALL: [Self; 3] = [Self::Time, Self::Epoch, Self::Fuel];
 
+    /// Fuel if that is granted, else CPU time.
+    #[must_use]
+    pub fn of(caps: &CapabilitySet) -> Self {
+        if caps.fuel().is_some() { Self::Fuel } else { Self::Time }
+    }
+
     /// The word for it in flags and results.
     #[must_use]
     pub fn name(self) -> &'static str {
@@ -31,7 +39,7 @@ impl Metering {
 }
 
 /// How linear memories lie in the pool's address space.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Slots {
     /// 4 GiB and a guard region each: bounds checks cost nothing, page tables 8 KB a slot.
     /// Where the processor has protection keys, slots share guards (ColorGuard).
@@ -63,7 +71,7 @@ impl Slots {
 }
 
 /// A pool of slots that are made once and used again and again.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Pool {
     /// Isolates alive at once.
     pub isolates: u32,
@@ -111,7 +119,7 @@ impl Default for Pool {
 }
 
 /// The sizes a process is set up with.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Policy {
     /// The pool; without one each isolate maps its own memory.
     pub pool: Option<Pool>,

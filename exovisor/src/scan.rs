@@ -1,7 +1,11 @@
 //! A module's structure, looked at before any of it is compiled.
 
 use crate::admission::AdmissionError;
+use crate::complexity::{Complexity, ComplexityLimits};
+use crate::imports::WASI;
+use crate::nn::NN;
 use crate::rewrite::RESERVED;
+use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 use wasmparser::{
     Data, DataKind, Encoding, GlobalType, MemoryType, Operator, Parser, Payload, SectionLimited,
@@ -9,7 +13,7 @@ use wasmparser::{
 };
 
 /// How large and how complex a module may be.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ModuleLimits {
     /// Length of the binary or the text, in bytes.
     pub bytes: usize,
@@ -23,6 +27,8 @@ pub struct ModuleLimits {
     pub instances: usize,
     /// Definitions in all of them: each takes a few words of the host's memory.
     pub items: usize,
+    /// How much work it may be for the compiler.
+    pub complexity: ComplexityLimits,
 }
 
 impl Default for ModuleLimits {
@@ -36,6 +42,7 @@ impl Default for ModuleLimits {
             depth: 32,
             instances: 256,
             items: 1_000_000,
+            complexity: ComplexityLimits::default(),
         }
     }
 }
@@ -87,6 +94,11 @@ impl Shape {
         self.imports.iter().any(|import| import.asked == Asked::SharedMemory)
     }
 
+    /// Whether it imports functions that act on streams, folders or clocks.
+    pub fn uses_host(&self) -> bool {
+        self.imports.iter().any(|import| [WASI, NN].contains(&import.module.as_str()))
+    }
+
     /// The imports that the host makes for each instance.
     pub fn hosted(&self) -> impl Iterator<Item = &Imported> {
         self.imports.iter().filter(|import| import.is_hosted())
@@ -124,11 +136,11 @@ pub(crate) fn binary<'a>(
     Ok(Cow::Owned(binary))
 }
 
-/// Reads a binary's sections, without looking into function bodies.
+/// Reads a binary once, and checks it against all limits.
 pub(crate) fn scan(binary: &[u8], limits: &ModuleLimits) -> Result<Shape, AdmissionError> {
-    let mut shape = Shape::default();
+    let (mut shape, mut complexity) = (Shape::default(), Complexity::default());
     for payload in Parser::new(0).parse_all(binary) {
-        look(payload?, limits, &mut shape)?;
+        look(payload?, limits, &mut shape, &mut complexity)?;
     }
     Ok(shape)
 }
@@ -137,35 +149,46 @@ pub(crate) fn look(
     payload: Payload<'_>,
     limits: &ModuleLimits,
     shape: &mut Shape,
+    complexity: &mut Complexity,
+) -> Result<(), AdmissionError> {
+    structure(&payload, limits, shape)?;
+    complexity.look(&payload, &limits.complexity)
+}
+
+/// What it consists of, without looking into function bodies.
+fn structure(
+    payload: &Payload<'_>,
+    limits: &ModuleLimits,
+    shape: &mut Shape,
 ) -> Result<(), AdmissionError> {
     match payload {
         Payload::Version { encoding: Encoding::Component, .. } => Err(AdmissionError::Component),
-        Payload::TypeSection(section) => entries("types", &section, limits),
-        Payload::FunctionSection(section) => entries("functions", &section, limits),
-        Payload::TableSection(section) => entries("tables", &section, limits),
+        Payload::TypeSection(section) => entries("types", section, limits),
+        Payload::FunctionSection(section) => entries("functions", section, limits),
+        Payload::TableSection(section) => entries("tables", section, limits),
         Payload::MemorySection(section) => {
-            entries("memories", &section, limits)?;
-            section.into_iter().try_for_each(|memory| shape.memory(memory?))
+            entries("memories", section, limits)?;
+            section.clone().into_iter().try_for_each(|memory| shape.memory(memory?))
         }
-        Payload::GlobalSection(section) => entries("globals", &section, limits),
-        Payload::ElementSection(section) => entries("element segments", &section, limits),
+        Payload::GlobalSection(section) => entries("globals", section, limits),
+        Payload::ElementSection(section) => entries("element segments", section, limits),
         Payload::DataSection(section) => {
-            entries("data segments", &section, limits)?;
-            for data in section {
+            entries("data segments", section, limits)?;
+            for data in section.clone() {
                 shape.data_end = shape.data_end.max(data_end(&data?)?);
             }
             Ok(())
         }
         Payload::ImportSection(section) => {
-            entries("imports", &section, limits)?;
-            for import in section.into_imports() {
+            entries("imports", section, limits)?;
+            for import in section.clone().into_imports() {
                 shape.import(import?)?;
             }
             Ok(())
         }
         Payload::ExportSection(section) => {
-            entries("exports", &section, limits)?;
-            for export in section {
+            entries("exports", section, limits)?;
+            for export in section.clone() {
                 let name = export?.name;
                 if name.starts_with(RESERVED) {
                     return Err(malformed(&format!("the export name {name:?} is reserved")));

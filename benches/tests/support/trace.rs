@@ -102,7 +102,9 @@ impl Thread {
     fn class_in_isolate(&self, name: &str) -> Option<ThreadClass> {
         match name {
             "exocell" if !(self.has_filter && self.is_supervisor) => None,
-            "strace" => None,
+            // The warden of a stage, before it names itself.
+            "exe" | "strace" => None,
+            "compile" => self.has_filter.then_some(ThreadClass::Compile),
             _ => Some(ThreadClass::Isolate),
         }
     }

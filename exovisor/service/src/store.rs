@@ -1,7 +1,7 @@
 //! Modules and tenants on disk: `NAME.wasm`, `NAME.json`, and `tenants/TENANT.json`.
 
 use crate::keys;
-use exocell_exovisor::{Admission, AdmissionError, Metering, Policy};
+use exocell_exovisor::Metering;
 use exocell_xgate::{CapabilitySet, CapsError};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -30,9 +30,6 @@ pub enum StoreError {
     /// There is none of that name.
     #[error("there is no module {0}; exocell module ls lists them")]
     NotFound(String),
-    /// The module itself is refused.
-    #[error(transparent)]
-    Module(#[from] AdmissionError),
     /// Its capability table is wrong.
     #[error(transparent)]
     Caps(#[from] CapsError),
@@ -107,7 +104,8 @@ impl ModuleStore {
         Ok(Self { dir: dir.to_owned() })
     }
 
-    /// Checks and keeps a module of `tenant`, with the capabilities of its calls.
+    /// Keeps a module of `tenant`, with the capabilities of its calls. Nobody looks into it here:
+    /// it was checked in a jail before, and each worker has it checked again.
     ///
     /// # Errors
     /// [`StoreError`]; then nothing is kept.
@@ -124,7 +122,6 @@ impl ModuleStore {
             return Err(StoreError::Taken(name.to_owned()));
         }
         caps.memory_bytes().ok_or(StoreError::NoMemory)?;
-        Admission::new(Policy::default()).admit_for(tenant, module, caps, metering(caps))?;
         let key = self.key_for(tenant)?;
         write(&self.wasm(name), module)?;
         let (name, tenant) = (name.to_owned(), tenant.to_owned());
@@ -221,7 +218,7 @@ impl ModuleStore {
 
 /// Fuel if it is granted, else CPU time.
 pub(crate) fn metering(caps: &CapabilitySet) -> Metering {
-    if caps.fuel().is_some() { Metering::Fuel } else { Metering::Time }
+    Metering::of(caps)
 }
 
 fn check_name(name: &str) -> Result<(), StoreError> {

@@ -448,7 +448,6 @@ fn the_store_keeps_modules_and_no_keys() {
         let refused = store.add(name, "a", MODULE.as_bytes(), &caps(""));
         assert!(matches!(refused, Err(StoreError::Name(_))), "{name}");
     }
-    assert!(matches!(store.add("bad", "a", b"\0asm junk", &caps("")), Err(StoreError::Module(_))));
     let bare = CapabilitySet::nothing();
     assert!(matches!(store.add("bare", "a", MODULE.as_bytes(), &bare), Err(StoreError::NoMemory)));
     let names: Vec<String> = store.list().unwrap().into_iter().map(|entry| entry.name).collect();

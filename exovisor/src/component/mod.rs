@@ -1,7 +1,7 @@
 //! Components: commands that speak WASI 0.2 (preview 2), beside core modules.
 //!
 //! ```text
-//! bytes --scan--> bounded --compile, link--> AdmittedComponent --Command::prepare--> --run--> end
+//! bytes --scan--> bounded --compile, load, link--> AdmittedComponent --Command::new--> --run--> end
 //! ```
 //!
 //! A component is a tree of core modules with typed functions between them. It runs under what a
@@ -57,11 +57,7 @@ impl AdmittedComponent {
     /// # Errors
     /// [`AdmissionError::ImportType`], [`AdmissionError::NoRun`].
     pub fn link(host: &Arc<Host>, component: &Component) -> Result<Self, AdmissionError> {
-        let wrong =
-            |error: wasmtime::Error| AdmissionError::ImportType { message: format!("{error:#}") };
-        let linker = linker::linker(&host.engine, component).map_err(wrong)?;
-        let instance = linker.instantiate_pre(component).map_err(wrong)?;
-        let command = CommandPre::new(instance).map_err(|_| AdmissionError::NoRun)?;
+        let command = command(&host.engine, component)?;
         let code = Arc::new(CodeMap::of_component(component, &host.hook));
         Ok(Self { command, host: Arc::clone(host), code })
     }
@@ -70,6 +66,21 @@ impl AdmittedComponent {
     pub fn epochs(&self) -> Option<Engine> {
         (self.host.metering == Metering::Epoch).then(|| self.host.engine.clone())
     }
+}
+
+/// The component with its imports resolved.
+///
+/// # Errors
+/// [`AdmissionError::ImportType`], [`AdmissionError::NoRun`].
+pub(crate) fn command(
+    engine: &Engine,
+    component: &Component,
+) -> Result<CommandPre<State>, AdmissionError> {
+    let wrong =
+        |error: wasmtime::Error| AdmissionError::ImportType { message: format!("{error:#}") };
+    let linker = linker::linker(engine, component).map_err(wrong)?;
+    let instance = linker.instantiate_pre(component).map_err(wrong)?;
+    CommandPre::new(instance).map_err(|_| AdmissionError::NoRun)
 }
 
 /// Refuses what was granted and is not for components, rather than leave it out.

@@ -3,8 +3,7 @@
 use super::{AdmittedComponent, Wasi};
 use crate::call;
 use crate::ending::Stopper;
-use crate::isolate::{Outcome, PrepareError, Spec, State, drive, quota};
-use exocell_xgate::{Kind, Table};
+use crate::isolate::{Outcome, PrepareError, State, drive};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::runtime::Runtime;
@@ -17,22 +16,19 @@ pub(crate) struct Command {
 }
 
 impl Command {
-    /// Opens what `holder` has capabilities for in `table`. Must be called inside a tokio runtime.
+    /// Joins a component with what was opened for it.
     ///
     /// # Errors
-    /// [`PrepareError`] names the capability.
-    pub fn prepare(
+    /// [`PrepareError::Engine`].
+    pub fn new(
         component: &Arc<AdmittedComponent>,
-        table: &Table,
-        holder: &str,
-        spec: Spec,
+        wasi: Wasi,
         memory_bytes: u64,
+        fuel: u64,
     ) -> Result<Self, PrepareError> {
-        let wasi = Wasi::open(table, holder, spec)?;
         let stopper = Stopper::new(Some(Arc::clone(&component.code)), component.epochs());
         let mut state = State::new(None, stopper, memory_bytes, None);
         state.wasi = Some(Box::new(wasi));
-        let fuel = quota(table, holder, Kind::Fuel).unwrap_or(0);
         let store = call::store(&component.host, state, fuel)
             .map_err(|error| PrepareError::Engine { message: format!("{error:#}") })?;
         Ok(Self { component: Arc::clone(component), store })

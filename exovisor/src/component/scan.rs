@@ -6,6 +6,7 @@
 
 use super::{imports, types};
 use crate::admission::{AdmissionError, Requirement};
+use crate::complexity::Complexity;
 use crate::scan::{self, ModuleLimits, Shape, at_most, malformed};
 use wasmparser::{
     ComponentAlias, ComponentExternalKind, ComponentInstance, ComponentOuterAliasKind,
@@ -48,10 +49,11 @@ struct Scan<'a> {
     limits: &'a ModuleLimits,
     levels: Vec<Level>,
     requirements: Vec<Requirement>,
+    complexity: Complexity,
 }
 
-/// Reads a component's sections and those of all modules and components in it, without looking
-/// into function bodies. Answers with what it imports.
+/// Reads a component and all modules and components in it once, and checks it against all limits.
+/// Answers with what it imports.
 ///
 /// # Errors
 /// [`AdmissionError::TooLarge`], [`AdmissionError::Malformed`], and
@@ -60,7 +62,13 @@ pub(crate) fn scan(
     binary: &[u8],
     limits: &ModuleLimits,
 ) -> Result<Vec<Requirement>, AdmissionError> {
-    let mut scan = Scan { binary, limits, levels: Vec::new(), requirements: Vec::new() };
+    let mut scan = Scan {
+        binary,
+        limits,
+        levels: Vec::new(),
+        requirements: Vec::new(),
+        complexity: Complexity::default(),
+    };
     for payload in Parser::new(0).parse_all(binary) {
         scan.look(payload?)?;
     }
@@ -75,7 +83,7 @@ impl Scan<'_> {
             payload => match self.levels.last_mut() {
                 Some(Level::Module(shape, cost)) => {
                     cost.items = cost.items.saturating_add(count(&payload));
-                    scan::look(payload, self.limits, shape)
+                    scan::look(payload, self.limits, shape, &mut self.complexity)
                 }
                 Some(Level::Component(_)) => self.component(payload),
                 None => Ok(()),
@@ -86,7 +94,10 @@ impl Scan<'_> {
     fn begin(&mut self, encoding: Encoding) -> Result<(), AdmissionError> {
         self.levels.push(match encoding {
             Encoding::Component => Level::Component(Inner::default()),
-            Encoding::Module => Level::Module(Box::default(), Cost { instances: 1, items: 1 }),
+            Encoding::Module => {
+                self.complexity.next_module();
+                Level::Module(Box::default(), Cost { instances: 1, items: 1 })
+            }
         });
         at_most("levels of components", self.levels.len(), self.limits.depth)
     }

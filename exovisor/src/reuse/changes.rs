@@ -1,6 +1,7 @@
 //! What calls of a module can change in its instance, as far as its binary tells.
 
 use crate::admission::AdmissionError;
+use serde::{Deserialize, Serialize};
 use wasmparser::{
     Data, DataKind, FunctionBody, GlobalType, Operator, Parser, Payload, TypeRef, ValType,
 };
@@ -9,7 +10,7 @@ use wasmparser::{
 const GLOBALS_MAX: usize = 64;
 
 /// All that a call can change: mutable globals of numbers, and one memory.
-#[derive(Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Changes {
     /// The mutable globals, by index.
     pub globals: Vec<u32>,

@@ -1,9 +1,9 @@
 //! A cell of strength `isolate`: a Wasm module under the same table, record
 //! and supervisor as a `vm` cell.
 //!
-//! The operator's process admits the module (so that a refusal comes before
-//! any process is made), the supervisor opens what it was granted, enters the
-//! jail, and only then runs it.
+//! A jailed process checks and compiles the module ([`compile`], so that a
+//! refusal comes before there is a cell); the supervisor opens what was granted,
+//! enters its own jail, and only there loads the code, reads models, and runs.
 
 use std::fs::File;
 use std::io::Read;
@@ -12,16 +12,19 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
+use std::time::Instant;
 
 use exocell_agent::{Kind, Reply};
 use exocell_exovisor::{
-    Admission, Admitted, Cache, Cause, Isolate, Outcome, Policy, Ready, Spec, Stopper,
+    Admission, Cause, Compiled, Isolate, Jailed, Metering, Opened, Outcome, Policy, Ready, Spec,
+    Stopper, Use,
 };
 use exocell_vmm::jail::{self, JailRoot, ThreadClass};
 use exocell_xgate::{CapabilitySet, Kind as CapabilityKind, Table};
 
+use crate::compile::{Build, Code, Module};
 use crate::control::Counters;
-use crate::launch::Inheritance;
+use crate::launch::{Inheritance, Request};
 use crate::layout::Layout;
 use crate::network::{self, Control, Network, PlannedNetwork};
 use crate::output::Output;
@@ -30,14 +33,9 @@ use crate::plan::{PlannedFolder, open_folders};
 use crate::record::Status;
 use crate::relayed::Relaying;
 use crate::supervisor::clients::{self, Services};
-use crate::supervisor::{Event, Shared, Signal, Sink, restrict_paths, thread};
+use crate::supervisor::{Event, Shared, Signal, Sink, ending, restrict_paths, thread};
 use crate::{CellError, CellSpec};
 
-/// The largest module file, in bytes.
-const MODULE_BYTES_MAX: u64 = 64 << 20;
-/// The smallest module whose compiled form is kept, in bytes: to compile a smaller one takes
-/// some ten milliseconds at most.
-const CACHED_BYTES_MIN: usize = 64 << 10;
 /// The stack of the thread that runs the module.
 const STACK_BYTES: usize = 8 << 20;
 /// The holder's name in the capability table.
@@ -55,7 +53,9 @@ const REVOCABLE: [CapabilityKind; 7] = [
 
 /// An isolate that can be started.
 pub struct IsolatePlan {
-    admitted: Admitted,
+    code: Code,
+    /// With its engine made, so that the supervisor need not.
+    admission: Admission,
     folders: Vec<PlannedFolder>,
     /// `None`: its sockets reach nobody.
     pub(crate) network: Option<PlannedNetwork>,
@@ -65,32 +65,33 @@ pub struct IsolatePlan {
 }
 
 impl IsolatePlan {
-    /// Reads, checks and compiles the module against its grant.
-    pub fn new(layout: &Layout, spec: &CellSpec, caps: &CapabilitySet) -> Result<Self, CellError> {
+    /// Has the module checked against its grant and compiled.
+    pub fn new(
+        layout: &Layout,
+        spec: &CellSpec,
+        caps: &CapabilitySet,
+        request: &Request,
+    ) -> Result<Self, CellError> {
         refuse_vm_flags(spec)?;
         let path = Path::new(&spec.image);
-        let module = read_module(path)?;
-        let refused = |error| CellError::Module(format!("{}: {error}", path.display()));
-        let admission = admission(layout, module.len());
-        let admitted = admission.admit(&module, caps).map_err(refused)?;
+        let (policy, metering) = (Policy::default(), Metering::of(caps));
+        let admission = Admission::new(policy.clone());
+        let build = Build {
+            policy: &policy,
+            wanted: Use::Command,
+            metering,
+            caps,
+            deadline: request.deadline(caps),
+        };
+        let mut warm = Ok(());
+        let code =
+            build.compile(layout, &Module::read(path)?, || warm = admission.warm(metering))?;
+        warm.map_err(|error| CellError::Module(error.to_string()))?;
         let name = path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into());
         let args = std::iter::once(name).chain(spec.command.iter().cloned()).collect();
         let network = PlannedNetwork::new(spec, caps, Vec::new())?;
         let (folders, env) = (open_folders(caps)?, pairs(&spec.env));
-        Ok(Self { admitted, folders, network, args, env, place: Place::take()? })
-    }
-}
-
-/// Large modules are kept as they were compiled. Where that is not possible, they are compiled
-/// each time.
-fn admission(layout: &Layout, module_bytes: usize) -> Admission {
-    let admission = Admission::new(Policy::default());
-    if module_bytes < CACHED_BYTES_MIN {
-        return admission;
-    }
-    match Cache::open(&layout.compiled()) {
-        Ok(cache) => admission.with_cache(cache),
-        Err(_) => admission,
+        Ok(Self { code, admission, folders, network, args, env, place: Place::take()? })
     }
 }
 
@@ -119,24 +120,6 @@ fn refuse_vm_flags(spec: &CellSpec) -> Result<(), CellError> {
         ))),
         None => Ok(()),
     }
-}
-
-/// The bytes of the module file at `path`.
-///
-/// # Errors
-/// One that cannot be read or is larger than 64 MiB.
-pub fn read_module(path: &Path) -> Result<Vec<u8>, CellError> {
-    let what = || format!("cannot read the module {}", path.display());
-    let file = File::open(path).map_err(CellError::host(what()))?;
-    let mut module = Vec::new();
-    file.take(MODULE_BYTES_MAX + 1).read_to_end(&mut module).map_err(CellError::host(what()))?;
-    if module.len() as u64 > MODULE_BYTES_MAX {
-        return Err(CellError::Module(format!(
-            "{} is larger than {MODULE_BYTES_MAX} bytes",
-            path.display()
-        )));
-    }
-    Ok(module)
 }
 
 /// An isolate in its jail.
@@ -172,13 +155,14 @@ impl Reach {
     }
 }
 
-/// Opens what was granted, enters the jail and connects the standard streams. The caller has one
-/// thread.
+/// Opens what was granted, enters the jail, loads the module and connects the standard streams.
+/// The caller has one thread.
 pub(crate) fn start(
     inheritance: &Inheritance,
     plan: IsolatePlan,
     shared: &Shared,
     status: &mut Status,
+    deadline: Option<Instant>,
 ) -> Result<Running, CellError> {
     let network = plan.network.map(network::start).transpose()?;
     let (relaying, control) = network.map(Network::relay).transpose()?.unzip();
@@ -195,13 +179,15 @@ pub(crate) fn start(
         network: relaying.as_ref().map(Relaying::network),
         ..Spec::default()
     };
-    let ready = Isolate::prepare(&plan.admitted, &table, HOLDER, spec)
+    let opened = Isolate::open(plan.code.form, &table, HOLDER, spec)
         .map_err(|error| CellError::Module(error.to_string()))?;
     JailRoot::new(inheritance.record.directory())?.seal()?;
     nix::unistd::fchdir(&inheritance.record_dir)
         .map_err(|errno| CellError::host("cannot enter the record")(errno.into()))?;
     restrict_paths(inheritance, &plan.folders)?;
     status.times.jailed_us = inheritance.requested.elapsed().as_micros() as u64;
+    jail::restrict_calls(ThreadClass::Loading)?;
+    let ready = within(inheritance, deadline, || load(&plan.code, &plan.admission, opened))??;
     jail::restrict_calls(ThreadClass::Isolate)?;
     let pumps = vec![
         pump(streams.stdout.0, Kind::Stdout, &shared.output)?,
@@ -215,6 +201,48 @@ pub(crate) fn start(
         Reach { table: Mutex::new(table), memory_limit_bytes, network: Mutex::new(control) };
     let started = Some(Started { ready, pumps, network });
     Ok(Running { ready: Mutex::new(started), reach: Arc::new(reach), _place: plan.place })
+}
+
+/// Joins the code with what was opened; reads models. The first time that anything of a tenant's
+/// is looked into outside of the process that compiled it.
+fn load(code: &Code, admission: &Admission, opened: Opened) -> Result<Ready, CellError> {
+    // SAFETY: this process is in its jail by now (`start`): it can reach what the module was
+    // granted and its own record, no more, and is under the isolate's filter but for executable
+    // memory. Needed because code that was compiled elsewhere has no safe form.
+    let jailed = unsafe { Jailed::new() };
+    let refused = |error: &dyn std::fmt::Display| CellError::Module(error.to_string());
+    let compiled = Compiled::read(code.file.file());
+    let compiled = compiled.map_err(|error| refused(&format!("its compiled form: {error}")))?;
+    let admitted = admission.load("", &compiled, &jailed).map_err(|error| refused(&error))?;
+    opened.ready(&admitted).map_err(|error| refused(&error))
+}
+
+/// Does `work`, and ends the cell if it is not done by `deadline`.
+fn within<T>(
+    inheritance: &Inheritance,
+    deadline: Option<Instant>,
+    work: impl FnOnce() -> T,
+) -> Result<T, CellError> {
+    let Some(deadline) = deadline else { return Ok(work()) };
+    let (done, waits) = std::sync::mpsc::channel::<()>();
+    std::thread::scope(|scope| {
+        let watch = move || {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if waits.recv_timeout(left) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
+                // Nothing ends the other thread but the end of the process.
+                ending::fail(inheritance, &CellError::Deadline);
+                std::process::exit(125);
+            }
+        };
+        std::thread::Builder::new()
+            .name("deadline".to_owned())
+            .stack_size(256 << 10)
+            .spawn_scoped(scope, watch)
+            .map_err(CellError::host("cannot watch the deadline"))?;
+        let result = work();
+        drop(done);
+        Ok(result)
+    })
 }
 
 /// The module's streams as pipes, so that its output takes the same way as a

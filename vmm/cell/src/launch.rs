@@ -64,6 +64,12 @@ impl Request {
             .retain(|number| std::fs::symlink_metadata(format!("/proc/self/fd/{number}")).is_ok());
         Self { at: Instant::now(), foreign }
     }
+
+    /// When it has to be done, by the deadline of `caps`.
+    #[must_use]
+    pub fn deadline(&self, caps: &CapabilitySet) -> Option<Instant> {
+        caps.deadline().and_then(|limit| self.at.checked_add(limit))
+    }
 }
 
 /// Starts `workload` under a new supervisor. The caller must have one thread.

@@ -7,6 +7,7 @@
 
 mod command;
 pub mod commit;
+pub mod compile;
 pub mod control;
 mod disk;
 pub mod end;

@@ -11,7 +11,7 @@ mod terminal;
 use exocell_cell::vmm::jail::stage::{self, Stage};
 
 /// What this executable does in jailed processes.
-const STAGES: &[&[Stage]] = &[];
+const STAGES: &[&[Stage]] = &[&[exocell_cell::compile::STAGE, commands::EXPLAIN]];
 
 fn main() -> std::process::ExitCode {
     if let Some(code) = stage::entered(STAGES) {

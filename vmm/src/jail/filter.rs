@@ -100,7 +100,7 @@ impl ThreadClass {
             Self::Credit => &[SUPERVISOR, CREDIT],
             Self::Control => &[SUPERVISOR, CONTROL],
             Self::Isolate => &[SUPERVISOR, CONTROL, FOLDER, TURNS, PAIRS],
-            Self::Loading => &[CODE, SUPERVISOR, CONTROL, FOLDER, TURNS, PAIRS],
+            Self::Loading => &[NARROWER, CODE, SUPERVISOR, CONTROL, FOLDER, TURNS, PAIRS],
             Self::Compile => &[CODE, STAGE],
         }
     }
@@ -551,6 +551,17 @@ const CONTROL: &[Rule] = rules! {
     unlinkat Any, "removes the cell's own record";
     fsync Any, "the cell's status";
     rt_sigaction Any, "no handlers are inherited by session threads";
+};
+
+/// A narrower list follows.
+const NARROWER: &[Rule] = rules! {
+    seccomp OneOf(0, &[libc::SECCOMP_SET_MODE_FILTER as u64]), "confines itself further";
+    prctl OneOf(0, &[
+        libc::PR_SET_NAME as u64,
+        libc::PR_SET_VMA as u64,
+        libc::PR_SET_NO_NEW_PRIVS as u64,
+        libc::PR_SET_SECCOMP as u64,
+    ]), "thread and heap names; confines itself further";
 };
 
 /// Compiled code becomes part of the process.

@@ -10,7 +10,7 @@
 
 pub(crate) mod clients;
 mod credit;
-mod ending;
+pub(crate) mod ending;
 mod guest;
 mod input;
 mod memory;
@@ -119,7 +119,8 @@ fn run(inheritance: &mut Inheritance, workload: Workload, host_pid: i32) -> Resu
             Running::Vm(guest.map_err(|error| or_deadline(error, deadline))?)
         }
         Workload::Isolate(plan) => {
-            Running::Isolate(crate::isolate::start(inheritance, *plan, &shared, &mut status)?)
+            let isolate = crate::isolate::start(inheritance, *plan, &shared, &mut status, deadline);
+            Running::Isolate(isolate?)
         }
     };
     clients::serve(inheritance, &shared, workload.services())?;

@@ -2,22 +2,30 @@
 
 use std::path::Path;
 
+use exocell_cell::CellError;
+use exocell_cell::compile::{Module, given_bytes};
 use exocell_cell::exovisor::{Admission, Import, ModuleLimits, Requirement};
+use exocell_cell::vmm::jail::ThreadClass;
+use exocell_cell::vmm::jail::stage::{Fault, Given, Limits, Order, Stage, Task};
 use exocell_cell::xgate::CapabilitySet;
-use exocell_cell::{CellError, isolate};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
+
+/// Who reads the module.
+pub const STAGE: Stage = Stage { name: "explain", class: ThreadClass::Stage, work };
+/// The longest answer: of a module that imports as much as it may.
+const ANSWER_BYTES_MAX: usize = 64 << 20;
 
 /// One import of a module.
-#[derive(Serialize)]
+#[derive(Serialize, Deserialize)]
 struct Row {
     /// Of a component's import its package, which is in its name again.
     module: String,
     name: String,
     /// The tier in Khronos' table, from "1" (what a language needs to start) to "3" (files and
     /// sockets); "unknown": no such import exists, and a call of it traps.
-    tier: &'static str,
+    tier: String,
     /// What a call does outside the isolate; empty if unknown.
-    effect: &'static str,
+    effect: String,
     /// The capabilities of which one is needed.
     needs: Vec<String>,
     /// Whether the table grants it.
@@ -26,15 +34,26 @@ struct Row {
 
 /// The imports of the module at `path` under `caps`, for people or programs.
 pub fn module(path: &Path, caps: &CapabilitySet, json: bool) -> Result<String, CellError> {
-    let bytes = isolate::read_module(path)?;
-    let found = Admission::requirements(&bytes, &ModuleLimits::default());
-    let found = found.map_err(|error| CellError::Module(format!("{}: {error}", path.display())))?;
-    let rows: Vec<Row> = found.into_iter().map(|import| row(import, caps)).collect();
+    let module = Module::read(path)?;
+    let limits = Limits { answer_bytes: ANSWER_BYTES_MAX, ..Limits::of_memory(0) };
+    let order = Order::new(STAGE.name, vec![Given::file(module.bytes())], limits);
+    let rows: Vec<Row> = module.within(order, caps, None, &caps.to_json(), || ())?;
     if json {
         return serde_json::to_string_pretty(&rows)
             .map_err(|error| CellError::host("cannot write JSON")(error.into()));
     }
     Ok(table(&rows))
+}
+
+/// What the stage does.
+fn work(task: &mut Task) -> Result<Vec<u8>, Fault> {
+    let broken = |error: &dyn std::fmt::Display| Fault::Jail(error.to_string());
+    let caps = CapabilitySet::parse(&task.request::<String>()?, Path::new("/"));
+    let caps = caps.map_err(|error| broken(&error))?;
+    let found = Admission::requirements(&given_bytes(task)?, &ModuleLimits::default());
+    let found = found.map_err(|error| Fault::Input(error.to_string()))?;
+    let rows: Vec<Row> = found.into_iter().map(|import| row(import, &caps)).collect();
+    serde_json::to_vec(&rows).map_err(|error| broken(&error))
 }
 
 impl Row {
@@ -52,7 +71,7 @@ fn row(found: Requirement, caps: &CapabilitySet) -> Row {
     let needs = import.map_or(&[][..], |import| import.needs);
     let needs = needs.iter().map(|kind| kind.name().to_owned()).collect();
     let granted = import.is_some_and(|import| import.is_granted(caps));
-    Row { module, name, tier, effect, needs, granted }
+    Row { module, name, tier: tier.to_owned(), effect: effect.to_owned(), needs, granted }
 }
 
 fn words(import: &Import) -> (&'static str, &'static str) {
@@ -63,16 +82,19 @@ fn table(rows: &[Row]) -> String {
     if rows.is_empty() {
         return "it imports nothing".to_owned();
     }
-    let width = rows.iter().map(|row| row.name.len()).max().unwrap_or(0).max(6);
+    // Names are the module's own.
+    let shown = |name: &str| name.escape_debug().to_string();
+    let width = rows.iter().map(|row| shown(&row.name).len()).max().unwrap_or(0).max(6);
     let mut lines = vec![format!("{:width$}  TIER       EFFECT    GRANTED  NEEDS", "IMPORT")];
     lines.extend(rows.iter().map(|row| {
-        let needs = match row.tier {
-            "unknown" => format!("nobody has {}: a call of it traps", row.full_name()),
+        let needs = match row.tier.as_str() {
+            "unknown" => format!("nobody has {}: a call of it traps", shown(&row.full_name())),
             _ if row.needs.is_empty() => "nothing".to_owned(),
             _ => row.needs.join(" or "),
         };
         let granted = if row.granted { "yes" } else { "no" };
-        format!("{:width$}  {:9}  {:8}  {granted:7}  {needs}", row.name, row.tier, row.effect)
+        let name = shown(&row.name);
+        format!("{name:width$}  {:9}  {:8}  {granted:7}  {needs}", row.tier, row.effect)
     }));
     lines.join("\n")
 }

@@ -1,8 +1,9 @@
 //! `exocell module`: what `exocell serve --http` serves.
 
-use std::fs;
 use std::path::Path;
 
+use exocell_cell::compile::{Build, Module};
+use exocell_cell::exovisor::{Metering, Policy, Use};
 use exocell_cell::parent::Parent;
 use exocell_cell::xgate::CapabilitySet;
 use exocell_cell::{CellError, Layout};
@@ -21,7 +22,7 @@ pub fn module(layout: &Layout, command: ModuleCommand) -> Result<u8, CellError> 
     let store = store(layout)?;
     match command {
         ModuleCommand::Add { tenant, caps, name, file } => {
-            add(&store, &tenant, caps.as_deref(), &name, &file)?;
+            add(layout, &store, &tenant, caps.as_deref(), &name, &file)?;
         }
         ModuleCommand::Ls { json } => list(&store.list().map_err(refused)?, json)?,
         ModuleCommand::Rm { names } => {
@@ -45,6 +46,7 @@ fn refused(error: StoreError) -> CellError {
 }
 
 fn add(
+    layout: &Layout,
     store: &ModuleStore,
     tenant: &str,
     caps: Option<&Path>,
@@ -59,9 +61,20 @@ fn add(
         Some(parent) => caps.within(&parent.most)?,
         None => caps,
     };
-    let unread = CellError::host(format!("cannot read the module {}", file.display()));
-    let module = fs::read(file).map_err(unread)?;
-    if let Some(key) = store.add(name, tenant, &module, &caps).map_err(refused)?.key {
+    let module = Module::read(file)?;
+    let policy = Policy::default();
+    let build = Build {
+        policy: &policy,
+        wanted: Use::Functions,
+        metering: Metering::of(&caps),
+        caps: &caps,
+        deadline: None,
+    };
+    // What comes of it is for this machine as it is now; what counts is that it compiles.
+    build.compile(layout, &module, || ())?;
+    let bytes = module.bytes().read();
+    let bytes = bytes.map_err(CellError::host("cannot read a file in memory"))?;
+    if let Some(key) = store.add(name, tenant, &bytes, &caps).map_err(refused)?.key {
         say!("{key}");
     }
     Ok(())

@@ -40,7 +40,9 @@ pub fn run(layout: &Layout, args: RunArgs) -> Result<u8, CellError> {
         Strength::Vm => {
             Workload::Vm(Box::new(VmPlan::new(layout, &spec, &caps, terminal::size(), secrets)?))
         }
-        Strength::Isolate => Workload::Isolate(Box::new(IsolatePlan::new(layout, &spec, &caps)?)),
+        Strength::Isolate => {
+            Workload::Isolate(Box::new(IsolatePlan::new(layout, &spec, &caps, &request)?))
+        }
     };
     let started = Started::from(launch::launch(layout, spec, caps, workload, request)?);
     show(layout, &started, detach, (interactive, tty, json))
