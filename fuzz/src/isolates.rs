@@ -27,6 +27,7 @@ fn gate() -> &'static Admission {
             depth: 8,
             instances: 32,
             items: 10_000,
+            ..ModuleLimits::default()
         };
         let pool = Pool { isolates: 32, stacks: 32, ..Pool::default() };
         Admission::new(Policy { modules, ..Policy::pooled(pool) })
