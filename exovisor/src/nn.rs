@@ -13,6 +13,7 @@ use exocell_xgate::{Capability, Live, Scope};
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Read;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
@@ -91,7 +92,12 @@ impl Unread {
         else {
             return Ok(None);
         };
-        let (name, path, file) = (name.to_owned(), path.clone(), File::open(path)?);
+        // What is no file may have no end, or not even a beginning.
+        let file = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
+        if !file.metadata()?.is_file() {
+            return Err(ReadError::Host(std::io::Error::other("it is no file")));
+        }
+        let (name, path) = (name.to_owned(), path.clone());
         Ok(Some(Self { name, path, file, live: capability.live() }))
     }
 

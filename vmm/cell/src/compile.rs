@@ -11,6 +11,7 @@
 
 use std::fs::File;
 use std::io::{self, Read};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -55,7 +56,12 @@ impl Module {
     /// One that cannot be read or is larger than 64 MiB.
     pub fn read(path: &Path) -> Result<Self, CellError> {
         let what = || format!("cannot read the module {}", path.display());
-        let file = File::open(path).map_err(CellError::host(what()))?;
+        // What is no file may have no end, or not even a beginning.
+        let file = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path);
+        let file = file.map_err(CellError::host(what()))?;
+        if !file.metadata().map_err(CellError::host(what()))?.is_file() {
+            return Err(CellError::Module(format!("{} is no file", path.display())));
+        }
         let mut hash = Sha256::new();
         let bytes = Sealed::copy(file, MODULE_BYTES_MAX, |piece| hash.update(piece));
         let bytes = bytes.map_err(|error| {

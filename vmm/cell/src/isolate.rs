@@ -20,7 +20,7 @@ use exocell_exovisor::{
     Stopper, Use,
 };
 use exocell_vmm::jail::{self, JailRoot, ThreadClass};
-use exocell_xgate::{CapabilitySet, Kind as CapabilityKind, Table};
+use exocell_xgate::{CapabilitySet, Kind as CapabilityKind, Rights, Table};
 
 use crate::compile::{Build, Code, Module};
 use crate::control::Counters;
@@ -38,6 +38,12 @@ use crate::{CellError, CellSpec};
 
 /// The stack of the thread that runs the module.
 const STACK_BYTES: usize = 8 << 20;
+/// What a supervisor may take of its own, in bytes: its engine, streams, buffers, stacks.
+const OWN_BYTES: u64 = 256 << 20;
+/// What it may take for each of a module's threads, in bytes: a stack of 1 MiB, and its store.
+const THREAD_BYTES: u64 = 5 << 18;
+/// What it may take for a model as it is made ready and computed, in bytes.
+const MODEL_MEMORY_BYTES: u64 = 1 << 30;
 /// The holder's name in the capability table.
 const HOLDER: &str = "cell";
 /// What it can lose while it runs: all that hostcalls ask for.
@@ -185,6 +191,11 @@ pub(crate) fn start(
     nix::unistd::fchdir(&inheritance.record_dir)
         .map_err(|errno| CellError::host("cannot enter the record")(errno.into()))?;
     restrict_paths(inheritance, &plan.folders)?;
+    // Files of the operator's stay open to it as they are to him, and that is all.
+    jail::forgo_capabilities();
+    jail::keep_capabilities(&[jail::Capability::DacOverride, jail::Capability::Fowner])
+        .map_err(CellError::host("cannot give up capabilities"))?;
+    limit_memory(&inheritance.caps, plan.code.file.bytes())?;
     status.times.jailed_us = inheritance.requested.elapsed().as_micros() as u64;
     jail::restrict_calls(ThreadClass::Loading)?;
     let ready = within(inheritance, deadline, || load(&plan.code, &plan.admission, opened))??;
@@ -201,6 +212,30 @@ pub(crate) fn start(
         Reach { table: Mutex::new(table), memory_limit_bytes, network: Mutex::new(control) };
     let started = Some(Started { ready, pumps, network });
     Ok(Running { ready: Mutex::new(started), reach: Arc::new(reach), _place: plan.place })
+}
+
+/// Bounds what this process may take, whatever becomes of it: the accounting of its memory is code
+/// beside the module's own.
+fn limit_memory(caps: &CapabilitySet, code_bytes: u64) -> Result<(), CellError> {
+    let threads = u64::from(caps.process_max().unwrap_or(1));
+    // Layers over folders are held in memory; without one there is nothing to hold.
+    let has_layers = caps.folders().iter().any(|folder| folder.rights.contains(Rights::OVERLAY));
+    let layers_bytes = caps.disk_bytes().filter(|_| has_layers).unwrap_or(0);
+    let granted = [
+        caps.memory_bytes().unwrap_or(0),
+        layers_bytes,
+        (caps.models().len() as u64).saturating_mul(MODEL_MEMORY_BYTES),
+        threads.saturating_mul(THREAD_BYTES),
+        // As it is read, and where it comes to lie.
+        code_bytes.saturating_mul(2),
+    ];
+    let most = granted.into_iter().fold(OWN_BYTES, u64::saturating_add);
+    let resource = nix::sys::resource::Resource::RLIMIT_DATA;
+    let (_, allowed) = nix::sys::resource::getrlimit(resource)
+        .map_err(|errno| CellError::host("cannot read limits")(errno.into()))?;
+    let most = most.min(allowed);
+    nix::sys::resource::setrlimit(resource, most, most)
+        .map_err(|errno| CellError::host("cannot limit memory")(errno.into()))
 }
 
 /// Joins the code with what was opened; reads models. The first time that anything of a tenant's

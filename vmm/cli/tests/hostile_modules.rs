@@ -171,6 +171,25 @@ fn other_commands_that_take_modules_are_bounded_too() {
     assert!(told.text().contains("[31mred") && !told.text().contains('\x1b'), "{}", told.text());
 }
 
+#[test]
+fn what_is_no_file_is_refused_and_not_waited_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("pipe.wasm");
+    nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).unwrap();
+    for path in [text(&path), text(dir.path()), "/dev/zero"] {
+        let flags = ["run", "--rm", "--strength", "isolate", path];
+        run(flags).exited(125).complains_of(&[path, "is no file"]);
+    }
+    let (_dir, module) = file("a.wat", b"(module (func (export \"_start\")))");
+    let table = dir.path().join("table.toml");
+    let grant =
+        "version = 1\n[memory]\nlimit = \"16M\"\n[[model]]\nname = \"m\"\nfile = \"pipe.wasm\"\n";
+    std::fs::write(&table, grant).unwrap();
+    run(["run", "--rm", "--caps", text(&table), text(&module)])
+        .exited(125)
+        .complains_of(&["pipe.wasm", "is no file"]);
+}
+
 /// Whose code makes it: the process that compiles dies with the command.
 #[test]
 fn a_command_that_is_killed_leaves_no_compiler() {

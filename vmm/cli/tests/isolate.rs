@@ -205,3 +205,26 @@ fn inference_needs_a_model_of_the_table() {
     let told = run(["caps", "explain", text(&table)]).ok();
     assert!(told.text().contains("model:m"), "{}", told.text());
 }
+
+/// What runs a module's native code has next to nothing, should it be taken over.
+#[test]
+fn the_process_of_an_isolate_has_few_capabilities_and_bounded_memory() {
+    let (_dir, path) = module("", FOREVER);
+    let cell = Cell { name: unique("bounded") };
+    run(["run", "-d", "-m", "16m", "--name", &cell.name, text(&path)]).ok();
+    let of = |file: &str| {
+        std::fs::read_to_string(format!("/proc/{}/{file}", cell.supervisor())).unwrap()
+    };
+    let status = of("status");
+    let set = |name: &str| {
+        let bits = status.lines().find_map(|line| line.strip_prefix(name)).unwrap();
+        u64::from_str_radix(bits.trim(), 16).unwrap()
+    };
+    // CAP_DAC_OVERRIDE and CAP_FOWNER.
+    assert_eq!((set("CapEff:"), set("CapPrm:"), set("CapBnd:")), (0b1010, 0b1010, 0), "{status}");
+    let limits = of("limits");
+    let data = limits.lines().find_map(|line| line.strip_prefix("Max data size")).unwrap();
+    let data: u64 = data.split_whitespace().next().unwrap().parse().unwrap();
+    assert!(data < 1 << 30, "{limits}");
+    run(["kill", &cell.name]).ok();
+}

@@ -14,12 +14,14 @@
 pub mod filter;
 pub mod namespaces;
 mod paths;
+mod privileges;
 pub mod root;
 pub mod stage;
 
 pub use filter::{ThreadClass, restrict_calls};
 pub use namespaces::{HostNetwork, IdentityMap, Spawned, leave_network, spawn};
 pub use paths::{PathAccess, PathGrant, landlock_abi, restrict_paths, restrict_to_sockets};
+pub use privileges::{Capability, forgo_capabilities, keep_capabilities};
 pub use root::JailRoot;
 
 use std::io;

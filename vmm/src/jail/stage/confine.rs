@@ -14,8 +14,8 @@ use nix::unistd::{Gid, Uid, setgroups, setresgid, setresuid, setsid};
 use super::Stage;
 use super::warden::Settings;
 use crate::jail::{
-    IdentityMap, JailRoot, PathAccess, PathGrant, restrict_calls, restrict_paths,
-    restrict_to_sockets,
+    IdentityMap, JailRoot, PathAccess, PathGrant, forgo_capabilities, keep_capabilities,
+    restrict_calls, restrict_paths, restrict_to_sockets,
 };
 
 /// Where the empty root is mounted while it is made: it is there on every host.
@@ -43,7 +43,7 @@ pub(super) fn confine(
     if map == IdentityMap::CallerAndCell && !settings.keeps_id {
         step("cannot become nobody", become_other())?;
     }
-    step("cannot drop capabilities", drop_capabilities())?;
+    step("cannot drop capabilities", keep_capabilities(&[]))?;
     // A change of ids takes the signal away (prctl(2)).
     step("cannot be bound to its warden", die_with(warden))?;
     step("cannot limit resources", limit(settings, mapped_bytes))?;
@@ -88,35 +88,6 @@ fn become_other() -> io::Result<()> {
     let (gid, uid) = (Gid::from_raw(OTHER_ID), Uid::from_raw(OTHER_ID));
     setresgid(gid, gid, gid)?;
     Ok(setresuid(uid, uid, uid)?)
-}
-
-/// Empties the bounding set: no capability comes back (capabilities(7)).
-fn forgo_capabilities() {
-    // Up to the last one that this host has.
-    for capability in 0..64 {
-        // SAFETY: prctl(2) PR_CAPBSET_DROP takes an integer. Needed because nix has no word for it.
-        if unsafe { libc::prctl(libc::PR_CAPBSET_DROP, capability, 0, 0, 0) } != 0 {
-            break;
-        }
-    }
-}
-
-/// Gives up all capabilities that this process has.
-fn drop_capabilities() -> io::Result<()> {
-    /// `struct __user_cap_header_struct` of linux/capability.h.
-    #[repr(C)]
-    struct Header {
-        version: u32,
-        pid: libc::c_int,
-    }
-    /// _LINUX_CAPABILITY_VERSION_3: two words for each of three sets.
-    const VERSION: u32 = 0x2008_0522;
-    let header = Header { version: VERSION, pid: 0 };
-    let none = [0_u32; 6];
-    // SAFETY: header and sets have the sizes of their version and outlive the call, which changes
-    // this thread's credentials only. Needed because nix has no word for it.
-    let done = unsafe { libc::syscall(libc::SYS_capset, &raw const header, none.as_ptr()) };
-    if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 fn limit(settings: &Settings, mapped_bytes: u64) -> io::Result<()> {
