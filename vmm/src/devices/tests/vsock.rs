@@ -38,8 +38,12 @@ fn vsock() -> Stream {
     let memory = memory_file(true);
     let mut devices = DeviceLoop::new(&memory).unwrap();
     let (send, accepted) = mpsc::channel();
-    let accept: VsockListener = Box::new(move |stream| send.send(stream).unwrap());
-    let config = VsockConfig { listeners: HashMap::from([(80, accept)]), connections_max: 2 };
+    let accept = |port| -> (u32, VsockListener) {
+        let send = send.clone();
+        (port, Box::new(move |stream| send.send(stream).unwrap()))
+    };
+    let listeners = HashMap::from([80, 82, 83].map(accept));
+    let config = VsockConfig { listeners, connections_max: 2 };
     let (handle, metrics) = devices.add_vsock(listener, config).unwrap();
     let running = Running::new(devices);
     let guest = Guest::start(&path, &memory, 3);
@@ -162,12 +166,64 @@ fn refused_streams_are_reset_and_closed() {
     stream.control((1, 80), 5, 0);
     assert_eq!(stream.receive(), ((1, 80), 3, 0, vec![]), "no such stream");
     let _first = stream.open((1, 80));
-    let _second = stream.open((2, 80));
-    stream.control((3, 80), 1, 0);
-    assert_eq!(stream.receive(), ((3, 80), 3, 0, vec![]), "too many");
+    let _second = stream.open((2, 82));
+    stream.control((3, 83), 1, 0);
+    assert_eq!(stream.receive(), ((3, 83), 3, 0, vec![]), "too many");
     stream.control((1, 80), 1, 0);
     assert_eq!(stream.receive(), ((1, 80), 3, 0, vec![]), "open already");
     assert_eq!(stream.metrics.refused.get(), 2);
+}
+
+/// Whoever comes after the guest's init finds no port of the host's open.
+#[test]
+fn a_port_of_the_host_takes_one_stream() {
+    let mut stream = vsock();
+    let first = stream.open((1, 80));
+    stream.control((2, 80), 1, 0);
+    assert_eq!(stream.receive(), ((2, 80), 3, 0, vec![]));
+    drop(first);
+    stream.control((1, 80), 3, 0);
+    wait_for(&stream.metrics.closed, 1);
+    for guest_port in [1, 3, 1023] {
+        stream.control((guest_port, 80), 1, 0);
+        loop {
+            let (ports, op, ..) = stream.receive();
+            if ports == (guest_port, 80) && op == 3 {
+                break;
+            }
+        }
+    }
+    assert!(stream.accepted.try_recv().is_err(), "nobody was let in");
+}
+
+#[test]
+fn resets_that_a_guest_provokes_keep_no_packet_of_the_hosts_back() {
+    let mut stream = vsock();
+    for guest_port in 0..200 {
+        stream.control((guest_port, 9999), 1, 0);
+    }
+    let _host = stream.handle.connect(5000).unwrap();
+    // Only the guest's next doorbell tells the device that there is room.
+    let ops: Vec<u16> = (0..6).map(|_| stream.receive().1).collect();
+    assert!(ops.contains(&1), "the host's request is among the first: {ops:?}");
+}
+
+#[test]
+fn a_guest_that_ends_no_stream_uses_none_of_the_hosts_up() {
+    let mut stream = vsock();
+    for _ in 0..10 {
+        let host = stream.handle.connect(5000).unwrap();
+        let ports = loop {
+            let (ports, op, ..) = stream.receive();
+            if op == 1 {
+                break ports;
+            }
+        };
+        // Accepted, and never heard of again: no credit, no answer to the end.
+        stream.control(ports, 2, 0);
+        drop(host);
+    }
+    assert_eq!(stream.metrics.opened.get(), 10);
 }
 
 #[test]

@@ -66,6 +66,8 @@ pub(super) struct Connection {
     guest_receives: bool,
     host_receives: bool,
     host_ended: bool,
+    /// The host program has closed its end altogether.
+    host_gone: bool,
     readable: bool,
     shutdown_told: u32,
     sent: u32,
@@ -111,6 +113,7 @@ impl Connection {
             guest_receives: true,
             host_receives: true,
             host_ended: false,
+            host_gone: false,
             readable: true,
             shutdown_told: 0,
             sent: 0,
@@ -218,6 +221,17 @@ impl Connection {
         let lost = self.backlog.len();
         self.backlog = VecDeque::new();
         self.took(lost);
+    }
+
+    /// The host program has closed both directions.
+    pub fn host_left(&mut self) {
+        self.host_gone = true;
+        self.host_stopped_receiving();
+    }
+
+    /// Whether nobody but the guest has to do with the stream.
+    pub fn host_is_gone(&self) -> bool {
+        self.host_gone
     }
 
     /// Gives the backlog to the host program as far as it takes it.

@@ -28,13 +28,15 @@ pub const HOST_CID: u64 = 2;
 /// Streams alive at once unless the configuration says otherwise.
 pub const CONNECTIONS_MAX: usize = 256;
 
-/// Takes the host's end of a stream that the guest opened; called on the device
+/// Takes the host's end of the stream that the guest opened; called on the device
 /// thread, so it must not wait.
-pub type VsockListener = Box<dyn FnMut(UnixStream) + Send>;
+pub type VsockListener = Box<dyn FnOnce(UnixStream) + Send>;
 
 /// What the guest may reach.
 pub struct VsockConfig {
-    /// Host ports the guest may connect to; every other port is refused.
+    /// Host ports the guest may connect to, each once: by the guest's init, before
+    /// programs run. Every other port is refused, and so is a port that was connected
+    /// to. All other streams are thus the host's.
     pub listeners: HashMap<u32, VsockListener>,
     /// Streams alive at once, in both directions together. Each holds up to
     /// 256 KiB for a host program that does not read.

@@ -27,6 +27,9 @@ pub(super) struct Table {
     slots: HashMap<Ports, u32>,
     ready: VecDeque<u32>,
     resets: VecDeque<Ports>,
+    /// The last packet was a reset: a guest that asks for many keeps none of the
+    /// host's packets back.
+    reset_last: bool,
     next_slot: u32,
     next_port: u32,
     listeners: HashMap<u32, VsockListener>,
@@ -41,6 +44,7 @@ impl Table {
             slots: HashMap::new(),
             ready: VecDeque::new(),
             resets: VecDeque::new(),
+            reset_last: false,
             next_slot: 0,
             next_port: FIRST_HOST_PORT,
             listeners: config.listeners,
@@ -70,6 +74,9 @@ impl Table {
     fn insert(&mut self, connection: Connection, ops: &mut EventOps<'_>) -> bool {
         let slot = self.next_slot;
         let events = watch(slot, &connection.stream, EventSet::empty());
+        if self.connections.len() >= self.limit {
+            self.evict(ops);
+        }
         let full = self.connections.len() >= self.limit || self.connections.contains_key(&slot);
         if full || ops.add(events).is_err() {
             self.metrics.refused.inc();
@@ -81,6 +88,15 @@ impl Table {
         self.metrics.opened.inc();
         self.settle(slot, ops);
         true
+    }
+
+    /// Ends the oldest stream that the host has closed and the guest has not: a guest
+    /// that ends nothing uses up no streams.
+    fn evict(&mut self, ops: &mut EventOps<'_>) {
+        let left = self.connections.iter().filter(|(_, connection)| connection.host_is_gone());
+        if let Some(slot) = left.map(|(slot, _)| *slot).min() {
+            self.abort(slot, ops);
+        }
     }
 
     fn remove(&mut self, slot: u32, ops: &mut EventOps<'_>) {
@@ -150,7 +166,7 @@ impl Table {
             connection.drain();
         }
         if set.intersects(EventSet::HANG_UP | EventSet::ERROR) {
-            connection.host_stopped_receiving();
+            connection.host_left();
             if connection.phase == Phase::Connecting {
                 return self.abort(slot, ops);
             }
@@ -241,7 +257,7 @@ impl Table {
         if !self.insert(Connection::accepted(request, ours), ops) {
             return self.reset(request.ports);
         }
-        if let Some(listener) = self.listeners.get_mut(&request.ports.host) {
+        if let Some(listener) = self.listeners.remove(&request.ports.host) {
             listener(theirs);
         }
     }
@@ -267,7 +283,9 @@ impl Table {
     /// more; returns its bytes, or `None` where the next stream has nothing.
     pub fn fill(&mut self, mut room: Buffers<'_>, ops: &mut EventOps<'_>) -> Option<u32> {
         let header = room.take(HEADER_BYTES);
-        let reply = match self.resets.pop_front() {
+        self.reset_last = !self.resets.is_empty() && (self.ready.is_empty() || !self.reset_last);
+        let reset = if self.reset_last { self.resets.pop_front() } else { None };
+        let reply = match reset {
             Some(ports) => Reply::reset(ports),
             None => self.produce(room, ops)?,
         };
