@@ -2,17 +2,16 @@
 //!
 //! The peer is a hostile guest. Every frame is checked, one frame of at most
 //! [`FRAME_BYTES_MAX`](crate::FRAME_BYTES_MAX) is held at a time, whatever the
-//! protocol does not allow is an error, and text from the guest is cleaned of
-//! control characters before it can reach a terminal. A guest that sends
-//! nothing is bounded by the caller: set a read timeout on the stream, or shut
-//! it down.
+//! protocol does not allow is an error, and text from the guest is made printable
+//! before it can reach a terminal. How long a guest may take is the caller's to
+//! say: by a stream that is [`Patient`](crate::Patient).
 
 use std::io::{self, Read, Write};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::{
     Boot, BootTimes, Exec, FailureKind, Frame, FrameError, FrameReader, FrameWriter, GuestStats,
-    Kind, Reply, Request, TtySize,
+    Kind, Reply, Request, TtySize, printable,
 };
 
 /// The longest text of the guest's that an error repeats, in characters.
@@ -54,10 +53,9 @@ impl ClientError {
     }
 }
 
-/// `text` without control characters and at most [`MESSAGE_CHARS_MAX`] long.
-fn cleaned(text: &str) -> String {
-    let plain = text.chars().map(|c| if c.is_control() { ' ' } else { c });
-    plain.take(MESSAGE_CHARS_MAX).collect()
+/// A guest's message, fit to be shown: at most [`MESSAGE_CHARS_MAX`] long.
+pub fn cleaned(text: &str) -> String {
+    printable(text).chars().take(MESSAGE_CHARS_MAX).collect()
 }
 
 /// The reply in `frame`; `Reply::Failed` becomes an error.
@@ -321,6 +319,11 @@ pub enum ExecEvent {
 pub struct ExecOutput<R>(FrameReader<R>);
 
 impl<R: Read> ExecOutput<R> {
+    /// What comes on `stream` after the program's start was told.
+    pub fn new(stream: R) -> Self {
+        Self(FrameReader::new(stream))
+    }
+
     /// The stream underneath, for a timeout or a shutdown.
     pub fn get_ref(&self) -> &R {
         self.0.get_ref()

@@ -66,7 +66,10 @@ impl Frame {
 #[derive(Debug, thiserror::Error)]
 pub enum FrameError {
     #[error("the agent stream failed: {0}")]
-    Io(#[from] io::Error),
+    Io(io::Error),
+    /// Of a stream that is waited for only so long ([`crate::Patient`]).
+    #[error("{0}")]
+    NoAnswer(io::Error),
     #[error("the agent stream ended in the middle of a frame")]
     Truncated,
     #[error("a frame of kind {0} is not known")]
@@ -77,6 +80,15 @@ pub enum FrameError {
     Json(serde_json::Error),
     #[error("expected a frame of kind {expected:?}, got {got:?}")]
     Unexpected { expected: Kind, got: Kind },
+}
+
+impl From<io::Error> for FrameError {
+    fn from(error: io::Error) -> Self {
+        match error.kind() {
+            io::ErrorKind::TimedOut => Self::NoAnswer(error),
+            _ => Self::Io(error),
+        }
+    }
 }
 
 /// Reads frames off a stream.

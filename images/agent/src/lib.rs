@@ -34,12 +34,16 @@
 pub mod client;
 mod frame;
 mod message;
+mod patience;
+mod text;
 
 pub use frame::{Frame, FrameError, FrameReader, FrameWriter, Kind};
 pub use message::{
     Boot, BootTimes, Exec, FailureKind, FolderMount, GateStats, GuestStats, IsolatesSetup,
     NetworkSetup, PagerStats, Pressure, Reply, Request, TtySize,
 };
+pub use patience::{ANSWER_MAX, Patient, TRANSFER_MAX};
+pub use text::{printable, printable_lines};
 
 /// The vsock port on the host (CID 2) that the guest init connects to once.
 pub const CONTROL_PORT: u32 = 1024;

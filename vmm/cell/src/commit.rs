@@ -4,6 +4,7 @@
 use std::io::{self, PipeReader, Read};
 use std::sync::mpsc::{Receiver, channel};
 
+use exocell_agent::TRANSFER_MAX;
 use exocell_agent::client::{self, ClientError};
 use exocell_images::{ImageRecord, ImportLimits, Progress, Reference, Store};
 
@@ -28,7 +29,7 @@ pub fn commit(
 ) -> Result<ImageRecord, CellError> {
     let store = Store::open(layout.images())?;
     let config = store.resolve(from)?.config;
-    let stream = Client::connect(record)?.guest_stream()?;
+    let stream = Client::connect(record)?.guest_stream()?.within(TRANSFER_MAX);
     let (read, mut write) = io::pipe().map_err(CellError::host("cannot make a pipe"))?;
     let (say, outcome) = channel();
     let mut layer = Layer { read, outcome };

@@ -10,12 +10,22 @@
 use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::time::Duration;
 
-use exocell_agent::{Exec, FrameReader, FrameWriter, Kind};
-use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, UnixAddr, recvmsg, sendmsg};
+use exocell_agent::{ANSWER_MAX, Exec, FrameReader, FrameWriter, Kind, Patient};
+use nix::sys::socket::{
+    AddressFamily, ControlMessage, ControlMessageOwned, MsgFlags, SockFlag, SockType, UnixAddr,
+    connect, recvmsg, sendmsg, setsockopt, socket, sockopt,
+};
+use nix::sys::time::TimeVal;
 use serde::{Deserialize, Serialize};
 
 use crate::{CellError, CellSpec, Record};
+
+/// How long a supervisor may take for what it does by itself.
+const SUPERVISOR_MAX: Duration = Duration::from_secs(10);
+/// How long for what it has to ask the guest for, each part of which is bounded there.
+const THROUGH_GUEST_MAX: Duration = Duration::from_secs(25);
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
@@ -67,6 +77,16 @@ pub enum ControlRequest {
     /// Make a warm cell one of the asker's, and run a program in it. The
     /// connection goes on as the program's session, the asker its operator.
     Take(Box<Order>),
+}
+
+impl ControlRequest {
+    /// How long the answer may take.
+    fn limit(&self) -> Duration {
+        match self {
+            Self::Memory { .. } | Self::Revoke { .. } | Self::Signal { .. } => THROUGH_GUEST_MAX,
+            _ => SUPERVISOR_MAX,
+        }
+    }
 }
 
 /// What a warm cell becomes.
@@ -127,7 +147,7 @@ impl Client {
         let directory = std::fs::File::open(record.directory())
             .map_err(CellError::host(format!("cannot open {}", record.directory().display())))?;
         let short = format!("/proc/self/fd/{}/control.sock", directory.as_raw_fd());
-        let stream = UnixStream::connect(short).map_err(CellError::host(format!(
+        let stream = connect_within(&short, SUPERVISOR_MAX).map_err(CellError::host(format!(
             "cannot reach the supervisor at {}",
             path.display()
         )))?;
@@ -135,20 +155,40 @@ impl Client {
     }
 
     /// Sends `request` and returns the answer.
+    ///
+    /// # Errors
+    /// The supervisor's refusal, or that it does not answer: it has a bounded time.
     pub fn ask(&self, request: &ControlRequest) -> Result<ControlReply, CellError> {
-        let failed = |error| CellError::Guest(format!("the supervisor does not answer: {error}"));
+        let limit = request.limit();
+        let failed = |error: exocell_agent::FrameError| CellError::Host {
+            what: format!(
+                "the cell's supervisor did not answer within {} s; exocell rm -f ends its cell",
+                limit.as_secs()
+            ),
+            source: io::Error::other(error),
+        };
+        let bounded = |time| {
+            self.stream.set_read_timeout(time)?;
+            self.stream.set_write_timeout(time)
+        };
+        bounded(Some(limit)).map_err(|error| failed(error.into()))?;
         FrameWriter::new(&self.stream).write_json(Kind::Request, request).map_err(failed)?;
-        match FrameReader::new(&self.stream).expect(Kind::Reply).map_err(failed)? {
+        let reply = FrameReader::new(&self.stream).expect(Kind::Reply).map_err(failed)?;
+        bounded(None).map_err(|error| failed(error.into()))?;
+        match reply {
             ControlReply::Failed { message } => Err(CellError::Usage(message)),
             reply => Ok(reply),
         }
     }
 
-    /// A stream to the guest's agent, for one session.
-    pub fn guest_stream(self) -> Result<UnixStream, CellError> {
+    /// A stream to the guest's agent, for one session. The guest has
+    /// [`ANSWER_MAX`] to answer.
+    pub fn guest_stream(self) -> Result<Patient, CellError> {
         self.ask(&ControlRequest::Connect)?;
-        receive_descriptor(&self.stream)
-            .map(UnixStream::from)
+        let bounded = self.stream.set_read_timeout(Some(SUPERVISOR_MAX));
+        bounded
+            .and_then(|()| receive_descriptor(&self.stream))
+            .map(|stream| Patient::new(stream.into(), ANSWER_MAX))
             .map_err(CellError::host("cannot receive a stream into the guest"))
     }
 
@@ -156,6 +196,16 @@ impl Client {
     pub fn into_stream(self) -> UnixStream {
         self.stream
     }
+}
+
+/// Connects to a socket whose owner may accept nobody (unix(7): SO_SNDTIMEO bounds
+/// connect(2) too).
+fn connect_within(path: &str, limit: Duration) -> io::Result<UnixStream> {
+    let socket = socket(AddressFamily::Unix, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)?;
+    let seconds = i64::try_from(limit.as_secs()).unwrap_or(i64::MAX);
+    setsockopt(&socket, sockopt::SendTimeout, &TimeVal::new(seconds, 0))?;
+    connect(socket.as_raw_fd(), &UnixAddr::new(path)?)?;
+    Ok(socket.into())
 }
 
 /// Sends `descriptor` along with one byte.

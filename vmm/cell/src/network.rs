@@ -13,7 +13,7 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use exocell_agent::{AUTHORITY_BUNDLE, AUTHORITY_CERTIFICATE, NetworkSetup};
+use exocell_agent::{AUTHORITY_BUNDLE, AUTHORITY_CERTIFICATE, NetworkSetup, printable};
 use exocell_network::audit::{Audit, Decision, Entry};
 use exocell_network::authority::Authority;
 use exocell_network::dialer::{Dialer, Hosts, sys};
@@ -342,8 +342,9 @@ impl Log {
             }
             let mut lines = Vec::new();
             for entry in iter::once(first).chain(entries.try_iter()).take(WRITTEN_MAX) {
-                let Ok(line) = serde_json::to_vec(&entry) else { continue };
-                lines.extend_from_slice(&line);
+                let Ok(line) = serde_json::to_string(&entry) else { continue };
+                // Host names are the guest's word; what is JSON stays the same JSON.
+                lines.extend_from_slice(printable(&line).as_bytes());
                 lines.push(b'\n');
             }
             bytes += lines.len() as u64;

@@ -24,7 +24,7 @@ fn main() -> std::process::ExitCode {
     match commands::dispatch(cli) {
         Ok(code) => code.into(),
         Err(error) => {
-            eprintln!("exocell: {error}");
+            show::complain(&error);
             error.exit_code().into()
         }
     }

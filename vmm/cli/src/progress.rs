@@ -4,6 +4,7 @@
 use std::io::IsTerminal;
 use std::time::Duration;
 
+use exocell_cell::agent::printable;
 use exocell_cell::kernel::{Progress, Step};
 use indicatif::{ProgressBar, ProgressStyle};
 
@@ -26,8 +27,9 @@ impl Bar {
     }
 
     pub fn step(&self, message: &str) {
+        let message = printable(message);
         match &self.bar {
-            Some(bar) => bar.set_message(message.to_owned()),
+            Some(bar) => bar.set_message(message.into_owned()),
             None => eprintln!("{message}"),
         }
     }

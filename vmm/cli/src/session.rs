@@ -4,9 +4,12 @@
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use exocell_cell::CellError;
+use exocell_cell::agent::client::cleaned;
 use exocell_cell::agent::{FailureKind, FrameReader, FrameWriter, Kind, Reply};
 use nix::sys::signal::{SigSet, Signal};
 
@@ -29,12 +32,25 @@ const FORWARDED: [Signal; 6] = [
     Signal::SIGUSR2,
 ];
 
-/// Sends the program with this pid in the guest (0: not yet told) a signal on
-/// a way of its own; false when there is none. A program that does not read its
-/// input holds up all that is on `stream`.
-pub type SendSignal = dyn Fn(u32, u8) -> bool + Send;
+/// What became of a signal.
+pub enum Signalled {
+    Sent,
+    /// There is no way but the session's own stream.
+    NoWay,
+    /// The cell did not take it in time.
+    NoAnswer,
+}
 
-/// Follows a program on `stream` until it ends.
+/// Sends the program with this pid in the guest (0: not yet told) a signal on
+/// a way of its own. A program that does not read its input holds up all that is
+/// on `stream`.
+pub type SendSignal = dyn Fn(u32, u8) -> Signalled + Send + Sync;
+
+/// How long a signal may be on its way before another one ends this command.
+const SIGNAL_PATIENCE: Duration = Duration::from_secs(2);
+
+/// Follows a program on `stream` until it ends; `guest_pid` is 0 where that is
+/// not told yet.
 ///
 /// # Errors
 /// [`CellError::Program`] when it could not be started.
@@ -42,20 +58,29 @@ pub fn follow(
     stream: &UnixStream,
     interactive: bool,
     tty: bool,
+    guest_pid: u32,
     send_signal: Box<SendSignal>,
 ) -> Result<Outcome, CellError> {
     let failed = |error: io::Error| CellError::host("cannot follow the cell")(error);
-    let _raw = if tty && interactive { Raw::enter() } else { None };
+    let raw = if tty && interactive { Raw::enter() } else { None };
     let writer = Arc::new(Mutex::new(FrameWriter::new(stream.try_clone().map_err(failed)?)));
-    let started = Arc::new(AtomicU32::new(0));
-    forward_signals(writer.clone(), tty, started.clone(), send_signal).map_err(failed)?;
+    let signals = Arc::new(Signals {
+        writer: writer.clone(),
+        started: AtomicU32::new(guest_pid),
+        send: send_signal,
+        raw: Mutex::new(raw),
+        pending: Mutex::new(None),
+    });
+    signals.clone().forward(tty).map_err(failed)?;
     if interactive {
         let input = writer.clone();
         std::thread::spawn(move || forward_stdin(&input));
     } else {
         send(&writer, Kind::StdinEof, &[]);
     }
-    pump(stream, &mut io::stdout(), &mut io::stderr(), &started)
+    let outcome = pump(stream, &mut io::stdout(), &mut io::stderr(), &signals.started);
+    drop(lock(&signals.raw).take());
+    outcome
 }
 
 /// Copies out what a program on `stream` writes until it ends, without a
@@ -81,6 +106,7 @@ pub fn await_start(stream: &UnixStream) -> Result<(), CellError> {
             return match frame.json::<Reply>() {
                 Ok(Reply::Started { .. } | Reply::Exited { .. }) => Ok(()),
                 Ok(Reply::Failed { kind, message }) => {
+                    let message = cleaned(&message);
                     Err(CellError::Program { exit_code: exit_code(kind), message })
                 }
                 Ok(_) | Err(_) => Err(lost()),
@@ -113,33 +139,70 @@ fn forward_stdin(writer: &Writer) {
     }
 }
 
-/// Blocks the forwarded signals in this and later threads; one waits for them.
-fn forward_signals(
+/// The way of signals from this command to the program.
+struct Signals {
     writer: Writer,
-    tty: bool,
-    started: Arc<AtomicU32>,
-    send_signal: Box<SendSignal>,
-) -> io::Result<()> {
-    let mut signals: SigSet = FORWARDED.into_iter().collect();
-    if tty {
-        signals.add(Signal::SIGWINCH);
-        send_size(&writer);
-    }
-    signals.thread_block()?;
-    std::thread::spawn(move || {
-        while let Ok(signal) = signals.wait() {
-            match signal {
-                Signal::SIGWINCH => send_size(&writer),
-                other => {
-                    let number = other as i32 as u8;
-                    if !send_signal(started.load(Ordering::Relaxed), number) {
-                        send(&writer, Kind::Signal, &[number]);
-                    }
-                }
-            }
+    /// The program's pid in the guest; 0 where it is not told.
+    started: AtomicU32,
+    send: Box<SendSignal>,
+    raw: Mutex<Option<Raw>>,
+    /// Since when one is on its way.
+    pending: Mutex<Option<Instant>>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Signals {
+    /// Blocks the forwarded signals in this and later threads; one waits for them, and one
+    /// sends them on, in order. A cell that takes none cannot keep the operator's terminal.
+    fn forward(self: Arc<Self>, tty: bool) -> io::Result<()> {
+        let mut signals: SigSet = FORWARDED.into_iter().collect();
+        if tty {
+            signals.add(Signal::SIGWINCH);
+            send_size(&self.writer);
         }
-    });
-    Ok(())
+        signals.thread_block()?;
+        let (queue, queued) = channel();
+        let sender = self.clone();
+        std::thread::spawn(move || queued.iter().for_each(|signal| sender.send(signal)));
+        std::thread::spawn(move || {
+            while let Ok(signal) = signals.wait() {
+                if signal == Signal::SIGWINCH {
+                    send_size(&self.writer);
+                    continue;
+                }
+                let waiting = *lock(&self.pending);
+                if waiting.is_some_and(|since| since.elapsed() > SIGNAL_PATIENCE) {
+                    self.give_up(signal);
+                }
+                let _ = queue.send(signal);
+            }
+        });
+        Ok(())
+    }
+
+    fn send(&self, signal: Signal) {
+        let number = signal as i32 as u8;
+        *lock(&self.pending) = Some(Instant::now());
+        match (self.send)(self.started.load(Ordering::Relaxed), number) {
+            Signalled::Sent => {}
+            Signalled::NoWay => drop(send(&self.writer, Kind::Signal, &[number])),
+            Signalled::NoAnswer => self.give_up(signal),
+        }
+        *lock(&self.pending) = None;
+    }
+
+    /// Ends this command as the signal would have.
+    fn give_up(&self, signal: Signal) -> ! {
+        drop(lock(&self.raw).take());
+        eprintln!(
+            "exocell: the cell did not take {signal}; this command ends, the program may go on: \
+             exocell stop ends the cell"
+        );
+        std::process::exit(128 + signal as i32)
+    }
 }
 
 fn send_size(writer: &Writer) {
@@ -170,6 +233,7 @@ fn pump(
                 Ok(Reply::Started { guest_pid }) => started.store(guest_pid, Ordering::Relaxed),
                 Ok(Reply::Exited { code }) => return Ok(Outcome::Exited(code)),
                 Ok(Reply::Failed { kind, message }) => {
+                    let message = cleaned(&message);
                     return Err(CellError::Program { exit_code: exit_code(kind), message });
                 }
                 Ok(_) | Err(_) => return Ok(Outcome::Lost),

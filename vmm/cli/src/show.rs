@@ -1,6 +1,10 @@
-//! Tables and units for people.
+//! Tables and units for people. What is shown may be a guest's word, so it is made
+//! printable here.
 
-use std::io::Write;
+use std::io::{BufRead, Write};
+
+use exocell_cell::CellError;
+use exocell_cell::agent::{printable, printable_lines};
 
 /// `println!` for a reader that may go away (`| head`): that ends this command
 /// quietly.
@@ -17,10 +21,36 @@ pub fn line(text: std::fmt::Arguments<'_>) {
     }
 }
 
+/// Says what went wrong, on standard error: on one line, but for what this host's own
+/// tools wrote on several.
+pub fn complain(error: &CellError) {
+    let text = error.to_string();
+    match error {
+        CellError::Kernel(_) | CellError::Caps(_) => {
+            eprintln!("exocell: {}", printable_lines(&text))
+        }
+        _ => eprintln!("exocell: {}", printable(&text)),
+    }
+}
+
+/// Prints the lines of `from`, which a guest wrote, as far as they can be read as text.
+pub fn lines(from: impl BufRead) -> std::io::Result<()> {
+    for line in from.split(b'\n') {
+        let line = line?;
+        let line = line.strip_suffix(b"\r").unwrap_or(&line);
+        say!("{}", printable(&String::from_utf8_lossy(line)));
+    }
+    Ok(())
+}
+
 /// Prints rows under `header`, columns aligned.
 pub fn table(header: &[&str], rows: &[Vec<String>]) {
+    let rows: Vec<Vec<String>> = rows
+        .iter()
+        .map(|row| row.iter().map(|cell| printable(cell).into_owned()).collect())
+        .collect();
     let mut widths: Vec<usize> = header.iter().map(|cell| cell.len()).collect();
-    for row in rows {
+    for row in &rows {
         for (width, cell) in widths.iter_mut().zip(row) {
             *width = (*width).max(cell.chars().count());
         }
@@ -31,7 +61,7 @@ pub fn table(header: &[&str], rows: &[Vec<String>]) {
         say!("{}", padded.join("   ").trim_end());
     };
     print(&mut header.iter().copied());
-    for row in rows {
+    for row in &rows {
         print(&mut row.iter().map(String::as_str));
     }
 }

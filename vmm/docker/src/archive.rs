@@ -2,14 +2,13 @@
 //! into a container.
 
 use std::io::{self, Read, Write};
-use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::thread;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use exocell_cell::agent::FailureKind;
 use exocell_cell::agent::client::{self, ClientError};
+use exocell_cell::agent::{FailureKind, Patient};
 use hyper::StatusCode;
 use serde_json::{Value, json};
 use tar::{Archive, EntryType, Header};
@@ -151,7 +150,7 @@ pub async fn get(server: &Arc<Server>, key: &str, call: &Call) -> ApiResult<Resp
 }
 
 /// Sends the archive of `path`; of `DIRECTORY/.` its entries begin with `./`.
-fn send(guest: &UnixStream, path: &str, out: &mut impl Write) -> io::Result<()> {
+fn send(guest: &Patient, path: &str, out: &mut impl Write) -> io::Result<()> {
     let contents = path.ends_with("/.");
     if !contents {
         let sent = client::download(guest, guest, path, out, ARCHIVE_BYTES_MAX);

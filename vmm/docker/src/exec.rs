@@ -8,7 +8,10 @@ use std::os::unix::net::UnixStream as BlockingStream;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
-use exocell_cell::agent::{Exec as Program, FailureKind, Kind, Reply, Request, TtySize};
+use exocell_cell::agent::client::cleaned;
+use exocell_cell::agent::{
+    ANSWER_MAX, Exec as Program, FailureKind, Kind, Reply, Request, TtySize,
+};
 use exocell_cell::control::Client;
 use exocell_cell::{CellSpec, Record, Strength, plan};
 use hyper::StatusCode;
@@ -234,6 +237,12 @@ async fn begin(
     begun.map_err(|(_, error)| error)
 }
 
+/// A stream to the guest for a program that may run for ever. Blocks.
+fn endless_stream(record: &Record) -> ApiResult<BlockingStream> {
+    let stream = Client::connect(record)?.guest_stream()?;
+    stream.into_endless().map_err(|error| ApiError::internal(error.to_string()))
+}
+
 async fn try_begin(
     server: &Arc<Server>,
     exec: &Arc<Exec>,
@@ -241,16 +250,20 @@ async fn try_begin(
     program: Program,
 ) -> Result<OwnedReadHalf, (u8, ApiError)> {
     let failed = |message: String| (126, ApiError::internal(message));
-    let stream: ApiResult<BlockingStream> =
-        server.blocking(move |_| Ok(Client::connect(&record)?.guest_stream()?)).await;
+    let stream: ApiResult<BlockingStream> = server.blocking(move |_| endless_stream(&record)).await;
     let stream = stream.map_err(|error| (126, error))?;
     let stream = stream.set_nonblocking(true).and_then(|()| UnixStream::from_std(stream));
     let stream = stream.map_err(|error| failed(format!("no stream into the guest: {error}")))?;
     let (mut output, mut input) = stream.into_split();
     let request = Request::Exec(program);
-    let sent = write_json(&mut input, Kind::Request, &request).await;
-    sent.map_err(|error| failed(format!("the program cannot be asked for: {error}")))?;
-    let reply = match read_frame(&mut output).await {
+    let asked = async {
+        write_json(&mut input, Kind::Request, &request).await?;
+        read_frame(&mut output).await
+    };
+    let answer = tokio::time::timeout(ANSWER_MAX, asked).await.map_err(|_| {
+        failed(format!("the cell's agent did not answer within {} s", ANSWER_MAX.as_secs()))
+    })?;
+    let reply = match answer {
         Ok(Some(frame)) if frame.kind == Kind::Reply => frame.json::<Reply>().ok(),
         _ => None,
     };
@@ -262,11 +275,11 @@ async fn try_begin(
             Ok(output)
         }
         Some(Reply::Failed { kind: FailureKind::NotFound, message }) => {
-            let text = format!("exec failed: {message}: executable file not found");
+            let text = format!("exec failed: {}: executable file not found", cleaned(&message));
             Err((127, ApiError::bad_request(text)))
         }
         Some(Reply::Failed { message, .. }) => {
-            Err((126, ApiError::bad_request(format!("exec failed: {message}"))))
+            Err((126, ApiError::bad_request(format!("exec failed: {}", cleaned(&message)))))
         }
         _ => Err(failed("exec failed: the cell ended".to_owned())),
     }

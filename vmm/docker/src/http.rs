@@ -291,9 +291,10 @@ pub fn stream(content_type: &'static str, body: Body) -> Response {
     reply(StatusCode::OK, content_type, body)
 }
 
-/// The API's error form.
+/// The API's error form. Clients print its message to a terminal as it is.
 pub fn failed(error: &ApiError) -> Response {
-    let text = serde_json::json!({ "message": error.message }).to_string();
+    let message = exocell_cell::agent::printable_lines(&error.message);
+    let text = serde_json::json!({ "message": message }).to_string();
     reply(error.status, "application/json", Body::Whole(Some(text.into())))
 }
 

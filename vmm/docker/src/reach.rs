@@ -10,7 +10,7 @@
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
-use exocell_cell::agent::{FrameReader, Kind, Reply};
+use exocell_cell::agent::{FrameReader, Kind, Patient, Reply, TRANSFER_MAX};
 use exocell_cell::control::Client;
 use exocell_cell::{CellSpec, Record, Strength, now_ms, warm};
 use serde_json::{Value, json};
@@ -49,8 +49,8 @@ impl Drop for Reach {
 
 impl Reach {
     /// A stream to the guest. Blocks.
-    pub fn guest(&self) -> ApiResult<UnixStream> {
-        Ok(Client::connect(&self.record)?.guest_stream()?)
+    pub fn guest(&self) -> ApiResult<Patient> {
+        Ok(Client::connect(&self.record)?.guest_stream()?.within(TRANSFER_MAX))
     }
 }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use exocell_cell::agent::client::{self, ClientError};
-use exocell_cell::agent::{Exec, FailureKind};
+use exocell_cell::agent::{Exec, FailureKind, printable, printable_lines};
 use exocell_cell::control::{Client, ControlReply, ControlRequest};
 use exocell_cell::processes::CellUse;
 use exocell_cell::{Record, State, Status, now_ms};
@@ -152,8 +152,6 @@ pub async fn top(server: &Arc<Server>, key: &str, call: &Call) -> ApiResult<Resp
 
 fn list(record: &Record, env: Vec<String>, arguments: &str) -> ApiResult<String> {
     let stream = Client::connect(record)?.guest_stream()?;
-    let timeout = stream.set_read_timeout(Some(Duration::from_secs(30)));
-    timeout.map_err(|error| ApiError::internal(error.to_string()))?;
     let words = ["ps"].into_iter().chain(arguments.split_ascii_whitespace());
     let args = words.map(str::to_owned).collect();
     let exec = Exec { args, env, cwd: "/".to_owned(), ..Exec::default() };
@@ -167,10 +165,15 @@ fn list(record: &Record, env: Vec<String>, arguments: &str) -> ApiResult<String>
     let mut session = client::exec(&stream, &stream, &exec).map_err(refused)?;
     let (mut out, mut err) = (Bounded::default(), Bounded::default());
     let code = session.output.pump(&mut out, &mut err).map_err(refused)?;
+    // Names of processes are the guest's, and end on a terminal.
     let text = |bounded: Bounded| String::from_utf8_lossy(&bounded.0).into_owned();
     match code {
-        0 => Ok(text(out)),
-        code => Err(ApiError::bad_request(format!("ps exited with {code}: {}", text(err).trim()))),
+        0 => Ok(printable_lines(&text(out)).into_owned()),
+        code => {
+            let said = text(err);
+            let why = format!("ps exited with {code}: {}", printable(said.trim()));
+            Err(ApiError::bad_request(why))
+        }
     }
 }
 

@@ -72,11 +72,6 @@ fn ps_row<'a>(record: &'a Record, spec: &'a CellSpec, status: &Status) -> PsRow<
     }
 }
 
-/// Whether the cell is up, with a program or without.
-fn is_there(spec: &CellSpec, status: &Status) -> bool {
-    status.state == State::Running || status.state == State::Created && spec.warm.is_some()
-}
-
 fn is_paused(record: &Record, status: &Status) -> bool {
     status.state == State::Running && record.is_paused()
 }
@@ -93,9 +88,9 @@ pub fn logs(layout: &Layout, args: &LogsArgs) -> Result<u8, CellError> {
     let (record, _, status) = Record::find(layout, &args.cell)?;
     if args.console {
         let path = record.path("console.log");
-        let mut file = std::fs::File::open(&path)
+        let file = std::fs::File::open(&path)
             .map_err(CellError::host(format!("cannot read {}", path.display())))?;
-        std::io::copy(&mut file, &mut std::io::stdout())
+        show::lines(std::io::BufReader::new(file))
             .map_err(CellError::host("cannot write the console out"))?;
         return Ok(0);
     }
@@ -121,14 +116,14 @@ pub fn logs(layout: &Layout, args: &LogsArgs) -> Result<u8, CellError> {
 fn network_log(record: &Record) -> Result<u8, CellError> {
     for name in [network::LOG_OLD, network::LOG] {
         let path = record.path(name);
-        let mut file = match std::fs::File::open(&path) {
+        let file = match std::fs::File::open(&path) {
             Ok(file) => file,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
             Err(error) => {
                 return Err(CellError::host(format!("cannot read {}", path.display()))(error));
             }
         };
-        std::io::copy(&mut file, &mut std::io::stdout())
+        show::lines(std::io::BufReader::new(file))
             .map_err(CellError::host("cannot write the decisions out"))?;
     }
     Ok(0)
@@ -154,7 +149,7 @@ pub fn inspect(layout: &Layout, args: &InspectArgs) -> Result<u8, CellError> {
     let mut inspected = Vec::new();
     for key in &args.cells {
         let (record, spec, status) = Record::find(layout, key)?;
-        let alive = is_there(&spec, &status);
+        let alive = status.state != State::Exited && status.supervisor_pid != 0;
         let kernel = alive && status.guest_kernel_inner_pid != 0;
         inspected.push(Inspected {
             id: record.id.clone(),
@@ -206,8 +201,9 @@ fn hear_end(record: &Record) -> Option<u8> {
 
 pub fn stop(layout: &Layout, args: &StopArgs) -> Result<u8, CellError> {
     for key in &args.cells {
-        let (record, spec, status) = Record::find(layout, key)?;
-        if is_there(&spec, &status) {
+        let (record, _, status) = Record::find(layout, key)?;
+        // One that is still starting, or waits in a pool, is ended too.
+        if status.state != State::Exited {
             end::stop(layout, &record, &status, Duration::from_secs(args.time))?;
         }
         say!("{key}");
@@ -219,7 +215,10 @@ pub fn kill(layout: &Layout, args: &KillArgs) -> Result<u8, CellError> {
     let signal = end::signal(&args.signal)?;
     for key in &args.cells {
         let (record, _, status) = Record::find(layout, key)?;
-        must_run(&record, status.state)?;
+        // What is still starting has no program to signal, but it can be ended.
+        if signal != Signal::SIGKILL || status.state == State::Exited {
+            must_run(&record, status.state)?;
+        }
         end::kill(layout, &record, &status, signal)?;
         say!("{key}");
     }

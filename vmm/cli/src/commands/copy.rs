@@ -4,7 +4,7 @@ use std::fs;
 use std::io::{self, Read, Write};
 use std::path::Path;
 
-use exocell_cell::agent::client;
+use exocell_cell::agent::{TRANSFER_MAX, client};
 use exocell_cell::{CellError, Layout};
 
 use super::exec::guest_stream;
@@ -35,7 +35,7 @@ fn refused(error: client::ClientError) -> CellError {
 }
 
 fn upload(layout: &Layout, from: &str, cell: &str, to: &str) -> Result<(), CellError> {
-    let stream = guest_stream(layout, cell)?;
+    let stream = guest_stream(layout, cell)?.within(TRANSFER_MAX);
     if from == "-" {
         return client::upload(&stream, &stream, to, &mut io::stdin()).map(drop).map_err(refused);
     }
@@ -103,7 +103,7 @@ fn archive(path: &Path, name: &str, directory: bool, write: impl Write) -> io::R
 }
 
 fn download(layout: &Layout, cell: &str, from: &str, to: &str) -> Result<(), CellError> {
-    let stream = guest_stream(layout, cell)?;
+    let stream = guest_stream(layout, cell)?.within(TRANSFER_MAX);
     if to == "-" {
         return client::download(&stream, &stream, from, &mut io::stdout(), DOWNLOAD_BYTES_MAX)
             .map(drop)

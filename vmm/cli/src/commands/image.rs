@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use exocell_cell::agent::printable;
 use exocell_cell::images::{
     Credentials, ImageConfig, ImageRecord, ImportLimits, Progress, ProgressEvent, Reference,
     RegistryOptions, Source, Store,
@@ -97,7 +98,9 @@ fn show(
             done += bytes;
             bar.set(done, None);
         }
-        ProgressEvent::Skipped { path, why } => eprintln!("exocell: left out {path}: {why}"),
+        ProgressEvent::Skipped { path, why } => {
+            eprintln!("exocell: left out {}: {}", printable(path), printable(why));
+        }
         ProgressEvent::Finishing => bar.step("writing the file system"),
         _ => {}
     });

@@ -16,6 +16,7 @@ mod serve;
 mod stats;
 mod swebench;
 
+use exocell_cell::agent::printable_lines;
 use exocell_cell::{CellError, Layout};
 
 use crate::args::{Cli, Command};
@@ -73,6 +74,7 @@ fn print_json(value: &impl serde::Serialize, indented: bool) -> Result<(), CellE
     let text =
         if indented { serde_json::to_string_pretty(value) } else { serde_json::to_string(value) };
     let text = text.map_err(|error| CellError::Usage(format!("cannot print JSON: {error}")))?;
-    say!("{text}");
+    // JSON stays the same JSON.
+    say!("{}", printable_lines(&text));
     Ok(())
 }

@@ -4,6 +4,7 @@ use std::fs;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
+use exocell_cell::agent::printable;
 use exocell_cell::control::{Client, ControlRequest};
 use exocell_cell::intra::Intra;
 use exocell_cell::isolate::IsolatePlan;
@@ -20,7 +21,7 @@ use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::Pid;
 
 use crate::args::{ProcessArgs, RunArgs, StrengthArg};
-use crate::session::{self, Outcome, SendSignal};
+use crate::session::{self, Outcome, SendSignal, Signalled};
 use crate::show::say;
 use crate::terminal;
 
@@ -83,7 +84,7 @@ fn show(
         say!("{}", started.record.id);
         return Ok(0);
     }
-    let outcome = session::follow(&started.session, interactive, tty, to_cell(&started.record));
+    let outcome = session::follow(&started.session, interactive, tty, 0, to_cell(&started.record));
     let code = settle(layout, started, outcome);
     if json {
         report(started, &code);
@@ -95,8 +96,13 @@ fn show(
 fn to_cell(record: &Record) -> Box<SendSignal> {
     let record = record.clone();
     Box::new(move |_, signal| {
-        let client = Client::connect(&record);
-        client.and_then(|client| client.ask(&ControlRequest::Signal { signal })).is_ok()
+        let Ok(client) = Client::connect(&record) else { return Signalled::NoWay };
+        match client.ask(&ControlRequest::Signal { signal }) {
+            Ok(_) => Signalled::Sent,
+            Err(CellError::Usage(_)) => Signalled::NoAnswer,
+            // The cell is ending.
+            Err(_) => Signalled::NoWay,
+        }
     })
 }
 
@@ -138,6 +144,7 @@ fn report(started: &Started, code: &Result<u8, CellError>) {
         Err(error) => error.exit_code(),
     };
     let error = code.as_ref().err().map(ToString::to_string);
+    let error = error.as_deref().map(printable);
     eprintln!(
         "{}",
         serde_json::json!({ "id": started.record.id, "exit_code": exit_code, "error": error })
