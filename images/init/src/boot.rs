@@ -46,6 +46,8 @@ pub fn boottime_ns() -> u64 {
 
 fn boot() -> Result<(Arc<Agent>, OwnedFd), InitError> {
     let init_started_ns = boottime_ns();
+    // Programs may be many, and busy; the agent is to answer all the same.
+    sys::set_nice(-20);
     umask(Mode::from_bits_truncate(0o022));
     sys::ignore_sigpipe();
     dev::mount_early().context(|| "mounting devtmpfs")?;
@@ -99,9 +101,14 @@ fn serve(agent: &Arc<Agent>, listener: &OwnedFd) -> ! {
         let served = catch_unwind(AssertUnwindSafe(|| -> std::io::Result<()> {
             agent.serve(vsock::accept_host(listener)?)
         }));
-        if let Ok(Err(error)) = served {
-            log::warn(format_args!("a stream was refused: {error}"));
-            sleep(Duration::from_millis(10));
+        match served {
+            // A program of the cell that plays the host: there may be many.
+            Ok(Err(error)) if error.raw_os_error() == Some(libc::EPERM) => {}
+            Ok(Err(error)) => {
+                log::warn(format_args!("a stream was refused: {error}"));
+                sleep(Duration::from_millis(10));
+            }
+            _ => {}
         }
     }
 }

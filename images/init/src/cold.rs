@@ -1,10 +1,10 @@
 //! Memory that files left behind, and that nobody looks at: it goes when the host asks.
 
-use std::fs;
 use std::io;
 
-use crate::cgroup;
+use crate::cgroup::Group;
 use crate::error::{Context, InitError};
+use crate::own_proc;
 use crate::stats::{meminfo_bytes, some_avg10};
 
 /// Of what files have in memory, each time the host asks.
@@ -16,14 +16,13 @@ const LEAST_BYTES: u64 = 4 << 20;
 const WAIT_PERCENT_MAX: f64 = 1.0;
 
 /// Drops a share of it, the least recently used first.
-pub fn drop_some() -> Result<(), InitError> {
-    let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let pressure = fs::read_to_string("/proc/pressure/memory").unwrap_or_default();
+pub fn drop_some(group: &Group) -> Result<(), InitError> {
+    let (meminfo, pressure) = (own_proc::read("meminfo"), own_proc::read("pressure/memory"));
     let bytes = share(&meminfo, &pressure);
     if bytes == 0 {
         return Ok(());
     }
-    match cgroup::reclaim(bytes) {
+    match group.reclaim(bytes) {
         // Less than that could be dropped.
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(()),
         done => done.context(|| "dropping what files left in memory"),

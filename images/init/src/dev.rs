@@ -40,8 +40,8 @@ struct Mount {
 
 const SAFE: MsFlags = MsFlags::MS_NOSUID.union(MsFlags::MS_NODEV).union(MsFlags::MS_NOEXEC);
 
-const KERNEL: [Mount; 3] = [
-    Mount { kind: "proc", target: "/proc", flags: SAFE, data: "" },
+const PROC: Mount = Mount { kind: "proc", target: "/proc", flags: SAFE, data: "" };
+const KERNEL: [Mount; 2] = [
     Mount { kind: "sysfs", target: "/sys", flags: SAFE, data: "" },
     Mount { kind: "cgroup2", target: "/sys/fs/cgroup", flags: SAFE, data: "nsdelegate" },
 ];
@@ -79,6 +79,7 @@ const LEFT_KIB_MIN: u64 = 6 << 10;
 
 /// Mounts them all, in the root this process is in.
 pub fn mount_all(read_only: bool) -> Result<(), InitError> {
+    PROC.mount()?;
     KERNEL.iter().try_for_each(Mount::mount)?;
     let all_kib = in_memory_kib(&fs::read_to_string("/proc/meminfo").unwrap_or_default());
     DEV.mount(all_kib)?;
@@ -89,6 +90,11 @@ pub fn mount_all(read_only: bool) -> Result<(), InitError> {
         true => SCRATCH.iter().try_for_each(|own| own.mount(all_kib)),
         false => make_tmp(),
     }
+}
+
+/// Mounts the /proc of the caller's pid namespace.
+pub fn mount_proc() -> Result<(), InitError> {
+    PROC.mount()
 }
 
 /// What all files in memory may take: what they hold stays when programs are ended, and a

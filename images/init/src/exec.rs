@@ -5,13 +5,14 @@ use std::fs::{self, File};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{PermissionsExt, fchown};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
+use std::time::Duration;
 
 use exocell_agent::{
-    Exec, FrameReader, FrameWriter, ISOLATES_BIN, ISOLATES_TABLE, Kind, Reply, TtySize,
+    Exec, FailureKind, FrameReader, FrameWriter, ISOLATES_BIN, ISOLATES_TABLE, Kind, Reply, TtySize,
 };
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
@@ -20,6 +21,7 @@ use nix::unistd::pipe2;
 
 use crate::error::{Context, InitError};
 use crate::io_loop::{Input, Source, pump_output};
+use crate::programs::Programs;
 use crate::reaper::{Exit, Reaper};
 use crate::session::{Agent, STACK_BYTES};
 use crate::spawn::{self, Program, Starting, Stdio, Step};
@@ -28,6 +30,8 @@ use crate::users::{self, Identity};
 
 /// Where programs are looked for when the environment has no PATH: docker's.
 const PATH_DEFAULT: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+/// How long the end of all programs may take that has begun.
+const END_MAX: Duration = Duration::from_secs(1);
 /// User databases longer than this are read this far, in bytes.
 const DATABASE_BYTES_MAX: u64 = 4 << 20;
 
@@ -50,11 +54,23 @@ pub fn run(
     let (stdio, ends) = open_streams(request, identity.uid)?;
     let mut writer = FrameWriter::new(stream);
     let (pid, exit, starting) = start(agent, &program, stdio)?;
-    starting.wait().map_err(|(step, errno)| explain(request, step, errno))?;
-    writer.write_json(Kind::Reply, &Reply::Started { guest_pid: pid.unsigned_abs() })?;
+    let shown = starting.wait().map_err(|(step, errno)| explain(request, step, errno))?;
+    agent.reaper.show(pid, shown);
+    writer.write_json(Kind::Reply, &Reply::Started { guest_pid: shown.unsigned_abs() })?;
+    // From here on it only passes on what programs and the host say.
+    sys::set_nice(0);
     let input = Input::new(frames, ends.sink, ends.tty, &agent.reaper, pid);
     let code = attend(input, ends.sources, &exit, &mut writer)?;
-    Ok(writer.write_json(Kind::Reply, &Reply::Exited { code })?)
+    Ok(writer.write_json(Kind::Reply, &ended(agent, code))?)
+}
+
+/// How a program ended: with all others, where the cell's root ended them.
+fn ended(agent: &Agent, code: u8) -> Reply {
+    let ending = agent.programs().is_some_and(Programs::are_ending);
+    match ending.then(|| agent.reaper.end_of_all(END_MAX)).flatten() {
+        Some(message) => Reply::Failed { kind: FailureKind::Guest, message },
+        None => Reply::Exited { code },
+    }
 }
 
 /// Forks the child; our copies of its streams are closed on return.
@@ -65,11 +81,15 @@ fn start(
 ) -> Result<(i32, Arc<Exit>, Starting), InitError> {
     let mut starting = None;
     let fork = || {
-        let (pid, child) = spawn::start(program, &stdio, agent.programs())?;
+        let (pid, child) = spawn::start(program, &stdio, agent.group(), agent.programs())?;
         starting = Some(child);
         Ok::<i32, Errno>(pid)
     };
-    let (pid, exit) = Reaper::spawn(&agent.reaper, fork).context(|| "starting the program")?;
+    let spawned = Reaper::spawn(&agent.reaper, fork);
+    let (pid, exit) = match (spawned, agent.reaper.end_of_all(Duration::ZERO)) {
+        (Err(_), Some(why)) => return Err(InitError::guest(why)),
+        (spawned, _) => spawned.context(|| "starting the program")?,
+    };
     let starting = starting.ok_or_else(|| InitError::guest("the program was not started"))?;
     Ok((pid, exit, starting))
 }
@@ -95,10 +115,15 @@ fn identify(user: &str) -> Result<Identity, InitError> {
     users::resolve(user, &database("/etc/passwd"), &database("/etc/group"))
 }
 
-/// A user database; a missing one is empty.
+/// A user database; a missing one is empty, and so is one that is no file: a pipe
+/// would be waited for.
 fn database(path: &str) -> String {
     let mut bytes = Vec::new();
-    if let Ok(file) = File::open(path) {
+    let opened =
+        File::options().read(true).custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY).open(path);
+    if let Ok(file) = opened
+        && file.metadata().is_ok_and(|metadata| metadata.is_file())
+    {
         let _ = io::Read::read_to_end(&mut io::Read::take(file, DATABASE_BYTES_MAX), &mut bytes);
     }
     String::from_utf8_lossy(&bytes).into_owned()

@@ -14,6 +14,9 @@
 //! Rules that hold everywhere:
 //! - this process never exits: its death is a guest kernel panic. A panic in a
 //!   session ends that session's thread only;
+//! - no program can name it: they have a pid namespace of their own ([`programs`]);
+//! - it comes first where processors are short, but not for what it copies or passes
+//!   on for programs;
 //! - only [`reaper`] waits for children, so that no exit code goes astray;
 //! - unsafe code is in [`sys`] and [`spawn`], for system calls that have no
 //!   safe wrapper.
@@ -32,7 +35,9 @@ mod io_loop;
 mod isolates;
 mod log;
 mod network;
+mod own_proc;
 mod pager;
+mod programs;
 mod reaper;
 mod root;
 mod session;

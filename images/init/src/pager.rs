@@ -1,33 +1,32 @@
 //! The guest kernel's Pager: its figures and its limit.
 
-use std::fs;
-
 use exocell_agent::PagerStats;
 
 use crate::error::{Context, InitError};
+use crate::own_proc;
 use crate::stats::{PAGE_BYTES, number};
 
-/// The guest kernel's file (drivers/pager/limit.c of the patched kernel).
-const FILE: &str = "/proc/pager";
+/// The guest kernel's file in /proc (drivers/pager/limit.c of the patched kernel).
+const FILE: &str = "pager";
 
 /// Its figures; `None` where the guest kernel runs without it.
 pub fn stats() -> Option<PagerStats> {
-    fs::read_to_string(FILE).ok().map(|text| parse(&text))
+    Some(own_proc::read(FILE)).filter(|text| !text.is_empty()).map(|text| parse(&text))
 }
 
 /// Has the guest kernel use no more than `bytes` of memory.
 pub fn set_limit(bytes: u64) -> Result<(), InitError> {
-    if !fs::exists(FILE).unwrap_or(false) {
+    if own_proc::open(FILE).is_err() {
         return Err(InitError::invalid(
             "the cell's memory was fixed when it started; run cells whose memory is to change with --pager eager or credit",
         ));
     }
-    fs::write(FILE, format!("limit {bytes}")).context(|| format!("writing {FILE}"))
+    own_proc::try_write(FILE, &format!("limit {bytes}")).context(|| "writing /proc/pager")
 }
 
 /// Has the guest kernel give back `bytes` of its credit, as far as no program uses it.
 pub fn give_back(bytes: u64) -> Result<(), InitError> {
-    fs::write(FILE, format!("return {bytes}")).context(|| format!("writing {FILE}"))
+    own_proc::try_write(FILE, &format!("return {bytes}")).context(|| "writing /proc/pager")
 }
 
 /// Lines of a name and a number; one that is absent is 0.

@@ -11,7 +11,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::sys::eventfd::{EfdFlags, EventFd};
@@ -52,6 +52,8 @@ impl AsFd for Exit {
 #[derive(Default)]
 struct Table {
     waiting: HashMap<i32, Arc<Exit>>,
+    /// The pids by which programs know themselves, and ours for them.
+    shown: HashMap<i32, i32>,
     /// Counts up at every start, so that the reaper notices new children.
     started: u64,
     childless: bool,
@@ -62,12 +64,20 @@ struct Table {
 pub struct Reaper {
     table: Mutex<Table>,
     changed: Condvar,
+    /// The end of the first process of the programs' pid namespace, and so of all of them.
+    first: Option<Arc<Exit>>,
 }
 
 impl Reaper {
-    /// Starts the thread that reaps.
-    pub fn start() -> io::Result<Arc<Self>> {
-        let reaper = Arc::new(Self::default());
+    /// Starts the thread that reaps; `first` is the first process of the programs' namespace.
+    pub fn start(first: Option<i32>) -> io::Result<Arc<Self>> {
+        let mut reaper = Self::default();
+        if let Some(pid) = first {
+            let exit = Arc::new(Exit::new()?);
+            reaper.table().waiting.insert(pid, Arc::clone(&exit));
+            reaper.first = Some(exit);
+        }
+        let reaper = Arc::new(reaper);
         let worker = Arc::clone(&reaper);
         thread::Builder::new()
             .name("reaper".into())
@@ -106,6 +116,36 @@ impl Reaper {
         }
     }
 
+    /// `pid` knows itself as `shown`.
+    pub fn show(&self, pid: i32, shown: i32) {
+        let mut table = self.table();
+        if table.waiting.contains_key(&pid) {
+            table.shown.insert(shown, pid);
+        }
+    }
+
+    /// As [`Self::signal`], by the pid that the child knows itself by.
+    pub fn signal_shown(&self, shown: i32, number: u8) -> nix::Result<()> {
+        let pid = self.table().shown.get(&shown).copied().ok_or(Errno::ESRCH)?;
+        self.signal(pid, number)
+    }
+
+    /// Why all programs have ended, if they have within `limit`: their root can do that.
+    pub fn end_of_all(&self, limit: Duration) -> Option<String> {
+        let first = self.first.as_ref()?;
+        let until = Instant::now() + limit;
+        while first.code().is_none() && Instant::now() < until {
+            thread::sleep(Duration::from_millis(1));
+        }
+        let how = match first.code()? {
+            // What reboot(2) makes of it in a pid namespace (pid_namespaces(7)).
+            129 => "by reboot(2), to restart it".to_owned(),
+            130 => "by reboot(2), to power it off".to_owned(),
+            code => format!("by the end of their first process (code {code})"),
+        };
+        Some(format!("the cell's root ended all of its programs, {how}"))
+    }
+
     /// Waits until the cell has no process but this one; whether it came so far.
     pub fn wait_childless(&self, limit: Duration) -> bool {
         let table = self.table();
@@ -129,6 +169,7 @@ impl Reaper {
         let mut table = self.table();
         let Ok(code) = sys::reap(pid) else { return };
         if let Some(exit) = table.waiting.remove(&pid) {
+            table.shown.retain(|_, own| *own != pid);
             exit.set(code);
         }
     }

@@ -13,8 +13,10 @@ use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
 use nix::unistd::{chdir, chroot, sethostname};
 
+use crate::cgroup::Group;
 use crate::error::{Context, InitError};
-use crate::{cgroup, dev, folders, isolates, log, network, sys};
+use crate::programs::Programs;
+use crate::{dev, folders, isolates, log, network, sys};
 
 const IMAGE: &str = "/image";
 const PRIVATE: &str = "/private";
@@ -26,8 +28,10 @@ const OPEN_FILES_MAX: u64 = 1_048_576;
 
 /// What the running cell is made of.
 pub struct Cell {
-    /// `cgroup.procs` of the programs' control group.
-    pub programs: File,
+    /// The programs' control group.
+    pub group: Group,
+    /// Their pid namespace.
+    pub programs: Programs,
     /// The root of the private ext4 file system, which lies out of sight.
     pub private: Option<File>,
 }
@@ -47,10 +51,10 @@ pub fn set_up(boot: &Boot) -> Result<Cell, InitError> {
     if let (Some(setup), Some(opened)) = (&boot.isolates, &opened) {
         isolates::set_up(setup, opened)?;
     }
-    let programs = cgroup::set_up(boot.process_count_max)?;
-    set_defaults();
+    let group = Group::make(boot.process_count_max)?;
+    set_defaults(boot.process_count_max);
     folders::mount_all(&boot.folders)?;
-    Ok(Cell { programs, private })
+    Ok(Cell { group, programs: Programs::begin()?, private })
 }
 
 /// Mounts the image, and the overlay over it, on [`ROOT`].
@@ -166,7 +170,7 @@ fn cover_file(name: &str, content: &str) -> io::Result<()> {
 }
 
 /// Limits and settings, docker's but for the last; each is optional.
-fn set_defaults() {
+fn set_defaults(process_count_max: u64) {
     let limits =
         [(Resource::RLIMIT_NOFILE, OPEN_FILES_MAX), (Resource::RLIMIT_NPROC, RLIM_INFINITY)];
     for (resource, limit) in limits {
@@ -183,5 +187,18 @@ fn set_defaults() {
     ];
     for (path, value) in settings {
         let _ = fs::write(path, value);
+    }
+    leave_threads(process_count_max);
+}
+
+/// Lets the kernel have more threads than programs may, so that there are some left for this
+/// process when programs have all of theirs.
+fn leave_threads(process_count_max: u64) {
+    const OWN_THREADS: u64 = 1024;
+    let path = "/proc/sys/kernel/threads-max";
+    let now = fs::read_to_string(path).ok().and_then(|text| text.trim().parse::<u64>().ok());
+    let wanted = process_count_max.saturating_add(OWN_THREADS);
+    if now.is_some_and(|now| now < wanted) {
+        let _ = fs::write(path, wanted.to_string());
     }
 }

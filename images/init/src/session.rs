@@ -11,9 +11,10 @@ use exocell_agent::{FrameReader, FrameWriter, Kind, Reply, Request};
 use nix::mount::{MntFlags, umount2};
 
 use crate::error::{Context, InitError};
+use crate::programs::Programs;
 use crate::reaper::Reaper;
 use crate::root::Cell;
-use crate::{cold, exec, log, pager, shutdown, stats, transfer};
+use crate::{cold, exec, log, pager, shutdown, stats, sys, transfer};
 
 /// Stack of a session's thread, in bytes; only touched pages cost memory.
 pub const STACK_BYTES: usize = 256 * 1024;
@@ -30,16 +31,21 @@ impl Agent {
     ///
     /// It reaps every child of the calling process.
     pub fn new() -> io::Result<Arc<Self>> {
-        Ok(Arc::new(Self { reaper: Reaper::start()?, cell: None }))
+        Ok(Arc::new(Self { reaper: Reaper::start(None)?, cell: None }))
     }
 
     /// The agent of the whole machine.
     pub(crate) fn of_cell(cell: Cell) -> io::Result<Arc<Self>> {
-        Ok(Arc::new(Self { reaper: Reaper::start()?, cell: Some(cell) }))
+        Ok(Arc::new(Self { reaper: Reaper::start(Some(cell.programs.first))?, cell: Some(cell) }))
     }
 
     /// The `cgroup.procs` file that programs join.
-    pub(crate) fn programs(&self) -> Option<&File> {
+    pub(crate) fn group(&self) -> Option<&File> {
+        self.cell.as_ref().map(|cell| &cell.group.procs)
+    }
+
+    /// The namespace that programs are in.
+    pub(crate) fn programs(&self) -> Option<&Programs> {
         self.cell.as_ref().map(|cell| &cell.programs)
     }
 
@@ -71,7 +77,7 @@ impl Agent {
     fn signal(&self, guest_pid: u32, number: u8) -> Result<Reply, InitError> {
         let refused = || InitError::invalid(format!("no signal {number} for pid {guest_pid}"));
         let pid = i32::try_from(guest_pid).map_err(|_| refused())?;
-        if !(1..=64).contains(&number) || self.reaper.signal(pid, number).is_err() {
+        if !(1..=64).contains(&number) || self.reaper.signal_shown(pid, number).is_err() {
             return Err(refused());
         }
         Ok(Reply::Done)
@@ -83,13 +89,17 @@ impl Agent {
         let reply = match request {
             Request::Exec(request) => return exec::run(self, stream, frames, &request),
             Request::Download { path, layer } => {
+                sys::set_nice(0);
                 return transfer::download(stream, Path::new(&path), layer);
             }
             Request::Shutdown { grace_ms } => {
                 shutdown::run(self.cell()?, &self.reaper, stream, grace_ms)
             }
-            Request::Upload { path } => return transfer::upload(stream, frames, Path::new(&path)),
-            Request::Stats => Reply::Stats(Box::new(stats::read())),
+            Request::Upload { path } => {
+                sys::set_nice(0);
+                return transfer::upload(stream, frames, Path::new(&path));
+            }
+            Request::Stats => Reply::Stats(Box::new(stats::read(self.cell.as_ref()))),
             Request::Memory { limit_bytes } => {
                 self.cell()?;
                 pager::set_limit(limit_bytes)?;
@@ -101,8 +111,7 @@ impl Agent {
                 Reply::Done
             }
             Request::DropCold => {
-                self.cell()?;
-                cold::drop_some()?;
+                cold::drop_some(&self.cell()?.group)?;
                 Reply::Done
             }
             Request::Unmount { path } => {

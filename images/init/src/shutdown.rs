@@ -13,9 +13,9 @@ use nix::sys::reboot::{RebootMode, reboot};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, sync};
 
-use crate::log;
 use crate::reaper::Reaper;
 use crate::root::Cell;
+use crate::{log, own_proc};
 
 /// How long killed programs may take to be gone.
 const KILL_LIMIT: Duration = Duration::from_secs(5);
@@ -24,23 +24,22 @@ const CLOSE_LIMIT_MS: u16 = 100;
 
 /// Ends the cell; the last thing it says on `stream` is that it is done.
 pub fn run(cell: &Cell, reaper: &Reaper, stream: &File, grace_ms: u64) -> ! {
-    stop_programs(reaper, Duration::from_millis(grace_ms));
+    stop_programs(cell, reaper, Duration::from_millis(grace_ms));
     settle(cell);
     let _ = FrameWriter::new(stream).write_json(Kind::Reply, &Reply::Done);
     await_close(stream, CLOSE_LIMIT_MS);
     power_off()
 }
 
-/// SIGTERM, `grace`, SIGKILL, to every process but this one (kill(2), -1).
-fn stop_programs(reaper: &Reaper, grace: Duration) {
+/// SIGTERM, `grace`, SIGKILL, to every process but this one (kill(2), -1). The first process of
+/// the programs' namespace takes only the last.
+fn stop_programs(cell: &Cell, reaper: &Reaper, grace: Duration) {
     let everyone = Pid::from_raw(-1);
     if !grace.is_zero() {
         let _ = kill(everyone, Signal::SIGTERM);
         let _ = kill(everyone, Signal::SIGCONT);
     }
-    if reaper.wait_childless(grace) {
-        return;
-    }
+    cell.group.empties_within(grace);
     let _ = kill(everyone, Signal::SIGKILL);
     if !reaper.wait_childless(KILL_LIMIT) {
         log::warn("programs survive SIGKILL; powering off without them");
@@ -54,7 +53,8 @@ fn settle(cell: &Cell) {
     let read_only = MsFlags::MS_REMOUNT | MsFlags::MS_RDONLY;
     let _ = mount(None::<&str>, "/", None::<&str>, read_only, None::<&str>);
     let Some(private) = &cell.private else { return };
-    let path = format!("/proc/self/fd/{}", private.as_raw_fd());
+    let _ = own_proc::enter();
+    let path = format!("self/fd/{}", private.as_raw_fd());
     let options = read_only | MsFlags::MS_NOATIME;
     if let Err(errno) = mount(None::<&str>, path.as_str(), None::<&str>, options, None::<&str>) {
         log::warn(format_args!("the private file system stays writable: {errno}"));

@@ -16,6 +16,8 @@ use nix::errno::Errno;
 use nix::fcntl::OFlag;
 use nix::unistd::{ForkResult, fork, pipe2};
 
+use crate::programs::Programs;
+
 /// The program, checked and resolved.
 pub struct Program {
     /// Path to execute, relative to `cwd` if it is relative.
@@ -59,29 +61,31 @@ impl Step {
 pub struct Starting(File);
 
 impl Starting {
-    /// Waits until the program runs.
+    /// Waits until the program runs; the pid by which it knows itself.
     ///
     /// # Errors
     /// The step that failed; the child is then dead.
-    pub fn wait(mut self) -> Result<(), (Step, Errno)> {
+    pub fn wait(mut self) -> Result<i32, (Step, Errno)> {
         let mut report = Vec::new();
         let _ = self.0.read_to_end(&mut report);
-        match report.as_slice() {
+        let (pid, failed) = report.split_first_chunk().unwrap_or((&[0; 4], &[]));
+        match failed {
             [step, a, b, c, d] => {
                 let errno = i32::from_ne_bytes([*a, *b, *c, *d]);
                 Err((Step::from_byte(*step), Errno::from_raw(errno)))
             }
-            _ => Ok(()),
+            _ => Ok(i32::from_ne_bytes(*pid)),
         }
     }
 }
 
 /// Forks a child for `program`; its process id. `cgroup` is a `cgroup.procs`
-/// file to join.
+/// file to join, `programs` the pid namespace that it is to be in.
 pub fn start(
     program: &Program,
     stdio: &Stdio,
     cgroup: Option<&File>,
+    programs: Option<&Programs>,
 ) -> nix::Result<(i32, Starting)> {
     let (report_in, report_out) = pipe2(OFlag::O_CLOEXEC)?;
     let child = Child {
@@ -92,13 +96,20 @@ pub fn start(
         is_tty: stdio.is_tty,
         cgroup: cgroup.map(AsRawFd::as_raw_fd),
     };
-    // SAFETY: the child calls only `Child::run`, which neither allocates nor
-    // takes locks and never returns. Needed because no safe wrapper starts a
-    // program without waiting for it.
-    match unsafe { fork() }? {
-        ForkResult::Parent { child } => Ok((child.as_raw(), Starting(report_in.into()))),
-        ForkResult::Child => child.run(report_out.as_raw_fd()),
-    }
+    let fork = || {
+        // SAFETY: the child calls only `Child::run`, which neither allocates nor
+        // takes locks and never returns. Needed because no safe wrapper starts a
+        // program without waiting for it.
+        match unsafe { fork() }? {
+            ForkResult::Parent { child } => Ok(child.as_raw()),
+            ForkResult::Child => child.run(report_out.as_raw_fd()),
+        }
+    };
+    let pid = match programs {
+        Some(programs) => programs.within(fork)?,
+        None => fork()?,
+    };
+    Ok((pid, Starting(report_in.into())))
 }
 
 /// `strings` as the NULL-terminated array that execve takes.
@@ -119,8 +130,14 @@ struct Child<'a> {
 type ChildResult<T> = Result<T, (Step, Errno)>;
 
 impl Child<'_> {
-    /// Becomes the program, or reports why not and exits.
+    /// Says which pid it has, and becomes the program, or reports why not and exits.
     fn run(&self, report: RawFd) -> ! {
+        // SAFETY: getpid takes nothing, write reads a live local. Needed because std's write
+        // takes owned descriptors, which the child has none of.
+        unsafe {
+            let pid = libc::getpid().to_ne_bytes();
+            libc::write(report, pid.as_ptr().cast(), pid.len());
+        }
         let Err((step, errno)) = self.become_program();
         let [a, b, c, d] = (errno as i32).to_ne_bytes();
         let message = [step as u8, a, b, c, d];
@@ -134,6 +151,7 @@ impl Child<'_> {
 
     fn become_program(&self) -> ChildResult<Infallible> {
         reset_signals();
+        crate::sys::set_nice(0);
         at(Step::Session, nix::unistd::setsid)?;
         self.take_streams()?;
         self.join_cgroup()?;

@@ -1,27 +1,28 @@
 //! `Stats`: what the guest kernel says about itself.
 
-use std::fs;
-
 use exocell_agent::{GateStats, GuestStats, Pressure};
 
 use crate::boot::boottime_ns;
-use crate::cgroup;
+use crate::own_proc;
+use crate::root::Cell;
 
 /// Bytes of what the guest kernel counts in pages.
 pub const PAGE_BYTES: u64 = 4096;
 
 /// Reads every figure; one that the kernel does not give is 0.
-pub fn read() -> GuestStats {
-    let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+pub fn read(cell: Option<&Cell>) -> GuestStats {
+    let meminfo = own_proc::read("meminfo");
     GuestStats {
         memory_total_bytes: meminfo_bytes(&meminfo, "MemTotal"),
         memory_free_bytes: meminfo_bytes(&meminfo, "MemFree"),
         memory_available_bytes: meminfo_bytes(&meminfo, "MemAvailable"),
         page_cache_bytes: meminfo_bytes(&meminfo, "Cached"),
-        process_count: cgroup::process_count(),
+        process_count: cell.map_or(0, |cell| cell.group.process_count()),
         uptime_ns: boottime_ns(),
         pager: crate::pager::stats(),
-        gates: fs::read_to_string("/proc/gates").ok().map(|text| gates(&text)),
+        gates: Some(own_proc::read("gates"))
+            .filter(|text| !text.is_empty())
+            .map(|text| gates(&text)),
         pressure: Pressure { cpu: pressure("cpu"), memory: pressure("memory"), io: pressure("io") },
     }
 }
@@ -51,8 +52,7 @@ pub fn meminfo_bytes(meminfo: &str, name: &str) -> u64 {
 }
 
 fn pressure(resource: &str) -> f64 {
-    let text = fs::read_to_string(format!("/proc/pressure/{resource}")).unwrap_or_default();
-    some_avg10(&text).unwrap_or(0.0)
+    some_avg10(&own_proc::read(&format!("pressure/{resource}"))).unwrap_or(0.0)
 }
 
 /// The `some avg10=` figure (kernel: Documentation/accounting/psi.rst).

@@ -48,6 +48,36 @@ pub fn kill(pid: i32, number: u8) -> nix::Result<()> {
     Errno::result(unsafe { libc::kill(pid, i32::from(number)) }).map(drop)
 }
 
+/// Forks this process, which has one thread; `None` in the child.
+pub fn fork_alone() -> nix::Result<Option<i32>> {
+    // SAFETY: with one thread no lock can be held by another at the fork. Needed because fork(2)
+    // has no safe wrapper.
+    match unsafe { nix::unistd::fork() }? {
+        nix::unistd::ForkResult::Parent { child } => Ok(Some(child.as_raw())),
+        nix::unistd::ForkResult::Child => Ok(None),
+    }
+}
+
+/// Closes all that this process has open, and waits for ever; its children are reaped by the kernel.
+pub fn wait_for_ever() -> ! {
+    // SAFETY: SIG_IGN is no code of ours; close_range and pause take numbers; nothing of this
+    // process uses a descriptor afterwards. Needed for lack of wrappers.
+    unsafe {
+        libc::signal(libc::SIGCHLD, libc::SIG_IGN);
+        libc::syscall(libc::SYS_close_range, 0u32, u32::MAX, 0u32);
+        loop {
+            libc::pause();
+        }
+    }
+}
+
+/// Sets the calling thread's niceness (setpriority(2) is per thread in Linux).
+pub fn set_nice(nice: i32) {
+    // SAFETY: setpriority takes numbers. Needed because nix does not wrap it. A refusal costs
+    // time under load only.
+    unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, nice) };
+}
+
 /// A new pseudo-terminal of `size`: the master and its terminal.
 pub fn open_pty(size: TtySize) -> nix::Result<(PtyMaster, OwnedFd)> {
     let master = posix_openpt(OFlag::O_RDWR | OFlag::O_NOCTTY | OFlag::O_CLOEXEC)?;

@@ -14,6 +14,8 @@ use crate::sys;
 
 /// The host's context id.
 const HOST_CID: u32 = libc::VMADDR_CID_HOST;
+/// Streams that wait to be accepted, at most: what nix allows.
+const BACKLOG: i32 = 511;
 /// How often and how far apart the host is tried.
 const TRIES: u32 = 50;
 const TRY_PAUSE: Duration = Duration::from_millis(20);
@@ -40,7 +42,8 @@ pub fn connect_host(port: u32) -> nix::Result<OwnedFd> {
 pub fn listen_on(port: u32) -> nix::Result<OwnedFd> {
     let socket = new_socket()?;
     bind(socket.as_raw_fd(), &VsockAddr::new(libc::VMADDR_CID_ANY, port))?;
-    listen(&socket, Backlog::new(64)?)?;
+    // Whoever else connects is refused, but waits here until then.
+    listen(&socket, Backlog::new(BACKLOG)?)?;
     Ok(socket)
 }
 

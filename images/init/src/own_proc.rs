@@ -1,0 +1,63 @@
+//! Init's own /proc: a mount of the guest kernel's pid namespace that lies nowhere in the file
+//! system, so that programs find neither it nor, by it, this process.
+
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::fd::AsFd;
+use std::sync::OnceLock;
+
+use nix::fcntl::{OFlag, openat};
+use nix::mount::{MntFlags, umount2};
+use nix::sys::stat::Mode;
+use nix::unistd::fchdir;
+
+use crate::error::{Context, InitError};
+
+/// Its root, once it was taken; before, and in tests, /proc is the one.
+static ROOT: OnceLock<File> = OnceLock::new();
+
+/// Keeps what is mounted on /proc and takes it out of the file system.
+pub fn take() -> Result<(), InitError> {
+    let root = File::open("/proc").context(|| "/proc")?;
+    umount2("/proc", MntFlags::MNT_DETACH).context(|| "taking /proc away")?;
+    ROOT.set(root).map_err(|_| InitError::guest("/proc was taken before"))
+}
+
+/// Opens `path`, which is relative to /proc, to be read.
+pub fn open(path: &str) -> io::Result<File> {
+    open_with(path, OFlag::O_RDONLY)
+}
+
+fn open_with(path: &str, how: OFlag) -> io::Result<File> {
+    let flags = how | OFlag::O_CLOEXEC;
+    match ROOT.get() {
+        Some(root) => Ok(openat(root.as_fd(), path, flags, Mode::empty())?.into()),
+        None => File::options()
+            .read(how == OFlag::O_RDONLY)
+            .write(how == OFlag::O_WRONLY)
+            .open(format!("/proc/{path}")),
+    }
+}
+
+/// What the kernel says in `path`; nothing where it does not say it.
+pub fn read(path: &str) -> String {
+    let mut text = String::new();
+    // A kernel without it says nothing.
+    let _ = open(path).and_then(|mut file| file.read_to_string(&mut text));
+    text
+}
+
+/// Writes `text` to `path`.
+pub fn try_write(path: &str, text: &str) -> io::Result<()> {
+    open_with(path, OFlag::O_WRONLY)?.write_all(text.as_bytes())
+}
+
+/// As [`try_write`], for a setting that a kernel may be without.
+pub fn write(path: &str, text: &str) {
+    let _ = try_write(path, text);
+}
+
+/// Makes it the working directory, for calls that take only paths.
+pub fn enter() -> nix::Result<()> {
+    ROOT.get().map_or(Ok(()), |root| fchdir(root.as_fd()))
+}
