@@ -13,6 +13,10 @@ use crate::{CellError, Layout, Record, State, Status};
 const END_MAX: Duration = Duration::from_secs(5);
 /// How long an ended cell's supervisor may take to bid its followers farewell.
 const FAREWELL_MAX: Duration = Duration::from_secs(2);
+/// How long a supervisor may take to write down that it is there.
+const BIRTH_MAX: Duration = Duration::from_secs(10);
+/// How long the host may take to end a killed supervisor and all of its cell.
+const DEATH_MAX: Duration = Duration::from_secs(20);
 
 /// The exit code of a cell once it has ended; `None` when `limit` passed
 /// first. A cell that removed itself left none: 0.
@@ -25,7 +29,7 @@ pub fn await_end(
     if let Some(code) = status.exit_code {
         return Ok(Some(code));
     }
-    let pidfd = open_pidfd(supervisor(layout, record, status));
+    let pidfd = open_pidfd(supervisor(layout, record, status)?);
     if let Some(pidfd) = pidfd {
         let until = limit.map(|limit| Instant::now() + limit);
         if !poll_end(&pidfd, until)? {
@@ -40,31 +44,35 @@ pub fn await_end(
 }
 
 /// Ends a running cell: SIGTERM to its program, after `grace` the end.
-pub fn stop(
-    layout: &Layout,
-    record: &Record,
-    status: &Status,
-    grace: Duration,
-) -> Result<(), CellError> {
+pub fn stop(layout: &Layout, record: &Record, grace: Duration) -> Result<(), CellError> {
     let grace_ms = u64::try_from(grace.as_millis()).unwrap_or(u64::MAX);
     // A supervisor that does not answer is killed below.
     let _ =
         Client::connect(record).and_then(|client| client.ask(&ControlRequest::Stop { grace_ms }));
+    // It may have got its pid, or its end, since.
+    let status = match Record::find(layout, &record.id) {
+        Ok((_, _, status)) => status,
+        Err(_) => return Ok(()),
+    };
+    let status = &status;
     match await_end(layout, record, status, Some(grace.saturating_add(END_MAX)))? {
         Some(_) => Ok(()),
-        None => end_now(layout, record, status),
+        None => {
+            end_now(layout, record, status)?;
+            // A record that was to go may have gone.
+            let _ = record.explain_kill(&format!(
+                "stopped by force: the supervisor had not ended the cell {} s after its grace",
+                END_MAX.as_secs()
+            ));
+            Ok(())
+        }
     }
 }
 
 /// Sends the program of a running cell a signal; SIGKILL ends the cell.
-pub fn kill(
-    layout: &Layout,
-    record: &Record,
-    status: &Status,
-    signal: Signal,
-) -> Result<(), CellError> {
+pub fn kill(layout: &Layout, record: &Record, signal: Signal) -> Result<(), CellError> {
     if signal == Signal::SIGKILL {
-        return stop(layout, record, status, Duration::ZERO);
+        return stop(layout, record, Duration::ZERO);
     }
     let request = ControlRequest::Signal { signal: signal as i32 as u8 };
     Client::connect(record)?.ask(&request).map(drop)
@@ -77,15 +85,26 @@ pub fn pause(record: &Record, pause: bool) -> Result<(), CellError> {
 
 /// Kills a supervisor and with it all of its cell.
 pub fn end_now(layout: &Layout, record: &Record, status: &Status) -> Result<(), CellError> {
-    if let Some(pidfd) = open_pidfd(supervisor(layout, record, status)) {
+    if let Some(pidfd) = open_pidfd(supervisor(layout, record, status)?) {
         // Asked with the descriptor in hand: the pid may be someone else's by now.
         if record.is_held() {
             rustix::process::pidfd_send_signal(&pidfd, rustix::process::Signal::KILL)
                 .map_err(|error| CellError::host("cannot kill the supervisor")(error.into()))?;
-            poll_end(&pidfd, None)?;
+            if !poll_end(&pidfd, Some(Instant::now() + DEATH_MAX))? {
+                return Err(still_there(&format!(
+                    "was killed and has not ended within {} s",
+                    DEATH_MAX.as_secs()
+                )));
+            }
         }
     }
     Ok(())
+}
+
+fn still_there(how: &str) -> CellError {
+    CellError::Usage(format!(
+        "the cell's supervisor {how}: the host holds it, or a thread of it waits for a disk; try again"
+    ))
 }
 
 /// Removes the record of an ended cell; `force` ends a live one first.
@@ -111,6 +130,9 @@ pub fn remove(
         if Instant::now() > patience {
             end_now(layout, record, status)?;
         }
+        if Instant::now() > patience + DEATH_MAX {
+            return Err(still_there("does not let its record go"));
+        }
         std::thread::sleep(Duration::from_millis(1));
     }
     Ok(())
@@ -128,16 +150,23 @@ pub fn signal(text: &str) -> Result<Signal, CellError> {
 
 /// The supervisor's pid, waited for where it is so young that it has not
 /// written it down; 0 when it is gone.
-fn supervisor(layout: &Layout, record: &Record, status: &Status) -> i32 {
+fn supervisor(layout: &Layout, record: &Record, status: &Status) -> Result<i32, CellError> {
     let mut pid = status.supervisor_pid;
+    let until = Instant::now() + BIRTH_MAX;
     while pid == 0 {
         match Record::find(layout, &record.id) {
             Ok((_, _, now)) if now.state != State::Exited => pid = now.supervisor_pid,
-            _ => return 0,
+            _ => return Ok(0),
+        }
+        if Instant::now() > until {
+            return Err(still_there(&format!(
+                "has not said within {} s that it is there",
+                BIRTH_MAX.as_secs()
+            )));
         }
         std::thread::sleep(Duration::from_millis(1));
     }
-    pid
+    Ok(pid)
 }
 
 fn open_pidfd(pid: i32) -> Option<OwnedFd> {

@@ -312,6 +312,7 @@ fn ending_signal(shared: &Shared, stopper: Stopper) -> Signal {
         let code = 128 + (number & 0x7f);
         let _ = events.send(Event::Program(Reply::Exited { code }));
         stopper.stop(Cause::Stopped);
+        true
     })
 }
 

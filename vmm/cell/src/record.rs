@@ -24,6 +24,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::control::{Client, ControlRequest};
+use crate::supervisor::fault;
 use crate::{CellError, CellSpec, Layout};
 
 /// Where a cell stands.
@@ -72,6 +73,16 @@ pub struct Status {
     /// Why it ended, when that was not its program's own end.
     pub reason: Option<String>,
     pub times: StartTimes,
+    /// How many processes the host had ended for lack of memory when the cell began.
+    #[serde(default)]
+    pub(crate) host_oom_kills: u64,
+}
+
+/// How many processes the host has ended for lack of memory (proc_vmstat(5), oom_kill).
+pub(crate) fn host_oom_kills() -> u64 {
+    let text = fs::read_to_string("/proc/vmstat").unwrap_or_default();
+    let count = text.lines().find_map(|line| line.strip_prefix("oom_kill "));
+    count.and_then(|count| count.parse().ok()).unwrap_or(0)
 }
 
 /// How the start went, in microseconds since the request.
@@ -96,6 +107,7 @@ impl Default for Status {
             exit_code: None,
             reason: None,
             times: StartTimes::default(),
+            host_oom_kills: 0,
         }
     }
 }
@@ -209,7 +221,7 @@ impl Record {
             remedy: "wait for its end",
         };
         let lease = self.try_lease()?.ok_or_else(alive)?;
-        for file in ["control.sock", Self::PAUSED] {
+        for file in ["control.sock", Self::PAUSED, fault::FILE] {
             // Of a supervisor that was killed; mostly there are none.
             let _ = fs::remove_file(self.path(file));
         }
@@ -314,11 +326,40 @@ impl Record {
         }
         status.state = State::Exited;
         status.exit_code = Some(128 + libc::SIGKILL as u8);
-        status.reason = Some("the supervisor was killed".to_owned());
+        status.reason = Some(self.death(&status));
         status.finished_ms = crate::now_ms();
         self.write_status(&status)?;
         let _ = fs::remove_file(self.path("control.sock"));
         Ok(Some((spec, status)))
+    }
+
+    /// Writes down why the operator killed the supervisor, which is gone.
+    pub(crate) fn explain_kill(&self, why: &str) -> Result<(), CellError> {
+        let Some(_lease) = self.try_lease()? else { return Ok(()) };
+        let mut status: Status = self.read("status.json")?;
+        if status.state != State::Exited {
+            status.finished_ms = crate::now_ms();
+        }
+        status.state = State::Exited;
+        status.exit_code = Some(128 + libc::SIGKILL as u8);
+        status.reason = Some(why.to_owned());
+        self.write_status(&status)?;
+        let _ = fs::remove_file(self.path("control.sock"));
+        Ok(())
+    }
+
+    /// How a supervisor ended that did not say so, as far as that can be known.
+    fn death(&self, status: &Status) -> String {
+        if let Some(signal) = fault::noted(&self.directory) {
+            return format!("the supervisor failed by {signal}, which is a fault of Exocell's");
+        }
+        match host_oom_kills().saturating_sub(status.host_oom_kills) {
+            0 => "the supervisor was killed by SIGKILL".to_owned(),
+            count => format!(
+                "the supervisor was killed by SIGKILL, perhaps for lack of memory: the host ended \
+                 {count} processes for that since the cell began"
+            ),
+        }
     }
 
     /// A directory without a readable spec or status: a cell that died while

@@ -246,10 +246,8 @@ async fn await_end(server: &Arc<Server>, seen: &Seen, limit: Duration) -> bool {
 
 /// Sends the program of `seen` a signal; SIGKILL ends the cell.
 pub async fn signal(server: &Arc<Server>, seen: &Seen, signal: Signal) -> ApiResult<()> {
-    let (record, status) = seen.running()?;
-    let (record, status) = (record.clone(), status.clone());
-    let sent =
-        server.blocking(move |server| Ok(end::kill(server.layout(), &record, &status, signal)?));
+    let record = seen.running()?.0.clone();
+    let sent = server.blocking(move |server| Ok(end::kill(server.layout(), &record, signal)?));
     match sent.await {
         // It ended before the signal came.
         Err(_) if !is_alive(server, seen.id()).await => Ok(()),

@@ -3,20 +3,24 @@
 use std::fs::{self, File};
 use std::io::{ErrorKind, Read};
 use std::os::unix::net::UnixStream;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use exocell_agent::{FrameReader, FrameWriter, Kind};
 use exocell_xgate::{Kind as CapabilityKind, Table};
 
 use super::{Event, Shared, thread, warmth};
-use crate::control::{ControlReply, ControlRequest, Counters, send_descriptor};
+use crate::control::{ControlReply, ControlRequest, Counters, Order, send_descriptor};
 use crate::launch::Inheritance;
 use crate::{CellError, CellSpec, Record};
 
 /// Connections served at once.
 const CLIENTS_MAX: usize = 64;
+/// How long a signal waits for a program that is being started.
+const PROGRAM_MAX: Duration = Duration::from_secs(15);
+/// How long a client may take to say what it wants, and to take the answer.
+const CLIENT_MAX: Duration = Duration::from_secs(10);
 
 /// Ends the capability `name` of `holder` and all derived from it, if it is of one of the `kinds`
 /// that a workload of this strength can lose while it runs.
@@ -53,11 +57,14 @@ pub(crate) trait Services: Send + Sync {
     fn counters(&self) -> Counters;
 }
 
+/// What a workload offers, once it is up. Before that it can be followed and ended.
+pub(crate) type Pending = Arc<OnceLock<Arc<dyn Services>>>;
+
 /// Starts serving; also takes input from the operator's own connection.
 pub(crate) fn serve(
     inheritance: &Inheritance,
     shared: &Shared,
-    services: Arc<dyn Services>,
+    services: Pending,
 ) -> Result<(), CellError> {
     let failed = || "cannot copy a descriptor";
     let operator = inheritance.operator.try_clone().map_err(CellError::host(failed()))?;
@@ -79,12 +86,7 @@ pub(crate) fn serve(
     server.map(drop)
 }
 
-fn accept(
-    shared: &Shared,
-    services: &Arc<dyn Services>,
-    stream: UnixStream,
-    alive: &Arc<AtomicUsize>,
-) {
+fn accept(shared: &Shared, services: &Pending, stream: UnixStream, alive: &Arc<AtomicUsize>) {
     if alive.fetch_add(1, Ordering::Relaxed) >= CLIENTS_MAX {
         alive.fetch_sub(1, Ordering::Relaxed);
         return;
@@ -92,7 +94,7 @@ fn accept(
     let (shared, services, alive) = (shared.clone(), services.clone(), alive.clone());
     let counter = alive.clone();
     let started = thread("client", move || {
-        answer(&shared, &*services, stream);
+        answer(&shared, &services, stream);
         alive.fetch_sub(1, Ordering::Relaxed);
     });
     if started.is_err() {
@@ -100,7 +102,13 @@ fn accept(
     }
 }
 
-fn answer(shared: &Shared, services: &dyn Services, stream: UnixStream) {
+fn answer(shared: &Shared, services: &Pending, stream: UnixStream) {
+    let bounded = |limit| {
+        stream.set_read_timeout(limit).and_then(|()| stream.set_write_timeout(limit)).is_ok()
+    };
+    if !bounded(Some(CLIENT_MAX)) {
+        return;
+    }
     let Ok(request) = FrameReader::new(&stream).expect::<ControlRequest>(Kind::Request) else {
         return;
     };
@@ -112,59 +120,114 @@ fn answer(shared: &Shared, services: &dyn Services, stream: UnixStream) {
         Ok(()) => ControlReply::Done,
         Err(message) => ControlReply::Failed { message },
     };
+    match (&request, services.get()) {
+        (ControlRequest::Attach { replay }, _) if !shared.warmth.is_warm() => {
+            if bounded(None) {
+                attach(shared, &stream, *replay);
+            }
+        }
+        (ControlRequest::Stop { grace_ms }, None) => {
+            reply(&outcome(stop(shared, Duration::from_millis(*grace_ms))));
+        }
+        (ControlRequest::Signal { signal }, None) if !shared.warmth.is_warm() => {
+            reply(&outcome(send_signal(shared, *signal)));
+        }
+        (_, None) => reply(&outcome(Err("the cell is still starting; try again".to_owned()))),
+        (_, Some(services)) => {
+            serve_one(shared, &**services, &stream, request).iter().for_each(reply);
+        }
+    }
+}
+
+/// Does what a cell that is up is asked for; the answer, where it was not given on
+/// the way.
+fn serve_one(
+    shared: &Shared,
+    services: &dyn Services,
+    stream: &UnixStream,
+    request: ControlRequest,
+) -> Option<ControlReply> {
     if shared.warmth.is_warm() && !warmth::is_for_warm(&request) {
-        return reply(&outcome(Err("the cell waits in a pool for its program".to_owned())));
+        let message = "the cell waits in a pool for its program".to_owned();
+        return Some(ControlReply::Failed { message });
     }
     let record = &shared.record;
-    match request {
-        ControlRequest::Attach { replay } => attach(shared, &stream, replay),
-        ControlRequest::Connect => match awake(record).and_then(|()| services.connect()) {
-            Ok(guest) => {
-                reply(&ControlReply::Stream);
-                let _ = send_descriptor(&stream, &guest);
-            }
-            Err(message) => reply(&ControlReply::Failed { message }),
-        },
-        ControlRequest::Signal { signal } => {
-            let woken = wake(services, record);
-            if woken.is_ok() {
-                shared.input.wait_open();
-                shared.input.signal(signal);
-            }
-            reply(&outcome(woken));
+    let done = match request {
+        ControlRequest::Connect => {
+            return connect(services, record, stream)
+                .err()
+                .map(|message| ControlReply::Failed { message });
         }
-        ControlRequest::Stop { grace_ms } => {
-            // One that stays where it is has no use for the grace, but it ends.
-            let woken = wake(services, record);
-            let grace = Duration::from_millis(grace_ms);
-            let told = shared.events.send(Event::Stop { grace });
-            reply(&outcome(woken.and(told.map_err(|_| "the cell is ending".to_owned()))));
-        }
-        ControlRequest::Revoke { capability } => reply(&outcome(services.revoke(&capability))),
-        ControlRequest::Network { allow, deny } => {
-            reply(&outcome(services.change_network(&allow, &deny)));
-        }
-        ControlRequest::Pause { pause: true } => reply(&outcome(hold(services, record))),
-        ControlRequest::Pause { pause: false } => reply(&outcome(let_go_on(services, record))),
-        ControlRequest::Rename { name } => {
-            let renamed = CellSpec::check_name(&name)
-                .and_then(|()| record.write_name(shared.warmth.spec(), &name));
-            reply(&outcome(renamed.map_err(|error| error.to_string())));
-        }
+        ControlRequest::Counters => return Some(ControlReply::Counters(services.counters())),
         ControlRequest::Memory { limit_bytes } => {
-            reply(&match services.change_memory(limit_bytes) {
+            return Some(match services.change_memory(limit_bytes) {
                 Ok(applied) => ControlReply::Memory { applied },
                 Err(message) => ControlReply::Failed { message },
-            })
+            });
         }
-        ControlRequest::Reserve { from, to } => {
-            reply(&outcome(warmth::reserve(shared, &from, to)));
-        }
-        ControlRequest::Take(order) => match warmth::take(shared, &stream, *order) {
-            Ok(session) => forward_input(shared, session),
-            Err(message) => reply(&outcome(Err(message))),
+        ControlRequest::Take(order) => match take(shared, stream, *order) {
+            Ok(()) => return None,
+            Err(message) => Err(message),
         },
-        ControlRequest::Counters => reply(&ControlReply::Counters(services.counters())),
+        // Answered before.
+        ControlRequest::Attach { .. } => return None,
+        ControlRequest::Signal { signal } => {
+            wake(services, record).and_then(|()| send_signal(shared, signal))
+        }
+        // One that stays where it is has no use for the grace, but it ends.
+        ControlRequest::Stop { grace_ms } => {
+            wake(services, record).and(stop(shared, Duration::from_millis(grace_ms)))
+        }
+        ControlRequest::Revoke { capability } => services.revoke(&capability),
+        ControlRequest::Network { allow, deny } => services.change_network(&allow, &deny),
+        ControlRequest::Pause { pause: true } => hold(services, record),
+        ControlRequest::Pause { pause: false } => let_go_on(services, record),
+        ControlRequest::Rename { name } => CellSpec::check_name(&name)
+            .and_then(|()| record.write_name(shared.warmth.spec(), &name))
+            .map_err(|error| error.to_string()),
+        ControlRequest::Reserve { from, to } => warmth::reserve(shared, &from, to),
+    };
+    Some(match done {
+        Ok(()) => ControlReply::Done,
+        Err(message) => ControlReply::Failed { message },
+    })
+}
+
+/// Hands a stream to the guest's agent over.
+fn connect(services: &dyn Services, record: &Record, stream: &UnixStream) -> Result<(), String> {
+    let guest = awake(record).and_then(|()| services.connect())?;
+    // A client that is gone needs none.
+    if FrameWriter::new(stream).write_json(Kind::Reply, &ControlReply::Stream).is_ok() {
+        let _ = send_descriptor(stream, &guest);
+    }
+    Ok(())
+}
+
+/// Gives a warm cell to the client, and follows what it has to say.
+fn take(shared: &Shared, stream: &UnixStream, order: Order) -> Result<(), String> {
+    let endless = stream.set_read_timeout(None).and_then(|()| stream.set_write_timeout(None));
+    endless.map_err(|error| format!("cannot follow its operator: {error}"))?;
+    forward_input(shared, warmth::take(shared, stream, order)?);
+    Ok(())
+}
+
+fn stop(shared: &Shared, grace: Duration) -> Result<(), String> {
+    shared.events.send(Event::Stop { grace }).map_err(|_| "the cell is ending".to_owned())
+}
+
+fn send_signal(shared: &Shared, number: u8) -> Result<(), String> {
+    let not = |why: String| {
+        format!(
+            "signal {number} was not delivered: {why}; exocell stop and kill end the cell without its agent"
+        )
+    };
+    if !shared.input.opens_within(PROGRAM_MAX) {
+        let limit = PROGRAM_MAX.as_secs();
+        return Err(not(format!("the program did not start within {limit} s")));
+    }
+    match shared.input.signal(number) {
+        true => Ok(()),
+        false => Err(not("the cell's agent did not answer in time".to_owned())),
     }
 }
 

@@ -1,24 +1,26 @@
 //! A `vm` cell's guest: its jail, its devices, its kernel, its program.
 //!
 //! ```text
-//! jail root -> fork: guest kernel -> threads: devices, folders -> guest says hello
-//!           -> boot request -> exec session
+//! jail root -> fork: guest kernel -> threads: devices, folders, boot -> ready
+//!           -> exec session
 //! ```
 //! The guest kernel is forked while there is one thread; its device sockets
 //! listen already, so it finds them whenever it connects.
 
 use std::collections::HashMap;
 use std::fs::File;
-use std::io::{Read, Write};
+use std::io::Write;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use exocell_agent::client::{self, ClientError, ExecEvent};
-use exocell_agent::{AGENT_PORT, CONTROL_PORT, FOLDER_PORT_BASE, FailureKind, Kind, Reply};
+use exocell_agent::client::{self, ClientError, ExecEvent, ExecOutput};
+use exocell_agent::{
+    AGENT_PORT, CONTROL_PORT, FOLDER_PORT_BASE, FailureKind, FrameError, Kind, Patient, Reply,
+};
 use exocell_folders::Folder as ServedFolder;
 use exocell_network::audit::Entry;
 use exocell_pager::{Account, Member, Mode, Pressure};
@@ -28,33 +30,29 @@ use exocell_vmm::devices::{
 use exocell_vmm::jail::{self, IdentityMap, JailRoot, ThreadClass};
 use exocell_vmm::para::{DeviceSocket, GuestKernel, INITRAMFS_FILE, KERNEL_FILE, VirtioId};
 use exocell_xgate::{Capability, Kind as CapabilityKind, Live, Quota, Rights, Scope, Table};
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{ForkResult, Pid, fork};
 
 use super::clients::{self, Services};
+use super::console::{CONSOLE_BYTES_MAX, ConsoleLog};
 use super::input::{Signal, Sink};
-use super::{Event, Shared, credit, memory, pressure, restrict_paths, thread};
+use super::{Event, Shared, boot, credit, memory, pressure, restrict_paths, thread};
 use crate::control::Counters;
 use crate::launch::Inheritance;
 use crate::plan::{PlannedFolder, VmPlan};
 use crate::record::Status;
 use crate::{CellError, network};
 
-/// How long a guest may take from its first instruction to its hello.
-const HELLO_TIMEOUT: Duration = Duration::from_secs(60);
+/// How long a guest may take to start the cell's program.
+const PROGRAM_MAX: Duration = Duration::from_secs(60);
 /// How long it may take to pass a signal on, or to detach a mount.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long a dead guest kernel's last words are waited for.
-const LAST_WORDS_MAX: Duration = Duration::from_millis(500);
-/// The console log keeps this much of the beginning.
-const CONSOLE_BYTES_MAX: usize = 256 << 10;
+const ANSWER_MAX: Duration = Duration::from_secs(5);
 /// The holder's name in the capability table.
 const HOLDER: &str = "cell";
 /// What it can lose while it runs: all that is asked of the host. A guest has the rest.
 const REVOCABLE: [CapabilityKind; 2] = [CapabilityKind::Folder, CapabilityKind::Network];
 
-/// A guest that said hello and was booted.
+/// A guest that was started; [`boot`] says when it is ready.
 pub(crate) struct Guest {
     kernel: Pid,
     reach: Arc<Reach>,
@@ -62,8 +60,9 @@ pub(crate) struct Guest {
     stdio: bool,
     keeps_disk: bool,
     gone: Arc<(Mutex<bool>, Condvar)>,
-    console: ConsoleLog,
+    pub(super) console: ConsoleLog,
     requested: Instant,
+    ready: AtomicBool,
 }
 
 /// What clients can reach of a guest.
@@ -227,14 +226,7 @@ pub(crate) fn start(
     }
     let gone = Arc::new((Mutex::new(false), Condvar::new()));
     reap(kernel, shared.events.clone(), gone.clone())?;
-    let patience = patience(deadline);
-    let boot_stream = await_hello(&hellos, &gone, patience, &console)?;
-    boot_stream
-        .set_read_timeout(Some(patience))
-        .map_err(CellError::host("cannot bound the wait for the guest"))?;
-    let times = client::boot(&boot_stream, &boot_stream, &plan.boot).map_err(refused)?;
-    status.times.guest_ready_us = since(inheritance.requested);
-    status.times.guest_init_us = times.init_started_ns / 1000;
+    boot::begin(hellos, plan.boot, shared.events.clone(), deadline)?;
     Ok(Guest {
         kernel,
         reach: Arc::new(Reach {
@@ -254,6 +246,7 @@ pub(crate) fn start(
         gone,
         console,
         requested: inheritance.requested,
+        ready: AtomicBool::new(false),
     })
 }
 
@@ -394,79 +387,6 @@ fn reap(
         }
     });
     reaper.map(drop)
-}
-
-/// The guest's console, from its standard error and its virtio console.
-#[derive(Clone)]
-struct ConsoleLog {
-    log: Arc<Mutex<(File, usize)>>,
-    /// Standard error of the guest kernel, and of all that it starts.
-    pipe: Arc<File>,
-}
-
-impl ConsoleLog {
-    fn new(pipe: File) -> Result<Self, CellError> {
-        let file =
-            File::create("console.log").map_err(CellError::host("cannot make console.log"))?;
-        let log = Arc::new(Mutex::new((file, CONSOLE_BYTES_MAX)));
-        Ok(Self { log, pipe: Arc::new(pipe) })
-    }
-
-    fn lock(&self) -> MutexGuard<'_, (File, usize)> {
-        self.log.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Reads under the lock: what is not in the pipe is in the log.
-    fn pump(self) {
-        let mut buffer = [0; 4096];
-        loop {
-            self.is_readable(PollTimeout::NONE);
-            let mut log = self.lock();
-            match (&*self.pipe).read(&mut buffer) {
-                Ok(count @ 1..) => keep(&mut log, &buffer[..count]),
-                _ => return,
-            }
-        }
-    }
-
-    fn is_readable(&self, timeout: PollTimeout) -> bool {
-        let mut waited = [PollFd::new(self.pipe.as_fd(), PollFlags::POLLIN)];
-        // A pipe without writers is not readable, only hung up.
-        poll(&mut waited, timeout).is_ok()
-            && waited[0].revents().is_some_and(|events| events.contains(PollFlags::POLLIN))
-    }
-
-    /// Waits until a dead guest kernel's last words are in the log.
-    fn settle(&self) {
-        let until = Instant::now() + LAST_WORDS_MAX;
-        while Instant::now() < until {
-            let log = self.lock();
-            if !self.is_readable(PollTimeout::ZERO) {
-                return;
-            }
-            drop(log);
-            std::thread::sleep(Duration::from_millis(1));
-        }
-    }
-}
-
-/// A full disk costs the console log, not the guest.
-fn keep((file, left): &mut (File, usize), bytes: &[u8]) {
-    let kept = bytes.len().min(*left);
-    *left -= kept;
-    let _ = file.write_all(&bytes[..kept]);
-}
-
-impl Write for ConsoleLog {
-    /// Takes everything; keeps what fits.
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        keep(&mut self.lock(), bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
-    }
 }
 
 /// One thread a folder waits for the guest's connection and serves it.
@@ -648,50 +568,6 @@ impl Devices {
     }
 }
 
-/// How long to wait for a guest that comes up.
-fn patience(deadline: Option<Instant>) -> Duration {
-    let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
-    // A socket has no time limit of zero.
-    left.map_or(HELLO_TIMEOUT, |left| left.clamp(Duration::from_millis(1), HELLO_TIMEOUT))
-}
-
-/// The guest init's connection, or why there is none.
-fn await_hello(
-    hellos: &Receiver<UnixStream>,
-    gone: &(Mutex<bool>, Condvar),
-    patience: Duration,
-    console: &ConsoleLog,
-) -> Result<UnixStream, CellError> {
-    let until = Instant::now() + patience;
-    loop {
-        match hellos.recv_timeout(Duration::from_millis(20)) {
-            Ok(stream) => return Ok(stream),
-            Err(RecvTimeoutError::Disconnected) => break,
-            Err(RecvTimeoutError::Timeout) => {}
-        }
-        if *gone.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) {
-            console.settle();
-            return Err(CellError::Guest(format!("its kernel did not boot: {}", console_tail())));
-        }
-        if Instant::now() > until {
-            break;
-        }
-    }
-    Err(CellError::Guest(format!("it said nothing for {patience:?}: {}", console_tail())))
-}
-
-/// The last lines of the console, for an error message.
-fn console_tail() -> String {
-    let bytes = std::fs::read("console.log").unwrap_or_default();
-    let text = String::from_utf8_lossy(&bytes);
-    let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
-    lines[lines.len().saturating_sub(5)..].join(" | ")
-}
-
-fn refused(error: ClientError) -> CellError {
-    CellError::Guest(error.to_string())
-}
-
 impl Guest {
     pub fn services(&self) -> Arc<dyn Services> {
         self.reach.clone()
@@ -700,11 +576,8 @@ impl Guest {
     /// Runs the plan's program once, unheard, as a warm guest's first; one that
     /// fails or does not end costs nothing but the warmth.
     pub fn warm_up(&self) {
-        let Ok(stream) = self.reach.agent.connect(AGENT_PORT) else { return };
-        if stream.set_read_timeout(Some(ANSWER_TIMEOUT)).is_err() {
-            return;
-        }
-        let until = Instant::now() + ANSWER_TIMEOUT;
+        let Ok(stream) = connect(&self.reach.agent, ANSWER_MAX) else { return };
+        let until = Instant::now() + ANSWER_MAX;
         if let Ok(mut session) = client::exec(&stream, &stream, &self.exec) {
             let goes_on = |event| !matches!(event, Ok(ExecEvent::Exited(_)) | Err(_));
             while goes_on(session.output.event()) && Instant::now() < until {}
@@ -730,18 +603,26 @@ impl Guest {
         follower.map(drop)
     }
 
-    /// Ends the guest: in order where it has something to write back, at once
-    /// otherwise. Returns when its kernel process is reaped.
+    /// The guest can run programs, and be asked to end in order.
+    pub(super) fn is_ready_now(&self) {
+        self.ready.store(true, Ordering::Relaxed);
+    }
+
+    /// Ends the guest: in order, within `orderly_max`, where it has something to write
+    /// back, at once otherwise. Returns when its kernel process is reaped.
     pub fn end(&self, orderly_max: Duration) {
         let writes_back = self.keeps_disk || self.reach.folders.writable;
-        if writes_back && !self.is_gone(Duration::ZERO) {
+        let ready = self.ready.load(Ordering::Relaxed);
+        if writes_back && ready && !self.is_gone(Duration::ZERO) {
+            let until = Instant::now() + orderly_max;
             // One that is paused could not write anything back.
             let _ = self.reach.pause(false);
-            if let Ok(stream) = self.reach.agent.connect(AGENT_PORT) {
-                let _ = stream.set_read_timeout(Some(orderly_max));
-                let _ = client::shutdown(&stream, &stream, 100);
+            let ends = connect(&self.reach.agent, orderly_max)
+                .is_ok_and(|stream| client::shutdown(&stream, &stream, 100).is_ok());
+            // One that does not answer would not end either.
+            if ends {
+                self.is_gone(until.saturating_duration_since(Instant::now()));
             }
-            self.is_gone(orderly_max);
         }
         let _ = nix::sys::signal::kill(self.kernel, nix::sys::signal::Signal::SIGKILL);
         self.is_gone(Duration::from_secs(10));
@@ -772,24 +653,15 @@ fn follow(
         },
         message: error.to_string(),
     };
-    let streams = agent.connect(AGENT_PORT).and_then(|stream| Ok((stream.try_clone()?, stream)));
-    let (sink, stream) = match streams {
-        Ok(streams) => streams,
-        Err(error) => return failed(&ClientError::from(exocell_agent::FrameError::from(error))),
-    };
     // A guest that does not start the program must not hold the cell for ever.
-    let bounded = stream.set_read_timeout(Some(HELLO_TIMEOUT));
-    let session = match client::exec(&stream, &stream, &exec) {
-        Ok(session) => session,
+    let (guest_pid, stream, sink) = match begin(agent, &exec) {
+        Ok(begun) => begun,
         Err(error) => return failed(&error),
     };
-    if let Err(error) = bounded.and_then(|()| stream.set_read_timeout(None)) {
-        return failed(&ClientError::from(exocell_agent::FrameError::from(error)));
-    }
     on_start();
-    shared.output.started(session.guest_pid);
-    shared.input.open(Sink::Session(sink), signal_of(agent.clone(), session.guest_pid));
-    let mut output = session.output;
+    shared.output.started(guest_pid);
+    shared.input.open(Sink::Session(sink), signal_of(agent.clone(), guest_pid));
+    let mut output = ExecOutput::new(stream);
     loop {
         match output.event() {
             Ok(ExecEvent::Stdout(_) | ExecEvent::Stderr(_)) if !stdio => {}
@@ -801,15 +673,34 @@ fn follow(
     }
 }
 
+/// Starts a program; its pid in the guest, and both ends of its session.
+fn begin(
+    agent: &VsockHandle,
+    exec: &exocell_agent::Exec,
+) -> Result<(u32, UnixStream, UnixStream), ClientError> {
+    let local = |error| ClientError::from(exocell_agent::FrameError::from(error));
+    let stream = connect(agent, PROGRAM_MAX).map_err(local)?;
+    let guest_pid = client::exec(&stream, &stream, exec)?.guest_pid;
+    let stream = stream.into_endless().map_err(local)?;
+    let sink = stream.try_clone().map_err(local)?;
+    Ok((guest_pid, stream, sink))
+}
+
+/// A stream to the guest's agent, which has `limit` to answer.
+pub(super) fn connect(agent: &VsockHandle, limit: Duration) -> std::io::Result<Patient> {
+    agent.connect(AGENT_PORT).map(|stream| Patient::new(stream, limit))
+}
+
 /// Signals the program on a stream of their own, so that input which it does
 /// not read cannot hold them up.
 fn signal_of(agent: VsockHandle, guest_pid: u32) -> Signal {
     Arc::new(move |number| {
-        let Ok(stream) = agent.connect(AGENT_PORT) else { return };
+        let Ok(stream) = connect(&agent, ANSWER_MAX) else { return false };
         // A program that is gone takes none; its end is told elsewhere.
-        if stream.set_read_timeout(Some(ANSWER_TIMEOUT)).is_ok() {
-            let _ = client::signal(&stream, &stream, guest_pid, number);
-        }
+        !matches!(
+            client::signal(&stream, &stream, guest_pid, number),
+            Err(ClientError::Frame(FrameError::NoAnswer(_)))
+        )
     })
 }
 
@@ -824,9 +715,7 @@ impl Folders {
         for (_, path) in mounts {
             // Access has ended already; a guest that keeps the dead mount
             // gains nothing.
-            if let Ok(stream) = agent.connect(AGENT_PORT)
-                && stream.set_read_timeout(Some(ANSWER_TIMEOUT)).is_ok()
-            {
+            if let Ok(stream) = connect(agent, ANSWER_MAX) {
                 let _ = client::unmount(&stream, &stream, path);
             }
         }

@@ -3,6 +3,7 @@
 use std::io::Write;
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use exocell_agent::{Frame, FrameWriter, Kind};
 
@@ -14,8 +15,8 @@ pub(crate) enum Sink {
     Pipe(Option<std::fs::File>),
 }
 
-/// Takes a signal's number.
-pub(crate) type Signal = Arc<dyn Fn(u8) + Send + Sync>;
+/// Takes a signal's number; false where the program's side does not answer.
+pub(crate) type Signal = Arc<dyn Fn(u8) -> bool + Send + Sync>;
 
 /// The inlet of one program, shared by everyone who may feed it. Signals have a
 /// way of their own: a program that does not read its input still gets them.
@@ -48,19 +49,27 @@ impl Input {
         drop(self.shared.opened.wait_while(lock(&self.shared.signal), is_closed));
     }
 
-    /// Sends the program a signal. A program that is gone takes nothing; its
-    /// end is told elsewhere.
-    pub fn signal(&self, number: u8) {
+    /// Waits until the program can take input, at most `limit`; whether it can.
+    pub fn opens_within(&self, limit: Duration) -> bool {
+        let is_closed = |signal: &mut Option<Signal>| signal.is_none();
+        let waited =
+            self.shared.opened.wait_timeout_while(lock(&self.shared.signal), limit, is_closed);
+        waited.unwrap_or_else(PoisonError::into_inner).0.is_some()
+    }
+
+    /// Sends the program a signal; false where its side does not answer. A program
+    /// that is gone takes nothing; its end is told elsewhere.
+    pub fn signal(&self, number: u8) -> bool {
         let signal = lock(&self.shared.signal).clone();
-        if let Some(signal) = signal {
-            signal(number);
-        }
+        signal.is_none_or(|signal| signal(number))
     }
 
     /// Hands a follower's frame to the program.
     pub fn feed(&self, frame: &Frame) {
         if frame.kind == Kind::Signal {
-            return frame.payload.first().into_iter().for_each(|number| self.signal(*number));
+            return frame.payload.first().into_iter().for_each(|number| {
+                self.signal(*number);
+            });
         }
         match &mut *lock(&self.shared.sink) {
             Some(Sink::Session(stream)) if is_input(frame.kind) => {

@@ -5,13 +5,13 @@
 //! of the memory file bounds what a guest that keeps to nothing can take.
 
 use std::fs::File;
-use std::os::unix::net::UnixStream;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use exocell_agent::{AGENT_PORT, GuestStats, client};
+use exocell_agent::{GuestStats, Patient, client};
 use exocell_vmm::devices::VsockHandle;
 
+use super::guest;
 use crate::plan::MEMORY_BYTES_MIN;
 
 /// A guest that has to reclaim memory first gets this long before the change
@@ -54,12 +54,8 @@ pub(super) fn change(agent: &VsockHandle, memory: &File, limit_bytes: u64) -> Re
     }
 }
 
-pub(super) fn connect(agent: &VsockHandle) -> Result<UnixStream, String> {
-    let connected = agent.connect(AGENT_PORT).and_then(|stream| {
-        stream.set_read_timeout(Some(PATIENCE))?;
-        Ok(stream)
-    });
-    connected.map_err(|error| format!("the guest does not answer: {error}"))
+pub(super) fn connect(agent: &VsockHandle) -> Result<Patient, String> {
+    guest::connect(agent, PATIENCE).map_err(|error| format!("the guest does not answer: {error}"))
 }
 
 /// What the guest says, and what the host holds for it.

@@ -2,15 +2,19 @@
 //! to the last line of its record.
 //!
 //! ```text
-//! main -> jail -> workload started -> [Event loop] -> workload ended -> record settled
+//! main -> jail -> workload started -> ready -> [Event loop] -> workload ended -> record settled
+//!                         └── clients are served from here on ──┘
 //! ```
 //! The main thread decides; the others turn what happens into [`Event`]s:
-//! `guest` (a `vm` cell's processes and session), `clients` (the control
-//! socket), the isolate's own thread.
+//! `guest` (a `vm` cell's processes and session), `boot` (a guest that comes up),
+//! `clients` (the control socket), the isolate's own thread.
 
+mod boot;
 pub(crate) mod clients;
+mod console;
 mod credit;
 pub(crate) mod ending;
+pub(crate) mod fault;
 mod guest;
 mod input;
 mod memory;
@@ -19,12 +23,13 @@ mod warmth;
 
 use std::fs::File;
 use std::os::fd::AsFd;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use exocell_agent::{FailureKind, Reply};
+use exocell_agent::{BootTimes, FailureKind, Reply};
 use exocell_vmm::jail::{self, PathAccess, PathGrant};
 
 use crate::control::Order;
@@ -33,6 +38,7 @@ use crate::output::Output;
 use crate::record::{Record, StartTimes, State, Status};
 use crate::{CellError, now_ms};
 
+use clients::Pending;
 pub(crate) use input::{Input, Signal, Sink};
 use warmth::Warmth;
 
@@ -46,6 +52,10 @@ pub(crate) enum Event {
     Program(Reply),
     /// The guest kernel process ended, with what wait(2) said of it.
     GuestKernel(String),
+    /// The guest is ready for programs, or said why it is not.
+    Booted(Result<BootTimes, String>),
+    /// A thread of the supervisor panicked, with what it said.
+    Panicked(String),
     Stop {
         grace: Duration,
     },
@@ -69,13 +79,29 @@ pub(crate) struct Shared {
 
 /// The body of the supervisor process; the result is its exit status.
 pub fn main(mut inheritance: Inheritance, workload: Workload, host_pid: i32) -> i32 {
-    match run(&mut inheritance, workload, host_pid) {
+    let done = catch_unwind(AssertUnwindSafe(|| run(&mut inheritance, workload, host_pid)));
+    match done.unwrap_or_else(|_| Err(panicked("its main thread"))) {
         Ok(()) => 0,
         Err(error) => {
             ending::fail(&inheritance, &error);
             125
         }
     }
+}
+
+fn panicked(what: &str) -> CellError {
+    CellError::Guest(format!(
+        "its supervisor failed, which is a fault of Exocell's: {what} panicked"
+    ))
+}
+
+/// Has a panic of any thread end the cell: one that lost a thread of its supervisor
+/// would hang, or say nothing true of itself. Not where isolates run: their workers
+/// panic by design of the engine.
+fn end_at_a_panic(events: Sender<Event>) {
+    std::panic::set_hook(Box::new(move |panic| {
+        let _ = events.send(Event::Panicked(panic.to_string()));
+    }));
 }
 
 /// Gives the host back what the command and the set-up used, which would stay with
@@ -108,13 +134,17 @@ fn run(inheritance: &mut Inheritance, workload: Workload, host_pid: i32) -> Resu
     let record = inheritance.record.from_within();
     let warmth = Warmth::of(&inheritance.spec);
     let shared = Shared { output, input: Input::default(), events, record: record.clone(), warmth };
-    let mut status = Status { supervisor_pid: host_pid, ..Status::default() };
+    let host_oom_kills = crate::record::host_oom_kills();
+    let mut status = Status { supervisor_pid: host_pid, host_oom_kills, ..Status::default() };
     // Whoever wants to end this cell may want to before it runs.
     record.write_status(&status)?;
     let mut deadline = inheritance.caps.deadline().map(|limit| inheritance.requested + limit);
+    let services = Pending::default();
     let mut workload = match workload {
         Workload::Vm(plan) => {
             keep_no_large_blocks();
+            end_at_a_panic(shared.events.clone());
+            fault::note()?;
             let guest = guest::start(inheritance, *plan, &shared, &mut status, deadline);
             Running::Vm(guest.map_err(|error| or_deadline(error, deadline))?)
         }
@@ -123,7 +153,22 @@ fn run(inheritance: &mut Inheritance, workload: Workload, host_pid: i32) -> Resu
             Running::Isolate(isolate?)
         }
     };
-    clients::serve(inheritance, &shared, workload.services())?;
+    // Whoever looks sees the guest kernel while that comes up.
+    record.write_status(&status)?;
+    clients::serve(inheritance, &shared, services.clone())?;
+    if let Running::Vm(guest) = &workload {
+        match boot::await_ready(&inbox, &shared.warmth, guest, deadline) {
+            Ok(times) => {
+                status.times.guest_ready_us = inheritance.requested.elapsed().as_micros() as u64;
+                status.times.guest_init_us = times.init_started_ns / 1000;
+            }
+            Err(end) => {
+                ending::finish(inheritance, &record, &shared, workload, status, *end);
+                return Ok(());
+            }
+        }
+    }
+    let _ = services.set(workload.services());
     trim_heap();
     if let Running::Vm(guest) = &mut workload
         && shared.warmth.is_warm()
@@ -209,7 +254,26 @@ impl End {
 
     /// `how` is what wait(2) said of the guest kernel.
     fn guest_died(how: &str) -> Self {
-        Self::killed(format!("the guest kernel {how}; see exocell logs --console"))
+        // Nothing but the guest itself ends it in this way: the host's ends are signals.
+        let by = if how.ends_with("status 0") { ": the cell powered itself off" } else { "" };
+        Self::killed(format!("the guest kernel {how}{by}; see exocell logs --console"))
+    }
+
+    /// Of a cell that did not come up.
+    fn failed(error: &CellError) -> Self {
+        let message = error.to_string();
+        match error {
+            CellError::Deadline => Self::killed(message),
+            _ => Self {
+                exit_code: error.exit_code(),
+                reason: Some(message.clone()),
+                reply: Reply::Failed { kind: FailureKind::Guest, message },
+            },
+        }
+    }
+
+    fn panicked(what: &str) -> Self {
+        Self::failed(&panicked(what))
     }
 
     fn from_reply(reply: Reply) -> Self {
@@ -247,7 +311,8 @@ fn decide(
         match event {
             Ok(Event::Started { program_started_us }) => on_start(program_started_us),
             // The pool has nothing to say about a cell that was taken.
-            Ok(Event::Taken(_) | Event::Abandoned) => {}
+            Ok(Event::Taken(_) | Event::Abandoned | Event::Booted(_)) => {}
+            Ok(Event::Panicked(what)) => return End::panicked(&what),
             Ok(Event::Program(reply @ Reply::Failed { kind: FailureKind::Guest, .. })) => {
                 // The first sign of a dying guest is its silence.
                 return match inbox.recv_timeout(Duration::from_millis(500)) {
@@ -267,7 +332,9 @@ fn decide(
                 if !grace.is_zero() {
                     // On a thread: a guest that does not answer must not hold the end up.
                     let input = shared.input.clone();
-                    let _ = thread("signal", move || input.signal(libc::SIGTERM as u8));
+                    let _ = thread("signal", move || {
+                        input.signal(libc::SIGTERM as u8);
+                    });
                 }
                 let at = Instant::now() + grace;
                 stop_at = Some(stop_at.map_or(at, |earlier| earlier.min(at)));

@@ -38,7 +38,7 @@ impl Warmth {
     }
 
     /// Lets nobody take the cell any more; whether that was still possible.
-    fn close(&self) -> bool {
+    pub fn close(&self) -> bool {
         self.lock().warm.take().is_some()
     }
 
@@ -119,7 +119,8 @@ pub(crate) fn wait(inbox: &Receiver<Event>, warmth: &Warmth) -> Result<Order, Bo
             }
             Ok(Event::Abandoned) => {}
             Ok(Event::Stop { .. }) => return killed("stopped"),
-            Ok(Event::Started { .. } | Event::Program(_)) => {}
+            Ok(Event::Panicked(what)) => return Err(Box::new(End::panicked(&what))),
+            Ok(Event::Started { .. } | Event::Program(_) | Event::Booted(_)) => {}
             Err(_) => return killed("the supervisor lost its threads"),
         }
     }

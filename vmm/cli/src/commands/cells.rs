@@ -204,7 +204,7 @@ pub fn stop(layout: &Layout, args: &StopArgs) -> Result<u8, CellError> {
         let (record, _, status) = Record::find(layout, key)?;
         // One that is still starting, or waits in a pool, is ended too.
         if status.state != State::Exited {
-            end::stop(layout, &record, &status, Duration::from_secs(args.time))?;
+            end::stop(layout, &record, Duration::from_secs(args.time))?;
         }
         say!("{key}");
     }
@@ -219,7 +219,7 @@ pub fn kill(layout: &Layout, args: &KillArgs) -> Result<u8, CellError> {
         if signal != Signal::SIGKILL || status.state == State::Exited {
             must_run(&record, status.state)?;
         }
-        end::kill(layout, &record, &status, signal)?;
+        end::kill(layout, &record, signal)?;
         say!("{key}");
     }
     Ok(0)

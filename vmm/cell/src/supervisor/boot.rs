@@ -1,0 +1,106 @@
+//! A guest that comes up: its hello, its boot request, its answer; or why there is none.
+//!
+//! ```text
+//! kernel started ──> init says hello ──> Boot ──> Ready
+//!       └── ended, stopped, too late, refused: the end of the cell, with its reason
+//! ```
+//! The talking is done on a thread of its own, so that whoever wants to end the cell
+//! meanwhile can.
+
+use std::os::unix::net::UnixStream;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
+use std::time::{Duration, Instant};
+
+use exocell_agent::{Boot, BootTimes, Patient, client};
+
+use super::guest::Guest;
+use super::warmth::Warmth;
+use super::{End, Event, thread};
+use crate::CellError;
+
+/// How long a guest may take from its first instruction to its readiness.
+const READY_MAX: Duration = Duration::from_secs(60);
+/// How long the death of a guest kernel is waited for whose init has fallen silent.
+const DEATH_MAX: Duration = Duration::from_millis(500);
+
+/// Boots the guest, whose init connects to `hellos`, as `request` says.
+pub(super) fn begin(
+    hellos: Receiver<UnixStream>,
+    request: Boot,
+    events: Sender<Event>,
+    deadline: Option<Instant>,
+) -> Result<(), CellError> {
+    let until = Instant::now() + patience(deadline);
+    let booting = thread("boot", move || {
+        let left = || until.saturating_duration_since(Instant::now());
+        let booted = match hellos.recv_timeout(left()) {
+            Ok(stream) => {
+                let stream = Patient::new(stream, left());
+                client::boot(&stream, &stream, &request).map_err(|error| error.to_string())
+            }
+            Err(_) => Err("its init did not say that it runs".to_owned()),
+        };
+        let _ = events.send(Event::Booted(booted));
+    });
+    booting.map(drop)
+}
+
+/// How long to wait for a guest that comes up.
+fn patience(deadline: Option<Instant>) -> Duration {
+    let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
+    left.map_or(READY_MAX, |left| left.min(READY_MAX))
+}
+
+/// Waits until the guest is ready; the cell's end when something else comes first.
+pub(super) fn await_ready(
+    inbox: &Receiver<Event>,
+    warmth: &Warmth,
+    guest: &Guest,
+    deadline: Option<Instant>,
+) -> Result<BootTimes, Box<End>> {
+    let begun = Instant::now();
+    let until = begun + patience(deadline);
+    let killed = |why: &str| Box::new(End::killed(why.to_owned()));
+    let late = || match deadline.is_some_and(|at| at <= Instant::now()) {
+        true => End::failed(&CellError::Deadline),
+        false => not_ready(guest, &format!("it said nothing for {} s", begun.elapsed().as_secs())),
+    };
+    loop {
+        match inbox.recv_timeout(until.saturating_duration_since(Instant::now())) {
+            Ok(Event::Booted(Ok(times))) => {
+                guest.is_ready_now();
+                return Ok(times);
+            }
+            Ok(Event::GuestKernel(how)) => return Err(Box::new(died(guest, &how))),
+            Ok(Event::Booted(Err(why))) => {
+                // The first sign of a dying guest is its silence.
+                return Err(Box::new(match inbox.recv_timeout(DEATH_MAX) {
+                    Ok(Event::GuestKernel(how)) => died(guest, &how),
+                    _ if Instant::now() >= until => late(),
+                    _ => not_ready(guest, &why),
+                }));
+            }
+            Ok(Event::Stop { .. }) => return Err(killed("stopped before it was ready")),
+            Ok(Event::Abandoned) if warmth.close() => return Err(killed("its pool is gone")),
+            Ok(Event::Panicked(what)) => return Err(Box::new(End::panicked(&what))),
+            Ok(Event::Abandoned | Event::Taken(_) | Event::Started { .. } | Event::Program(_)) => {}
+            Err(RecvTimeoutError::Timeout) => return Err(Box::new(late())),
+            Err(RecvTimeoutError::Disconnected) => {
+                return Err(killed("the supervisor lost its threads"));
+            }
+        }
+    }
+}
+
+fn died(guest: &Guest, how: &str) -> End {
+    guest.console.settle();
+    not_ready(guest, &format!("its kernel did not boot: it {how} before it was ready"))
+}
+
+fn not_ready(guest: &Guest, why: &str) -> End {
+    let tail = guest.console.tail();
+    End::failed(&CellError::Guest(match tail.is_empty() {
+        true => why.to_owned(),
+        false => format!("{why}: {tail}"),
+    }))
+}
