@@ -3,30 +3,8 @@
 
 mod common;
 
-use std::fs;
-use std::process::Command;
-
+use common::Finished;
 use common::guest::PrivateRoot;
-use common::{Finished, given, text};
-
-/// A state root whose guest kernel is the C program `source`.
-fn with_kernel(source: &str) -> PrivateRoot {
-    let root = PrivateRoot::with_image();
-    let real = given("EXOCELL_TEST_KERNEL").parent().expect("ROOT/kernels/HASH/linux").to_owned();
-    let kernels = root.path().join("kernels");
-    fs::remove_file(&kernels).expect("the link");
-    let directory = kernels.join(real.file_name().expect("a hash"));
-    fs::create_dir_all(&directory).expect("a directory");
-    fs::copy(real.join("manifest.json"), directory.join("manifest.json")).expect("a copy");
-    let (file, kernel) = (root.dir.path().join("kernel.c"), directory.join("linux"));
-    fs::write(&file, source).expect("the source");
-    let words = ["-static", "-O1", "-o", text(&kernel), text(&file)];
-    assert!(Command::new("gcc").args(words).status().expect("gcc runs").success(), "gcc failed");
-    // The store knows its kernels by their size.
-    let size = fs::metadata(real.join("linux")).expect("the real one").len();
-    fs::File::options().write(true).open(&kernel).and_then(|f| f.set_len(size)).expect("padding");
-    root
-}
 
 fn console(root: &PrivateRoot, name: &str) -> String {
     let shown: Finished = root.run(["logs", "--console", name]).ok();
@@ -35,7 +13,7 @@ fn console(root: &PrivateRoot, name: &str) -> String {
 
 #[test]
 fn the_deadline_ends_a_guest_that_never_comes_up() {
-    let root = with_kernel("int main(void) { for (;;) ; }");
+    let root = PrivateRoot::with_kernel("int main(void) { for (;;) ; }");
     let ended = root.run_cell(&["--timeout", "1s"], &["true"]).exited(137);
     ended.complains_of(&["deadline"]);
     root.holds_no_cells();
@@ -43,7 +21,7 @@ fn the_deadline_ends_a_guest_that_never_comes_up() {
 
 #[test]
 fn a_guest_kernel_cannot_make_processes_without_end() {
-    let root = with_kernel(
+    let root = PrivateRoot::with_kernel(
         r#"#include <stdio.h>
 #include <signal.h>
 #include <unistd.h>
@@ -82,7 +60,7 @@ fn a_guest_kernel_that_takes_more_than_its_credit_is_ended() {
         ("say(3, 1);", "protocol"),
     ];
     for (misdeed, complaint) in misdeeds {
-        let root = with_kernel(&KERNEL_WITH_CREDIT.replace("MISDEED", misdeed));
+        let root = PrivateRoot::with_kernel(&KERNEL_WITH_CREDIT.replace("MISDEED", misdeed));
         let ended = root.run_cell(&["--pager", "credit", "--memory", "128m"], &["true"]);
         ended.exited(125).complains_of(&["did not boot", complaint]);
         root.holds_no_cells();

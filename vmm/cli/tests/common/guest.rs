@@ -39,6 +39,27 @@ impl PrivateRoot {
         root
     }
 
+    /// The same, whose guest kernel is the C program `source`.
+    pub fn with_kernel(source: &str) -> Self {
+        let root = Self::with_image();
+        let real =
+            given("EXOCELL_TEST_KERNEL").parent().expect("ROOT/kernels/HASH/linux").to_owned();
+        let kernels = root.path().join("kernels");
+        fs::remove_file(&kernels).expect("the link");
+        let directory = kernels.join(real.file_name().expect("a hash"));
+        fs::create_dir_all(&directory).expect("a directory");
+        fs::copy(real.join("manifest.json"), directory.join("manifest.json")).expect("a copy");
+        let (file, kernel) = (root.dir.path().join("kernel.c"), directory.join("linux"));
+        fs::write(&file, source).expect("the source");
+        let words = ["-static", "-O1", "-o", text(&kernel), text(&file)];
+        assert!(Command::new("gcc").args(words).status().expect("gcc runs").success(), "gcc");
+        // The store knows its kernels by their size.
+        let size = fs::metadata(real.join("linux")).expect("the real one").len();
+        let opened = fs::File::options().write(true).open(&kernel);
+        opened.and_then(|file| file.set_len(size)).expect("padding");
+        root
+    }
+
     pub fn path(&self) -> PathBuf {
         self.dir.path().join("root")
     }

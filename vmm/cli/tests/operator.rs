@@ -1,0 +1,204 @@
+//! The operator's way into a cell, whatever its programs do, its root's too.
+
+mod common;
+
+use common::cell::{Cell, pid};
+use common::{Finished, LIMIT, Started, eventually, exocell, finish, host, run, text, unique};
+use nix::sys::signal::Signal;
+
+/// What an operator asks of a running cell; each has to work.
+fn everything_works(cell: &Cell) {
+    answers(cell);
+    let image = unique("image");
+    run(["commit", &cell.name, &image]).ok();
+    run(["image", "rm", &image]).ok();
+}
+
+/// The same, but for what copies the whole of it.
+fn answers(cell: &Cell) {
+    assert_eq!(cell.shell("echo here").ok().text(), "here");
+    let copied = run(["cp", &cell.path("/etc/hostname"), "-"]).ok();
+    assert!(!copied.stdout.is_empty());
+    let stats = run(["stats", "--json", &cell.name]).ok().json();
+    assert!(stats["guest_claims"]["uptime_ns"].as_u64() > Some(0), "{stats}");
+}
+
+/// Runs Python as `user` in the background until it says `ready`.
+fn misbehave(cell: &Cell, user: &str, script: &str) -> Started {
+    let started = Started::new(&mut cell.exec(&["-u", user], &["python3", "-c", script]));
+    eventually("the program is at it", || cell.shell("test -e /tmp/ready").code == 0);
+    started
+}
+
+/// Every port and every way by which a program may reach the host, or play it.
+const VSOCK: &str = r#"
+import errno, os, socket, sys, time
+def stream(): 
+    s = socket.socket(socket.AF_VSOCK, socket.SOCK_STREAM); s.settimeout(0.2); return s
+won = []
+def reach(cid, port, own=None):
+    s = stream()
+    try:
+        if own is not None: s.bind((socket.VMADDR_CID_ANY, own))
+        s.connect((cid, port)); won.append((cid, port, s))
+    except OSError: pass
+for cid in (0, 1, 2, 3, 4):
+    for port in [1, 1023, 1024, 1025, 5640, 5641, 9999]: reach(cid, port)
+if os.getuid() == 0:
+    for own in range(1, 200): reach(2, 5640, own)
+for cid in (socket.VMADDR_CID_ANY, 2, 3):
+    s = stream()
+    try:
+        s.bind((cid, 1024)); s.listen(); won.append(("bound", cid, s))
+    except OSError: pass
+open("/tmp/won", "w").write(repr([w[:2] for w in won]))
+open("/tmp/ready", "w").close()
+end = time.time() + 600
+held = []
+while time.time() < end:
+    for cid, port in ((2, 5640), (2, 1024), (2, 7), (1, 1024), (3, 1024)):
+        s = stream()
+        s.setblocking(False)
+        try: s.connect((cid, port))
+        except OSError: pass
+        held.append(s)
+    if len(held) > 1500: held.clear()
+"#;
+
+#[test]
+fn programs_cannot_use_up_the_operators_streams_nor_a_folders() {
+    let folder = tempfile::tempdir().expect("a folder");
+    std::fs::write(folder.path().join("file"), "still there").expect("a file");
+    let volume = format!("{}:/f", text(folder.path()));
+    for user in ["1000", "0"] {
+        let cell = Cell::idle("vsock", &["-v", &volume]);
+        let _flood = misbehave(&cell, user, VSOCK);
+        assert_eq!(cell.shell("cat /tmp/won").ok().text(), "[]", "as {user}");
+        for _ in 0..3 {
+            answers(&cell);
+            assert_eq!(cell.shell("cat /f/file").ok().text(), "still there");
+        }
+        cell.verb(&["stop", "-t", "5"]).ok();
+    }
+}
+
+/// A program that does `what` to process 1 with all that root may.
+fn at_pid_1(what: &str) -> String {
+    format!(
+        r#"
+import ctypes, os, signal, time
+libc = ctypes.CDLL(None, use_errno=True)
+{what}
+open("/tmp/ready", "w").close()
+time.sleep(600)
+"#
+    )
+}
+
+#[test]
+fn the_cells_root_cannot_stop_trace_or_starve_its_init() {
+    let misdeeds = [
+        // PTRACE_ATTACH, which stops what it attaches to.
+        "assert libc.ptrace(16, 1, 0, 0) == 0",
+        "for s in (signal.SIGSTOP, signal.SIGKILL, signal.SIGTERM): os.kill(1, s)",
+        "os.setpriority(os.PRIO_PROCESS, 1, 19)",
+        "for name in ('cgroup.freeze', 'pids.max'):\n  \
+           try: open('/sys/fs/cgroup/' + name, 'w').write('1')\n  \
+           except OSError: pass",
+        // A real-time program on each processor.
+        "os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(99))\n\
+         for _ in range(4):\n  \
+           if os.fork() == 0:\n    \
+             while True: pass\n\
+         os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))",
+    ];
+    for misdeed in misdeeds {
+        let cell = Cell::idle("init", &[]);
+        let _held = misbehave(&cell, "0", &at_pid_1(misdeed));
+        everything_works(&cell);
+        cell.verb(&["stop", "-t", "1"]).ok();
+    }
+}
+
+#[test]
+fn a_fork_bomb_leaves_the_operators_commands_alone() {
+    let cell = Cell::idle("bomb", &["--pids-limit", "200"]);
+    let bomb = "import os\nopen('/tmp/ready', 'w').close()\nwhile True:\n  \
+                try: os.fork()\n  except OSError: pass";
+    let _bomb = misbehave(&cell, "1000", bomb);
+    for _ in 0..3 {
+        // What a shell would fork for, the bomb has.
+        run(["exec", &cell.name, "true"]).ok();
+        let stats = run(["stats", "--json", &cell.name]).ok().json();
+        assert!(stats["guest_claims"]["process_count"].as_u64() >= Some(150), "{stats}");
+    }
+    cell.verb(&["stop", "-t", "1"]).ok();
+}
+
+#[test]
+fn programs_do_not_see_init() {
+    let cell = Cell::idle("hidden", &[]);
+    let seen = cell.shell("cat /proc/[0-9]*/comm; cat /proc/1/environ | wc -c").ok();
+    assert!(!seen.text().contains("kthreadd"), "{}", seen.text());
+    // What it was when init and its programs shared a namespace: the agent's threads.
+    assert_eq!(cell.shell("ls /proc/1/task | wc -l").ok().text(), "1");
+    assert_eq!(cell.shell("ls -A /proc/1/fd | wc -l").ok().text(), "0", "it holds nothing");
+    // Under the programs' /proc lies no other that would show it.
+    let below = "umount /proc && ls -A /proc | wc -l";
+    assert_eq!(cell.shell(below).ok().text(), "0");
+}
+
+#[test]
+fn orphans_find_a_parent_that_reaps_them() {
+    let script = "sh -c 'sleep 0.1 & sh -c \"exit 0\" &'; sleep 0.5; \
+                  grep -l '^State:.Z' /proc/[0-9]*/status 2>/dev/null | wc -l";
+    assert_eq!(common::shell(&[], script).ok().text(), "0");
+}
+
+#[test]
+fn the_end_that_a_cells_root_makes_is_told_as_that() {
+    let reboot = "import ctypes; ctypes.CDLL(None).reboot(0x4321fedc)";
+    let name = unique("reboot");
+    let _guard = Cell { name: name.clone() };
+    let flags = ["run", "--name", &name, common::IMAGE, "python3", "-c", reboot];
+    let ended = run(flags).exited(125);
+    ended.complains_of(&["root ended all of its programs", "reboot(2)"]);
+    let told = run(["inspect", "--json", &name]).ok().json();
+    assert!(told["reason"].as_str().is_some_and(|why| why.contains("reboot(2)")), "{told}");
+}
+
+/// Each command against a guest that never says a word.
+#[test]
+fn a_guest_that_does_not_answer_costs_each_command_a_bounded_time() {
+    let cell = Cell::idle("silent", &["--pager", "eager"]);
+    let other = tempfile::tempdir().expect("a folder");
+    let told = cell.inspect();
+    host::send(pid(&told, "guest_kernel_pid"), Signal::SIGSTOP);
+    let (name, path) = (cell.name.clone(), cell.path("/etc/hostname"));
+    let image = unique("never");
+    let silent: [(&[&str], i32, &str); 9] = [
+        (&["exec", &name, "true"], 125, "did not answer within 10 s"),
+        (&["exec", "-d", &name, "true"], 125, "did not answer within 10 s"),
+        (&["cp", &path, text(other.path())], 125, "did not answer within 30 s"),
+        (&["cp", "/etc/hostname", &path], 125, "did not answer within"),
+        (&["commit", &name, &image], 125, "did not answer within 30 s"),
+        (&["kill", "-s", "USR1", &name], 125, "did not answer in time"),
+        (&["update", "--memory", "64m", &name], 125, "did not answer"),
+        (&["stats", "--json", &name], 0, ""),
+        (&["inspect", &name], 0, ""),
+    ];
+    let started: Vec<_> =
+        silent.iter().map(|(args, ..)| Started::new(&mut exocell(*args))).collect();
+    let ended: Vec<Finished> =
+        started.into_iter().map(|one| one.finish(LIMIT).expect("it ends")).collect();
+    for ((args, code, words), ended) in silent.iter().zip(ended) {
+        assert_eq!(ended.code, *code, "{args:?}: {}", ended.stderr);
+        assert!(ended.stderr.contains(words), "{args:?}: {}", ended.stderr);
+    }
+    run(["logs", &name]).ok();
+    let mut waiting = Started::new(&mut exocell(["wait", &name]));
+    waiting.close_stdin();
+    cell.verb(&["stop", "-t", "1"]).ok();
+    assert_eq!(waiting.finish(LIMIT).expect("it ends with the cell").ok().text(), "137");
+    finish(&mut exocell(["rm", &name]), b"").ok();
+}
