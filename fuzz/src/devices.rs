@@ -1,7 +1,6 @@
 //! The devices of a `vm` cell: vhost-user messages, rings of descriptors, and
 //! vsock packets from a hostile guest kernel.
 
-use std::collections::HashMap;
 use std::os::fd::AsRawFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::mpsc::{Receiver, channel};
@@ -19,6 +18,8 @@ const NEXT: u16 = 1;
 const WRITE: u16 = 2;
 /// The host port that takes streams.
 const PORT: u32 = 1024;
+/// How many such ports there are.
+const PORTS: u32 = 4;
 /// Bytes of a vsock header, and of the slot each packet lies in.
 const HEADER_BYTES: u32 = 44;
 const SLOT_BYTES: u64 = 512;
@@ -47,14 +48,19 @@ fn queues(choice: u8) -> u16 {
     [1, 2, 1, 3][usize::from(choice % 4)]
 }
 
-/// A vsock device, and the streams that the guest opens on [`PORT`].
+/// A vsock device, and the streams that the guest opens from [`PORT`] on.
 fn add_vsock(
     devices: &mut DeviceLoop,
     listener: UnixListener,
 ) -> (VsockHandle, Receiver<UnixStream>) {
     let (opened, streams) = channel();
-    let accept: VsockListener = Box::new(move |stream| drop(opened.send(stream)));
-    let config = VsockConfig { listeners: HashMap::from([(PORT, accept)]), connections_max: 4 };
+    // Each takes one stream.
+    let listen = |port| -> (u32, VsockListener) {
+        let opened = opened.clone();
+        (port, Box::new(move |stream| drop(opened.send(stream))))
+    };
+    let listeners = (PORT..PORT + PORTS).map(listen).collect();
+    let config = VsockConfig { listeners, connections_max: 4 };
     (devices.add_vsock(listener, config).expect("vsock").0, streams)
 }
 
@@ -239,7 +245,7 @@ fn packet(input: &mut Input<'_>) -> (Vec<u8>, u32) {
     let (length, extra, flags) = (u32::from(input.u16()), u32::from(input.u16()), input.u8());
     let (buffer, taken) = (input.u32(), input.u32());
     let guest_port = u32::from(choice & 3);
-    let host_port = if choice & 4 == 0 { PORT } else { 7 };
+    let host_port = if choice & 4 == 0 { PORT + guest_port } else { 7 };
     let kind = if choice & 0x80 == 0 { 1_u16 } else { u16::from(choice) };
     let mut bytes = [3_u64.to_le_bytes(), 2_u64.to_le_bytes()].concat();
     for word in [guest_port, host_port, length] {
