@@ -49,6 +49,7 @@ pub fn run(
     frames: FrameReader<&File>,
     request: &Exec,
 ) -> Result<(), InitError> {
+    agent.programs().map_or(Ok(()), Programs::await_proc)?;
     let identity = identify(&request.user)?;
     let program = resolve(request, &identity)?;
     let (stdio, ends) = open_streams(request, identity.uid)?;

@@ -16,6 +16,7 @@
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::AsFd;
+use std::sync::{Mutex, PoisonError};
 
 use nix::sched::{CloneFlags, setns, unshare};
 use nix::unistd::pipe2;
@@ -29,6 +30,9 @@ pub struct Programs {
     theirs: File,
     /// The first process in it, as init knows it.
     pub first: i32,
+    /// What that says of its /proc, until somebody asks. It gets there while the host is
+    /// told that the cell is ready.
+    told: Mutex<Option<File>>,
 }
 
 impl Programs {
@@ -45,22 +49,30 @@ impl Programs {
             None => be_first(tell.into()),
         };
         drop(tell);
-        let mut problem = String::new();
-        let _ = File::from(told).read_to_string(&mut problem);
-        if !problem.is_empty() {
-            return Err(InitError::guest(format!("the programs' own /proc: {problem}")));
-        }
         let theirs =
             own_proc::open(&format!("{first}/ns/pid")).context(|| "the programs' pid namespace")?;
         setns(&own, CloneFlags::CLONE_NEWPID).context(|| "leaving the programs' namespace")?;
         // Not for lack of memory either.
         own_proc::write(&format!("{first}/oom_score_adj"), "-1000");
-        Ok(Self { own, theirs, first })
+        Ok(Self { own, theirs, first, told: Mutex::new(Some(told.into())) })
     }
 
     /// Whether the first process is at its end: it then ends all others.
     pub fn are_ending(&self) -> bool {
         is_ending(&own_proc::read(&format!("{}/status", self.first)))
+    }
+
+    /// Waits until programs can run in it.
+    pub fn await_proc(&self) -> Result<(), InitError> {
+        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut problem = String::new();
+        if let Some(mut told) = told.take() {
+            let _ = told.read_to_string(&mut problem);
+        }
+        match problem.is_empty() {
+            true => Ok(()),
+            false => Err(InitError::guest(format!("the programs' own /proc: {problem}"))),
+        }
     }
 
     /// Runs `fork` so that its child is in the namespace.
