@@ -240,7 +240,7 @@ fn workload(shared: &std::path::Path, log: &std::path::Path) {
     let volume = format!("{}:/shared", shared.display());
     let server = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = server.local_addr().unwrap().port();
-    let named = ["localhost:PORT", "127.0.0.1:PORT", "127.0.0.1:PORT/udp"]
+    let named = ["localhost:PORT/raw", "127.0.0.1:PORT", "127.0.0.1:PORT/udp"]
         .map(|rule| rule.replace("PORT", &port.to_string()));
     // A network may have the host's own addresses among its own.
     let rules = named.iter().map(String::as_str).chain(["192.0.2.0/24:9/udp"]);

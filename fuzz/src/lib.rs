@@ -37,6 +37,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "vsock", run: devices::vsock, seeds: devices::vsock_seeds },
     Target { name: "pager_ring", run: pager::ring, seeds: pager::seeds },
     Target { name: "packets", run: network::packets, seeds: network::packet_seeds },
+    Target { name: "guard", run: network::guard, seeds: network::guard_seeds },
     Target { name: "names", run: network::names, seeds: network::name_seeds },
     Target { name: "folder", run: folders::messages, seeds: folders::seeds },
     Target { name: "agent_frames", run: agent::frames, seeds: agent::seeds },

@@ -1,6 +1,8 @@
 //! The network of a `vm` cell: packets of a hostile guest kernel, and messages
 //! about names from the guest and from the host's servers.
 
+use exocell_network::Secrets;
+use exocell_network::guard::Guard;
 use exocell_network::names::Names;
 use exocell_network::stack::{Changes, Parts, Stack};
 use exocell_network::{Policy, dialer, dns};
@@ -78,6 +80,63 @@ pub fn packet_seeds() -> Vec<Vec<u8>> {
         packet(47, [192, 0, 2, 1], &[0; 8]),
     ];
     vec![seeds.concat(), seeds[0].clone(), [&seeds[1][..], &seeds[1]].concat()]
+}
+
+/// What a guest says on a stream to a name, and what its server answers to the first half of
+/// it: whatever the pieces are that it comes in, the same of it goes on.
+pub fn guard(bytes: &[u8]) {
+    let mut input = Input::new(bytes);
+    let (piece, answer) = (1 + usize::from(input.u8()), usize::from(input.u16()));
+    let answer = input.take(answer % 512).to_vec();
+    let said = input.take(bytes.len()).to_vec();
+    let said = said.get(..said.len().min(32 << 10)).unwrap_or_default();
+    let (first, second) = said.split_at(said.len() / 2);
+    let through = |piece: usize| {
+        let mut guard = Guard::of("a.test", 80, Secrets::default(), None);
+        let mut through = Vec::new();
+        let mut feed = |guard: &mut Guard, half: &[u8]| {
+            half.chunks(piece).all(|part| {
+                let judged = guard.hold(part).is_ok();
+                through.extend(guard.passed());
+                judged
+            })
+        };
+        let went =
+            feed(&mut guard, first) && guard.answered(&answer).is_ok() && feed(&mut guard, second);
+        (through, went)
+    };
+    let whole = through(said.len().max(1));
+    assert_eq!(through(piece), whole, "pieces of {piece} bytes make a difference");
+}
+
+/// A request with a body, a wish for websockets with its answer, and two hellos of TLS.
+pub fn guard_seeds() -> Vec<Vec<u8>> {
+    let seed = |answer: &[u8], said: &[u8]| {
+        [&[6][..], &(answer.len() as u16).to_le_bytes(), answer, said].concat()
+    };
+    let chunked = b"POST / HTTP/1.1\r\nHost: a.test\r\nTransfer-Encoding: chunked\r\n\r\n\
+                    5\r\nhello\r\n0\r\n\r\nGET / HTTP/1.1\r\nHost: a.test:80\r\n\r\n";
+    let body = b"PUT /x?y=%20 HTTP/1.1\r\nhost:a.test\r\nExpect: 100-continue\r\n\
+                 Content-Length: 5\r\n\r\nhelloOPTIONS * HTTP/1.1\r\nHost: a.test\r\n\r\n";
+    let wish =
+        b"GET / HTTP/1.1\r\nHost: a.test\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n";
+    let frames = vec![0x81; wish.len()];
+    let hello = hello();
+    let twice = [&hello[..], &hello].concat();
+    vec![
+        seed(b"", chunked),
+        seed(b"", body),
+        seed(b"HTTP/1.1 101 Switching Protocols\r\n\r\n", &[&wish[..], &frames].concat()),
+        seed(b"\x16\x03\x03\x00\x04\x02\x00\x00\x00", &twice),
+    ]
+}
+
+/// A client's hello that asks for `a.test`.
+fn hello() -> Vec<u8> {
+    let name = b"\0\0\0\x0b\0\x09\0\0\x06a.test";
+    let body = [&[3, 3][..], &[7; 32], &[0, 0, 2, 19, 1, 1, 0, 0, 15], name].concat();
+    let message = [&[1, 0, 0, body.len() as u8][..], &body].concat();
+    [&[22, 3, 1, 0, message.len() as u8][..], &message].concat()
 }
 
 /// One message, taken for a question and for an answer.

@@ -136,6 +136,9 @@ fn meaning(capability: &Capability) -> (String, String) {
     }
 }
 
+const NETWORK: &str = "dials these peers, is reached at these ports; speaks HTTP/1 or TLS for that \
+     name to names, by /raw anything; what is said to addresses and by /udp is not looked at";
+
 /// What a granted kind means for a `vm` cell and for an isolate.
 fn with(kind: Kind) -> (&'static str, &'static str) {
     match kind {
@@ -160,10 +163,7 @@ fn with(kind: Kind) -> (&'static str, &'static str) {
         Kind::Clock => ("the guest's clock follows the host's", "may read clocks and sleep"),
         Kind::Random => ("an entropy device", "may draw random bytes"),
         Kind::Stdio => ("its streams are attached", "its streams are attached"),
-        Kind::Network => (
-            "dials these peers, is reached at these ports",
-            "dials these peers, is reached at these ports",
-        ),
+        Kind::Network => (NETWORK, NETWORK),
         Kind::Device => {
             ("names are kept; no such device yet", "names are kept; no such device yet")
         }
@@ -234,6 +234,20 @@ mod tests {
         for kind in Kind::ALL.iter().filter(|kind| **kind != Kind::Folder) {
             assert!(!with(*kind).0.is_empty() && !with(*kind).1.is_empty(), "{kind}");
         }
+    }
+
+    #[test]
+    fn a_network_says_what_may_be_spoken() {
+        let set = CapabilitySet {
+            network: Some(crate::NetworkScope {
+                connect: vec!["a.test:22/raw".parse().unwrap(), "a.test:443".parse().unwrap()],
+                ..Default::default()
+            }),
+            ..CapabilitySet::default()
+        };
+        let table = explain_table(&set.explain());
+        assert!(table.contains("connect a.test:22/raw, a.test:443"), "{table}");
+        assert!(table.contains("HTTP/1 or TLS") && table.contains("by /raw anything"), "{table}");
     }
 
     #[test]

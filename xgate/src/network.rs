@@ -219,7 +219,8 @@ impl fmt::Display for Protocol {
     }
 }
 
-/// A host, a protocol and the ports: `HOST:PORTS`, `HOST:PORTS/udp` or `HOST/icmp`.
+/// A host, a protocol and the ports: `HOST:PORTS`, `HOST:PORTS/raw`, `HOST:PORTS/udp` or
+/// `HOST/icmp`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Endpoint {
     /// Which hosts.
@@ -228,23 +229,48 @@ pub struct Endpoint {
     pub ports: PortRange,
     /// By which protocol.
     pub protocol: Protocol,
+    /// Whether a stream to a name may say anything. Otherwise it must be HTTP/1 or TLS that
+    /// asks for that name. Addresses, datagrams and echoes have no name that could be checked.
+    pub is_raw: bool,
 }
 
 impl Endpoint {
-    /// Whether everything `other` covers is covered by this endpoint.
+    /// Whether everything `other` covers is covered by this endpoint. A raw rule covers the
+    /// same rule that is not raw.
     #[must_use]
     pub fn contains(&self, other: &Self) -> bool {
+        self.covers_peers_of(other) && (self.is_raw || !other.is_raw)
+    }
+
+    /// Whether `other` goes when this endpoint is denied: it lies within it. `HOST:PORTS` takes
+    /// raw rules away too, `HOST:PORTS/raw` takes only those.
+    #[must_use]
+    pub fn takes_away(&self, other: &Self) -> bool {
+        self.covers_peers_of(other) && (other.is_raw || !self.is_raw)
+    }
+
+    fn covers_peers_of(&self, other: &Self) -> bool {
         self.protocol == other.protocol
             && self.host.contains(&other.host)
             && self.ports.contains(&other.ports)
+    }
+
+    /// The endpoint, unless it says `/raw` of addresses, where nothing is ever checked.
+    fn checked(self) -> Result<Self, String> {
+        match (&self.host, self.is_raw) {
+            (NamePattern::Net { .. }, true) => Err(format!(
+                "`{self}` is an address, to which any protocol may be spoken; leave `/raw` out"
+            )),
+            _ => Ok(self),
+        }
     }
 }
 
 impl FromStr for Endpoint {
     type Err = String;
 
-    /// Reads `example.org:443`, `10.0.0.0/8:80-90`, `[::1]:80`, `example.org:53/udp` or
-    /// `example.org/icmp`.
+    /// Reads `example.org:443`, `10.0.0.0/8:80-90`, `[::1]:80`, `example.org:22/raw`,
+    /// `example.org:53/udp` or `example.org/icmp`.
     fn from_str(text: &str) -> Result<Self, String> {
         if let Some(host) = text.strip_suffix("/icmp") {
             let host =
@@ -253,11 +279,14 @@ impl FromStr for Endpoint {
                 host: host.parse()?,
                 ports: PortRange::ALL,
                 protocol: Protocol::Icmp,
+                is_raw: false,
             });
         }
-        let (peer, protocol) = match text.strip_suffix("/udp") {
-            Some(peer) => (peer, Protocol::Udp),
-            None => (text.strip_suffix("/tcp").unwrap_or(text), Protocol::Tcp),
+        let (peer, protocol, is_raw) = match text.rsplit_once('/') {
+            Some((peer, "udp")) => (peer, Protocol::Udp, false),
+            Some((peer, "raw")) => (peer, Protocol::Tcp, true),
+            Some((peer, "tcp")) => (peer, Protocol::Tcp, false),
+            _ => (text, Protocol::Tcp, false),
         };
         let wrong =
             || format!("`{text}` names no ports; write HOST:PORTS, like \"example.org:443\"");
@@ -267,7 +296,7 @@ impl FromStr for Endpoint {
             None if host.contains(':') => return Err(wrong()),
             None => host.to_owned(),
         };
-        Ok(Self { host: host.parse()?, ports: ports.parse()?, protocol })
+        Self { host: host.parse()?, ports: ports.parse()?, protocol, is_raw }.checked()
     }
 }
 
@@ -278,6 +307,7 @@ impl fmt::Display for Endpoint {
             host => write!(f, "{host}")?,
         }
         match self.protocol {
+            Protocol::Tcp if self.is_raw => write!(f, ":{}/raw", self.ports),
             Protocol::Tcp => write!(f, ":{}", self.ports),
             Protocol::Udp => write!(f, ":{}/udp", self.ports),
             Protocol::Icmp => f.write_str("/icmp"),
@@ -353,6 +383,9 @@ mod tests {
             "*:443",
             "*.a.org:1-65535",
             "[2001:db8::/32]:1",
+            "example.org:22/raw",
+            "*.example.org:1-9/raw",
+            "*:22/raw",
             "example.org:53/udp",
             "10.0.0.0/8:80-90/udp",
             "example.org/icmp",
@@ -364,9 +397,34 @@ mod tests {
         for text in ["example.org", "example.org:", "a:0", "a:9-8", "::1:80", "a:65536", "a:+1"] {
             assert!(text.parse::<Endpoint>().is_err(), "{text}");
         }
-        for text in ["a:1/icmp", "a/udp", "a:1/sctp", "/icmp"] {
+        for text in [
+            "a:1/icmp",
+            "a/udp",
+            "a/raw",
+            "a:1/sctp",
+            "a:1/raw/udp",
+            "a:1/udp/raw",
+            "a:1/RAW",
+            "/icmp",
+        ] {
             assert!(text.parse::<Endpoint>().is_err(), "{text}");
         }
+        for text in ["10.0.0.1:22/raw", "10.0.0.0/8:22/raw", "[::1]:22/raw"] {
+            let refused = text.parse::<Endpoint>().expect_err(text);
+            assert!(refused.contains("leave `/raw` out"), "{refused}");
+        }
+    }
+
+    #[test]
+    fn raw_covers_what_is_not_and_goes_with_it() {
+        let endpoint = |text: &str| text.parse::<Endpoint>().expect(text);
+        let (raw, plain) = (endpoint("a:22/raw"), endpoint("a:22"));
+        assert!(raw.contains(&plain) && raw.contains(&raw));
+        assert!(!plain.contains(&raw), "what is granted with a guard is not given on without");
+        assert!(endpoint("a:1-99").takes_away(&raw) && endpoint("a:1-99").takes_away(&plain));
+        assert!(endpoint("a:1-99/raw").takes_away(&raw));
+        assert!(!endpoint("a:1-99/raw").takes_away(&plain));
+        assert!(!endpoint("b:22").takes_away(&raw) && !endpoint("a:22/udp").takes_away(&raw));
     }
 
     #[test]

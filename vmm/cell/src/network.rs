@@ -132,19 +132,44 @@ pub fn authority_environment() -> Vec<String> {
     bundle.into_iter().chain([more]).collect()
 }
 
-/// A secret for a server that the cell may not talk to is of no use.
+/// A secret for a server that the cell may not talk to is of no use; nor is one where
+/// nothing is read, or where two protocols are.
 fn check_secrets(secrets: &[Secret], scope: &NetworkScope) -> Result<(), CellError> {
     if secrets.len() > SECRETS_MAX {
         return Err(CellError::Usage(format!("a cell has at most {SECRETS_MAX} secrets")));
     }
     let policy = Policy::new(scope.clone());
     let useless = |s: &&Secret| policy.permits_name(Protocol::Tcp, &s.host, s.port).is_err();
-    match secrets.iter().find(useless) {
-        None => Ok(()),
-        Some(Secret { name, host, port, .. }) => Err(CellError::Usage(format!(
+    if let Some(Secret { name, host, port, .. }) = secrets.iter().find(useless) {
+        return Err(CellError::Usage(format!(
             "the secret {name} is for {host}:{port}, which no rule permits; \
              add --allow-net {host}:{port}"
-        ))),
+        )));
+    }
+    for Secret { name, host, port, tls, .. } in secrets {
+        let is_other = |s: &&Secret| (&s.host, s.port) == (host, *port) && s.tls != *tls;
+        if let Some(other) = secrets.iter().find(is_other) {
+            return Err(CellError::Usage(format!(
+                "the secrets {name} and {} are for {host}:{port}, one over TLS and one not; \
+                 write https:// in both or in neither",
+                other.name
+            )));
+        }
+    }
+    check_raw(secrets.iter(), &policy).map_err(CellError::Usage)
+}
+
+/// Of what is raw nothing is read, so no secret can be put in.
+fn check_raw<'a>(
+    mut secrets: impl Iterator<Item = &'a Secret>,
+    policy: &Policy,
+) -> Result<(), String> {
+    match secrets.find(|secret| policy.is_raw(&secret.host, secret.port)) {
+        None => Ok(()),
+        Some(Secret { name, host, port, .. }) => Err(format!(
+            "the secret {name} is for {host}:{port}, which a rule grants as /raw: nothing is \
+             read there, so it would never be put in; leave out /raw, or the secret"
+        )),
     }
 }
 
@@ -213,6 +238,7 @@ fn dial(channel: OwnedFd, policy: Policy, hosts: Hosts) -> i32 {
 /// The running network, as the operator's commands reach it.
 pub struct Control {
     scope: Mutex<NetworkScope>,
+    secrets: Secrets,
     /// Puts new rules in the place of those before.
     change: Box<dyn Fn(Policy) + Send + Sync>,
 }
@@ -225,6 +251,7 @@ impl Network {
         let (changer, changes) = Changes::pair().map_err(CellError::host(failed))?;
         let (entries, written) = sync_channel(WAITING_MAX);
         let Self { scope, channel, published, secrets, authority } = self;
+        let kept = secrets.clone();
         let stack = Stack::new(Parts {
             policy: Policy::new(scope.clone()),
             channel,
@@ -237,7 +264,8 @@ impl Network {
         let link = Box::new(stack.map_err(CellError::host(failed))?);
         let config = NetConfig { link, mtu: link::MTU };
         let change = Box::new(move |policy| changer.change(policy));
-        Ok((config, Control { scope: Mutex::new(scope), change }, written))
+        let control = Control { scope: Mutex::new(scope), secrets: kept, change };
+        Ok((config, control, written))
     }
 
     /// The same for an isolate: its relay, and the control over it, which ask it for things.
@@ -247,7 +275,9 @@ impl Network {
         let relaying = Relaying::new(policy, channel, published, Log::here())?;
         let requests = relaying.requests();
         let change = Box::new(move |policy| requests.change(policy));
-        Ok((relaying, Control { scope: Mutex::new(scope), change }))
+        // Isolates get no secrets.
+        let secrets = Secrets::default();
+        Ok((relaying, Control { scope: Mutex::new(scope), secrets, change }))
     }
 }
 
@@ -266,7 +296,7 @@ impl Control {
         let mut scope = self.scope.lock().unwrap_or_else(PoisonError::into_inner).clone();
         for rule in &deny {
             let before = scope.connect.len();
-            scope.connect.retain(|own| !rule.contains(own));
+            scope.connect.retain(|own| !rule.takes_away(own));
             if scope.connect.len() == before {
                 return Err(format!("no rule lies within {rule}; the rules are: {scope}"));
             }
@@ -279,6 +309,7 @@ impl Control {
         if scope.connect.len() > CapabilitySet::RULES_MAX {
             return Err(format!("more than {} rules", CapabilitySet::RULES_MAX));
         }
+        check_raw(self.secrets.iter(), &Policy::new(scope.clone()))?;
         self.put(scope.clone());
         Ok(scope)
     }
@@ -377,7 +408,45 @@ mod tests {
     fn control(rules: &[&str]) -> Control {
         let connect = rules.iter().map(|rule| rule.parse().unwrap()).collect();
         let scope = NetworkScope { connect, ..NetworkScope::default() };
-        Control { scope: Mutex::new(scope), change: Box::new(drop) }
+        let secrets = Secrets::default();
+        Control { scope: Mutex::new(scope), secrets, change: Box::new(drop) }
+    }
+
+    fn secret(text: &str) -> Secret {
+        Secret::read(text, "exocell-secret-1".into(), |_| None).unwrap()
+    }
+
+    #[test]
+    fn secrets_and_raw_rules_exclude_each_other() {
+        let check = |secrets: &[&str], rules: &[&str]| {
+            let secrets: Vec<Secret> = secrets.iter().map(|text| secret(text)).collect();
+            let error = check_secrets(&secrets, &control(rules).scope.into_inner().unwrap());
+            error.err().map(|error| error.to_string()).unwrap_or_default()
+        };
+        assert_eq!(check(&["K=v@a.test"], &["a.test:80", "a.test:22/raw"]), "");
+        let told = check(&["K=v@https://a.test"], &["a.test:443", "*.test:1-65535/raw"]);
+        assert!(told.contains("the secret K is for a.test:443, which a rule grants as /raw"));
+        let told = check(&["K=v@https://a.test", "L=w@a.test:443"], &["a.test:443"]);
+        assert!(told.contains("K and L") && told.contains("one over TLS"), "{told}");
+
+        let mut running = control(&["a.test:443"]);
+        running.secrets = Secrets::new(vec![secret("K=v@https://a.test")]);
+        let told = running.change(&["a.test:443/raw".to_owned()], &[]).unwrap_err();
+        assert!(told.contains("leave out /raw"), "{told}");
+        running.change(&["a.test:22/raw".to_owned()], &[]).unwrap();
+    }
+
+    #[test]
+    fn denying_a_host_denies_what_is_raw_too() {
+        let control = control(&["a.test:22/raw", "a.test:22", "a.test:80/raw"]);
+        let rules = |allow: &[&str], deny: &[&str]| {
+            let texts =
+                |list: &[&str]| list.iter().map(ToString::to_string).collect::<Vec<String>>();
+            let scope = control.change(&texts(allow), &texts(deny)).unwrap();
+            scope.connect.iter().map(ToString::to_string).collect::<Vec<_>>()
+        };
+        assert_eq!(rules(&[], &["a.test:22/raw"]), ["a.test:22", "a.test:80/raw"]);
+        assert_eq!(rules(&["b.test:1"], &["a.test:1-65535"]), ["b.test:1"]);
     }
 
     #[test]

@@ -118,7 +118,8 @@ pub struct RunArgs {
     /// Share a host folder: HOST:GUEST[:ro]; isolates also :overlay, for changes of their own.
     #[arg(short, long = "volume", value_name = "HOST:GUEST[:ro]")]
     pub volume: Vec<String>,
-    /// Let the cell talk to HOST[:PORTS][/udp], HOST/icmp or NETWORK:PORTS.
+    /// Let the cell talk to HOST[:PORTS][/udp|/raw], HOST/icmp or NETWORK:PORTS. To a host's name
+    /// it must be HTTP/1 or TLS for that name; /raw lets any protocol through (ssh, postgres).
     #[arg(long, value_name = "RULE")]
     pub allow_net: Vec<String>,
     /// Put a secret into the cell's requests to HOST: NAME=VALUE@HOST[:PORT] over plain HTTP,
@@ -480,7 +481,7 @@ pub struct ServeArgs {
     /// Processes and threads of a container whose client names no limit.
     #[arg(long, value_name = "N", default_value_t = 4096)]
     pub pids_limit: u32,
-    /// Let containers talk to HOST[:PORTS][/udp], HOST/icmp or NETWORK:PORTS. Without a rule they
+    /// Let containers talk to HOST[:PORTS][/udp|/raw], HOST/icmp or NETWORK:PORTS. Without a rule they
     /// have no network but their published ports, and with --network none not even a rule.
     #[arg(long, value_name = "RULE")]
     pub allow_net: Vec<String>,
@@ -568,7 +569,7 @@ pub struct SwebenchRunArgs {
     /// Processes and threads of each cell.
     #[arg(long, value_name = "N", default_value_t = 4096)]
     pub pids_limit: u32,
-    /// Let cells talk to HOST[:PORTS]; by default they have no network.
+    /// Let cells talk to HOST[:PORTS][/raw]; by default they have no network.
     #[arg(long, value_name = "RULE")]
     pub allow_net: Vec<String>,
 }

@@ -177,7 +177,7 @@ fn a_granted_name_is_reached_and_no_other() {
     for flags in [&[][..], &other] {
         run([&["run", "--rm"], flags, &[text(&path)]].concat()).exited(ACCESS_DENIED);
     }
-    run(["run", "--rm", "--allow-net", &format!("peer.test:{port}"), text(&path)]).ok();
+    run(["run", "--rm", "--allow-net", &format!("peer.test:{port}/raw"), text(&path)]).ok();
     answers.join().unwrap();
 }
 

@@ -37,11 +37,11 @@ fn a_published_port_leads_into_the_container() {
     assert_eq!(ports.text(), "127.0.0.1:8080->80/tcp");
     let answers = |address: &str| get(address).is_ok_and(|answer| answer.contains("200 OK"));
     eventually("the server answers", || answers("127.0.0.1:8080"));
-    assert!(TcpStream::connect("203.0.113.1:8080").is_err(), "only on the loopback");
+    assert!(TcpStream::connect("192.31.196.1:8080").is_err(), "only on the loopback");
 
-    publish(&server, "open", &["-p", "203.0.113.1::80"]).ok();
+    publish(&server, "open", &["-p", "192.31.196.1::80"]).ok();
     let address = server.docker(&["port", "open", "80"]).ok().text().to_owned();
-    assert!(address.starts_with("203.0.113.1:") && !address.ends_with(":0"), "{address}");
+    assert!(address.starts_with("192.31.196.1:") && !address.ends_with(":0"), "{address}");
     eventually("the server answers", || answers(&address));
 
     let taken = publish(&server, "late", &["-p", "8080:80"]).exited(125);

@@ -9,12 +9,12 @@ use std::time::Duration;
 
 use common::cell::Cell;
 use common::lan::{HOST, Lan, OTHER, PEER, PEER_V6};
-use common::servers::{Web, secret, secret_datagrams, two_hosts, two_hosts_over_tls};
+use common::servers::{Web, greeter, secret, secret_datagrams, two_hosts, two_hosts_over_tls};
 use common::tls::Authority;
 use common::{eventually, finish};
 use serde_json::Value;
 
-const RULES: [&str; 9] = [
+const RULES: [&str; 12] = [
     "peer.test:80",
     "peer.test:443",
     "peer.test:8443",
@@ -22,6 +22,9 @@ const RULES: [&str; 9] = [
     "rebound.test:7000",
     "metadata.test:80",
     "host.test:7000",
+    "translated.test:7000",
+    "example.test:7000",
+    "peer.test:2222",
     "0.0.0.0/0:7001",
     "[::/0]:7001",
 ];
@@ -36,8 +39,11 @@ const WAYS: &[(&str, &str, &str)] = &[
     ("an_ipv4_address_in_ipv6", OTHER, NO_RULE),
     ("an_address_as_a_number", OTHER, NO_RULE),
     ("an_address_that_stands_for_no_name", "198.18.9.9", NO_RULE),
-    ("a_translators_address", "64:ff9b::cb00:7151", "is translated"),
-    ("an_old_tunnels_address", "2002:cb00:7151::1", "is translated"),
+    ("a_translators_address", "64:ff9b::c01f:c451", "is translated"),
+    ("an_old_tunnels_address", "2002:c01f:c451::1", "is translated"),
+    ("a_local_translators_address", "64:ff9b:1::c01f:c451", "is translated"),
+    ("a_granted_name_that_leads_to_a_translator", "translated.test", "is translated"),
+    ("a_granted_name_that_leads_nowhere", "example.test", "is for documentation"),
     ("a_name_that_was_not_granted", "other.test", NO_RULE),
     ("a_name_below_the_granted_one", "data.peer.test", NO_RULE),
     ("a_name_with_a_final_dot", "other.test", NO_RULE),
@@ -48,7 +54,7 @@ const WAYS: &[(&str, &str, &str)] = &[
     ("metadata_of_ipv6", "fd00:ec2::254", "is metadata"),
     ("a_link_local_address", "169.254.1.1", "is link-local"),
     ("the_hosts_own_address", HOST, "the host's own"),
-    ("the_hosts_own_address_of_ipv6", "2001:db8::1", "the host's own"),
+    ("the_hosts_own_address_of_ipv6", "2620:4f:8000::1", "the host's own"),
     ("the_links_other_end", "198.18.0.1", "nobody listens"),
     ("names_over_a_stream", "198.18.0.1", "nobody listens"),
     ("a_port_of_datagrams_at_the_links_other_end", "198.18.0.1", "nobody listens"),
@@ -76,11 +82,35 @@ const WAYS: &[(&str, &str, &str)] = &[
     ("another_name_in_tls_in_pieces", "peer.test", "TLS asks for the server other.test"),
     ("another_host_in_http", "peer.test", "HTTP asks for the host other.test"),
     ("another_host_in_a_second_request", "peer.test", "HTTP asks for the host other.test"),
-    ("two_hosts_in_http", "peer.test", "HTTP asks for the host other.test"),
+    ("two_hosts_in_http", "peer.test", "HTTP asks for no host, or for two"),
+    ("no_host_in_http", "peer.test", "HTTP asks for no host, or for two"),
+    ("a_long_first_line", "peer.test", "that is too long"),
+    ("a_control_character_in_the_target", "peer.test", "the target of a request"),
+    ("a_del_in_the_target", "peer.test", "the target of a request"),
+    ("an_absolute_target_of_http_0_9", "peer.test", "HTTP asks for the host other.test"),
+    ("http_0_9", "peer.test", "a request of HTTP/0.9"),
+    ("an_empty_line_first", "peer.test", "neither HTTP/1 nor TLS"),
+    ("lines_without_cr", "peer.test", "ends without CR"),
+    ("a_folded_field", "peer.test", "a field of HTTP"),
+    ("a_space_before_a_colon", "peer.test", "a field of HTTP"),
+    ("an_extension_of_a_chunk", "peer.test", "the size of a chunk"),
+    ("a_request_in_a_body", "peer.test", "a body of HTTP that begins as a request"),
+    ("another_protocol_by_upgrade", "peer.test", "a wish for another protocol"),
+    ("a_protocol_of_its_own", "peer.test", "HOST:PORT/raw"),
+    ("a_server_that_speaks_first", "peer.test", "the server spoke first"),
+    ("no_name_in_tls", "peer.test", "TLS asks for no server"),
+    ("an_alert_before_tls", "peer.test", "neither HTTP/1 nor TLS"),
+    ("a_change_of_ciphers_before_tls", "peer.test", "neither HTTP/1 nor TLS"),
+    ("ssl_2", "peer.test", "neither HTTP/1 nor TLS"),
+    ("a_record_of_version_2_0", "peer.test", "a record of TLS"),
+    ("a_record_of_version_15_1", "peer.test", "a record of TLS"),
+    ("plain_http_where_a_secret_is_for_tls", "peer.test", "over which alone there is a secret"),
+    ("an_alert_before_opened_tls", "peer.test", "over which alone there is a secret"),
+    ("another_protocol_in_opened_tls", "peer.test", "it is not HTTP/1"),
     ("another_host_in_the_target", "peer.test", "HTTP asks for the host other.test"),
     ("a_tunnel_through_http", "peer.test", "CONNECT"),
     ("two_lengths_in_http", "peer.test", "the length of a request"),
-    ("http_2_without_tls", "peer.test", "a request of HTTP cannot be checked"),
+    ("http_2_without_tls", "peer.test", "HTTP/2 without TLS"),
     ("another_name_in_opened_tls", "peer.test", "TLS asks for the server other.test"),
     ("another_host_in_opened_tls", "peer.test", "HTTP asks for the host other.test"),
     ("another_host_in_a_second_request_of_opened_tls", "peer.test", "HTTP asks for the host other"),
@@ -125,12 +155,14 @@ fn no_way_leads_out_and_each_is_written_down() {
         two_hosts_over_tls(&format!("{PEER}:8443"), trusted.server(&["peer.test", "other.test"]));
         let unknown = Authority::new().server(&["peer.test"]);
         Web::over_tls(&format!("{PEER}:9443"), "SECRET", unknown);
+        greeter(&format!("{PEER}:2222"), "SECRET");
         let told =
             [format!("{OTHER}:5000"), format!("{OTHER}:53"), format!("{PEER}:443"), v6(5000)]
                 .map(|address| secret_datagrams(&address));
         (secret_datagrams(&format!("{PEER}:53")), told)
     });
-    let own = ["127.0.0.1:7000", "203.0.113.1:7000", "203.0.113.1:7001", "[2001:db8::1]:7001"];
+    let own =
+        ["127.0.0.1:7000", "192.31.196.1:7000", "192.31.196.1:7001", "[2620:4f:8000::1]:7001"];
     own.iter().for_each(|address| secret(address));
     for peer in streams.iter().map(String::as_str).chain(own) {
         assert!(is_open(peer), "{peer} is not even open for the host");

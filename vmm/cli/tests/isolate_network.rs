@@ -71,7 +71,7 @@ fn what_is_special_stays_out_of_reach() {
     let metadata = lan.at_peer(|| Web::new("169.254.169.254:80", "secret"));
     let own = TcpListener::bind("127.0.0.1:80").unwrap();
     own.set_nonblocking(true).unwrap();
-    for host in ["169.254.169.254", "127.0.0.1", "203.0.113.1"] {
+    for host in ["169.254.169.254", "127.0.0.1", "192.31.196.1"] {
         fetch(&["--allow-net", "0.0.0.0/0:80", "--allow-net", "*:80"], host, 80).exited(ACCES);
     }
     assert_eq!(metadata.asked().len(), 0);
@@ -86,6 +86,22 @@ fn another_host_behind_a_granted_name_is_not_asked() {
     let (_dir, path) = client("peer.test", 80, words, HEAR);
     run(["run", "--rm", "--allow-net", "peer.test:80", text(&path)]).exited(CONNRESET);
     assert_eq!(web.asked().len(), 0);
+}
+
+#[test]
+fn another_protocol_to_a_name_needs_a_raw_rule() {
+    let lan = Lan::new();
+    let port = lan.at_peer(|| echo(&format!("{PEER}:0")));
+    let (_dir, path) = client("peer.test", port, "SSH-2.0-x\r\n", "(drop (call $hear))");
+    let cell = start(&["--allow-net", &format!("peer.test:{port}")], &path);
+    assert_eq!(exit_code(&cell), i64::from(CONNRESET));
+    let told = decisions(&cell).iter().any(|entry| {
+        entry["decision"] == "cut"
+            && entry["reason"].as_str().unwrap_or_default().contains("HOST:PORT/raw")
+    });
+    assert!(told, "{:?}", decisions(&cell));
+    let raw = format!("peer.test:{port}/raw");
+    assert_eq!(run(["run", "--rm", "--allow-net", &raw, text(&path)]).ok().text(), "SSH-2.0-x");
 }
 
 #[test]
@@ -110,7 +126,7 @@ fn decisions_are_written_down() {
 fn a_change_of_the_rules_cuts_what_is_open() {
     let lan = Lan::new();
     let port = lan.at_peer(|| echo(&format!("{PEER}:0")));
-    let rule = format!("peer.test:{port}");
+    let rule = format!("peer.test:{port}/raw");
     let (_dir, path) = client("peer.test", port, "one\n", HEAR);
     let cell = start(&["--allow-net", &rule], &path);
     eventually("it is connected", || cell.verb(&["logs"]).text().contains("one"));
@@ -125,7 +141,7 @@ fn a_revoked_network_is_gone_at_once() {
     let port = lan.at_peer(|| echo(&format!("{PEER}:0")));
     // It would wait for ever, so it is the end of its connection that it hears of.
     let (_dir, path) = client("peer.test", port, "one\n", HEAR);
-    let cell = start(&["--allow-net", &format!("peer.test:{port}")], &path);
+    let cell = start(&["--allow-net", &format!("peer.test:{port}/raw")], &path);
     eventually("it is connected", || cell.verb(&["logs"]).text().contains("one"));
     run(["update", "--revoke", "network", &cell.name]).ok();
     let code = exit_code(&cell);
@@ -156,7 +172,7 @@ fn only_the_dialer_is_in_the_hosts_network() {
     let lan = Lan::new();
     let port = lan.at_peer(|| echo(&format!("{PEER}:0")));
     let (_dir, path) = client("peer.test", port, "one\n", HEAR);
-    let cell = start(&["--allow-net", &format!("peer.test:{port}")], &path);
+    let cell = start(&["--allow-net", &format!("peer.test:{port}/raw")], &path);
     eventually("it is connected", || cell.verb(&["logs"]).text().contains("one"));
     let network = |process: &str| std::fs::read_link(format!("/proc/{process}/ns/net")).unwrap();
     let supervisor = cell.supervisor();

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use common::cell::Cell;
 use common::lan::{Lan, PEER, PEER_V6};
-use common::servers::{Web, echo, echo_datagrams};
-use common::{eventually, finish, shell, text};
+use common::servers::{Web, echo, echo_datagrams, greeter};
+use common::{IMAGE, eventually, finish, run, shell, text};
 use serde_json::Value;
 
 /// Fetches `url` with Python's own client, or says the error's name.
@@ -45,18 +45,18 @@ fn is_logged(cell: &Cell, decision: &str, target: &str, reason: &str) {
 fn a_granted_name_is_reached_and_no_other() {
     let lan = Lan::new();
     let (granted, other) = lan.at_peer(|| {
-        (Web::new(&format!("{PEER}:80"), "hello"), Web::new("203.0.113.81:80", "secret"))
+        (Web::new(&format!("{PEER}:80"), "hello"), Web::new("192.31.196.81:80", "secret"))
     });
     let cell = Cell::idle("net", &["--allow-net", "peer.test:80"]);
     assert_eq!(fetch(&cell, "http://peer.test/"), "hello");
     assert!(fetch(&cell, "http://other.test/").contains("Name or service not known"));
-    assert!(fetch(&cell, "http://203.0.113.81/").contains("No route to host"));
+    assert!(fetch(&cell, "http://192.31.196.81/").contains("No route to host"));
     assert!(fetch(&cell, &format!("http://{PEER}/")).contains("No route to host"), "only by name");
     assert!(fetch(&cell, "http://peer.test:81/").contains("No route to host"));
     assert_eq!((granted.asked().len(), other.asked().len()), (1, 0));
     is_logged(&cell, "allowed", "peer.test", "");
     is_logged(&cell, "denied", "other.test", "no rule");
-    is_logged(&cell, "denied", "203.0.113.81", "no rule");
+    is_logged(&cell, "denied", "192.31.196.81", "no rule");
     is_logged(&cell, "denied", "peer.test", "no rule");
 }
 
@@ -68,7 +68,7 @@ fn addresses_are_reached_by_both_families() {
     });
     let cell = Cell::idle(
         "net",
-        &["--allow-net", "203.0.113.80/31:80", "--allow-net", "[2001:db8::/64]:80"],
+        &["--allow-net", "192.31.196.80/31:80", "--allow-net", "[2620:4f:8000::/64]:80"],
     );
     assert_eq!(fetch(&cell, &format!("http://{PEER}/")), "four");
     assert_eq!(fetch(&cell, &format!("http://[{PEER_V6}]/")), "six");
@@ -119,6 +119,7 @@ except OSError as error: print(error.strerror)"
         );
         cell.shell(&format!("python3 -c \"{program}\"")).ok().text().to_owned()
     };
+    // Nothing of them is read: whose they are is the server's to say.
     assert_eq!(ask("peer.test", port), "9000");
     assert_eq!(ask("peer.test", port - 1), "No route to host");
     assert_eq!(ask(PEER, port), "No route to host");
@@ -129,7 +130,7 @@ except OSError as error: print(error.strerror)"
 fn a_change_of_the_rules_cuts_what_is_open() {
     let lan = Lan::new();
     let port = lan.at_peer(|| echo(&format!("{PEER}:0")));
-    let rule = format!("peer.test:{port}");
+    let rule = format!("peer.test:{port}/raw");
     let cell = Cell::idle("net", &["--allow-net", &rule]);
     let program = format!(
         "import socket
@@ -158,6 +159,77 @@ except OSError as error: print(error.strerror)"
     cell.shell(&again).exited(1);
 }
 
+/// What a program hears that connects to `peer.test`, says `words` and waits, or the error.
+fn hears(cell: &Cell, port: u16, words: &str) -> String {
+    let program = format!(
+        "import socket
+s = socket.create_connection(('peer.test', {port}), 30)
+try:
+    s.sendall(b'{words}'); print(s.recv(64).decode().strip() or 'nothing')
+except OSError as error: print(error.strerror)"
+    );
+    cell.shell(&format!("python3 -c \"{program}\"")).ok().text().to_owned()
+}
+
+#[test]
+fn another_protocol_to_a_name_needs_a_raw_rule() {
+    let lan = Lan::new();
+    let (port, greets) =
+        lan.at_peer(|| (echo(&format!("{PEER}:0")), greeter(&format!("{PEER}:0"), "220 hello")));
+    let rules = [format!("peer.test:{port}"), format!("peer.test:{greets}")];
+    let cell = Cell::idle("raw", &["--allow-net", &rules[0], "--allow-net", &rules[1]]);
+    assert_eq!(hears(&cell, port, "SSH-2.0-x\\r\\n"), "Connection reset by peer");
+    is_logged(&cell, "cut", "peer.test", "it is neither HTTP/1 nor TLS");
+    // A client that waits for the server to begin.
+    assert_eq!(hears(&cell, greets, ""), "Connection reset by peer");
+    is_logged(&cell, "cut", "peer.test", "the server spoke first");
+    is_logged(&cell, "cut", "peer.test", "HOST:PORT/raw");
+
+    let raw = rules.map(|rule| rule + "/raw");
+    cell.verb(&["update", "--allow-net", &raw[0], "--allow-net", &raw[1]]).ok();
+    assert_eq!(hears(&cell, port, "SSH-2.0-x\\r\\n"), "SSH-2.0-x");
+    assert_eq!(hears(&cell, greets, ""), "220 hello");
+    // With the raw rule gone the guard is there again.
+    cell.verb(&["update", "--deny-net", &raw[0]]).ok();
+    assert_eq!(hears(&cell, port, "SSH-2.0-x\\r\\n"), "Connection reset by peer");
+}
+
+#[test]
+fn an_open_raw_stream_ends_with_its_rule() {
+    let lan = Lan::new();
+    let port = lan.at_peer(|| echo(&format!("{PEER}:0")));
+    let (guarded, raw) = (format!("peer.test:{port}"), format!("peer.test:{port}/raw"));
+    let cell = Cell::idle("raw", &["--allow-net", &guarded, "--allow-net", &raw]);
+    let program = format!(
+        "import socket
+s = socket.create_connection(('peer.test', {port}), 30)
+s.sendall(b'one'); print(s.recv(9), flush=True)
+try: s.recv(9)
+except OSError as error: print(error.strerror)"
+    );
+    let script = format!("python3 -c \"{program}\" > /tmp/said 2>&1");
+    finish(&mut cell.exec(&["-d"], &["sh", "-c", &script]), b"").ok();
+    eventually("it is connected", || cell.shell("cat /tmp/said").text().contains("one"));
+    cell.verb(&["update", "--deny-net", &raw]).ok();
+    eventually("it is cut", || cell.shell("cat /tmp/said").text().contains("reset by peer"));
+    is_logged(&cell, "cut", "peer.test", "no longer permitted");
+}
+
+#[test]
+fn raw_is_for_names_and_says_so() {
+    let refused = |rule: &str| run(["run", "--rm", "--allow-net", rule, IMAGE, "true"]).exited(125);
+    refused("192.31.196.80:22/raw").complains_of(&["leave `/raw` out"]);
+    refused("peer.test:22/RAW").complains_of(&["peer.test:22/RAW"]);
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("table.toml");
+    let table = "version = 1\n[network]\nconnect = [\"a.test:22/raw\", \"a.test:443\"]\n";
+    std::fs::write(&path, table).unwrap();
+    let told = run(["caps", "explain", text(&path)]).ok();
+    for words in ["a.test:22/raw", "HTTP/1 or TLS for that name", "by /raw anything"] {
+        assert!(told.text().contains(words), "{}", told.text());
+    }
+}
+
 #[test]
 fn a_published_port_leads_into_the_cell() {
     let _lan = Lan::new();
@@ -175,9 +247,9 @@ fn a_published_port_leads_into_the_cell() {
         Ok(answer)
     };
     eventually("the server answers", || get().is_ok_and(|answer| answer.contains("200 OK")));
-    assert!(TcpStream::connect("203.0.113.1:8080").is_err(), "only on the loopback");
+    assert!(TcpStream::connect("192.31.196.1:8080").is_err(), "only on the loopback");
     // Being called gives no right to call.
-    assert!(fetch(&cell, "http://203.0.113.80/").contains("No route to host"));
+    assert!(fetch(&cell, "http://192.31.196.80/").contains("No route to host"));
     is_logged(&cell, "allowed", "published port", "");
 }
 

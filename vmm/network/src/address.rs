@@ -1,5 +1,7 @@
 //! Addresses that no general rule covers: they mean the host, its link, its
-//! cloud's metadata, or nobody in particular.
+//! cloud's metadata, or nobody in particular. The table is that of the two IANA
+//! registries of special-purpose addresses (RFC 6890; as of 2025-10), with the
+//! groups of RFC 5771 and RFC 4291 and what older standards set aside.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -8,16 +10,17 @@ use exocell_xgate::NamePattern;
 /// Why an address is out of reach unless a rule names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Class {
-    /// 127.0.0.0/8, ::1, and 0.0.0.0/8, by which Linux means the same.
     Loopback,
-    /// 169.254.0.0/16, fe80::/10.
     LinkLocal,
     /// Where clouds answer questions about the machine.
     Metadata,
-    /// 224.0.0.0/4, ff00::/8, 240.0.0.0/4 with the broadcast address.
     Multicast,
-    /// Carries an IPv4 address for a translator: 64:ff9b::/96, 2002::/16, 2001::/32, ::/96.
+    /// Carries an IPv4 address for a translator or a tunnel.
     Translated,
+    /// For examples and measurements; nobody's.
+    Example,
+    /// Set aside for protocols and for the future.
+    Reserved,
 }
 
 impl Class {
@@ -27,10 +30,22 @@ impl Class {
             Self::Loopback => "loopback",
             Self::LinkLocal => "link-local",
             Self::Metadata => "metadata",
-            Self::Multicast => "multicast or reserved",
+            Self::Multicast => "multicast",
             Self::Translated => "translated",
+            Self::Example => "for documentation or benchmarks",
+            Self::Reserved => "reserved",
         }
     }
+}
+
+/// What a row of the table says of its addresses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Use {
+    Special(Class),
+    /// Somebody's own network: an exact name may lead there, `*` may not.
+    Private,
+    /// Reached like any other address.
+    Global,
 }
 
 /// Metadata services: Amazon's and everyone's, Amazon's by IPv6, Alibaba's,
@@ -43,34 +58,106 @@ const METADATA: [IpAddr; 5] = [
     IpAddr::V4(Ipv4Addr::new(168, 63, 129, 16)),
 ];
 
-const fn v4(a: u8, b: u8, prefix: u8) -> NamePattern {
-    NamePattern::Net { base: IpAddr::V4(Ipv4Addr::new(a, b, 0, 0)), prefix }
+const fn v4(bytes: [u8; 4], prefix: u8) -> NamePattern {
+    let [a, b, c, d] = bytes;
+    NamePattern::Net { base: IpAddr::V4(Ipv4Addr::new(a, b, c, d)), prefix }
 }
 
-const fn v6(a: u16, b: u16, last: u16, prefix: u8) -> NamePattern {
-    NamePattern::Net { base: IpAddr::V6(Ipv6Addr::new(a, b, 0, 0, 0, 0, 0, last)), prefix }
+/// The first four groups and the last one; those between are zero.
+const fn v6(front: [u16; 4], last: u16, prefix: u8) -> NamePattern {
+    let [a, b, c, d] = front;
+    NamePattern::Net { base: IpAddr::V6(Ipv6Addr::new(a, b, c, d, 0, 0, 0, last)), prefix }
 }
 
-/// The special blocks; the first that holds an address says what it is.
-const BLOCKS: [(NamePattern, Class); 13] = [
-    (v4(0, 0, 8), Class::Loopback),
-    (v4(127, 0, 8), Class::Loopback),
-    (v4(169, 254, 16), Class::LinkLocal),
-    (v4(224, 0, 4), Class::Multicast),
-    (v4(240, 0, 4), Class::Multicast),
-    (v6(0, 0, 0, 128), Class::Loopback),
-    (v6(0, 0, 1, 128), Class::Loopback),
-    (v6(0, 0, 0, 96), Class::Translated),
-    (v6(0x64, 0xff9b, 0, 96), Class::Translated),
-    (v6(0x2001, 0, 0, 32), Class::Translated),
-    (v6(0x2002, 0, 0, 16), Class::Translated),
-    (v6(0xfe80, 0, 0, 10), Class::LinkLocal),
-    (v6(0xff00, 0, 0, 8), Class::Multicast),
+const LOOPBACK: Use = Use::Special(Class::Loopback);
+const LINK_LOCAL: Use = Use::Special(Class::LinkLocal);
+const MULTICAST: Use = Use::Special(Class::Multicast);
+const TRANSLATED: Use = Use::Special(Class::Translated);
+const EXAMPLE: Use = Use::Special(Class::Example);
+const RESERVED: Use = Use::Special(Class::Reserved);
+
+/// NAT64's well-known prefix (RFC 6052): the last four bytes are an IPv4 address.
+const NAT64: NamePattern = v6([0x64, 0xff9b, 0, 0], 0, 96);
+
+/// The rows; the first that holds an address says what it is.
+const BLOCKS: [(NamePattern, Use); 53] = [
+    // IANA IPv4 Special-Purpose Address Registry.
+    (v4([0, 0, 0, 0], 8), LOOPBACK), // "this network"; Linux takes 0.0.0.0 for itself
+    (v4([10, 0, 0, 0], 8), Use::Private),
+    (v4([100, 64, 0, 0], 10), Use::Private),
+    (v4([127, 0, 0, 0], 8), LOOPBACK),
+    (v4([169, 254, 0, 0], 16), LINK_LOCAL),
+    (v4([172, 16, 0, 0], 12), Use::Private),
+    (v4([192, 0, 0, 0], 29), RESERVED),
+    (v4([192, 0, 0, 8], 32), RESERVED),
+    (v4([192, 0, 0, 9], 32), Use::Global),
+    (v4([192, 0, 0, 10], 32), Use::Global),
+    (v4([192, 0, 0, 170], 32), RESERVED),
+    (v4([192, 0, 0, 171], 32), RESERVED),
+    (v4([192, 0, 0, 0], 24), RESERVED),
+    (v4([192, 0, 2, 0], 24), EXAMPLE),
+    (v4([192, 31, 196, 0], 24), Use::Global),
+    (v4([192, 52, 193, 0], 24), Use::Global),
+    (v4([192, 88, 99, 0], 24), RESERVED),
+    (v4([192, 168, 0, 0], 16), Use::Private),
+    (v4([192, 175, 48, 0], 24), Use::Global),
+    (v4([198, 18, 0, 0], 15), EXAMPLE),
+    (v4([198, 51, 100, 0], 24), EXAMPLE),
+    (v4([203, 0, 113, 0], 24), EXAMPLE),
+    (v4([255, 255, 255, 255], 32), RESERVED),
+    (v4([240, 0, 0, 0], 4), RESERVED),
+    // IPv4 Multicast Address Space Registry.
+    (v4([224, 0, 0, 0], 4), MULTICAST),
+    // IANA IPv6 Special-Purpose Address Registry.
+    (v6([0; 4], 1, 128), LOOPBACK),
+    (v6([0; 4], 0, 128), LOOPBACK), // unspecified; Linux takes it for itself
+    (MAPPED, TRANSLATED),
+    (NAT64, TRANSLATED),
+    (v6([0x64, 0xff9b, 1, 0], 0, 48), TRANSLATED),
+    (v6([0x100, 0, 0, 0], 0, 64), RESERVED),
+    (v6([0x100, 0, 0, 1], 0, 64), RESERVED),
+    (v6([0x2001, 1, 0, 0], 1, 128), Use::Global),
+    (v6([0x2001, 1, 0, 0], 2, 128), Use::Global),
+    (v6([0x2001, 1, 0, 0], 3, 128), Use::Global),
+    (v6([0x2001, 0, 0, 0], 0, 32), TRANSLATED), // Teredo
+    (v6([0x2001, 2, 0, 0], 0, 48), EXAMPLE),
+    (v6([0x2001, 3, 0, 0], 0, 32), Use::Global),
+    (v6([0x2001, 4, 0x112, 0], 0, 48), Use::Global),
+    (v6([0x2001, 0x10, 0, 0], 0, 28), RESERVED),
+    (v6([0x2001, 0x20, 0, 0], 0, 28), Use::Global),
+    (v6([0x2001, 0x30, 0, 0], 0, 28), Use::Global),
+    (v6([0x2001, 0, 0, 0], 0, 23), RESERVED),
+    (v6([0x2001, 0xdb8, 0, 0], 0, 32), EXAMPLE),
+    (v6([0x2002, 0, 0, 0], 0, 16), TRANSLATED), // 6to4
+    (v6([0x2620, 0x4f, 0x8000, 0], 0, 48), Use::Global),
+    (v6([0x3fff, 0, 0, 0], 0, 20), EXAMPLE),
+    (v6([0x5f00, 0, 0, 0], 0, 16), RESERVED), // identifiers of segments
+    (v6([0xfc00, 0, 0, 0], 0, 7), Use::Private),
+    (v6([0xfe80, 0, 0, 0], 0, 10), LINK_LOCAL),
+    // RFC 4291: addresses compatible with IPv4, of a site, of groups.
+    (v6([0; 4], 0, 96), TRANSLATED),
+    (v6([0xfec0, 0, 0, 0], 0, 10), LINK_LOCAL),
+    (v6([0xff00, 0, 0, 0], 0, 8), MULTICAST),
 ];
+
+const MAPPED: NamePattern =
+    NamePattern::Net { base: IpAddr::V6(Ipv6Addr::new(0, 0, 0, 0, 0, 0xffff, 0, 0)), prefix: 96 };
 
 /// The one form of an address: an IPv4 address in IPv6 clothes is IPv4.
 pub fn plain(address: IpAddr) -> IpAddr {
     address.to_canonical()
+}
+
+/// Where an address that a name has really leads, which is what is judged: of
+/// NAT64's well-known prefix, by which hosts without IPv4 reach such servers,
+/// the IPv4 address in it.
+pub fn reached(address: IpAddr) -> IpAddr {
+    match plain(address) {
+        IpAddr::V6(v6) if NAT64.contains(&exactly(v6.into())) => {
+            Ipv4Addr::from_bits(v6.to_bits() as u32).into()
+        }
+        plain => plain,
+    }
 }
 
 /// The rule that covers `address` and nothing else.
@@ -78,24 +165,27 @@ pub fn exactly(address: IpAddr) -> NamePattern {
     NamePattern::Net { base: address, prefix: if address.is_ipv4() { 32 } else { 128 } }
 }
 
-/// What is special about `address`, which must be [`plain`].
-pub fn class(address: IpAddr) -> Option<Class> {
+fn use_of(address: IpAddr) -> Use {
     if METADATA.contains(&address) {
-        return Some(Class::Metadata);
+        return Use::Special(Class::Metadata);
     }
     let one = exactly(address);
-    BLOCKS.iter().find(|(block, _)| block.contains(&one)).map(|(_, class)| *class)
+    let row = BLOCKS.iter().find(|(block, _)| block.contains(&one));
+    row.map_or(Use::Global, |(_, used)| *used)
+}
+
+/// What is special about `address`, which must be [`plain`].
+pub fn class(address: IpAddr) -> Option<Class> {
+    match use_of(address) {
+        Use::Special(class) => Some(class),
+        Use::Private | Use::Global => None,
+    }
 }
 
 /// Whether `address` belongs to somebody's own network: RFC 1918, 100.64.0.0/10,
 /// fc00::/7.
 pub fn is_private(address: IpAddr) -> bool {
-    match address {
-        IpAddr::V4(address) => {
-            address.is_private() || matches!(address.octets(), [100, 64..=127, ..])
-        }
-        IpAddr::V6(address) => address.segments()[0] & 0xfe00 == 0xfc00,
-    }
+    use_of(address) == Use::Private
 }
 
 /// Whether `rule` names the special `address` itself: it covers it and nothing
@@ -105,65 +195,14 @@ pub fn names(rule: &NamePattern, address: IpAddr) -> bool {
     let one = exactly(address);
     match class(address) {
         Some(Class::Metadata) | None => *rule == one,
-        Some(_) => rule.contains(&one) && BLOCKS.iter().any(|(block, _)| block.contains(rule)),
+        Some(_) => {
+            let special = |(block, used): &(NamePattern, Use)| {
+                matches!(used, Use::Special(_)) && block.contains(rule)
+            };
+            rule.contains(&one) && BLOCKS.iter().any(special)
+        }
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn of(text: &str) -> Option<Class> {
-        class(plain(text.parse().unwrap()))
-    }
-
-    #[test]
-    fn special_addresses_are_known_in_every_disguise() {
-        for (text, expected) in [
-            ("127.0.0.1", Class::Loopback),
-            ("127.255.0.9", Class::Loopback),
-            ("0.0.0.0", Class::Loopback),
-            ("::", Class::Loopback),
-            ("::1", Class::Loopback),
-            ("::ffff:127.0.0.1", Class::Loopback),
-            ("169.254.169.254", Class::Metadata),
-            ("::ffff:169.254.169.254", Class::Metadata),
-            ("fd00:ec2::254", Class::Metadata),
-            ("100.100.100.200", Class::Metadata),
-            ("169.254.0.1", Class::LinkLocal),
-            ("fe80::1", Class::LinkLocal),
-            ("febf::1", Class::LinkLocal),
-            ("224.0.0.251", Class::Multicast),
-            ("255.255.255.255", Class::Multicast),
-            ("ff02::1", Class::Multicast),
-            ("64:ff9b::7f00:1", Class::Translated),
-            ("2002:7f00:1::", Class::Translated),
-            ("::7f00:1", Class::Translated),
-        ] {
-            assert_eq!(of(text), Some(expected), "{text}");
-        }
-        for text in ["10.0.0.1", "192.0.2.1", "2001:db8::1", "fd00:ec2::253", "1.1.1.1"] {
-            assert_eq!(of(text), None, "{text}");
-        }
-    }
-
-    #[test]
-    fn only_a_rule_within_the_special_range_names_its_addresses() {
-        let named =
-            |rule: &str, address: &str| names(&rule.parse().unwrap(), address.parse().unwrap());
-        assert!(named("127.0.0.1", "127.0.0.1"));
-        assert!(named("127.0.0.0/8", "127.0.0.1"));
-        assert!(named("169.254.169.254", "169.254.169.254"));
-        assert!(named("10.0.0.1", "10.0.0.1"));
-        for (rule, address) in [
-            ("0.0.0.0/0", "127.0.0.1"),
-            ("0.0.0.0/1", "127.0.0.1"),
-            ("169.254.0.0/16", "169.254.169.254"),
-            ("::/0", "::1"),
-            ("*", "127.0.0.1"),
-            ("10.0.0.0/8", "10.0.0.1"),
-        ] {
-            assert!(!named(rule, address), "{rule} {address}");
-        }
-    }
-}
+mod tests;

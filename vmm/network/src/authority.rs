@@ -43,7 +43,7 @@ pub enum AuthorityError {
 /// The certificates of one cell, and how hosts are verified.
 pub struct Authority {
     certificate: String,
-    hosts: HashMap<String, Arc<ServerConfig>>,
+    hosts: HashMap<String, (Arc<ServerConfig>, ServerName<'static>)>,
     client: Arc<ClientConfig>,
 }
 
@@ -55,6 +55,7 @@ pub struct Opener {
     /// Towards the host.
     pub client: Arc<ClientConfig>,
     pub name: ServerName<'static>,
+    pub port: u16,
     pub secrets: Secrets,
 }
 
@@ -80,7 +81,9 @@ impl Authority {
         let certificate = issuer.1;
         let of_host = |name: &&str| {
             let config = server(name, &issuer.0, &provider).map_err(failed(name))?;
-            Ok(((*name).to_owned(), Arc::new(config)))
+            let known = ServerName::try_from((*name).to_owned());
+            let known = known.map_err(|error| failed(name)(error.to_string()))?;
+            Ok(((*name).to_owned(), (Arc::new(config), known)))
         };
         let hosts = names.iter().map(of_host).collect::<Result<_, _>>()?;
         let client = client(trusted(roots)?, provider).map_err(failed(first))?;
@@ -92,12 +95,11 @@ impl Authority {
         &self.certificate
     }
 
-    /// What opens a stream to `host`, whose requests may get `secrets`; `None`
-    /// where it has none.
-    pub fn opener(&self, host: &str, secrets: Secrets) -> Option<Opener> {
-        let server = self.hosts.get(host).filter(|_| !secrets.is_empty())?.clone();
-        let name = ServerName::try_from(host.to_owned()).ok()?;
-        Some(Opener { server, client: self.client.clone(), name, secrets })
+    /// What opens a stream to `host` and `port`, whose requests may get `secrets`;
+    /// `None` where it has none.
+    pub fn opener(&self, host: &str, port: u16, secrets: Secrets) -> Option<Opener> {
+        let (server, name) = self.hosts.get(host).filter(|_| !secrets.is_empty())?.clone();
+        Some(Opener { server, client: self.client.clone(), name, port, secrets })
     }
 }
 
@@ -195,7 +197,7 @@ mod tests {
         assert!(Authority::new(&secrets(&["A=1@plain.test"]), None).unwrap().is_none());
         let all = secrets(&["A=1@https://a.test", "B=2@https://b.test:8443", "C=3@c.test"]);
         let authority = Authority::new(&all, None).unwrap().unwrap();
-        let opener = |host: &str, port| authority.opener(host, all.of(host, port, true));
+        let opener = |host: &str, port| authority.opener(host, port, all.of(host, port, true));
         assert!(opener("a.test", 443).is_some() && opener("b.test", 8443).is_some());
         for (host, port) in [("a.test", 8443), ("b.test", 443), ("c.test", 80), ("x.a.test", 443)] {
             assert!(opener(host, port).is_none(), "{host}:{port}");

@@ -5,6 +5,7 @@ pub mod audit;
 pub mod authority;
 pub mod dialer;
 pub mod dns;
+pub mod guard;
 pub mod link;
 pub mod names;
 pub mod packet;

@@ -104,29 +104,36 @@ impl Policy {
         }
     }
 
-    /// Whether `address`, to which `name` resolved, may be dialled for it.
-    /// `own` says whether it is the host's, and is asked only where that matters.
+    /// Whether a stream to `name` may say anything: a rule that covers it is raw.
+    pub fn is_raw(&self, name: &str, port: u16) -> bool {
+        let mut rules = self.rules(Protocol::Tcp, port);
+        rules.any(|rule| rule.is_raw && covers_name(&rule.host, name))
+    }
+
+    /// Whether `address`, to which `name` resolved, may be dialled for it. What
+    /// counts is where it leads ([`address::reached`]); `own` says whether that is
+    /// the host's, and is asked only where it matters.
     pub fn permits_address_of(
         &self,
         protocol: Protocol,
         name: &str,
         address: IpAddr,
         port: u16,
-        own: impl FnOnce() -> bool,
+        own: impl FnOnce(IpAddr) -> bool,
     ) -> Result<(), Denied> {
         self.permits_name(protocol, name, port)?;
-        let address = address::plain(address);
-        let special = address::class(address);
-        if !self.names(protocol, address, port) && (special.is_some() || own()) {
+        let (address, reached) = (address::plain(address), address::reached(address));
+        let special = address::class(reached);
+        if !self.names(protocol, address, port) && (special.is_some() || own(reached)) {
             return Err(
-                special.map_or(Denied::Own(address), |class| Denied::Special(address, class))
+                special.map_or(Denied::Own(reached), |class| Denied::Special(reached, class))
             );
         }
         // A name that only `*` covers is anybody's, so it must lead outside.
         let mut covering = self.rules(protocol, port).filter(|rule| covers_name(&rule.host, name));
         let only_any = covering.all(|rule| rule.host == NamePattern::Any);
-        match only_any && address::is_private(address) && !self.covers(protocol, address, port) {
-            true => Err(Denied::Private(address)),
+        match only_any && address::is_private(reached) && !self.covers(protocol, address, port) {
+            true => Err(Denied::Private(reached)),
             false => Ok(()),
         }
     }
@@ -137,7 +144,7 @@ impl Policy {
         protocol: Protocol,
         address: IpAddr,
         port: u16,
-        own: impl FnOnce() -> bool,
+        own: impl FnOnce(IpAddr) -> bool,
     ) -> Result<(), Denied> {
         let address = address::plain(address);
         if !self.covers(protocol, address, port) {
@@ -146,7 +153,7 @@ impl Policy {
         match address::class(address) {
             _ if self.names(protocol, address, port) => Ok(()),
             Some(class) => Err(Denied::Special(address, class)),
-            None if own() => Err(Denied::Own(address)),
+            None if own(address) => Err(Denied::Own(address)),
             None => Ok(()),
         }
     }
@@ -161,8 +168,17 @@ impl Policy {
         port: u16,
     ) -> Result<(), Denied> {
         match target {
-            Target::Name(name) => self.permits_address_of(protocol, name, peer, port, || false),
-            Target::Address(address) => self.permits_address(protocol, *address, port, || false),
+            Target::Name(name) => self.permits_address_of(protocol, name, peer, port, |_| false),
+            Target::Address(address) => self.permits_address(protocol, *address, port, |_| false),
+        }
+    }
+
+    /// Whether a flow that is open, and `is_raw` or not, may say no more than the rules
+    /// let it say now.
+    pub fn guards_no_less(&self, is_raw: bool, target: &Target, port: u16) -> bool {
+        match target {
+            Target::Name(name) => !is_raw || self.is_raw(name, port),
+            Target::Address(_) => true,
         }
     }
 
@@ -195,8 +211,8 @@ mod tests {
     }
 
     /// The answer of a host that is asked whether an address is its own.
-    fn says(own: bool) -> impl FnOnce() -> bool {
-        move || own
+    fn says(own: bool) -> impl FnOnce(IpAddr) -> bool {
+        move |_| own
     }
 
     #[test]
@@ -204,7 +220,7 @@ mod tests {
         let none = policy(&[]);
         assert_eq!(none.permits_name(Tcp, "example.org", 443), Err(Denied::NoRule));
         assert_eq!(
-            none.permits_address(Tcp, ip("192.0.2.1"), 443, says(false)),
+            none.permits_address(Tcp, ip("192.31.196.1"), 443, says(false)),
             Err(Denied::NoRule)
         );
         assert!(!none.knows("example.org") && !none.resolves("example.org"));
@@ -212,7 +228,7 @@ mod tests {
 
     #[test]
     fn rules_come_back_as_they_went() {
-        let text = "connect *.example.org:443\nconnect 10.0.0.0/8:1-9/udp\nresolve *\n";
+        let text = "connect *.example.org:443\nconnect example.org:22/raw\nconnect 10.0.0.0/8:1-9/udp\nresolve *\n";
         assert_eq!(Policy::from_text(text).unwrap().to_text(), text);
         assert!(Policy::from_text("connect x").is_none());
         assert!(Policy::from_text("listen 80").is_none());
@@ -230,7 +246,7 @@ mod tests {
             (Tcp, "time.example.org", 123),
             (Icmp, "time.example.org", 0),
             (Tcp, "a.example.org", 443),
-            (Tcp, "192.0.2.1", 443),
+            (Tcp, "192.31.196.1", 443),
         ] {
             assert!(one.permits_name(protocol, name, port).is_err(), "{protocol} {name} {port}");
         }
@@ -242,12 +258,42 @@ mod tests {
         let check = |address: &str, own| {
             one.permits_address_of(Tcp, "example.org", ip(address), 443, says(own))
         };
-        assert!(check("192.0.2.1", false).is_ok());
+        assert!(check("192.31.196.1", false).is_ok());
         assert!(check("10.0.0.1", false).is_ok(), "an exact name may be an inside one");
-        assert_eq!(check("192.0.2.1", true), Err(Denied::Own(ip("192.0.2.1"))));
+        assert_eq!(check("192.31.196.1", true), Err(Denied::Own(ip("192.31.196.1"))));
         for address in ["127.0.0.1", "169.254.169.254", "::ffff:127.0.0.1", "fe80::1", "::1"] {
             assert!(matches!(check(address, false), Err(Denied::Special(..))), "{address}");
         }
+    }
+
+    #[test]
+    fn a_translators_address_of_a_name_is_what_it_leads_to() {
+        let rules = policy(&["example.org:443", "*:443", "[64:ff9b::7f00:9]:443"]);
+        let check = |name: &str, address: &str, own| {
+            rules.permits_address_of(Tcp, name, ip(address), 443, says(own))
+        };
+        assert!(check("example.org", "64:ff9b::c01f:c401", false).is_ok());
+        assert!(check("example.org", "64:ff9b::a00:1", false).is_ok());
+        assert_eq!(check("x.org", "64:ff9b::a00:1", false), Err(Denied::Private(ip("10.0.0.1"))));
+        let own = check("example.org", "64:ff9b::c01f:c401", true);
+        assert_eq!(own, Err(Denied::Own(ip("192.31.196.1"))));
+        for address in ["64:ff9b::7f00:1", "64:ff9b::a9fe:a9fe", "64:ff9b:1::c01f:c401"] {
+            assert!(matches!(check("example.org", address, false), Err(Denied::Special(..))));
+        }
+        assert!(check("example.org", "64:ff9b::7f00:9", false).is_ok(), "it is named itself");
+        // As an address a translator's is not covered by a general rule.
+        let wide = policy(&["[::/0]:443", "0.0.0.0/0:443"]);
+        assert!(wide.permits_address(Tcp, ip("64:ff9b::c01f:c401"), 443, says(false)).is_err());
+    }
+
+    #[test]
+    fn raw_is_what_a_rule_says_of_that_name_and_port() {
+        let rules = policy(&["a.test:22/raw", "*.b.test:1-9/raw", "a.test:443", "a.test:80/udp"]);
+        assert!(rules.is_raw("a.test", 22) && rules.is_raw("x.b.test", 9));
+        for (name, port) in [("a.test", 443), ("a.test", 80), ("b.test", 9), ("x.b.test", 10)] {
+            assert!(!rules.is_raw(name, port), "{name} {port}");
+        }
+        assert!(rules.permits_name(Tcp, "a.test", 22).is_ok());
     }
 
     #[test]
@@ -255,9 +301,9 @@ mod tests {
         let any = policy(&["*:443"]);
         let check =
             |address: &str| any.permits_address_of(Tcp, "x.org", ip(address), 443, says(false));
-        assert!(check("192.0.2.1").is_ok());
+        assert!(check("192.31.196.1").is_ok());
         assert_eq!(check("10.0.0.1"), Err(Denied::Private(ip("10.0.0.1"))));
-        assert!(any.permits_address(Tcp, ip("192.0.2.1"), 443, says(false)).is_err());
+        assert!(any.permits_address(Tcp, ip("192.31.196.1"), 443, says(false)).is_err());
     }
 
     #[test]
@@ -265,15 +311,15 @@ mod tests {
         let all = policy(&["0.0.0.0/0:1-65535", "[::/0]:80", "127.0.0.1:8080"]);
         let check =
             |address: &str, port, own| all.permits_address(Tcp, ip(address), port, says(own));
-        assert!(check("192.0.2.1", 80, false).is_ok());
-        assert!(check("2001:db8::1", 80, false).is_ok());
+        assert!(check("192.31.196.1", 80, false).is_ok());
+        assert!(check("2620:4f:8000::1", 80, false).is_ok());
         assert!(check("127.0.0.1", 8080, true).is_ok());
         assert!(check("::ffff:127.0.0.1", 8080, true).is_ok());
         assert!(check("127.0.0.1", 80, true).is_err());
         assert!(check("127.0.0.2", 8080, true).is_err());
         assert!(check("169.254.169.254", 80, false).is_err());
-        assert!(check("192.0.2.1", 80, true).is_err());
-        assert!(check("2001:db8::1", 81, false).is_err());
+        assert!(check("192.31.196.1", 80, true).is_err());
+        assert!(check("2620:4f:8000::1", 81, false).is_err());
     }
 
     #[test]

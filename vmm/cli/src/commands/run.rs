@@ -195,6 +195,10 @@ pub(super) fn capabilities(args: &RunArgs) -> Result<CapabilitySet, CellError> {
 
 /// A rule as a table has it: a host without ports means every port of TCP.
 pub fn network_rule(text: &str) -> String {
+    let (text, by) = match text.rsplit_once('/') {
+        Some((peer, by @ ("tcp" | "udp" | "raw"))) => (peer, format!("/{by}")),
+        _ => (text, String::new()),
+    };
     let host = match text.parse::<std::net::Ipv6Addr>() {
         Ok(address) => format!("[{address}]"),
         Err(_) => text.to_owned(),
@@ -203,8 +207,8 @@ pub fn network_rule(text: &str) -> String {
         host.rsplit_once(':').is_some_and(|(_, ports)| !ports.ends_with(']') && !ports.is_empty())
             && !host.ends_with(']');
     match host.ends_with("/icmp") || has_ports {
-        true => host,
-        false => format!("{host}:1-65535"),
+        true => host + &by,
+        false => format!("{host}:1-65535{by}"),
     }
 }
 

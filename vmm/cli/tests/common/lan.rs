@@ -3,7 +3,7 @@
 //! is seen or touched.
 //!
 //! ```text
-//! cell ~ (its link) ~ host 203.0.113.1, 2001:db8::1 === peer 203.0.113.80, .81, 2001:db8::80
+//! cell ~ (its link) ~ host 192.31.196.1, 2620:4f:8000::1 === peer 192.31.196.80, .81, 2620:4f:8000::80
 //! ```
 //! The host knows the peer by names of its own /etc/hosts. Needs root, as the
 //! set-up of the machine does.
@@ -15,12 +15,12 @@ use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, setns, unshare};
 
 /// The host's own address on the cable.
-pub const HOST: &str = "203.0.113.1";
+pub const HOST: &str = "192.31.196.1";
 /// The peer's, which the host calls `peer.test` and `www.peer.test`.
-pub const PEER: &str = "203.0.113.80";
-pub const PEER_V6: &str = "2001:db8::80";
+pub const PEER: &str = "192.31.196.80";
+pub const PEER_V6: &str = "2620:4f:8000::80";
 /// Another one of the peer's, which the host calls `other.test`.
-pub const OTHER: &str = "203.0.113.81";
+pub const OTHER: &str = "192.31.196.81";
 
 /// The calling thread, and what it starts, is on the host for as long as its
 /// test runs.
@@ -55,7 +55,7 @@ impl Lan {
         ip("link set lo up");
         ip(&format!("link add cable type veth peer name cable netns {}", lan.keeper.id()));
         ip(&format!("addr add {HOST}/24 dev cable"));
-        ip("addr add 2001:db8::1/64 dev cable nodad");
+        ip("addr add 2620:4f:8000::1/64 dev cable nodad");
         ip("link set cable up");
         // What a cell must not reach, the host does.
         ip("route add 169.254.0.0/16 dev cable");
@@ -88,9 +88,10 @@ fn files() -> tempfile::TempDir {
     mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none).expect("private mounts");
     let hosts = format!(
         "127.0.0.1 localhost rebound.test\n{PEER} peer.test www.peer.test\n{PEER_V6} peer.test\n\
-         {OTHER} other.test\n169.254.169.254 metadata.test\n{HOST} host.test\n"
+         {OTHER} other.test\n169.254.169.254 metadata.test\n{HOST} host.test\n\
+         64:ff9b:1::7f00:1 translated.test\n203.0.113.7 example.test\n"
     );
-    for (name, text) in [("hosts", hosts), ("resolv.conf", "nameserver 203.0.113.80\n".into())] {
+    for (name, text) in [("hosts", hosts), ("resolv.conf", "nameserver 192.31.196.80\n".into())] {
         let path = files.path().join(name);
         std::fs::write(&path, text).unwrap();
         let target = format!("/etc/{name}");

@@ -136,6 +136,16 @@ pub fn echo(address: &str) -> u16 {
     port
 }
 
+/// A server of streams that says `words` to whoever comes; its port.
+pub fn greeter(address: &str, words: &'static str) -> u16 {
+    let web = Web::by(address, move |mut stream, _| {
+        let _ = stream.write_all(words.as_bytes());
+        // Until the caller has gone.
+        while matches!(stream.read(&mut [0; 4096]), Ok(1..)) {}
+    });
+    web.port
+}
+
 /// A server of datagrams that says everything back; its port.
 pub fn echo_datagrams(address: &str) -> u16 {
     let socket = UdpSocket::bind(address).unwrap_or_else(|error| panic!("{address}: {error}"));

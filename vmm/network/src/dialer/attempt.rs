@@ -123,7 +123,7 @@ impl Attempt {
 
     fn permitted(&self, policy: &Policy, address: IpAddr) -> Result<(), Denied> {
         // What cannot be found out counts as the host's own.
-        let own = || sys::is_own(address).unwrap_or(true);
+        let own = |address| sys::is_own(address).unwrap_or(true);
         match &self.target {
             Target::Name(name) => {
                 policy.permits_address_of(self.protocol, name, address, self.port, own)

@@ -29,6 +29,8 @@ pub struct Flow {
     pub peer: Option<SocketAddr>,
     /// Whether it came from outside, by a published port.
     pub inbound: bool,
+    /// Whether a name's guard lets everything through.
+    pub is_raw: bool,
     pub stage: Stage,
     /// Of datagrams: bytes from the module and to it.
     pub bytes: (u64, u64),
@@ -45,6 +47,14 @@ impl Flow {
         match &self.stage {
             Stage::Stream(joint) => joint.bytes,
             _ => self.bytes,
+        }
+    }
+
+    /// When it wants a turn though nothing comes.
+    pub fn due(&self) -> Option<std::time::Instant> {
+        match &self.stage {
+            Stage::Stream(joint) => joint.silent_until(),
+            Stage::Asking(_) | Stage::Datagrams(_) => None,
         }
     }
 

@@ -4,11 +4,12 @@
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
 
 use nix::poll::PollFlags;
 use nix::sys::socket::{MsgFlags, Shutdown, recv, send, shutdown};
 
-use crate::stack::guard::{Guard, Unlike};
+use crate::guard::{Guard, Unlike};
 use crate::stack::rate::Rate;
 use crate::stack::stream::{Moved, moved};
 
@@ -89,9 +90,18 @@ impl Joint {
         watched
     }
 
+    /// When the module must have said something that could be judged.
+    pub fn silent_until(&self) -> Option<Instant> {
+        self.guard.due()
+    }
+
     /// Moves what can be moved. `is_abandoned` says that the module closed its socket.
     pub fn turn(&mut self, is_abandoned: bool, rate: &mut Rate, buffer: &mut [u8]) -> After {
         self.is_abandoned |= is_abandoned;
+        if let Err(unlike) = self.guard.expire(Instant::now()) {
+            self.was_reset.store(true, Ordering::Release);
+            return After::Misused(unlike);
+        }
         let mut left = TURN_BYTES;
         while left > 0 {
             let moved = self.move_out(rate, buffer).and_then(|out| {
@@ -134,6 +144,8 @@ impl Joint {
                 Moved::Broken => return Err(After::Over),
             }
         }
+        // What is held back may be judged by now.
+        self.guard.hold(&[]).map_err(After::Misused)?;
         let host = &self.host;
         match self.guard.pass_on(|bytes| give(host, bytes)) {
             Moved::Bytes(count) => {
@@ -153,9 +165,9 @@ impl Joint {
         if !self.module_ended || self.end_passed || self.guard.has_judged() {
             return Ok(());
         }
+        self.guard.end().map_err(After::Misused)?;
         if !self.guard.is_empty() {
-            let unlike = Unlike::Unreadable("what ends before it can be judged");
-            return Err(After::Misused(unlike));
+            return Ok(());
         }
         self.end_passed = true;
         // A peer that is gone already needs no telling.
@@ -191,7 +203,7 @@ impl Joint {
                 rate.spend(count);
                 self.bytes.1 += count as u64;
                 let said = room.get(..count).unwrap_or_default();
-                self.guard.answered(said);
+                self.guard.answered(said).map_err(After::Misused)?;
                 let given = match give(&self.module, said) {
                     Moved::Bytes(given) => given,
                     Moved::Nothing => 0,

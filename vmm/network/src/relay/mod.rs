@@ -28,11 +28,11 @@ use nix::sys::socket::{AddressFamily, SockFlag, SockType, accept4, socketpair};
 use crate::audit::{Audit, Decision, Entry};
 use crate::dialer::protocol::{Failure, Id, MESSAGE_BYTES_MAX, Reply, Request};
 use crate::dialer::{Client, sys};
+use crate::guard::Guard;
 use crate::link;
 use crate::names::Names;
 use crate::policy::{Policy, Target};
 use crate::secrets::Secrets;
-use crate::stack::guard::Guard;
 use crate::stack::rate::Rate;
 use crate::stack::{CONNECTIONS_MAX, Published};
 use flow::{Flow, Stage};
@@ -47,6 +47,8 @@ const TURN_MAX: usize = 64;
 const LOOKUPS_MAX: usize = 64;
 /// Until flows that have used up the rate get another turn.
 const SLOWED: Duration = Duration::from_millis(10);
+/// poll's clock is coarser than ours.
+const A_BIT: Duration = Duration::from_millis(1);
 /// How long what was said before an isolate's end has to go out.
 const LINGER: Duration = Duration::from_secs(1);
 
@@ -141,8 +143,18 @@ impl Relay {
                     Source::Flow(id, is_abandoned) => self.turn(id, is_abandoned),
                 }
             }
+            self.expire();
             self.dialer.flush();
         }
+    }
+
+    /// Gives those a turn that were silent for too long.
+    fn expire(&mut self) {
+        let now = Instant::now();
+        let is_due = |flow: &Flow| flow.due().is_some_and(|at| at <= now);
+        let due: Vec<Id> =
+            self.flows.iter().filter(|(_, flow)| is_due(flow)).map(|(id, _)| *id).collect();
+        due.into_iter().for_each(|id| self.turn(id, false));
     }
 
     /// Ends everything, once what was said has gone out or has had its time.
@@ -186,7 +198,9 @@ impl Relay {
         let mut polled: Vec<PollFd<'_>> =
             watched.iter().map(|(fd, flags, _)| PollFd::new(*fd, *flags)).collect();
         let slowed = (!has_rate).then_some(SLOWED);
-        let timeout = match slowed.into_iter().chain(most).min() {
+        let due = self.flows.values().filter_map(Flow::due).min();
+        let due = due.map(|at| at.saturating_duration_since(Instant::now()) + A_BIT);
+        let timeout = match slowed.into_iter().chain(most).chain(due).min() {
             Some(most) => PollTimeout::try_from(most).unwrap_or(PollTimeout::MAX),
             None => PollTimeout::NONE,
         };
@@ -261,8 +275,16 @@ impl Relay {
         let id = self.id();
         let stage = Stage::Asking(done);
         let request = Request::Connect { id, protocol, target: target.clone(), port };
-        let flow =
-            Flow { protocol, other, target, peer: None, inbound: false, stage, bytes: (0, 0) };
+        let flow = Flow {
+            protocol,
+            other,
+            target,
+            peer: None,
+            inbound: false,
+            is_raw: false,
+            stage,
+            bytes: (0, 0),
+        };
         self.flows.insert(id, flow);
         self.dialer.say(&request);
     }
@@ -348,6 +370,7 @@ impl Relay {
                     target,
                     peer: None,
                     inbound: true,
+                    is_raw: false,
                     stage,
                     bytes: (0, 0),
                 };
@@ -408,8 +431,13 @@ impl Relay {
         };
         let Flow { protocol, other, target, stage, .. } = flow;
         let Stage::Asking(done) = stage else { return };
+        let is_raw = match &target {
+            Target::Name(name) => self.policy.is_raw(name, other.port()),
+            Target::Address(_) => false,
+        };
         let guard = match &target {
-            Target::Name(name) => Guard::of(name, Secrets::default(), None),
+            Target::Name(_) if is_raw => Guard::open(),
+            Target::Name(name) => Guard::of(name, other.port(), Secrets::default(), None),
             Target::Address(_) => Guard::open(),
         };
         let joined = match passed {
@@ -421,8 +449,16 @@ impl Relay {
             Ok((stage, connection)) => {
                 self.audit.record(entry.to(peer));
                 let peer = Some(peer);
-                let flow =
-                    Flow { protocol, other, target, peer, inbound: false, stage, bytes: (0, 0) };
+                let flow = Flow {
+                    protocol,
+                    other,
+                    target,
+                    peer,
+                    inbound: false,
+                    is_raw,
+                    stage,
+                    bytes: (0, 0),
+                };
                 self.flows.insert(id, flow);
                 done(Ok(connection));
             }
@@ -533,7 +569,8 @@ impl Relay {
             (false, None) => true,
             (false, Some(peer)) => {
                 let (ip, port) = (peer.ip(), flow.port());
-                self.policy.permits(flow.protocol, &flow.target, ip, port).is_ok()
+                let permitted = self.policy.permits(flow.protocol, &flow.target, ip, port);
+                permitted.is_ok() && self.policy.guards_no_less(flow.is_raw, &flow.target, port)
             }
         };
         let gone: Vec<Id> =

@@ -43,6 +43,8 @@ pub struct Flow {
     pub peer: Option<SocketAddr>,
     /// Whether it came from outside, by a published port.
     pub inbound: bool,
+    /// Whether a name's guard lets everything through.
+    pub is_raw: bool,
     pub stage: Stage,
     /// When something last moved.
     pub moved: Instant,
@@ -61,6 +63,7 @@ impl Flow {
             port,
             peer: None,
             inbound: false,
+            is_raw: false,
             stage,
             moved: Instant::now(),
             bytes: (0, 0),

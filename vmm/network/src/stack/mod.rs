@@ -11,15 +11,12 @@
 //! and `Stack::turn` (all that moves).
 
 mod flow;
-pub(crate) mod guard;
-mod http;
 mod opened;
 mod outbox;
 mod publish;
 pub(crate) mod rate;
 mod replies;
 pub(crate) mod stream;
-mod tls;
 mod work;
 
 use std::collections::{HashMap, VecDeque};

@@ -14,10 +14,10 @@ use nix::sys::socket::{MsgFlags, recv, send};
 use rustls::{ClientConnection, ServerConnection};
 use smoltcp::socket::tcp::Socket;
 
-use super::guard::{Guard, Unlike};
 use super::rate::Rate;
 use super::stream::Moved;
 use crate::authority::Opener;
+use crate::guard::{Guard, Unlike};
 
 /// What a guest is told of a host that cannot be verified: the fatal alert
 /// bad_certificate, in a record of its own (RFC 8446, 5.1 and 6).
@@ -146,7 +146,7 @@ impl Opened {
     /// # Errors
     /// Where TLS cannot be begun with the host.
     pub fn new(opener: Opener, first: Vec<u8>) -> Result<Self, Unlike> {
-        let Opener { server, client, name, secrets } = opener;
+        let Opener { server, client, name, port, secrets } = opener;
         let failed = |error: rustls::Error| Unlike::Server(error.to_string());
         let host_name = name.to_str().into_owned();
         let mut guest = ServerConnection::new(server).map_err(failed)?;
@@ -157,13 +157,18 @@ impl Opened {
         Ok(Self {
             guest,
             host,
-            guard: Guard::of(&host_name, secrets, None),
+            guard: Guard::inside(&host_name, port, secrets),
             first,
             guest_ended: false,
             host_ended: false,
             end_passed_out: false,
             end_passed_in: false,
         })
+    }
+
+    /// The guard of what the guest says inside.
+    pub fn guard(&self) -> &Guard {
+        &self.guard
     }
 
     /// The names of the secrets that were put into requests since the last call.
@@ -254,6 +259,9 @@ impl Opened {
                 Moved::Bytes(_) | Moved::Nothing => {}
             }
         }
+        if self.guest_ended {
+            self.guard.end()?;
+        }
         if self.guest_ended && self.guard.is_empty() && !self.end_passed_out {
             self.end_passed_out = true;
             self.host.send_close_notify();
@@ -323,7 +331,7 @@ impl Opened {
         let mut piece = [0; PIECE_BYTES];
         while let Ok(count @ 1..) = self.host.reader().read(&mut piece) {
             let piece = piece.get(..count).unwrap_or_default();
-            self.guard.answered(piece);
+            self.guard.answered(piece)?;
             self.guest.writer().write_all(piece).map_err(|_| Stop::Broken)?;
         }
         if heard.peer_has_closed() {

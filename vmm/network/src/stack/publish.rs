@@ -8,10 +8,10 @@ use exocell_xgate::Protocol;
 use nix::sys::socket::{SockFlag, accept4};
 
 use super::flow::{Flow, Key, Stage};
-use super::guard::Guard;
 use super::stream::{Ends, Stream};
 use super::{CONNECTIONS_MAX, Stack};
 use crate::audit::{Decision, Entry};
+use crate::guard::Guard;
 use crate::link;
 use crate::policy::Target;
 

@@ -8,13 +8,13 @@ use event_manager::{EventOps, EventSet, Events};
 use exocell_xgate::Protocol;
 
 use super::flow::{Flow, Stage};
-use super::guard::Guard;
 use super::stream::{Ends, Stream};
 use super::{STREAMS, Stack};
 use crate::audit::{Decision, Entry};
 use crate::dialer::protocol::{Failure, Id, Reply, Request};
 use crate::dialer::sys;
 use crate::dns;
+use crate::guard::Guard;
 use crate::packet::{self, Refusal};
 use crate::policy::Target;
 
@@ -83,9 +83,14 @@ impl Stack {
         let guard = match &flow.target {
             Target::Name(name) => {
                 let secrets = |tls| self.secrets.of(name, flow.port, tls);
+                let has_none = secrets(true).is_empty() && secrets(false).is_empty();
+                flow.is_raw = has_none && self.policy.is_raw(name, flow.port);
                 let authority = self.authority.as_ref();
-                let opener = authority.and_then(|own| own.opener(name, secrets(true)));
-                Guard::of(name, secrets(false), opener)
+                let opener = authority.and_then(|own| own.opener(name, flow.port, secrets(true)));
+                match flow.is_raw {
+                    true => Guard::open(),
+                    false => Guard::of(name, flow.port, secrets(false), opener),
+                }
             }
             Target::Address(_) => Guard::open(),
         };

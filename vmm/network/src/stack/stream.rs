@@ -17,10 +17,10 @@ use smoltcp::socket::tcp::{Socket, SocketBuffer, State};
 use smoltcp::time::Instant;
 use smoltcp::wire::{HardwareAddress, IpAddress, IpCidr, IpListenEndpoint};
 
-use super::guard::{Guard, Unlike};
 use super::opened::{HostEnd, Opened, Stop};
 use super::outbox::{Outbox, Wire};
 use super::rate::Rate;
+use crate::guard::{Guard, Unlike};
 
 /// Bytes that wait in each direction of one of few streams, so that one fills
 /// the link, and of one of many. 256 streams that are stuck hold 78 MiB of the
@@ -191,6 +191,16 @@ impl Stream {
         }
     }
 
+    /// The guard of what the guest says, of opened TLS the one inside.
+    fn guard(&self) -> &Guard {
+        self.opened.as_ref().map_or(&self.guard, |opened| opened.guard())
+    }
+
+    /// When the guest must have said something that could be judged.
+    pub fn silent_until(&self) -> Option<std::time::Instant> {
+        self.guard().due()
+    }
+
     /// When a timer of the stream goes off.
     pub fn due(&mut self, now: Instant) -> Option<Instant> {
         self.interface.poll_at(now, &self.sockets)
@@ -198,6 +208,9 @@ impl Stream {
 
     /// Moves what can be moved.
     pub fn turn(&mut self, now: Instant, outbox: &mut Outbox, rate: &mut Rate) -> After {
+        if let Err(unlike) = self.guard().expire(std::time::Instant::now()) {
+            return self.cut(After::Misused(unlike), now, outbox);
+        }
         let mut left = TURN_BYTES;
         loop {
             let from_guest = match self.move_out(rate) {
@@ -270,9 +283,10 @@ impl Stream {
         let mut total = 0;
         while self.writable && self.opened.is_none() {
             let socket = self.sockets.get_mut::<Socket>(self.handle);
-            let held = self.guard.take_in(socket, rate).map_err(After::Misused)?;
-            if let Some(opened) = self.guard.opened() {
-                self.opened = Some(Box::new(opened.map_err(After::Misused)?));
+            let held = take_in(&mut self.guard, socket, rate).map_err(After::Misused)?;
+            if let Some((opener, first)) = self.guard.opener() {
+                let opened = Opened::new(opener, first).map_err(After::Misused)?;
+                self.opened = Some(Box::new(opened));
                 break;
             }
             let moved = match held {
@@ -302,7 +316,7 @@ impl Stream {
             }
         }
         total += self.move_opened(rate, Opened::move_out)?;
-        self.pass_end_on();
+        self.pass_end_on()?;
         Ok(total)
     }
 
@@ -323,23 +337,23 @@ impl Stream {
     }
 
     /// The guest has said all, and all of it has been passed on.
-    fn pass_end_on(&mut self) {
+    fn pass_end_on(&mut self) -> Result<(), After> {
         let socket = self.sockets.get_mut::<Socket>(self.handle);
         let said_all = matches!(
             socket.state(),
             State::CloseWait | State::LastAck | State::Closing | State::TimeWait
         );
         let passed = self.opened.as_ref().is_none_or(|opened| opened.has_passed_end());
-        if said_all
-            && socket.recv_queue() == 0
-            && self.guard.is_empty()
-            && passed
-            && !self.guest_ended
-        {
+        let said_all = said_all && socket.recv_queue() == 0;
+        if said_all {
+            self.guard.end().map_err(After::Misused)?;
+        }
+        if said_all && self.guard.is_empty() && passed && !self.guest_ended {
             self.guest_ended = true;
             // A peer that is gone already needs no telling.
             let _ = shutdown(self.host.as_raw_fd(), Shutdown::Write);
         }
+        Ok(())
     }
 
     /// Bytes of the peer to the guest, not many more than `most`.
@@ -355,18 +369,19 @@ impl Stream {
             && socket.can_send()
             && !rate.is_empty()
         {
-            let (host, guard) = (&self.host, &mut self.guard);
+            let (host, guard, mut heard) = (&self.host, &mut self.guard, Ok(()));
             let read = socket.send(|room| {
                 let share = rate.share(room.len().min(most - total));
                 let room = room.get_mut(..share).unwrap_or_default();
                 match moved(recv(host.as_raw_fd(), room, MsgFlags::MSG_DONTWAIT)) {
                     Moved::Bytes(count) => {
-                        guard.answered(room.get(..count).unwrap_or_default());
-                        (count, Moved::Bytes(count))
+                        heard = guard.answered(room.get(..count).unwrap_or_default());
+                        (if heard.is_ok() { count } else { 0 }, Moved::Bytes(count))
                     }
                     other => (0, other),
                 }
             });
+            heard.map_err(After::Misused)?;
             match read.unwrap_or(Moved::Nothing) {
                 Moved::Bytes(0) => {
                     self.host_ended = true;
@@ -383,6 +398,27 @@ impl Stream {
         }
         Ok(total)
     }
+}
+
+/// Takes bytes of the guest where they must be judged; whether any go through the
+/// guard at all.
+fn take_in(guard: &mut Guard, socket: &mut Socket<'_>, rate: &Rate) -> Result<bool, Unlike> {
+    if guard.is_open() {
+        return Ok(false);
+    }
+    // What is held back may be judged by now.
+    let mut judged = guard.hold(&[]);
+    while judged.is_ok() && socket.can_recv() && guard.room() > 0 && !rate.is_empty() {
+        let taken = socket.recv(|bytes| {
+            let bytes = bytes.get(..bytes.len().min(guard.room())).unwrap_or_default();
+            judged = guard.hold(bytes);
+            (bytes.len(), bytes.len())
+        });
+        if taken.unwrap_or(0) == 0 {
+            break;
+        }
+    }
+    judged.map(|()| true)
 }
 
 fn moved_out(host: &OwnedFd, bytes: &[u8]) -> Moved {

@@ -157,7 +157,7 @@ impl Stack {
             now + Duration::from_micros(wait as u64)
         });
         let slowed = (after == After::Slowed).then(|| now + SLOWED);
-        flow.due = timer.into_iter().chain(slowed).min();
+        flow.due = timer.into_iter().chain(slowed).chain(stream.silent_until()).min();
         flow.due
     }
 
@@ -215,7 +215,8 @@ impl Stack {
                 (false, None) => true,
                 (false, Some(peer)) => {
                     let (protocol, port) = (flow.key.protocol, port_of(flow));
-                    self.policy.permits(protocol, &flow.target, peer.ip(), port).is_ok()
+                    let permitted = self.policy.permits(protocol, &flow.target, peer.ip(), port);
+                    permitted.is_ok() && self.policy.guards_no_less(flow.is_raw, &flow.target, port)
                 }
             };
             if !kept {

@@ -8,7 +8,7 @@ import struct
 import subprocess
 import sys
 
-OTHER, PEER, HOST = "203.0.113.81", "203.0.113.80", "203.0.113.1"
+OTHER, PEER, HOST = "192.31.196.81", "192.31.196.80", "192.31.196.1"
 WAYS = {}
 
 
@@ -133,17 +133,20 @@ def the_granted_servers_address(): return tcp(PEER, 80)
 @way
 def another_port_of_the_granted_name(): return tcp("peer.test", 8080)
 @way
-def an_address_of_ipv6(): return tcp("2001:db8::80", 80)
+def an_address_of_ipv6(): return tcp("2620:4f:8000::80", 80)
 @way
 def an_ipv4_address_in_ipv6(): return tcp(f"::ffff:{OTHER}", 80, family=socket.AF_INET6)
 @way
-def an_address_as_a_number(): return tcp("3405803857", 80)
+def an_address_as_a_number(): return tcp("3223307345", 80)
 @way
 def an_address_that_stands_for_no_name(): return tcp("198.18.9.9", 80)
 @way
-def a_translators_address(): return tcp("64:ff9b::cb00:7151", 7001)
+def a_translators_address(): return tcp("64:ff9b::c01f:c451", 7001)
 @way
-def an_old_tunnels_address(): return tcp("2002:cb00:7151::1", 7001)
+def an_old_tunnels_address(): return tcp("2002:c01f:c451::1", 7001)
+
+@way
+def a_local_translators_address(): return tcp("64:ff9b:1::c01f:c451", 7001)
 
 # Names.
 @way
@@ -159,6 +162,11 @@ def a_granted_name_that_leads_to_metadata(): return tcp("metadata.test", 80)
 @way
 def a_granted_name_that_leads_to_the_host(): return tcp("host.test", 7000)
 
+@way
+def a_granted_name_that_leads_to_a_translator(): return tcp("translated.test", 7000)
+@way
+def a_granted_name_that_leads_nowhere(): return tcp("example.test", 7000)
+
 # What no wide rule covers.
 @way
 def metadata(): return tcp("169.254.169.254", 7001)
@@ -169,7 +177,7 @@ def a_link_local_address(): return tcp("169.254.1.1", 7001)
 @way
 def the_hosts_own_address(): return tcp(HOST, 7001)
 @way
-def the_hosts_own_address_of_ipv6(): return tcp("2001:db8::1", 7001)
+def the_hosts_own_address_of_ipv6(): return tcp("2620:4f:8000::1", 7001)
 
 # The link itself.
 @way
@@ -195,7 +203,7 @@ def datagrams_to_another_address(): return udp(OTHER, 5000)
 @way
 def datagrams_to_the_granted_name(): return udp("peer.test", 443)
 @way
-def datagrams_of_ipv6(): return udp("2001:db8::80", 5000, family=socket.AF_INET6)
+def datagrams_of_ipv6(): return udp("2620:4f:8000::80", 5000, family=socket.AF_INET6)
 @way
 def datagrams_to_everyone(): return udp("255.255.255.255", 5000, broadcast=True)
 @way
@@ -219,7 +227,7 @@ def echoes(): return echo(OTHER)
 @way
 def echoes_to_the_granted_name(): return echo(socket.gethostbyname("peer.test"))
 @way
-def echoes_of_ipv6(): return echo("2001:db8::80", v6=True)
+def echoes_of_ipv6(): return echo("2620:4f:8000::80", v6=True)
 @way
 def tunnels_of_ip(): return raw(OTHER, 47)
 @way
@@ -235,6 +243,22 @@ def another_name_in_tls_in_pieces():
     for at in range(0, len(body), 40):
         pieces += b"\x16\x03\x01" + struct.pack(">H", len(body[at:at + 40])) + body[at:at + 40]
     return tcp("peer.test", 443, pieces)
+@way
+def no_name_in_tls(): return tcp("peer.test", 443, hello(None))
+@way
+def an_alert_before_tls():
+    return tcp("peer.test", 443, b"\x15\x03\x01\x00\x02\x01\x5a" + hello("other.test"))
+@way
+def a_change_of_ciphers_before_tls():
+    return tcp("peer.test", 443, b"\x14\x03\x03\x00\x01\x01" + hello("other.test"))
+@way
+def ssl_2(): return tcp("peer.test", 443, b"\x80\x2e\x01\x03\x01\x00\x15\x00\x00\x00\x10" + bytes(37))
+@way
+def a_record_of_version_2_0():
+    return tcp("peer.test", 443, b"\x16\x02\x00" + hello("other.test")[3:])
+@way
+def a_record_of_version_15_1():
+    return tcp("peer.test", 443, b"\x16\x0f\x01" + hello("other.test")[3:])
 @way
 def another_host_in_http(): return http("GET / HTTP/1.1", "Host: other.test")
 @way
@@ -252,6 +276,41 @@ def two_lengths_in_http():
     return http("POST / HTTP/1.1", "Host: peer.test", "Content-Length: 4", "Transfer-Encoding: chunked",
                 body=b"0\r\n\r\nGET / HTTP/1.1\r\nHost: other.test\r\n\r\n")
 @way
+def no_host_in_http(): return http("GET / HTTP/1.0")
+@way
+def a_long_first_line(): return http("GET /" + "a" * 17_000 + " HTTP/1.1", "Host: other.test")
+@way
+def a_control_character_in_the_target(): return http("GET /\x01 HTTP/1.1", "Host: other.test")
+@way
+def a_del_in_the_target(): return http("GET /\x7f HTTP/1.1", "Host: other.test")
+@way
+def an_absolute_target_of_http_0_9(): return http("GET http://other.test/")
+@way
+def http_0_9(): return http("GET /")
+@way
+def an_empty_line_first(): return http("", "GET / HTTP/1.1", "Host: other.test")
+@way
+def lines_without_cr(): return tcp("peer.test", 80, b"GET / HTTP/1.1\nHost: other.test\n\n")
+@way
+def a_folded_field(): return http("GET / HTTP/1.1", "Host: peer.test", " Host: other.test")
+@way
+def a_space_before_a_colon(): return http("GET / HTTP/1.1", "Host: peer.test", "host : other.test")
+@way
+def an_extension_of_a_chunk():
+    return http("POST / HTTP/1.1", "Host: peer.test", "Transfer-Encoding: chunked",
+                body=b"3A ;/ HTTP/1.1\r\nHost: other.test\r\n\r\n")
+@way
+def a_request_in_a_body():
+    inside = b"GET / HTTP/1.1\r\nHost: other.test\r\n\r\n"
+    return http("POST / HTTP/1.1", "Host: peer.test", f"Content-Length: {len(inside)}", body=inside)
+@way
+def another_protocol_by_upgrade():
+    return http("GET / HTTP/1.1", "Host: peer.test", "Connection: Upgrade", "Upgrade: TLS/1.2")
+@way
+def a_protocol_of_its_own(): return tcp("peer.test", 80, b"SSH-2.0-other.test\r\n")
+@way
+def a_server_that_speaks_first(): return tcp("peer.test", 2222, b"")
+@way
 def http_2_without_tls(): return http("PRI * HTTP/2.0", "", "SM")
 
 # The same in TLS that is opened, because its host has a secret.
@@ -268,6 +327,15 @@ def a_tunnel_in_opened_tls(): return opened("CONNECT other.test:443 HTTP/1.1", "
 def http_2_in_opened_tls(): return opened("PRI * HTTP/2.0", "", "SM", alpn="h2")
 @way
 def a_host_that_cannot_be_verified(): return opened("GET / HTTP/1.1", "Host: x", port=9443)
+
+@way
+def another_protocol_in_opened_tls(): return opened("other.test")
+@way
+def plain_http_where_a_secret_is_for_tls():
+    return tcp("peer.test", 8443, b"GET / HTTP/1.1\r\nHost: other.test\r\n\r\n")
+@way
+def an_alert_before_opened_tls():
+    return tcp("peer.test", 8443, b"\x15\x03\x01\x00\x02\x01\x5a" + hello("other.test"))
 
 # The host by other means.
 @way
