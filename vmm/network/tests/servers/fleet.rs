@@ -112,12 +112,13 @@ impl Fleet {
     }
 
     fn run(&mut self, command: &mut Command) {
-        let log = std::fs::File::create(self.folder.path().join("log")).unwrap();
-        let command = command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(log);
-        let child = command.current_dir(self.folder.path()).spawn();
-        let program = command.get_program().display().to_string();
-        let missing = |error| panic!("{program} is installed by scripts/setup: {error}");
-        self.children.push(child.unwrap_or_else(missing));
+        let log = std::fs::OpenOptions::new().append(true).create(true).open(self.folder.path().join("log")).unwrap();
+        // It ends with the test, however that ends.
+        let mut bound = Command::new("setpriv");
+        bound.args(["--pdeathsig", "TERM", "--"]).arg(command.get_program());
+        bound.args(command.get_args()).current_dir(self.folder.path());
+        let child = bound.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(log).spawn();
+        self.children.push(child.expect("setpriv is part of util-linux"));
     }
 
     fn nginx(&mut self, listen: &str) {
@@ -203,7 +204,7 @@ impl Fleet {
                 UnixStream::connect(socket).is_ok()
             });
             let log = || std::fs::read_to_string(self.folder.path().join("log"));
-            assert!(is_there, "{name} does not listen: {:?}", log());
+            assert!(is_there, "{name}, which scripts/setup installs, does not listen: {:?}", log());
         }
     }
 }
