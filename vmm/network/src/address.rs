@@ -80,7 +80,7 @@ const RESERVED: Use = Use::Special(Class::Reserved);
 const NAT64: NamePattern = v6([0x64, 0xff9b, 0, 0], 0, 96);
 
 /// The rows; the first that holds an address says what it is.
-const BLOCKS: [(NamePattern, Use); 53] = [
+static BLOCKS: [(NamePattern, Use); 53] = [
     // IANA IPv4 Special-Purpose Address Registry.
     (v4([0, 0, 0, 0], 8), LOOPBACK), // "this network"; Linux takes 0.0.0.0 for itself
     (v4([10, 0, 0, 0], 8), Use::Private),
