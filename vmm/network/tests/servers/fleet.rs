@@ -112,7 +112,11 @@ impl Fleet {
     }
 
     fn run(&mut self, command: &mut Command) {
-        let log = std::fs::OpenOptions::new().append(true).create(true).open(self.folder.path().join("log")).unwrap();
+        let log = std::fs::OpenOptions::new()
+            .append(true)
+            .create(true)
+            .open(self.folder.path().join("log"))
+            .unwrap();
         // It ends with the test, however that ends.
         let mut bound = Command::new("setpriv");
         bound.args(["--pdeathsig", "TERM", "--"]).arg(command.get_program());
