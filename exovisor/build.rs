@@ -20,7 +20,8 @@ fn main() -> io::Result<()> {
 /// Adds a file, or all files below a folder, in the order of their names.
 fn add(path: &Path, hash: &mut DefaultHasher) -> io::Result<()> {
     if !path.is_dir() {
-        return Ok(fs::read(path)?.hash(hash));
+        fs::read(path)?.hash(hash);
+        return Ok(());
     }
     let mut entries = Vec::new();
     for entry in fs::read_dir(path)? {
