@@ -26,6 +26,9 @@ const CASES: &[&str] = &[
     "keep_cpu_sigreturn",
     "keep_cpu_sigprocmask",
     "keep_cpu_bad_stack",
+    "poison",
+    "outlive_exit",
+    "outlive_munmap",
 ];
 /// Cases that succeed where nothing stands in their way.
 const WORKING: &[&str] = &["jump_mmap_anonymous", "jump_mremap"];

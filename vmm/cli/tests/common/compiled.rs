@@ -42,6 +42,14 @@ impl Programs {
         self
     }
 
+    /// Copies the script `tests/guest/SOURCE` as `name`.
+    #[track_caller]
+    pub fn copy(self, source: &str, name: &str) -> Self {
+        let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/guest").join(source);
+        std::fs::copy(&from, self.path(name)).unwrap_or_else(|e| panic!("{}: {e}", from.display()));
+        self
+    }
+
     /// The program on this machine.
     pub fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)

@@ -55,5 +55,8 @@ int keep_cpu_mask(void);
 int keep_cpu_sigreturn(void);
 int keep_cpu_sigprocmask(void);
 int keep_cpu_bad_stack(void);
+int poison(void);
+int outlive_exit(void);
+int outlive_munmap(void);
 
 #endif

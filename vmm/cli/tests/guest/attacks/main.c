@@ -29,6 +29,9 @@ static const struct {
 	{ "keep_cpu_sigreturn", keep_cpu_sigreturn },
 	{ "keep_cpu_sigprocmask", keep_cpu_sigprocmask },
 	{ "keep_cpu_bad_stack", keep_cpu_bad_stack },
+	{ "poison", poison },
+	{ "outlive_exit", outlive_exit },
+	{ "outlive_munmap", outlive_munmap },
 };
 #define CASES (sizeof(cases) / sizeof(*cases))
 
