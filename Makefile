@@ -36,7 +36,7 @@ exocell := $(release)/exocell
 init := $(CARGO_TARGET_DIR)/$(static_target)/release/exocell-init
 base_tree := $(CARGO_TARGET_DIR)/base-tree
 
-.PHONY: build setup kernel base-image demo test fuzz bench stress pager lint deny clean
+.PHONY: build setup kernel base-image demo test fuzz bench stress pager audit lint deny clean
 
 build: setup
 	$(static_cargo) build --release --locked -p exocell-init --target $(static_target)
@@ -108,11 +108,16 @@ stress: build kernel base-image
 	scripts/setup --bench
 	EXOCELL=$(exocell) scripts/stress $(MINUTES)
 	EXOCELL=$(exocell) scripts/pager check $(MINUTES)
+	EXOCELL=$(exocell) scripts/audit check $(MINUTES)
 
 # Builds guest kernels: without the Pager, with it off, and with each of two rules of it broken.
 pager: build kernel base-image
 	EXOCELL=$(exocell) scripts/pager off
 	EXOCELL=$(exocell) scripts/pager wrong
+
+# Builds guest kernels that leave something mapped, which the audit must find.
+audit: build kernel base-image
+	EXOCELL=$(exocell) scripts/audit wrong
 
 lint: setup
 	cargo fmt --all --check

@@ -18,6 +18,8 @@ pub enum BenchError {
     NoStockKernel,
     #[error("no traces to replay; name their folder (--traces DIR)")]
     NoTraces,
+    #[error("the audit failed: {0}")]
+    Audit(String),
     #[error(transparent)]
     Kernel(#[from] exocell_cell::kernel::KernelError),
     #[error("{program} cannot be compiled (is {compiler} there?): {why}")]

@@ -9,6 +9,7 @@
 #![forbid(unsafe_code)]
 
 mod apps;
+mod audit;
 mod density;
 mod elasticity;
 mod error;
@@ -30,33 +31,41 @@ mod warm;
 use std::path::Path;
 
 pub use error::BenchError;
-pub use options::{BenchCommand, Options};
+pub use options::{BenchCommand, Benchmark, Options};
 pub use plot::svg;
 pub use row::{Row, Unit, table};
 pub use subject::{Peer, Subject};
 
 use exocell::Exocell;
 
+/// Does what `command` says on the state root `root`.
+pub fn run(root: &Path, command: &BenchCommand) -> Result<(), BenchError> {
+    match command {
+        BenchCommand::Measure(benchmark) => measure(root, benchmark),
+        BenchCommand::Audit(args) => audit::run(root, args),
+    }
+}
+
 /// Runs one benchmark and reports it; compiled programs are kept below `root`,
 /// the state root. What a subject lacks is said on standard error, and the run
 /// goes on without it.
-pub fn run(root: &Path, command: &BenchCommand) -> Result<(), BenchError> {
-    let options = command.options();
+fn measure(root: &Path, benchmark: &Benchmark) -> Result<(), BenchError> {
+    let options = benchmark.options();
     let exocell = Exocell::new(root, &options.image)?;
-    let rows = match command {
-        BenchCommand::Micro(args) => micro::measure(args, &exocell)?,
-        BenchCommand::Apps(args) => apps::measure(args, &exocell)?,
-        BenchCommand::Start(options) => start::measure(options, &exocell)?,
-        BenchCommand::Network(args) => network::measure(args, &exocell)?,
-        BenchCommand::Density(args) => density::measure(args, &exocell)?,
-        BenchCommand::Runs(args) => runs::measure(args, &exocell)?,
-        BenchCommand::Elasticity(args) => elasticity::measure(args, &exocell)?,
-        BenchCommand::Reclaim(args) => elasticity::measure_reclaim(args, &exocell)?,
-        BenchCommand::Oversubscription(args) => elasticity::measure_together(args, &exocell)?,
-        BenchCommand::Isolates(args) => isolates::measure(args, &exocell)?,
-        BenchCommand::Preempt(args) => isolates::measure_preemption(args)?,
-        BenchCommand::Parallel(args) => isolates::measure_parallel(args)?,
-        BenchCommand::Colorguard(args) => isolates::measure_slots(args)?,
+    let rows = match benchmark {
+        Benchmark::Micro(args) => micro::measure(args, &exocell)?,
+        Benchmark::Apps(args) => apps::measure(args, &exocell)?,
+        Benchmark::Start(options) => start::measure(options, &exocell)?,
+        Benchmark::Network(args) => network::measure(args, &exocell)?,
+        Benchmark::Density(args) => density::measure(args, &exocell)?,
+        Benchmark::Runs(args) => runs::measure(args, &exocell)?,
+        Benchmark::Elasticity(args) => elasticity::measure(args, &exocell)?,
+        Benchmark::Reclaim(args) => elasticity::measure_reclaim(args, &exocell)?,
+        Benchmark::Oversubscription(args) => elasticity::measure_together(args, &exocell)?,
+        Benchmark::Isolates(args) => isolates::measure(args, &exocell)?,
+        Benchmark::Preempt(args) => isolates::measure_preemption(args)?,
+        Benchmark::Parallel(args) => isolates::measure_parallel(args)?,
+        Benchmark::Colorguard(args) => isolates::measure_slots(args)?,
     };
     report(options, &rows)
 }

@@ -4,12 +4,23 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
 
+use crate::audit::AuditArgs;
 use crate::isolates::{ColorguardArgs, IsolatesArgs, ParallelArgs, PreemptArgs};
 use crate::subject::{GuestKernel, Peer};
 
-/// One benchmark.
+/// What `exocell bench` does.
 #[derive(Debug, Subcommand)]
 pub enum BenchCommand {
+    #[command(flatten)]
+    Measure(Benchmark),
+    /// Whether all that a running cell's processes have mapped is in its page tables; needs root.
+    #[command(after_help = "Example: exocell bench audit my-cell --seconds 60")]
+    Audit(AuditArgs),
+}
+
+/// One benchmark.
+#[derive(Debug, Subcommand)]
+pub enum Benchmark {
     /// System calls, faults, processes and bandwidths, by one static program everywhere.
     #[command(after_help = "Examples:
   exocell bench micro
@@ -254,7 +265,7 @@ pub struct OversubscriptionArgs {
     pub options: Options,
 }
 
-impl BenchCommand {
+impl Benchmark {
     pub fn options(&self) -> &Options {
         match self {
             Self::Micro(args) => &args.options,
