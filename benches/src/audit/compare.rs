@@ -24,10 +24,11 @@ pub struct Look<'a> {
     /// The memory file, as a mapping's file.
     pub file: &'a str,
     pub copies: &'a HashMap<(u64, u64), u64>,
-    /// What each process has at the addresses of gates and of the kernel's image.
-    pub own: &'a [Run],
-    /// Those addresses.
+    /// The addresses of gates and of the kernel's image.
     pub reserved: &'a Range<u64>,
+    /// Those where each process has the same, and what that is.
+    pub shared: &'a Range<u64>,
+    pub own: &'a [Run],
     pub findings: Vec<Finding>,
     pub page_count: u64,
 }
@@ -59,7 +60,8 @@ impl Look<'_> {
                 }
             }
         }
-        self.compare(process, &of_file(mappings, self.file, &reserved), self.own, "is no gate");
+        let found = of_file(mappings, self.file, self.shared);
+        self.compare(process, &found, self.own, "is no gate");
         if let Some(runs) = &process.runs {
             let users = [0..reserved.start, reserved.end..task_size];
             let mapped: Vec<Run> =
@@ -82,9 +84,11 @@ impl Look<'_> {
                 Entry::Changed => continue,
                 Entry::None => "is in no page table",
                 Entry::Page(phys, access) => {
-                    let copy = self.copies.get(&(phys, page.start));
-                    let is_copy =
-                        page.access.execute && !page.access.write && copy == Some(&page.offset);
+                    // With keys there are some that have no jumps.
+                    let mut keys = [page.start, page.start | 1].iter();
+                    let is_copy = page.access.execute
+                        && !page.access.write
+                        && keys.any(|at| self.copies.get(&(phys, *at)) == Some(&page.offset));
                     if page.offset != phys && !is_copy {
                         "is another page than in the page table"
                     } else if !page.access.is_within(access) {

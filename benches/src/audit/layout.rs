@@ -37,7 +37,7 @@ layout! {
     pgd sync_from sync_to
     nr_texts_lists node phys addr copy sizeof_page
     is_present is_none_present needs_sync write no_exec used dirty
-    gates_start gates_end image_start
+    gates_start gates_end
 }
 
 impl Layout {

@@ -15,6 +15,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use clap::Args;
+use exocell_cell::intra::Intra;
 use exocell_cell::{Layout, Record};
 use serde::Serialize;
 
@@ -57,9 +58,10 @@ struct Report {
 /// # Errors
 /// There is no such cell, it can't be looked at, or something is mapped that must not be.
 pub fn run(root: &Path, args: &AuditArgs) -> Result<(), BenchError> {
-    let (_, _, status) = Record::find(&Layout::new(root), &args.cell)
+    let (_, spec, status) = Record::find(&Layout::new(root), &args.cell)
         .map_err(|error| BenchError::Audit(error.to_string()))?;
-    let mut audit = Audit::of(Cell::new(status.supervisor_pid, status.guest_kernel_inner_pid)?)?;
+    let cell = Cell::new(status.supervisor_pid, status.guest_kernel_inner_pid)?;
+    let mut audit = Audit::of(cell, spec.intra == Intra::Mpk)?;
     let until = Instant::now() + Duration::from_secs(args.seconds);
     loop {
         let found = audit.look_again()?;
@@ -78,15 +80,17 @@ pub fn run(root: &Path, args: &AuditArgs) -> Result<(), BenchError> {
 struct Audit {
     cell: Cell,
     memory: Memory,
+    has_keys: bool,
     report: Report,
     /// Since when processes have not done what they were told
     unsettled: HashMap<i32, Instant>,
 }
 
 impl Audit {
-    fn of(cell: Cell) -> Result<Self, BenchError> {
+    fn of(cell: Cell, has_keys: bool) -> Result<Self, BenchError> {
         let memory = Memory::of(cell.kernel)?;
-        Ok(Self { cell, memory, report: Report::default(), unsettled: HashMap::new() })
+        let (report, unsettled) = (Report::default(), HashMap::new());
+        Ok(Self { cell, memory, has_keys, report, unsettled })
     }
 
     /// What is there each time that it is looked for.
@@ -119,19 +123,24 @@ impl Audit {
         else {
             return Ok(BTreeSet::new());
         };
-        let (reserved, own) = if self.memory.is_fused {
-            let range = layout.gates_start..self.memory.reserved;
-            (range.clone(), compare::of_file(&kernel, &file.file, &range))
+        let gates = layout.gates_start..layout.gates_end;
+        let (reserved, shared, own) = if self.memory.is_fused {
+            let reserved = layout.gates_start..self.memory.reserved;
+            // With keys a part of the image is each process's own.
+            let shared = if self.has_keys { gates } else { reserved.clone() };
+            let own = compare::of_file(&kernel, &file.file, &shared);
+            (reserved, shared, own)
         } else {
-            (layout.gates_start..layout.gates_end, self.memory.gate_rooms()?)
+            (gates.clone(), gates, self.memory.gate_rooms()?)
         };
         let copies = self.memory.copies()?;
         let mut look = Look {
             memory: &self.memory,
             file: &file.file,
             copies: &copies,
-            own: &own,
             reserved: &reserved,
+            shared: &shared,
+            own: &own,
             findings: Vec::new(),
             page_count: 0,
         };
