@@ -85,10 +85,10 @@ impl Look<'_> {
                 Entry::None => "is in no page table",
                 Entry::Page(phys, access) => {
                     // With keys there are some that have no jumps.
-                    let mut keys = [page.start, page.start | 1].iter();
+                    let keys = [page.start, page.start | 1];
                     let is_copy = page.access.execute
                         && !page.access.write
-                        && keys.any(|at| self.copies.get(&(phys, *at)) == Some(&page.offset));
+                        && keys.iter().any(|at| self.copies.get(&(phys, *at)) == Some(&page.offset));
                     if page.offset != phys && !is_copy {
                         "is another page than in the page table"
                     } else if !page.access.is_within(access) {
