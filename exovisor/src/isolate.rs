@@ -229,7 +229,7 @@ impl Isolate {
                 let (attached, unread) = Attached::unread(table, holder, spec, Waits::Here)?;
                 Opening::Module { attached, unread, models }
             }
-            Form::Component => Opening::Component(Wasi::open(table, holder, spec)?),
+            Form::Component => Opening::Component(Box::new(Wasi::open(table, holder, spec)?)),
         };
         drop(inside);
         Ok(Opened { runtime, quotas, reach })
@@ -284,7 +284,7 @@ pub struct Opened {
 
 enum Opening {
     Module { attached: Attached, unread: Vec<Unread>, models: Models },
-    Component(Wasi),
+    Component(Box<Wasi>),
 }
 
 impl Opened {
@@ -302,7 +302,7 @@ impl Opened {
                 ready_module(module, attached, quotas)?
             }
             (Opening::Component(wasi), Program::Component(component)) => {
-                let command = Command::new(component, wasi, quotas.memory_bytes, quotas.fuel)?;
+                let command = Command::new(component, *wasi, quotas.memory_bytes, quotas.fuel)?;
                 let stopper = command.stopper().clone();
                 (Start::Component(command), stopper)
             }

@@ -88,7 +88,9 @@ impl Look<'_> {
                     let keys = [page.start, page.start | 1];
                     let is_copy = page.access.execute
                         && !page.access.write
-                        && keys.iter().any(|at| self.copies.get(&(phys, *at)) == Some(&page.offset));
+                        && keys
+                            .iter()
+                            .any(|at| self.copies.get(&(phys, *at)) == Some(&page.offset));
                     if page.offset != phys && !is_copy {
                         "is another page than in the page table"
                     } else if !page.access.is_within(access) {

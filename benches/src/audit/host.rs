@@ -51,18 +51,20 @@ impl Cell {
         let mut stopped = Stopped(vec![self.kernel]);
         stop(self.kernel)?;
         // It makes none any more, but each of its processes may make one until it stands.
-        while everywhere {
+        if !everywhere {
+            return Ok(stopped);
+        }
+        loop {
             let new = |process: &CellProcess| !stopped.0.contains(&process.pid);
             let children: Vec<_> = self.children().into_iter().filter(new).collect();
             if children.is_empty() {
-                break;
+                return Ok(stopped);
             }
             for process in children {
                 stopped.0.push(process.pid);
                 stop(process.pid)?;
             }
         }
-        Ok(stopped)
     }
 }
 
