@@ -113,7 +113,7 @@ pub fn mutant(hellos: &[Hello], by: &mut Mutants) -> Vec<u8> {
     }
     if by.below(8) == 0 {
         let at = by.below(said.len());
-        let byte = by.below(5);
+        let byte = by.below(said[at].len().min(5));
         said[at][byte] = by.below(256) as u8;
     }
     said.concat()
