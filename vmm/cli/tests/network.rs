@@ -219,7 +219,7 @@ except OSError as error: print(error.strerror)"
 fn raw_is_for_names_and_says_so() {
     let refused = |rule: &str| run(["run", "--rm", "--allow-net", rule, IMAGE, "true"]).exited(125);
     refused("192.31.196.80:22/raw").complains_of(&["leave `/raw` out"]);
-    refused("peer.test:22/RAW").complains_of(&["peer.test:22/RAW"]);
+    refused("peer.test:22/RAW").complains_of(&["22/RAW"]);
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("table.toml");
     let table = "version = 1\n[network]\nconnect = [\"a.test:22/raw\", \"a.test:443\"]\n";
