@@ -75,7 +75,7 @@ const SCRATCH: [InMemory; 2] = [
 /// With less, not even devices have their nodes.
 const IN_MEMORY_KIB_MIN: u64 = 1024;
 /// What they leave at least, where there is that much.
-const LEFT_KIB_MIN: u64 = 6 << 10;
+const LEFT_KIB_MIN: u64 = 8 << 10;
 
 /// Mounts them all, in the root this process is in.
 pub fn mount_all(read_only: bool) -> Result<(), InitError> {
@@ -185,7 +185,7 @@ mod tests {
     fn files_in_memory_leave_an_8th_of_it_and_what_is_in_use() {
         let meminfo = "MemTotal: 80000 kB\nMemFree: 1 kB\nMemAvailable: 70000 kB\n";
         assert_eq!(in_memory_kib(meminfo), 60_000);
-        assert_eq!(in_memory_kib("MemTotal: 40000 kB\nMemAvailable: 28000 kB\n"), 21_856);
+        assert_eq!(in_memory_kib("MemTotal: 40000 kB\nMemAvailable: 28000 kB\n"), 19_808);
         assert_eq!(in_memory_kib("MemTotal: 80000 kB\nMemAvailable: 9 kB\n"), IN_MEMORY_KIB_MIN);
         let shares = [&DEV, &SHARED].into_iter().chain(&SCRATCH).map(|own| own.share);
         assert_eq!(shares.sum::<u64>(), 16);

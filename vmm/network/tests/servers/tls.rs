@@ -26,7 +26,7 @@ fn client(config: &Arc<ClientConfig>, name: &'static str) -> ClientConnection {
 /// Has `client` make a request of a server through a guard; how it shook hands.
 fn through_a_guard(mut client: ClientConnection, socket: &Path) -> Option<HandshakeKind> {
     let mut stream = UnixStream::connect(socket).unwrap();
-    stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(8))).unwrap();
     let mut guard = Guard::of(NAME, 443, Secrets::default(), None);
     let (mut heard, mut piece, mut has_asked) = (Vec::new(), [0; 1000], false);
     loop {
@@ -117,7 +117,7 @@ fn no_mutant_of_a_hello_gets_another_certificate() {
         }
     }
     println!("{asked} asked; without the guard, of every twentieth: {without:?}");
-    assert!(asked > super::mutants() / 100, "{asked}");
+    assert!(asked > super::mutants() / 400, "{asked}");
     assert!(without.values().all(|count| *count > 0), "{without:?}");
     assert_eq!(without.len(), fleet.len());
 }
