@@ -48,6 +48,10 @@ fn through_a_guard(mut client: ClientConnection, socket: &Path) -> Option<Handsh
             client.process_new_packets().unwrap();
         }
         let _ = client.reader().read_to_end(&mut heard);
+        // Some keep the connection open.
+        if !heard.is_empty() {
+            break;
+        }
         if !client.is_handshaking() && !std::mem::replace(&mut has_asked, true) {
             client.writer().write_all(REQUEST).unwrap();
         }
