@@ -21,6 +21,7 @@ type List = &'static [(&'static [ThreadClass], &'static [&'static str], &'static
 
 /// Rules that the workload below need not reach, each with what does.
 const RARE: List = &[
+    (&[Dialer], &["bind"], "asks of addresses that no registry calls special; a test dials none"),
     (
         &[Device, Network, Folder, Credit, Control],
         &["brk", "madvise", "mmap", "mremap", "munmap", "mprotect"],
@@ -242,9 +243,7 @@ fn workload(shared: &std::path::Path, log: &std::path::Path) {
     let port = server.local_addr().unwrap().port();
     let named = ["localhost:PORT/raw", "127.0.0.1:PORT", "127.0.0.1:PORT/udp"]
         .map(|rule| rule.replace("PORT", &port.to_string()));
-    // A network may have the host's own addresses among its own.
-    let rules = named.iter().map(String::as_str).chain(["192.0.2.0/24:9/udp"]);
-    let rules = rules.flat_map(|rule| ["--allow-net", rule]);
+    let rules = named.iter().flat_map(|rule| ["--allow-net", rule.as_str()]);
     // In the other modes programs' calls are traced as the guest kernel's.
     let intra = ["--intra", "aspace"];
     let fixed = ["-v", &volume, "--cpus", "2", "--timeout", "5m", "--pager", "credit"];
@@ -291,7 +290,6 @@ assert names.recv(512)[7] == 1
 stream = socket.create_connection(('198.18.1.0', PORT), 30)
 stream.sendall(b'x' * 300000); stream.shutdown(socket.SHUT_WR)
 while stream.recv(65536): pass
-names.sendto(b'x', ('192.0.2.9', 9))
 try: socket.create_connection(('192.0.2.9', 9), 30)
 except OSError as error: assert error.strerror == 'No route to host', error
 ";

@@ -29,7 +29,7 @@ macro_rules! smoke {
 }
 
 smoke! {
-    vhost_user virtqueues vsock pager_ring packets names folder agent_frames agent_client
+    vhost_user virtqueues vsock pager_ring packets guard names folder agent_frames agent_client
     image_layer image_archive image_config module isolate_threads isolate_hostcalls isolate_programs
     isolate_service caps_table caps_flags
 }
