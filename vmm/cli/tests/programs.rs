@@ -63,6 +63,54 @@ python3 t.py 2>&1 | grep -E '^(Ran 4|OK)' | cut -c1-11";
 }
 
 #[test]
+fn the_tools_of_procps_work() {
+    for tool in ["ps aux", "ps -ef", "top -b -n 1", "uptime", "free", "vmstat", "pgrep sh", "w"] {
+        let said = shell(&[], tool).ok();
+        assert!(!said.text().is_empty() && said.stderr.is_empty(), "{tool}: {}", said.stderr);
+    }
+    let listed = shell(&[], "ps -eo comm=,args=").ok();
+    assert!(listed.text().lines().any(|line| line.starts_with("ps ")), "{}", listed.text());
+}
+
+/// The values of `key` in the text of a `/proc/cpuinfo`.
+fn values<'a>(cpuinfo: &'a str, key: &str) -> Vec<&'a str> {
+    let fields = cpuinfo.lines().filter_map(|line| line.split_once(':'));
+    fields.filter(|(name, _)| name.trim_end() == key).map(|(_, value)| value.trim()).collect()
+}
+
+#[test]
+fn the_processor_is_the_hosts() {
+    let host = std::fs::read_to_string("/proc/cpuinfo").unwrap();
+    let said = shell(&["--cpus", "2"], "cat /proc/cpuinfo").ok();
+    let cell = said.text();
+    assert_eq!(values(cell, "processor"), ["0", "1"]);
+    assert_eq!(values(cell, "core id"), ["0", "1"]);
+    for key in ["vendor_id", "cpu family", "model", "model name", "stepping", "clflush size"] {
+        assert_eq!(values(cell, key)[0], values(&host, key)[0], "{key}");
+    }
+    let [in_cell, on_host] = [cell, &host].map(|of| values(of, "flags")[0]);
+    let has = |flags: &str, flag| flags.split(' ').any(|one| one == flag);
+    for flag in "fpu lm sse2 sse4_2 popcnt aes avx avx2 bmi2 fma sha_ni avx512f rdpid".split(' ') {
+        assert_eq!(has(in_cell, flag), has(on_host, flag), "{flag}: {in_cell}");
+    }
+    for flag in ["vmx", "svm", "pku", "amx_tile"] {
+        assert!(!has(in_cell, flag), "{flag}: programs can't use it");
+    }
+    assert!(values(cell, "cpu MHz")[0].parse::<f64>().unwrap() > 100.0, "{cell}");
+}
+
+#[test]
+fn the_time_of_programs_is_the_users() {
+    let script = "import os; sum(range(2 * 10**7)); print(*os.times()[:2])";
+    for intra in ["aspace", "none"] {
+        let said = shell(&["--intra", intra], &format!("python3 -c '{script}'")).ok();
+        let times: Vec<f64> =
+            said.text().split(' ').map(|seconds| seconds.parse().unwrap()).collect();
+        assert!(times[0] > times[1], "{intra}: user and system time are {times:?}");
+    }
+}
+
+#[test]
 fn perl_and_pipes_work() {
     let script =
         "seq 1 1000 | perl -ne '$s += $_; END { print \"$s\\n\" }' | tee /tmp/sum && cat /tmp/sum";
