@@ -8,7 +8,7 @@
 //! ```text
 //! 0      64       128
 //! header | slot 0 | slot 1 | ...      header: magic, budget
-//!                                     slot:   guarantee, granted, short
+//!                                     slot:   guarantee, granted, short, beside
 //! ```
 
 use std::fs::File;
@@ -91,11 +91,12 @@ pub struct Member {
 }
 
 impl Member {
-    /// Sets `guarantee` bytes aside; `None` where no budget was set.
+    /// Sets `guarantee` bytes aside for a cell that may take `beside` bytes of the host beside
+    /// its memory; `None` where no budget was set.
     ///
     /// # Errors
     /// [`BudgetError::Full`] where there is less.
-    pub fn join(path: &Path, guarantee: u64) -> Result<Option<Self>, BudgetError> {
+    pub fn join(path: &Path, guarantee: u64, beside: u64) -> Result<Option<Self>, BudgetError> {
         let Some(ledger) = Ledger::open(path)? else { return Ok(None) };
         let header = ledger.lock_header()?;
         let (budget, mut slots) = ledger.read()?;
@@ -111,7 +112,7 @@ impl Member {
             Err(error) => Some(Err(error)),
         });
         let slot = slot.ok_or(BudgetError::Full { left: 0, guarantee })??;
-        ledger.write(slot, &Share { guarantee, ..Share::default() })?;
+        ledger.write(slot, &Share { guarantee, beside, ..Share::default() })?;
         drop(header);
         Ok(Some(Self { ledger, slot }))
     }
@@ -249,13 +250,15 @@ impl Ledger {
             guarantee: word(piece, 0),
             granted: word(piece, 1),
             short: word(piece, 2),
+            beside: word(piece, 3),
         };
         Ok((word(header, 1), slots.chunks_exact(SLOT_BYTES).map(share).collect()))
     }
 
     fn write(&self, slot: usize, share: &Share) -> Result<(), BudgetError> {
         let mut piece = [0; SLOT_BYTES];
-        for (at, word) in [share.guarantee, share.granted, share.short].into_iter().enumerate() {
+        let words = [share.guarantee, share.granted, share.short, share.beside];
+        for (at, word) in words.into_iter().enumerate() {
             piece[at * 8..][..8].copy_from_slice(&word.to_le_bytes());
         }
         Ok(self.file.write_all_at(&piece, ((slot + 1) * SLOT_BYTES) as u64)?)
@@ -291,15 +294,15 @@ mod tests {
     fn without_a_budget_there_is_nothing_to_join() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("budget");
-        assert!(Member::join(&path, MIB).unwrap().is_none());
+        assert!(Member::join(&path, MIB, 0).unwrap().is_none());
         assert_eq!(Standing::read(&path).unwrap(), None);
     }
 
     #[test]
     fn members_share_a_budget_and_what_the_dead_had_comes_back() {
         let (_folder, path) = budget(100 * MIB);
-        let mut first = Member::join(&path, 30 * MIB).unwrap().unwrap();
-        let mut second = Member::join(&path, 30 * MIB).unwrap().unwrap();
+        let mut first = Member::join(&path, 30 * MIB, 0).unwrap().unwrap();
+        let mut second = Member::join(&path, 30 * MIB, 0).unwrap().unwrap();
         assert_eq!(first.ask(80 * MIB).unwrap(), 70 * MIB);
         assert_eq!(second.ask(40 * MIB).unwrap(), 30 * MIB);
         // 20 each can be lent: the first has 40, the second is short of 10.
@@ -308,18 +311,18 @@ mod tests {
         assert_eq!(first.ask(10 * MIB).unwrap(), 0);
         assert_eq!(second.ask(10 * MIB).unwrap(), 10 * MIB);
         assert_eq!(Standing::read(&path).unwrap().unwrap().left(), 0);
-        assert!(matches!(Member::join(&path, MIB), Err(BudgetError::Full { left: 0, .. })));
+        assert!(matches!(Member::join(&path, MIB, 0), Err(BudgetError::Full { left: 0, .. })));
         drop(first);
         let standing = Standing::read(&path).unwrap().unwrap();
         assert_eq!((standing.shares.len(), standing.left()), (1, 60 * MIB));
-        let mut third = Member::join(&path, 60 * MIB).unwrap().unwrap();
+        let mut third = Member::join(&path, 60 * MIB, 0).unwrap().unwrap();
         assert_eq!(third.ask(MIB).unwrap(), MIB);
     }
 
     #[test]
     fn a_budget_changes_under_its_members() {
         let (_folder, path) = budget(10 * MIB);
-        let mut member = Member::join(&path, MIB).unwrap().unwrap();
+        let mut member = Member::join(&path, MIB, 0).unwrap().unwrap();
         assert_eq!(member.ask(20 * MIB).unwrap(), 10 * MIB);
         Standing::set(&path, 5 * MIB).unwrap();
         assert_eq!(member.ask(MIB).unwrap(), 0);
@@ -334,7 +337,7 @@ mod tests {
         for text in ["x", &"y".repeat(200)] {
             std::fs::write(&path, text).unwrap();
             assert!(matches!(Standing::read(&path), Err(BudgetError::Format(_))));
-            assert!(matches!(Member::join(&path, 0), Err(BudgetError::Format(_))));
+            assert!(matches!(Member::join(&path, 0, 0), Err(BudgetError::Format(_))));
             assert!(matches!(Standing::set(&path, 1), Err(BudgetError::Format(_))));
         }
     }

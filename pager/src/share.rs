@@ -12,6 +12,8 @@ pub struct Share {
     pub granted: u64,
     /// What it asked for of late and did not get.
     pub short: u64,
+    /// What it may take of the host beside its memory, which is not of the budget.
+    pub beside: u64,
 }
 
 /// What a guest kernel needs to boot: it has a table of all memory, 64 bytes for a
@@ -93,7 +95,7 @@ mod tests {
     use super::*;
 
     fn share(guarantee: u64, granted: u64, short: u64) -> Share {
-        Share { guarantee, granted, short }
+        Share { guarantee, granted, short, beside: 0 }
     }
 
     #[test]

@@ -189,8 +189,8 @@ fn credit_is_of_the_budget_of_all_cells() {
     let folder = tempfile::tempdir().expect("a temporary directory");
     let path = folder.path().join("budget");
     Standing::set(&path, 64 * PAGE).expect("a budget");
-    let mut first = Guest::new(Member::join(&path, 0).expect("a budget"));
-    let mut second = Guest::new(Member::join(&path, 0).expect("a budget"));
+    let mut first = Guest::new(Member::join(&path, 0, 0).expect("a budget"));
+    let mut second = Guest::new(Member::join(&path, 0, 0).expect("a budget"));
     assert_eq!(first.ask(BIND, 0, 60), 60);
     assert_eq!(second.ask(BIND, 0, 8), 0);
     assert_eq!(first.ask(UNBIND, 0, 60), 60);

@@ -32,6 +32,7 @@ pub fn probe() -> Vec<Feature> {
         feature("mpk", false, mpk()),
         feature("kvm", false, kvm()),
         feature("max_map_count", false, max_map_count()),
+        feature("memory_control_group", false, jail::group::offered()),
         feature("memory_blocks", false, exocell_pager::blocks::offered()),
     ]
 }

@@ -8,12 +8,12 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use exocell_pager::Mode;
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::personality::{self, Persona};
-use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::unistd::{Gid, Uid};
 
 use crate::intra::Intra;
 use crate::jail::filter::steady;
-use crate::jail::{self, JailError, PathAccess, PathGrant, ThreadClass};
+use crate::jail::{self, Group, JailError, PathAccess, PathGrant, ThreadClass};
+use crate::limits::Limits;
 use crate::memory::GuestMemory;
 
 /// The files of a jail's root, by name.
@@ -76,10 +76,9 @@ pub struct GuestKernel<'a> {
     pub console: BorrowedFd<'a>,
     /// The id inside the user namespace that it runs as.
     pub identity: u32,
-    /// Host processes and threads that it and its stubs may be at once. This
-    /// holds against a hostile guest kernel too: the host's kernel counts them
-    /// by user and user namespace (RLIMIT_NPROC, kernel/ucount.c).
-    pub processes_max: u64,
+    pub limits: Limits,
+    /// What counts and bounds its memory, where the host has that.
+    pub group: Option<&'a Group>,
 }
 
 impl GuestKernel<'_> {
@@ -147,7 +146,8 @@ impl GuestKernel<'_> {
             |call, errno: nix::errno::Errno| GuestKernelError::Call { call, source: errno.into() };
         nix::unistd::dup2_stdout(self.console).map_err(|errno| call("dup2", errno))?;
         nix::unistd::dup2_stderr(self.console).map_err(|errno| call("dup2", errno))?;
-        self.limit_processes().map_err(|errno| call("setrlimit", errno))?;
+        self.group.map_or(Ok(()), Group::join).map_err(GuestKernelError::Group)?;
+        self.limits.apply().map_err(|errno| call("setrlimit", errno))?;
         if self.identity != 0 {
             nix::unistd::setgroups(&[]).map_err(|errno| call("setgroups", errno))?;
             nix::unistd::setgid(Gid::from_raw(self.identity))
@@ -179,18 +179,14 @@ impl GuestKernel<'_> {
         let memory = self.memory.file().as_raw_fd();
         let program = steady::program(self.intra, self.pager != Mode::Off, memory)?;
         let mut file =
-            memfd_create(c"calls", MFdFlags::empty()).map(File::from).map_err(|errno| {
-                GuestKernelError::Call { call: "memfd_create", source: errno.into() }
-            })?;
+            memfd_create(c"calls", MFdFlags::MFD_ALLOW_SEALING).map(File::from).map_err(
+                |errno| GuestKernelError::Call { call: "memfd_create", source: errno.into() },
+            )?;
         file.write_all(&program).map_err(GuestKernelError::Files)?;
+        let seals = nix::fcntl::SealFlag::all();
+        nix::fcntl::fcntl(&file, nix::fcntl::FcntlArg::F_ADD_SEALS(seals))
+            .map_err(|errno| GuestKernelError::Call { call: "fcntl", source: errno.into() })?;
         Ok(file)
-    }
-
-    /// Never above what the operator's own limit allows.
-    fn limit_processes(&self) -> nix::Result<()> {
-        let (_, hard) = getrlimit(Resource::RLIMIT_NPROC)?;
-        let limit = self.processes_max.min(hard);
-        setrlimit(Resource::RLIMIT_NPROC, limit, limit)
     }
 
     fn exec_confined(&self, calls: &File) -> GuestKernelError {
@@ -228,6 +224,8 @@ pub enum GuestKernelError {
     Call { call: &'static str, source: io::Error },
     #[error("the guest kernel's files are not in the jail: {0}")]
     Files(io::Error),
+    #[error("the guest kernel cannot join its control group: {0}")]
+    Group(io::Error),
     #[error(transparent)]
     Jail(#[from] JailError),
 }

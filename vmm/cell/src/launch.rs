@@ -4,9 +4,10 @@ use std::fs::File;
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Instant;
 
-use exocell_vmm::jail::{self, HostNetwork, IdentityMap, Spawned};
+use exocell_vmm::jail::{self, Group, HostNetwork, IdentityMap, Spawned};
 use exocell_xgate::CapabilitySet;
 
 use crate::record::{Lease, Record, Status};
@@ -26,6 +27,8 @@ pub struct Inheritance {
     /// The operator's own connection, attached from the start.
     pub operator: UnixStream,
     pub identity: IdentityMap,
+    /// Of a guest's processes, where the host has that.
+    pub group: Option<Arc<Group>>,
     pub requested: Instant,
     /// Descriptors that the supervisor is born with and must not keep.
     pub foreign: Vec<RawFd>,
@@ -43,6 +46,17 @@ pub struct Launched {
 pub enum Workload {
     Vm(Box<crate::plan::VmPlan>),
     Isolate(Box<crate::isolate::IsolatePlan>),
+}
+
+impl Workload {
+    fn group(&self, record: &Record) -> Result<Option<Arc<Group>>, CellError> {
+        match self {
+            Self::Vm(plan) => Group::make(&record.id, plan.limits.bytes_max())
+                .map(|group| group.map(Arc::new))
+                .map_err(CellError::host("cannot make a memory control group")),
+            Self::Isolate(_) => Ok(None),
+        }
+    }
 }
 
 /// When a request came, and what the process that took it had open.
@@ -108,6 +122,7 @@ pub fn launch_for(
             cells_dir: open(&layout.cells())?,
             record: record.clone(),
             identity: IdentityMap::for_caller(),
+            group: workload.group(&record)?,
             record_dir,
             spec,
             caps,
@@ -127,6 +142,7 @@ pub fn launch_for(
     match start() {
         Ok(supervisor) => Ok((record, supervisor)),
         Err(error) => {
+            jail::group::remove(&record.id);
             match again {
                 // It is still the record of what ended before.
                 true => record.write_status(&Status::failed(&error))?,

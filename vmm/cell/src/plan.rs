@@ -14,6 +14,7 @@ use exocell_network::Secret;
 use exocell_pager::Mode;
 use exocell_vmm::host;
 use exocell_vmm::intra::Intra;
+use exocell_vmm::limits::Limits;
 use exocell_vmm::memory::GuestMemory;
 use exocell_xgate::{CapabilitySet, Folder, Rights};
 
@@ -46,6 +47,8 @@ pub struct VmPlan {
     /// Whether the overlay is to be whole when the cell has ended.
     pub keeps_disk: bool,
     pub memory: GuestMemory,
+    /// What it may have of the host beside that memory.
+    pub limits: Limits,
     pub pager: Mode,
     /// Whether the guest kernel binds memory in pieces of 64 KB where it can.
     pub blocks: bool,
@@ -115,6 +118,7 @@ impl VmPlan {
             rootfs,
             memory: GuestMemory::new(memory_bytes)
                 .map_err(CellError::host("cannot make guest memory"))?,
+            limits: Limits::new(memory_bytes, caps.require_process_max()?.into()),
             pager: spec.pager,
             blocks: blocks(spec)?,
             mappings_max: host::mappings_max(),

@@ -324,6 +324,7 @@ impl Record {
             Ok(now) => status = now,
             Err(_) => return Ok(None),
         }
+        exocell_vmm::jail::group::remove(&self.id);
         status.state = State::Exited;
         status.exit_code = Some(128 + libc::SIGKILL as u8);
         status.reason = Some(self.death(&status));
@@ -463,6 +464,7 @@ impl Record {
 
     /// The caller holds the lease, or knows that nobody does.
     pub(crate) fn remove(&self) -> Result<(), CellError> {
+        exocell_vmm::jail::group::remove(&self.id);
         self.clear()?;
         gone(fs::remove_dir(&self.directory)).map_err(self.cannot_remove())
     }

@@ -8,6 +8,8 @@ use std::time::Duration;
 
 use common::guest::{PrivateRoot, TINY};
 use common::{Finished, LIMIT, Started, until};
+use exocell_cell::vmm::jail::group;
+use exocell_cell::vmm::limits::Limits;
 use serde_json::Value;
 
 const MIB: u64 = 1 << 20;
@@ -87,6 +89,11 @@ fn what_is_not_there_is_not_promised() {
     let budget = Budget::new("200m");
     budget.cell("first", "128m", "100m");
     assert_eq!(budget.standing("guaranteed_bytes"), 100 * MIB);
+    let beside = match group::offered() {
+        Ok(_) => Limits::new(128 << 20, 512).beside_bytes_max(),
+        Err(_) => 0,
+    };
+    assert_eq!(budget.standing("beside_bytes_max"), beside);
     budget
         .start("second", "128m", "120m")
         .exited(125)

@@ -3,8 +3,12 @@
 
 mod common;
 
+use std::path::Path;
+
 use common::Finished;
-use common::guest::PrivateRoot;
+use common::guest::{PrivateRoot, TINY};
+use exocell_cell::vmm::jail::group;
+use exocell_cell::vmm::limits::Limits;
 
 fn console(root: &PrivateRoot, name: &str) -> String {
     let shown: Finished = root.run(["logs", "--console", name]).ok();
@@ -39,7 +43,7 @@ int main(void) {
     );
     let flags = ["--name", "forks", "--pids-limit", "20"];
     let fixed = ["run"];
-    let ended = root.run([&fixed[..], &flags, &[common::guest::TINY, "true"]].concat()).exited(125);
+    let ended = root.run([&fixed[..], &flags, &[TINY, "true"]].concat()).exited(125);
     ended.complains_of(&["did not boot"]);
     let console = console(&root, "forks");
     let made =
@@ -84,4 +88,143 @@ int main(int argc, char **argv) {
     }
     MISDEED
     for (;;) sleep(1);
+}"#;
+
+/// Where the host has a control group for it, nothing that a guest kernel can take escapes
+/// from it.
+#[test]
+fn what_a_guest_kernel_takes_beside_its_memory_is_bounded() {
+    if let Err(why) = group::offered() {
+        return eprintln!("not tested: {why}");
+    }
+    let most = Limits::new(64 << 20, 20);
+    for (what, take) in TAKEN {
+        let source = format!("{TAKER}static long take(void) {{ {take} }}{TAKER_MAIN}");
+        let root = PrivateRoot::with_kernel(&source);
+        let flags = ["--name", "taker", "--memory", "64m", "--pids-limit", "20"];
+        let fixed = ["run", "--timeout", "120s"];
+        let ended = root.run([&fixed[..], &flags, &[TINY, "true"]].concat());
+        let console = console(&root, "taker");
+        let taken = console.lines().filter_map(taken_kib).max().unwrap_or(0);
+        eprintln!("{what}: {} MiB; {}", taken >> 10, ended.stderr.trim());
+        assert!(taken > 256, "{what}: {console}");
+        // What a process had that was ended is there for others until the last one hears of it.
+        assert!(taken << 10 <= most.bytes_max() * 5 / 4, "{what}: {console}");
+        let why =
+            if what == "processes" { "did not boot" } else { "all of the 141 MiB of the host" };
+        ended.exited(125).complains_of(&["did not boot", why]);
+        let record = root.run(["inspect", "--json", "taker"]).ok().json();
+        let id = record["id"].as_str().expect("an id");
+        for place in ["/sys/fs/cgroup/memory/exocell", "/sys/fs/cgroup/exocell"] {
+            assert!(!Path::new(place).join(id).exists(), "{what}: the group of {id} stays");
+        }
+    }
+}
+
+/// This holds without a control group, too.
+#[test]
+fn the_private_memory_of_a_guest_kernels_process_is_bounded() {
+    let take = "return fill(MAP_PRIVATE | MAP_ANONYMOUS, -1);";
+    let source = format!("{TAKER}static long take(void) {{ {take} }}{TAKER_ALONE}");
+    let root = PrivateRoot::with_kernel(&source);
+    root.run(["run", "--name", "taker", TINY, "true"]).exited(125).complains_of(&["did not boot"]);
+    let console = console(&root, "taker");
+    let taken: Option<u64> = console.lines().find_map(taken_kib);
+    assert!(taken.is_some_and(|kib| kib <= 16 << 10), "{console}");
+}
+
+fn taken_kib(line: &str) -> Option<u64> {
+    line.trim().strip_prefix("took ")?.strip_suffix(" KiB")?.parse().ok()
+}
+
+/// What a guest kernel tries to have without an end, and how it takes some of it: KiB, or
+/// nothing when there is no more.
+const TAKEN: [(&str, &str); 7] = [
+    ("private memory", "return fill(MAP_PRIVATE | MAP_ANONYMOUS, -1);"),
+    ("shared memory", "return fill(MAP_SHARED | MAP_ANONYMOUS, -1);"),
+    ("memory files", "return fill(MAP_SHARED, file());"),
+    ("pipes", "return filled(pipe2(ends, O_NONBLOCK));"),
+    ("sockets", "return filled(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, ends));"),
+    ("page tables", "return tables();"),
+    ("processes", "return sleeper();"),
+];
+
+const TAKER: &str = r#"#define _GNU_SOURCE
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <unistd.h>
+#define MIB (1L << 20)
+static int ends[2];
+static long fill(int flags, int fd) {
+    char *at = mmap(0, MIB, PROT_READ | PROT_WRITE, flags, fd, 0);
+    if (fd >= 0) close(fd);
+    if (at == MAP_FAILED) return 0;
+    for (long i = 0; i < MIB; i += 4096) at[i] = 1;
+    return MIB >> 10;
+}
+static int file(void) {
+    int fd = memfd_create("taken", 0);
+    if (fd >= 0 && ftruncate(fd, MIB)) { close(fd); return -1; }
+    return fd;
+}
+static long filled(int failed) {
+    static char data[65536];
+    long bytes = 0, n;
+    if (failed) return 0;
+    while ((n = write(ends[1], data, sizeof(data))) > 0) bytes += n;
+    return bytes >> 10;
+}
+/* Pages 2 MiB apart, each with a page table of its own */
+static long tables(void) {
+    static char *next = (char *)0x100000000000;
+    static int page = -1;
+    if (page < 0) page = file();
+    for (int i = 0; i < 256; i++, next += 2 * MIB) {
+        if (mmap(next, 4096, PROT_READ, MAP_SHARED | MAP_FIXED, page, 0) == MAP_FAILED) return 0;
+        (void)*(volatile char *)next;
+    }
+    return MIB >> 10;
+}
+static long sleeper(void) {
+    int pid = fork();
+    if (pid == 0) for (;;) sleep(1000);
+    return pid < 0 ? 0 : 32;
+}
+"#;
+
+const TAKER_ALONE: &str = r#"
+int main(void) {
+    long taken = 0, more;
+    while ((more = take()) > 0) taken += more;
+    fprintf(stderr, "took %ld KiB\n", taken);
+    return 1;
+}"#;
+
+/// Takes in one process after another, until no more can be made or one of them was ended.
+const TAKER_MAIN: &str = r#"
+static void ended(int signal) { write(2, "one was ended\n", 14); _exit(1); }
+int main(void) {
+    long *taken = mmap(0, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0), more;
+    int full[2], pid;
+    char byte;
+    if (taken == MAP_FAILED || pipe2(full, 0)) return 2;
+    signal(SIGCHLD, ended);
+    while ((pid = fork()) >= 0) {
+        if (pid > 0) {
+            read(full[0], &byte, 1);
+            continue;
+        }
+        signal(SIGCHLD, SIG_DFL);
+        while ((more = take()) > 0) {
+            *taken += more;
+            fprintf(stderr, "took %ld KiB\n", *taken);
+        }
+        write(full[1], "x", 1);
+        for (;;) sleep(1000);
+    }
+    fprintf(stderr, "no more processes\n");
+    return 1;
 }"#;

@@ -12,6 +12,7 @@
 //! own ([`stage`]).
 
 pub mod filter;
+pub mod group;
 pub mod namespaces;
 mod paths;
 mod privileges;
@@ -19,6 +20,7 @@ pub mod root;
 pub mod stage;
 
 pub use filter::{ThreadClass, restrict_calls};
+pub use group::Group;
 pub use namespaces::{HostNetwork, IdentityMap, Spawned, leave_network, spawn};
 pub use paths::{PathAccess, PathGrant, landlock_abi, restrict_paths, restrict_to_sockets};
 pub use privileges::{Capability, forgo_capabilities, keep_capabilities};

@@ -3,6 +3,8 @@
 use std::time::Duration;
 
 use exocell_agent::{FailureKind, FrameWriter, Kind, Reply};
+use nix::sys::signal::Signal;
+use nix::unistd::Pid;
 
 use super::{End, Running, Shared, clear_record};
 use crate::launch::Inheritance;
@@ -35,6 +37,7 @@ pub(crate) fn finish(
     status.finished_ms = now_ms();
     status.exit_code = Some(end.exit_code);
     status.reason.clone_from(&end.reason);
+    clear_group(inheritance);
     // Before the followers hear of it: one that has stopped reading must not
     // keep an ended cell in the list.
     settle(inheritance, record, &status);
@@ -47,6 +50,7 @@ pub(crate) fn finish(
 /// Settles the record of a cell that did not come up, and tells the operator
 /// why.
 pub(crate) fn fail(inheritance: &Inheritance, error: &CellError) {
+    clear_group(inheritance);
     let message = error.to_string();
     // The set-up may have stopped in a half-made root, or before any of it.
     if nix::unistd::fchdir(&inheritance.record_dir).is_ok() {
@@ -62,6 +66,15 @@ pub(crate) fn fail(inheritance: &Inheritance, error: &CellError) {
     };
     // There is nobody else to tell.
     let _ = operator.write_json(Kind::Reply, &end);
+}
+
+/// Ends what is left of the guest's processes, and removes their control group.
+fn clear_group(inheritance: &Inheritance) {
+    if let Some(group) = &inheritance.group {
+        // All of the pid namespace but its first process, which this is. There may be none.
+        let _ = nix::sys::signal::kill(Pid::from_raw(-1), Signal::SIGKILL);
+        group.remove();
+    }
 }
 
 /// Writes the end down, or removes the record where that was asked for. What

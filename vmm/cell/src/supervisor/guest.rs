@@ -27,7 +27,7 @@ use exocell_pager::{Account, Member, Mode, Pressure};
 use exocell_vmm::devices::{
     BlockConfig, BlockMetrics, ConsoleConfig, DeviceLoop, VsockConfig, VsockHandle, VsockListener,
 };
-use exocell_vmm::jail::{self, IdentityMap, JailRoot, ThreadClass};
+use exocell_vmm::jail::{self, Group, IdentityMap, JailRoot, ThreadClass};
 use exocell_vmm::para::{DeviceSocket, GuestKernel, INITRAMFS_FILE, KERNEL_FILE, VirtioId};
 use exocell_xgate::{Capability, Kind as CapabilityKind, Live, Quota, Rights, Scope, Table};
 use nix::sys::wait::{WaitStatus, waitpid};
@@ -176,7 +176,8 @@ pub(crate) fn start(
     let since = |at: Instant| at.elapsed().as_micros() as u64;
     set_priority(plan.cpu_weight);
     let network = plan.network.take().map(network::start).transpose()?;
-    let mut aside = Member::join(&plan.budget, plan.guarantee_bytes)
+    let beside = inheritance.group.as_ref().map_or(0, |_| plan.limits.beside_bytes_max());
+    let mut aside = Member::join(&plan.budget, plan.guarantee_bytes, beside)
         .map_err(|error| CellError::Usage(error.to_string()))?;
     let by_credit = plan.pager == Mode::Credit;
     let credit = by_credit.then(|| credit::Reserved::new(plan.guarantee_bytes, aside.take()));
@@ -225,7 +226,7 @@ pub(crate) fn start(
         pressure::watch(host, devices.vsock.clone())?;
     }
     let gone = Arc::new((Mutex::new(false), Condvar::new()));
-    reap(kernel, shared.events.clone(), gone.clone())?;
+    reap(kernel, inheritance.group.clone(), shared.events.clone(), gone.clone())?;
     boot::begin(hellos, plan.boot, shared.events.clone(), deadline)?;
     Ok(Guest {
         kernel,
@@ -325,7 +326,8 @@ fn fork_kernel(
         devices: &devices,
         console: console.as_fd(),
         identity,
-        processes_max: host_processes_max(plan.boot.process_count_max),
+        limits: plan.limits,
+        group: inheritance.group.as_deref(),
     };
     // SAFETY: the supervisor has one thread here, so the child may do what any
     // process may. Needed because the guest kernel is exec'd under a filter
@@ -353,24 +355,16 @@ fn ender(kernel: Pid, mut console: ConsoleLog) -> credit::End {
     })
 }
 
-/// How many host processes and threads a guest of `programs_max` needs at most:
-/// a stub for each address space (while a program executes another it has two),
-/// the guest kernel's own threads, and for an ordinary user, who has only one
-/// identity, the supervisor's.
-fn host_processes_max(programs_max: u64) -> u64 {
-    const OWN_THREADS_MAX: u64 = 256;
-    programs_max.saturating_mul(2).saturating_add(OWN_THREADS_MAX)
-}
-
 /// Reaps every child, and tells when it was the guest kernel.
 fn reap(
     kernel: Pid,
+    group: Option<Arc<Group>>,
     events: Sender<Event>,
     gone: Arc<(Mutex<bool>, Condvar)>,
 ) -> Result<(), CellError> {
     let reaper = thread("reaper", move || {
         loop {
-            let (pid, how) = match waitpid(None, None) {
+            let (pid, mut how) = match waitpid(None, None) {
                 Ok(WaitStatus::Exited(pid, code)) => (pid, format!("exited with status {code}")),
                 Ok(WaitStatus::Signaled(pid, signal, _)) => {
                     (pid, format!("was killed by {signal}"))
@@ -379,6 +373,12 @@ fn reap(
                 Err(_) => return,
             };
             if pid == kernel {
+                if let Some(group) = group.as_ref().filter(|group| group.oom_kills() > 0) {
+                    let most = group.bytes_max >> 20;
+                    how.push_str(&format!(
+                        " (the guest took all of the {most} MiB of the host that it may)"
+                    ));
+                }
                 *gone.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = true;
                 gone.1.notify_all();
                 let _ = events.send(Event::GuestKernel(how));

@@ -379,6 +379,9 @@ pub(crate) fn restrict_paths(
         PathGrant { at: inheritance.cells_dir.as_fd(), access: PathAccess::RemoveDirectories },
         PathGrant { at: root.as_fd(), access: PathAccess::Execute },
     ];
+    if let Some(group) = &inheritance.group {
+        grants.push(PathGrant { at: group.parent(), access: PathAccess::RemoveDirectories });
+    }
     for folder in folders {
         let write = folder.granted.rights.contains(exocell_xgate::Rights::WRITE);
         let access = if write { PathAccess::Write } else { PathAccess::Read };

@@ -15,6 +15,8 @@ struct Shown {
     guaranteed_bytes: u64,
     granted_bytes: u64,
     left_bytes: Option<u64>,
+    /// What the cells' processes may take of the host besides, where it bounds that.
+    beside_bytes_max: u64,
     cell_count: usize,
 }
 
@@ -44,6 +46,7 @@ fn shown(standing: Option<Standing>) -> Shown {
         guaranteed_bytes: standing.shares.iter().map(|share| share.guarantee).sum(),
         granted_bytes: standing.shares.iter().map(|share| share.granted).sum(),
         left_bytes: bound.map(|_| standing.left()),
+        beside_bytes_max: standing.shares.iter().map(|share| share.beside).sum(),
         cell_count: standing.shares.len(),
     }
 }
@@ -55,12 +58,13 @@ fn show(shown: &Shown, json: bool) -> Result<u8, CellError> {
     }
     let or_none = |bytes: Option<u64>| bytes.map_or_else(|| "none".to_owned(), show::bytes);
     say!(
-        "budget {}, guaranteed {}, granted {}, left {}, cells {}",
+        "budget {}, guaranteed {}, granted {}, left {}, cells {}, beside it at most {}",
         or_none(shown.budget_bytes),
         show::bytes(shown.guaranteed_bytes),
         show::bytes(shown.granted_bytes),
         or_none(shown.left_bytes),
-        shown.cell_count
+        shown.cell_count,
+        show::bytes(shown.beside_bytes_max)
     );
     Ok(0)
 }

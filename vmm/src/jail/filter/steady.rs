@@ -109,9 +109,9 @@ const STUBS: &[Rule] = rules! {
     futex OneOf(1, WAITS), "mappers wait; idle CPUs wait";
     mmap All(&[
         Without(2, NO_PROT),
-        OneOf(3, &[SHARED, POPULATED, (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS) as u64]),
-        Memory(4, &[STUBS_MEMORY, WHOLE]),
-    ]), "pages of programs and stubs; the stack of a stub's start";
+        OneOf(3, &[SHARED, POPULATED]),
+        Memory(4, &[STUBS_MEMORY]),
+    ]), "pages of programs and stubs; nothing but guest memory";
     munmap Any, "what programs no longer have";
     pwrite64 Any, "a mapper tells in guest memory how far it came; the Pager's zeros";
     rt_sigprocmask OneOf(0, MASKS), "signals of guest kernel and stubs";

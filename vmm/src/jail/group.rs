@@ -1,0 +1,206 @@
+//! The control group of a guest's processes, where the host gives one.
+//!
+//! What a guest kernel has of the host beside its memory file, from page tables to pipes, is
+//! counted by the host's memory controller alone. The guest kernel joins its group before it
+//! executes anything, and its stubs are born there. The supervisor stays outside: what it reads
+//! of images is nobody's alone.
+//!
+//! Both versions of control groups are known (kernel: Documentation/admin-guide/cgroup-v2.rst
+//! and cgroup-v1/memory.rst). As with other runtimes, groups lie below one of Exocell's at the
+//! top of the hierarchy, `exocell/CELL`.
+
+use std::fs::{self, File};
+use std::io::{self, Read, Seek, SeekFrom};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+
+/// Where hosts have the controllers' file systems.
+const MOUNTED: &str = "/sys/fs/cgroup";
+/// The group above those of all cells.
+const PARENT: &str = "exocell";
+/// How long the last processes of a group may take to end.
+const EMPTY_MAX: Duration = Duration::from_secs(2);
+
+/// Which controller it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Version {
+    One,
+    Two,
+}
+
+impl Version {
+    fn limit(self) -> &'static str {
+        match self {
+            Self::One => "memory.limit_in_bytes",
+            Self::Two => "memory.max",
+        }
+    }
+
+    /// The file that says how many of a group's processes were ended for lack of memory.
+    fn events(self) -> &'static str {
+        match self {
+            Self::One => "memory.oom_control",
+            Self::Two => "memory.events",
+        }
+    }
+}
+
+/// The group of one cell, held open.
+#[derive(Debug)]
+pub struct Group {
+    name: String,
+    parent: File,
+    /// `cgroup.procs`: who writes a process's number here moves it.
+    procs: File,
+    events: File,
+    /// Bytes that all its processes may have of the host's memory, their memory file included.
+    pub bytes_max: u64,
+}
+
+impl Group {
+    /// Makes the group `name`, whose processes may have `bytes_max` bytes of memory; `None`
+    /// where the host has no such controller, or the caller may not use it.
+    ///
+    /// # Errors
+    /// The host's, where there is a controller and a group cannot be made.
+    pub fn make(name: &str, bytes_max: u64) -> io::Result<Option<Self>> {
+        let Ok((version, parent)) = parent() else { return Ok(None) };
+        let path = parent.join(name);
+        match fs::create_dir(&path) {
+            Ok(()) => {}
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(error),
+        }
+        Self::open(version, &parent, name, bytes_max).map(Some).inspect_err(|_| {
+            let _ = fs::remove_dir(&path);
+        })
+    }
+
+    fn open(version: Version, parent: &Path, name: &str, bytes_max: u64) -> io::Result<Self> {
+        let path = parent.join(name);
+        fs::write(path.join(version.limit()), bytes_max.to_string())?;
+        match version {
+            // Not on every host: it counts what was swapped out.
+            Version::One => {
+                drop(fs::write(path.join("memory.memsw.limit_in_bytes"), bytes_max.to_string()))
+            }
+            // A guest without one of its processes is none.
+            Version::Two => fs::write(path.join("memory.oom.group"), "1")?,
+        }
+        Ok(Self {
+            name: name.to_owned(),
+            parent: File::open(parent)?,
+            procs: File::options().write(true).open(path.join("cgroup.procs"))?,
+            events: File::open(path.join(version.events()))?,
+            bytes_max,
+        })
+    }
+
+    /// Moves the calling process here, which must have one thread.
+    pub(crate) fn join(&self) -> io::Result<()> {
+        nix::unistd::write(&self.procs, b"0").map(drop).map_err(io::Error::from)
+    }
+
+    /// How many of its processes the host has ended because the group had all that it may have.
+    #[must_use]
+    pub fn oom_kills(&self) -> u64 {
+        let mut text = [0; 512];
+        let mut events = &self.events;
+        let read = events.seek(SeekFrom::Start(0)).and_then(|_| events.read(&mut text));
+        let text = String::from_utf8_lossy(&text[..read.unwrap_or(0)]);
+        let count = text.lines().find_map(|line| line.strip_prefix("oom_kill "));
+        count.and_then(|count| count.trim().parse().ok()).unwrap_or(0)
+    }
+
+    /// What [`Self::remove`] needs of a jail's path rules: removal of directories below it.
+    #[must_use]
+    pub fn parent(&self) -> BorrowedFd<'_> {
+        self.parent.as_fd()
+    }
+
+    /// Removes the group once its processes are dead, which they must be about to be. What
+    /// stays because they are not is for [`remove`].
+    pub fn remove(&self) {
+        let until = Instant::now() + EMPTY_MAX;
+        let flag = nix::unistd::UnlinkatFlags::RemoveDir;
+        while nix::unistd::unlinkat(&self.parent, self.name.as_str(), flag) == Err(Errno::EBUSY)
+            && Instant::now() < until
+        {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+/// Removes the group that a dead cell has left.
+pub fn remove(name: &str) {
+    for place in [Path::new(MOUNTED).join("memory"), PathBuf::from(MOUNTED)] {
+        // Mostly there is none.
+        let _ = fs::remove_dir(place.join(PARENT).join(name));
+    }
+}
+
+/// Whether cells of the caller have groups; else why not.
+///
+/// # Errors
+/// What is missing.
+pub fn offered() -> Result<String, String> {
+    match parent() {
+        Ok((Version::One, _)) => {
+            Ok("cells have a memory control group each (version 1)".to_owned())
+        }
+        Ok((Version::Two, _)) => {
+            Ok("cells have a memory control group each (version 2)".to_owned())
+        }
+        Err(error) => Err(format!(
+            "no memory control group can be made below {MOUNTED} ({error}); a hostile guest kernel \
+             is bounded by resource limits alone; run as root on a host that delegates the memory \
+             controller"
+        )),
+    }
+}
+
+/// Exocell's own group, made where there is none.
+fn parent() -> io::Result<(Version, PathBuf)> {
+    let one = Path::new(MOUNTED).join("memory");
+    if one.join("memory.limit_in_bytes").exists() {
+        return Ok((Version::One, made(&one)?));
+    }
+    let two = Path::new(MOUNTED);
+    let controllers = fs::read_to_string(two.join("cgroup.controllers"))?;
+    if !controllers.split_whitespace().any(|name| name == "memory") {
+        return Err(io::Error::other("the host has no memory controller"));
+    }
+    fs::write(two.join("cgroup.subtree_control"), "+memory")?;
+    let parent = made(two)?;
+    fs::write(parent.join("cgroup.subtree_control"), "+memory")?;
+    Ok((Version::Two, parent))
+}
+
+fn made(place: &Path) -> io::Result<PathBuf> {
+    let parent = place.join(PARENT);
+    match fs::create_dir(&parent) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
+        Ok(()) | Err(_) => Ok(parent),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_group_counts_from_nothing_and_goes_when_it_is_empty() {
+        let name = format!("test-{}", std::process::id());
+        // Without the privilege there is nothing to test; `offered` says so.
+        let Some(group) = Group::make(&name, 64 << 20).unwrap() else { return };
+        assert_eq!((group.oom_kills(), group.bytes_max), (0, 64 << 20));
+        let (_, parent) = parent().unwrap();
+        assert!(parent.join(&name).exists());
+        group.remove();
+        assert!(!parent.join(&name).exists());
+        remove(&name);
+    }
+}
