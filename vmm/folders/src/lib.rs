@@ -17,6 +17,7 @@
 //! - Descriptors are bounded by [`Limits::fids_max`] (at most three each) and
 //!   memory by the message size, for each connection: accept one per folder. A
 //!   message that breaks the protocol ends the connection; nothing panics.
+//! - The host's disk is bounded by [`Limits::grown_bytes_max`] and [`Limits::made_max`].
 //!
 //! Every host operation acts with the identity of the serving process: new
 //! files belong to it, whatever ids the guest names, and the host's own
@@ -34,6 +35,7 @@ mod fids;
 mod frames;
 mod gate;
 mod host;
+mod quota;
 mod request;
 mod server;
 mod sys;
@@ -119,11 +121,16 @@ pub struct Limits {
     pub fids_max: usize,
     /// Largest message, in bytes; taken into [`MSIZE_MIN`]..=[`MSIZE_MAX`].
     pub msize_max: u32,
+    /// By how many bytes files may grow, less what was given back. Over it, writing fails with
+    /// EDQUOT.
+    pub grown_bytes_max: u64,
+    /// How many names may be made, less those that were removed; EDQUOT over it too.
+    pub made_max: u64,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { fids_max: 4096, msize_max: MSIZE_MAX }
+        Self { fids_max: 4096, msize_max: MSIZE_MAX, grown_bytes_max: 64 << 30, made_max: 4 << 20 }
     }
 }
 

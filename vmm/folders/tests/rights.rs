@@ -181,3 +181,39 @@ fn a_folder_that_is_not_a_directory_is_the_callers_error() {
     let (_guest, far) = UnixStream::pair().unwrap();
     assert!(matches!(serve(folder, far), Err(FolderError::NotADirectory)));
 }
+
+#[test]
+fn what_a_guest_takes_of_the_disk_is_bounded_and_comes_back() {
+    const BOUND: u64 = 1 << 20;
+    let dir = tempfile::tempdir().unwrap();
+    let limits = Limits { grown_bytes_max: BOUND, made_max: 3, ..Limits::default() };
+    let mut guest = start(dir.path(), Rights::READ_WRITE, limits);
+    guest.version(65536).unwrap();
+    guest.attach(0).unwrap();
+    let create = |guest: &mut Guest, fid, name| {
+        guest.walk(0, fid, &[]).unwrap();
+        guest.lcreate(fid, name, O_RDWR | O_CREAT, 0o600)
+    };
+    create(&mut guest, 1, "a").unwrap();
+    let chunk = vec![7; 32 << 10];
+    let fill = |guest: &mut Guest, fid| {
+        (0..).map(|at| guest.write(fid, at * chunk.len() as u64, &chunk)).find_map(Result::err)
+    };
+    assert_eq!(fill(&mut guest, 1), Some(libc::EDQUOT as u32));
+    let taken = fs::metadata(dir.path().join("a")).unwrap().len();
+    assert!((BOUND..=BOUND + chunk.len() as u64).contains(&taken), "{taken} bytes");
+    // What is given back can be had again, by any file.
+    guest.setattr(1, 1 << 3, Set::default()).unwrap();
+    create(&mut guest, 2, "b").unwrap();
+    assert_eq!(fill(&mut guest, 2), Some(libc::EDQUOT as u32));
+    guest.unlinkat(0, "b", 0).unwrap();
+    guest.write(1, 0, b"x").unwrap();
+    guest.mkdir(0, "c", 0o700).unwrap();
+    guest.symlink(0, "d", "a").unwrap();
+    assert_eq!(guest.mkdir(0, "e", 0o700).unwrap_err(), libc::EDQUOT as u32);
+    assert_eq!(create(&mut guest, 3, "f").unwrap_err(), libc::EDQUOT as u32);
+    guest.walk(0, 4, &[]).unwrap();
+    guest.lcreate(4, "a", O_RDWR | O_CREAT, 0o600).expect("it is there");
+    guest.unlinkat(0, "d", 0).unwrap();
+    guest.link(0, 1, "g").unwrap();
+}

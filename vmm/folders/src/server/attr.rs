@@ -58,7 +58,7 @@ impl Server {
             chmod(fid, change.mode)?;
         }
         if has(valid::SIZE) {
-            truncate(fid, change.size)?;
+            self.quota.change(fid.node.fd(), false, || truncate(fid, change.size))?;
         }
         if has(valid::ATIME | valid::MTIME) {
             rustix::fs::utimensat(fid.node.fd(), c"", &times, AtFlags::EMPTY_PATH)?;

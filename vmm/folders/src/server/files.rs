@@ -10,6 +10,7 @@ use super::Server;
 use crate::fids::{Fid, Open};
 use crate::gate::{ACCESS, APPEND, READ_WRITE, TRUNCATE, WRITE_ONLY};
 use crate::host::{self, Ident, Node};
+use crate::quota::Quota;
 use crate::wire::Reply;
 use crate::{Metrics, host::Name};
 
@@ -29,6 +30,7 @@ impl Server {
             return Err(Errno::INVAL);
         }
         let file = self.open_node(&held.node, flags)?;
+        truncate_opened(&mut self.quota, &held.node, &file, flags)?;
         let qid = host::qid(&rustix::fs::fstat(&file)?, self.root.ident);
         self.fids.get_mut(fid)?.open = Some(Open::new(file, flags));
         reply.qid(qid);
@@ -52,9 +54,6 @@ impl Server {
             Err(Errno::STALE) => self.fids.opened(node.ident, flags).ok_or(Errno::STALE)?,
             opened => Rc::new(opened?),
         };
-        if flags & TRUNCATE != 0 && !node.is_dir() {
-            rustix::fs::ftruncate(&file, 0)?;
-        }
         Ok(file)
     }
 
@@ -70,7 +69,11 @@ impl Server {
         if self.fids.get(dir)?.open.is_some() {
             return Err(Errno::INVAL);
         }
-        let (node, file) = self.create_or_open(self.fids.dir(dir)?, name, flags, mode)?;
+        let (node, file, is_new) = self.create_or_open(self.fids.dir(dir)?, name, flags, mode)?;
+        match is_new {
+            true => self.quota.made(),
+            false => truncate_opened(&mut self.quota, &node, &file, flags)?,
+        }
         let qid = host::qid(&rustix::fs::fstat(&file)?, self.root.ident);
         *self.fids.get_mut(dir)? = Fid { node, open: Some(Open::new(file, flags)) };
         reply.qid(qid);
@@ -84,14 +87,19 @@ impl Server {
         name: Name<'_>,
         flags: u32,
         mode: u32,
-    ) -> Result<(Node, Rc<OwnedFd>), Errno> {
-        match dir.create(name, host_flags(flags)?, host::permitted_mode(mode, false)) {
+    ) -> Result<(Node, Rc<OwnedFd>, bool), Errno> {
+        let created = match self.quota.check_names() {
+            Ok(()) => dir.create(name, host_flags(flags)?, host::permitted_mode(mode, false)),
+            // One that is there can be opened all the same.
+            Err(errno) => dir.child(name).map_err(|_| errno).and(Err(Errno::EXIST)),
+        };
+        match created {
             Err(Errno::EXIST) if flags & EXCLUSIVE == 0 => {
                 let (node, _) = dir.child(name)?;
                 let file = self.open_node(&node, flags)?;
-                Ok((node, file))
+                Ok((node, file, false))
             }
-            created => created,
+            created => created.map(|(node, file)| (node, file, true)),
         }
     }
 
@@ -116,7 +124,7 @@ impl Server {
         reply: &mut Reply,
     ) -> Result<(), Errno> {
         let file = self.fids.get(fid)?.file()?;
-        let written = host::write_at(file, data, offset)?;
+        let written = self.quota.change(file, true, || host::write_at(file, data, offset))?;
         Metrics::add(&self.metrics.bytes_written, written);
         reply.u32(written as u32);
         Ok(())
@@ -222,6 +230,19 @@ impl Listing {
         head[21] = dirent_type(entry.file_type());
         head[22..24].copy_from_slice(&(name.len() as u16).to_le_bytes());
         tail.copy_from_slice(name);
+    }
+}
+
+/// Empties a file that was opened for that.
+fn truncate_opened(
+    quota: &mut Quota,
+    node: &Node,
+    file: &Rc<OwnedFd>,
+    flags: u32,
+) -> Result<(), Errno> {
+    match flags & TRUNCATE != 0 && !node.is_dir() {
+        true => quota.change(file, false, || rustix::fs::ftruncate(file, 0)),
+        false => Ok(()),
     }
 }
 

@@ -14,6 +14,7 @@ use rustix::io::Errno;
 use crate::fids::Fids;
 use crate::gate;
 use crate::host::{self, Name, Node};
+use crate::quota::Quota;
 use crate::request::Request;
 use crate::wire::{Qid, Reply};
 use crate::{Folder, FolderError, Live, MSIZE_MAX, MSIZE_MIN, Metrics, Rights};
@@ -45,6 +46,7 @@ pub struct Server {
     live: Live,
     revoked: bool,
     fids: Fids,
+    quota: Quota,
     msize_max: u32,
     msize: Option<usize>,
     metrics: Arc<Metrics>,
@@ -66,6 +68,7 @@ impl Server {
             live: folder.live,
             revoked: false,
             fids: Fids::new(folder.limits.fids_max),
+            quota: Quota::new(&folder.limits),
             msize_max: folder.limits.msize_max.clamp(MSIZE_MIN, MSIZE_MAX),
             msize: None,
             metrics: folder.metrics,

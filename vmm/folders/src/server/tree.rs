@@ -29,7 +29,9 @@ impl Server {
         reply: &mut Reply,
     ) -> Result<(), Errno> {
         let (dir, name) = (self.fids.dir(dir)?, self.name(name)?);
+        self.quota.check_names()?;
         rustix::fs::symlinkat(target, dir.fd(), name.bytes())?;
+        self.quota.made();
         self.reply_with(dir, name, reply)
     }
 
@@ -42,7 +44,9 @@ impl Server {
     ) -> Result<(), Errno> {
         let (dir, name) = (self.fids.dir(dir)?, self.name(name)?);
         let mode = host::permitted_mode(mode, true);
+        self.quota.check_names()?;
         rustix::fs::mkdirat(dir.fd(), name.bytes(), Mode::from_raw_mode(mode))?;
+        self.quota.made();
         undo_umask(dir, name, mode)?;
         self.reply_with(dir, name, reply)
     }
@@ -58,6 +62,7 @@ impl Server {
     ) -> Result<(), Errno> {
         let (dir, name) = (self.fids.dir(dir)?, self.name(name)?);
         let permitted = host::permitted_mode(mode, false);
+        self.quota.check_names()?;
         match FileType::from_raw_mode(mode) {
             FileType::RegularFile => dir.create(name, OFlags::WRONLY, permitted).map(drop)?,
             file_type @ (FileType::Fifo | FileType::Socket) => {
@@ -66,6 +71,7 @@ impl Server {
             }
             _ => return Err(self.deny(Errno::PERM)),
         }
+        self.quota.made();
         self.reply_with(dir, name, reply)
     }
 
@@ -74,7 +80,10 @@ impl Server {
     pub(super) fn link(&mut self, dir: u32, fid: u32, name: &[u8]) -> Result<(), Errno> {
         let (dir, name) = (self.fids.dir(dir)?, self.name(name)?);
         let from = self.fids.get(fid)?.node.current_place()?;
-        rustix::fs::linkat(&from.dir, &*from.name, dir.fd(), name.bytes(), AtFlags::empty())
+        self.quota.check_names()?;
+        rustix::fs::linkat(&from.dir, &*from.name, dir.fd(), name.bytes(), AtFlags::empty())?;
+        self.quota.made();
+        Ok(())
     }
 
     pub(super) fn rename(&mut self, fid: u32, dir: u32, name: &[u8]) -> Result<(), Errno> {
@@ -107,7 +116,9 @@ impl Server {
             _ => return Err(Errno::INVAL),
         };
         let (dir, name) = (self.fids.dir(dir)?, self.name(name)?);
-        rustix::fs::unlinkat(dir.fd(), name.bytes(), flags)
+        self.quota.remove(dir.fd(), name.bytes(), || {
+            rustix::fs::unlinkat(dir.fd(), name.bytes(), flags)
+        })
     }
 
     /// The fid is gone even if the file stays (remove(5)).
@@ -115,7 +126,9 @@ impl Server {
         let node = self.fids.remove(fid)?.node;
         let place = node.current_place()?;
         let flags = if node.is_dir() { AtFlags::REMOVEDIR } else { AtFlags::empty() };
-        rustix::fs::unlinkat(&place.dir, &*place.name, flags)
+        self.quota.remove(&place.dir, &place.name, || {
+            rustix::fs::unlinkat(&place.dir, &*place.name, flags)
+        })
     }
 
     /// Answers with the qid of the file just made.

@@ -1,0 +1,88 @@
+//! How much of the host's disk one connection may take.
+
+use std::os::fd::AsFd;
+
+use rustix::fs::{AtFlags, FileType, Stat};
+use rustix::io::Errno;
+
+use crate::Limits;
+
+/// Bytes of a block as stat(2) counts them.
+const BLOCK_BYTES: u64 = 512;
+
+/// What a connection's changes have taken and given back. What others change in the folder
+/// meanwhile counts for whoever touches the file next.
+#[derive(Debug)]
+pub struct Quota {
+    grown: u64,
+    grown_max: u64,
+    made: u64,
+    made_max: u64,
+}
+
+impl Quota {
+    pub fn new(limits: &Limits) -> Self {
+        let Limits { grown_bytes_max, made_max, .. } = *limits;
+        Self { grown: 0, grown_max: grown_bytes_max, made: 0, made_max }
+    }
+
+    /// Changes the content of `file` by `change`, which may go on for one message beyond the
+    /// bound.
+    ///
+    /// # Errors
+    /// EDQUOT where the bound is reached and `grows`.
+    pub fn change<T>(
+        &mut self,
+        file: impl AsFd,
+        grows: bool,
+        change: impl FnOnce() -> Result<T, Errno>,
+    ) -> Result<T, Errno> {
+        if grows && self.grown >= self.grown_max {
+            return Err(Errno::DQUOT);
+        }
+        let before = bytes(&rustix::fs::fstat(&file)?);
+        let changed = change();
+        let after = bytes(&rustix::fs::fstat(&file)?);
+        self.grown = self.grown.saturating_add(after).saturating_sub(before);
+        changed
+    }
+
+    /// Before a name is made.
+    ///
+    /// # Errors
+    /// EDQUOT where there are as many as there may be.
+    pub fn check_names(&self) -> Result<(), Errno> {
+        if self.made >= self.made_max { Err(Errno::DQUOT) } else { Ok(()) }
+    }
+
+    /// A name was made.
+    pub fn made(&mut self) {
+        self.made += 1;
+    }
+
+    /// Removes a name of `dir` by `remove`.
+    pub fn remove(
+        &mut self,
+        dir: impl AsFd,
+        name: &[u8],
+        remove: impl FnOnce() -> Result<(), Errno>,
+    ) -> Result<(), Errno> {
+        let stat = rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW);
+        remove()?;
+        self.made = self.made.saturating_sub(1);
+        // The bytes of a file that has other names stay.
+        let last = |stat: &Stat| {
+            stat.st_nlink == 1 && FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile
+        };
+        if let Ok(stat) = stat.as_ref()
+            && last(stat)
+        {
+            self.grown = self.grown.saturating_sub(bytes(stat));
+        }
+        Ok(())
+    }
+}
+
+fn bytes(stat: &Stat) -> u64 {
+    u64::try_from(stat.st_blocks).unwrap_or(0) * BLOCK_BYTES
+}
