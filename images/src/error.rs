@@ -3,6 +3,8 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use serde::{Deserialize, Serialize};
+
 use crate::Digest;
 
 /// Result of an image operation.
@@ -42,10 +44,10 @@ pub enum ImageError {
         "`{path}` is a device node, which an image must not hold: a cell has its own /dev; rebuild the image without it"
     )]
     DeviceNode { path: String },
-    #[error("{what} is over the import limit {limit} = {max}; raise it if you trust this image")]
+    #[error("{what} is over the import limit {limit} = {max}; make an image with less")]
     LimitExceeded { what: String, limit: &'static str, max: u64 },
     #[error(
-        "{what} unpacks to more than {ratio_max} times its size after {bytes} bytes: a decompression bomb; raise the import limit ratio_max if you trust it"
+        "{what} unpacks to more than {ratio_max} times its size after {bytes} bytes: a decompression bomb; if it is none, save it without compression"
     )]
     Bomb { what: String, ratio_max: u64, bytes: u64 },
     #[error("the image is for {found}; cells run linux/amd64 images only, get that variant")]
@@ -78,9 +80,47 @@ pub enum ImageError {
     NotInRegistry { registry: String, what: String },
     #[error("the registry {registry} failed for {what}: {why}")]
     Registry { registry: String, what: String, why: String },
+    /// What another process said.
+    #[error("{}", .0.message)]
+    Refused(Refusal),
+}
+
+/// An error that came from another process: for whom it is, and in what words.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Refusal {
+    pub fault: Fault,
+    pub message: String,
+}
+
+/// Whose fault something is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Fault {
+    /// The image is not what it should be.
+    Image,
+    /// The registry has no such image.
+    NotInRegistry,
+    /// The registry does not let us read it.
+    Unauthorized,
+    /// Something else, on the way or here.
+    Other,
 }
 
 impl ImageError {
+    /// What is told of it to another process.
+    #[must_use]
+    pub fn refusal(&self) -> Refusal {
+        let fault = match self {
+            Self::Refused(refusal) => return refusal.clone(),
+            Self::NotInRegistry { .. } => Fault::NotInRegistry,
+            Self::Unauthorized { .. } => Fault::Unauthorized,
+            Self::BadReference { .. } | Self::NotAnImage { .. } | Self::Malformed { .. } => {
+                Fault::Image
+            }
+            _ => Fault::Other,
+        };
+        Refusal { fault, message: self.to_string() }
+    }
+
     /// Wraps an I/O error that happened during `what`; an [`ImageError`] that
     /// travelled inside one comes out as itself.
     pub(crate) fn io(what: impl Into<String>, source: io::Error) -> Self {

@@ -2,16 +2,48 @@
 
 mod unpack;
 
-use std::io::{BufReader, Read};
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::fs::FileExt;
 
 use crate::Digest;
 use crate::digest::{self, Hashing};
 use crate::error::{ImageError, Result, shown};
+use crate::limits::ImportLimits;
 use crate::progress::{Progress, ProgressEvent};
 use crate::rootfs::RootfsBuilder;
 use crate::tar::{EntryKind, TarEntry, TarReader};
 use crate::tree::Kind;
 use unpack::{Guard, unpack};
+
+/// Whether a file is compressed as a whole.
+pub(crate) fn is_packed(file: &File) -> Result<bool> {
+    let mut magic = [0; 4];
+    let failed = |error| ImageError::io("cannot read the archive", error);
+    let count = file.read_at(&mut magic, 0).map_err(failed)?;
+    Ok(unpack::is_packed(&magic[..count]))
+}
+
+/// Unpacks a stream that was compressed with gzip, for somebody who counts what comes.
+///
+/// # Errors
+/// What is wrong with it, or with whoever takes it.
+pub fn unzip(from: &mut dyn Read, to: &mut dyn Write) -> Result<()> {
+    let copied = std::io::copy(&mut flate2::read::MultiGzDecoder::new(from), to);
+    copied.map(drop).map_err(|error| ImageError::io("cannot unpack the archive", error))
+}
+
+/// Unpacks what is compressed as a whole.
+pub(crate) fn unpack_whole(
+    from: &mut dyn BufRead,
+    to: &mut File,
+    limits: &ImportLimits,
+) -> Result<()> {
+    let what = "the archive";
+    let mut guard = Guard::new(unpack(from, what)?, what, limits, 0);
+    let copied = std::io::copy(&mut guard, to);
+    copied.map(drop).map_err(|error| ImageError::io("cannot unpack the archive", error))
+}
 
 /// Names that begin with this are marks, not files (OCI image-spec, layer.md).
 const WHITEOUT: &[u8] = b".wh.";

@@ -10,13 +10,16 @@
 //! Every image is hostile: [`ImportLimits`] bounds what an import may cost.
 #![forbid(unsafe_code)]
 
+pub mod build;
 mod config;
 mod digest;
 mod erofs;
 mod error;
+mod extract;
 mod layer;
 mod limits;
 mod pack;
+pub mod private;
 mod progress;
 mod reference;
 mod rootfs;
@@ -27,10 +30,15 @@ mod tree;
 
 pub use config::ImageConfig;
 pub use digest::{Digest, Hashing};
-pub use error::{ImageError, Result};
+pub use error::{Fault, ImageError, Refusal, Result};
+pub use extract::extract;
+pub use layer::unzip;
 pub use limits::ImportLimits;
 pub use pack::{Packed, pack};
 pub use progress::{Progress, ProgressEvent, Silent};
 pub use reference::Reference;
-pub use source::{Credentials, RegistryOptions, Source};
-pub use store::{ImageRecord, Store};
+pub use source::{
+    Credentials, ProxyOptions, RegistryOptions, Source, layout_server, registry_server, version,
+};
+pub use store::{Draft, ImageRecord, Store};
+pub use tar::{FirstEntry, first_entry, pass};

@@ -2,7 +2,7 @@
 
 /// Bounds on one import. Every image is hostile until it is in the store; the
 /// defaults let the largest ordinary images through.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct ImportLimits {
     /// Bytes of all layers, unpacked.
     pub bytes_max: u64,

@@ -5,20 +5,24 @@ mod docker;
 mod files;
 mod oci;
 mod registry;
+mod remote;
 
-use std::io::Read;
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
 use serde::de::DeserializeOwned;
 
-use crate::Digest;
 use crate::config::ImageConfig;
 use crate::error::{ImageError, Result};
 use crate::limits::ImportLimits;
 use crate::reference::Reference;
+use crate::{Digest, digest};
 pub(crate) use directory::import_directory;
 use files::Files;
-pub use registry::{Credentials, RegistryOptions};
+pub use registry::{Credentials, ProxyOptions, RegistryOptions};
+use remote::{Distant, Remote};
 
 /// An image that is to be imported.
 #[derive(Debug, Clone)]
@@ -83,22 +87,106 @@ pub(crate) fn plan(
         Source::Directory { .. } => return Ok(None),
         Source::Layout(path) => oci::plan_files(Files::directory(path), wanted, limits)?,
         Source::Archive(path) => {
-            let files = Files::archive(path, limits)?;
-            match files.has("index.json") {
-                true => oci::plan_files(files, wanted, limits)?,
-                false => docker::plan(files, wanted, limits)?,
-            }
+            let file = File::open(path).map_err(|error| ImageError::read(path, error))?;
+            return plan_archive(file, path, wanted, limits).map(Some);
         }
         Source::Registry { reference, options } => registry::plan(reference, options, limits)?,
     };
-    if plan.layers.len() > limits.layers_max {
-        return Err(ImageError::limit(
-            "the number of layers",
-            "layers_max",
-            limits.layers_max as u64,
-        ));
+    bounded(plan, limits).map(Some)
+}
+
+/// The same of a tar file that is open.
+pub(crate) fn plan_archive(
+    file: File,
+    path: &Path,
+    wanted: Option<&Reference>,
+    limits: &ImportLimits,
+) -> Result<Plan> {
+    let files = Files::archive(file, path, limits)?;
+    let plan = match files.has("index.json") {
+        true => oci::plan_files(files, wanted, limits)?,
+        false => docker::plan(files, wanted, limits)?,
+    };
+    bounded(plan, limits)
+}
+
+/// The names that a tar file has for its images; none where it has no `manifest.json`.
+pub(crate) fn archive_names(file: File, path: &Path, limits: &ImportLimits) -> Result<Vec<String>> {
+    docker::names(&Files::archive(file, path, limits)?, limits)
+}
+
+/// The same of an OCI layout whose files another process hands over ([`layout_server`]).
+pub(crate) fn plan_remote_layout(
+    stream: UnixStream,
+    path: &Path,
+    wanted: Option<&Reference>,
+    limits: &ImportLimits,
+) -> Result<Plan> {
+    let files = Files::remote(Remote::new(stream), path);
+    bounded(oci::plan_files(files, wanted, limits)?, limits)
+}
+
+/// The same of an image in a registry that another process reaches ([`registry_server`]).
+pub(crate) fn plan_remote(
+    stream: UnixStream,
+    version: &str,
+    limits: &ImportLimits,
+) -> Result<Plan> {
+    let remote = Remote::new(stream);
+    let bytes = {
+        let mut stream = remote.open(&format!("manifests/{version}"))?;
+        read_document(&mut *stream, "the manifest", limits)?
+    };
+    if let Ok(expected) = version.parse() {
+        digest::expect("the manifest", expected, Digest::of(&bytes))?;
     }
-    Ok(Some(plan))
+    bounded(oci::plan_document(Box::new(Distant(remote)), bytes, limits)?, limits)
+}
+
+/// The tag or digest by which a registry knows what `reference` names.
+#[must_use]
+pub fn version(reference: &Reference) -> String {
+    match (&reference.digest, &reference.tag) {
+        (Some(digest), _) => digest.to_string(),
+        (None, tag) => tag.clone().unwrap_or_else(|| "latest".into()),
+    }
+}
+
+/// Hands the files of the OCI layout in the folder `path` over, as bytes that nobody looks into,
+/// until the other side of `stream` is gone.
+///
+/// # Errors
+/// The other side broke the protocol.
+pub fn layout_server(stream: &UnixStream, path: &Path) -> io::Result<()> {
+    remote::serve(stream, |name| {
+        let digest = name.strip_prefix("blobs/sha256/").and_then(Digest::from_hex);
+        if name != "index.json" && digest.is_none() {
+            return Err(ImageError::malformed("the layout", "a file of it has another name"));
+        }
+        let file = path.join(name);
+        Ok(Box::new(File::open(&file).map_err(|error| ImageError::read(&file, error))?))
+    })
+}
+
+/// Hands manifests and blobs of the repository that `reference` names over, as bytes that nobody
+/// looks into, until the other side of `stream` is gone.
+///
+/// # Errors
+/// The other side broke the protocol.
+pub fn registry_server(
+    stream: &UnixStream,
+    reference: &Reference,
+    options: &RegistryOptions,
+) -> io::Result<()> {
+    registry::serve(stream, reference, options)
+}
+
+fn bounded(plan: Plan, limits: &ImportLimits) -> Result<Plan> {
+    let max = limits.layers_max;
+    match plan.layers.len() > max {
+        true => Err(ImageError::limit("the number of layers", "layers_max", max as u64)),
+        false => Ok(plan),
+    }
 }
 
 /// All of a small document.

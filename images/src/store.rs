@@ -14,6 +14,8 @@
 mod import;
 mod index;
 
+pub use import::Draft;
+
 use std::collections::BTreeMap;
 use std::fs::{self, File, TryLockError};
 use std::io;
@@ -23,6 +25,7 @@ use std::path::{Path, PathBuf};
 use crate::Digest;
 use crate::config::ImageConfig;
 use crate::error::{ImageError, Result};
+use crate::private;
 use crate::reference::Reference;
 use index::{Index, StoredImage};
 
@@ -60,8 +63,9 @@ impl Store {
     /// what dead imports left.
     pub fn open(root: impl Into<PathBuf>) -> Result<Self> {
         let store = Self { root: root.into() };
-        for folder in [store.blobs(), store.temporary()] {
-            fs::create_dir_all(&folder).map_err(|error| ImageError::store(&folder, error))?;
+        // The root itself may be a link to another store's.
+        for folder in [store.root.clone(), store.blobs(), store.temporary()] {
+            private::folder(&folder).map_err(|error| ImageError::store(&folder, error))?;
         }
         let _lock = store.lock()?;
         store.sweep(&store.read_index()?)?;
@@ -197,7 +201,7 @@ impl Store {
     /// Waits for the store's lock; it is free again when the file is dropped.
     fn lock(&self) -> Result<File> {
         let path = self.root.join("lock");
-        let open = File::options().create(true).truncate(false).write(true).open(&path);
+        let open = private::options().create(true).truncate(false).write(true).open(&path);
         let file = open.map_err(|error| ImageError::store(&path, error))?;
         file.lock().map_err(|error| ImageError::store(&path, error))?;
         Ok(file)

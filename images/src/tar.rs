@@ -7,6 +7,7 @@
 //! sparse files) and GNU.sparse 1.0 in pax.
 
 mod header;
+mod pass;
 mod pax;
 mod sparse;
 #[cfg(test)]
@@ -18,6 +19,7 @@ use crate::error::{ImageError, Result, shown};
 use crate::limits::ImportLimits;
 use crate::tree::{Meta, Timestamp};
 use header::{BLOCK_BYTES, Header};
+pub use pass::{FirstEntry, first_entry, pass};
 use pax::Extensions;
 pub(crate) use sparse::Extent;
 

@@ -12,6 +12,11 @@ const ZSTD_MAGIC: &[u8] = &[0x28, 0xb5, 0x2f, 0xfd];
 const BZIP2_MAGIC: &[u8] = b"BZh";
 const XZ_MAGIC: &[u8] = &[0xfd, b'7', b'z', b'X', b'Z'];
 
+/// Whether a stream that begins with `magic` is compressed.
+pub(super) fn is_packed(magic: &[u8]) -> bool {
+    magic.starts_with(GZIP_MAGIC) || magic.starts_with(ZSTD_MAGIC)
+}
+
 /// A stream with the count of packed bytes that it has used.
 pub(super) struct Unpacked<'a> {
     stream: Box<dyn Read + 'a>,

@@ -52,6 +52,15 @@ pub(super) fn plan(
     Ok(Plan { config, layers, manifest: None, input: Box::new(files) })
 }
 
+/// The names of an archive's images; none where it has no `manifest.json`.
+pub(super) fn names(files: &Files, limits: &ImportLimits) -> Result<Vec<String>> {
+    if !files.has("manifest.json") {
+        return Ok(Vec::new());
+    }
+    let items: Vec<Item> = parse(&files.document("manifest.json", limits)?, "manifest.json")?;
+    Ok(items.into_iter().flat_map(|item| item.repo_tags.unwrap_or_default()).collect())
+}
+
 fn choose(files: &Files, mut items: Vec<Item>, wanted: Option<&Reference>) -> Result<Item> {
     if items.len() > 1 {
         let named =

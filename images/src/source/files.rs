@@ -1,4 +1,4 @@
-//! The files of a layout: in a directory, or in a tar file read in place.
+//! The files of a layout: in a directory, in a tar file read in place, or with another process.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -7,6 +7,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use super::read_document;
+use super::remote::Remote;
 use crate::error::{ImageError, Result, shown};
 use crate::limits::ImportLimits;
 use crate::tar::{EntryKind, TarReader};
@@ -17,8 +18,13 @@ const HOPS_MAX: usize = 8;
 
 pub(super) struct Files {
     path: PathBuf,
-    /// `None` for a directory.
-    archive: Option<(File, BTreeMap<Vec<u8>, Member>)>,
+    place: Place,
+}
+
+enum Place {
+    Folder,
+    Archive(File, BTreeMap<Vec<u8>, Member>),
+    Remote(Remote),
 }
 
 enum Member {
@@ -28,12 +34,11 @@ enum Member {
 
 impl Files {
     pub fn directory(path: &Path) -> Self {
-        Self { path: path.to_path_buf(), archive: None }
+        Self { path: path.to_path_buf(), place: Place::Folder }
     }
 
     /// Reads the table of a tar file.
-    pub fn archive(path: &Path, limits: &ImportLimits) -> Result<Self> {
-        let file = File::open(path).map_err(|error| ImageError::read(path, error))?;
+    pub fn archive(file: File, path: &Path, limits: &ImportLimits) -> Result<Self> {
         let mut magic = [0; 4];
         let count = file.read_at(&mut magic, 0).map_err(|error| ImageError::read(path, error))?;
         if magic[..2] == [0x1f, 0x8b] || magic == [0x28, 0xb5, 0x2f, 0xfd] {
@@ -47,7 +52,12 @@ impl Files {
             });
         }
         let members = index(&file, limits).map_err(|error| not_tar(path, error))?;
-        Ok(Self { path: path.to_path_buf(), archive: Some((file, members)) })
+        Ok(Self { path: path.to_path_buf(), place: Place::Archive(file, members) })
+    }
+
+    /// Files that another process hands over.
+    pub fn remote(remote: Remote, path: &Path) -> Self {
+        Self { path: path.to_path_buf(), place: Place::Remote(remote) }
     }
 
     pub fn path(&self) -> &Path {
@@ -55,19 +65,24 @@ impl Files {
     }
 
     pub fn has(&self, name: &str) -> bool {
-        match &self.archive {
-            Some((_, members)) => members.contains_key(name.as_bytes()),
-            None => self.path.join(name).is_file(),
+        match &self.place {
+            Place::Archive(_, members) => members.contains_key(name.as_bytes()),
+            Place::Folder => self.path.join(name).is_file(),
+            Place::Remote(_) => false,
         }
     }
 
     /// Opens the file `name`, a path below the layout's root.
     pub fn open(&self, name: &str) -> Result<Box<dyn Read + '_>> {
         let components = split(name.as_bytes())?;
-        let Some((file, members)) = &self.archive else {
-            let path = self.path.join(name);
-            let file = File::open(&path).map_err(|error| ImageError::read(&path, error))?;
-            return Ok(Box::new(file));
+        let (file, members) = match &self.place {
+            Place::Archive(file, members) => (file, members),
+            Place::Remote(remote) => return remote.open(name),
+            Place::Folder => {
+                let path = self.path.join(name);
+                let file = File::open(&path).map_err(|error| ImageError::read(&path, error))?;
+                return Ok(Box::new(file));
+            }
         };
         let mut name = components.join(&b'/');
         for _ in 0..HOPS_MAX {

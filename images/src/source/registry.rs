@@ -4,14 +4,16 @@
 mod auth;
 
 use std::cell::RefCell;
-use std::io::Read;
+use std::io::{self, Read};
+use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
 use ureq::http::{Response, StatusCode, header};
-use ureq::{Agent, Body};
+use ureq::{Agent, Body, Proxy, ProxyBuilder};
 
 use super::oci::{Blobs, Descriptor, plan_document};
-use super::{Input, LayerPlan, Plan, read_document};
+use super::{Input, LayerPlan, Plan, read_document, remote};
 use crate::error::{ImageError, Result, shown};
 use crate::limits::ImportLimits;
 use crate::reference::Reference;
@@ -24,7 +26,7 @@ const MANIFEST_TYPES: &str = "application/vnd.oci.image.index.v1+json, \
 const DOCKER_HUB: &str = "registry-1.docker.io";
 
 /// A user of a registry.
-#[derive(Clone)]
+#[derive(Clone, Serialize, Deserialize)]
 pub struct Credentials {
     pub username: String,
     pub password: String,
@@ -38,11 +40,54 @@ impl std::fmt::Debug for Credentials {
 }
 
 /// How to speak to a registry.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct RegistryOptions {
     /// Plain http; loopback addresses use it anyway.
     pub plain_http: bool,
     pub credentials: Option<Credentials>,
+    /// For a process that has no environment.
+    pub proxy: Option<ProxyOptions>,
+}
+
+/// The proxy that the environment names, in the variables that other programs know too.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProxyOptions {
+    uri: String,
+    /// Which hosts are reached without it.
+    without: String,
+}
+
+/// It may hold a password.
+impl std::fmt::Debug for ProxyOptions {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ProxyOptions").field("without", &self.without).finish_non_exhaustive()
+    }
+}
+
+impl ProxyOptions {
+    /// By `variable`, which reads the environment.
+    #[must_use]
+    pub fn read(variable: impl Fn(&str) -> Option<String>) -> Option<Self> {
+        let either = |name: &str| {
+            let found = variable(name).or_else(|| variable(&name.to_ascii_lowercase()));
+            found.filter(|text| !text.is_empty())
+        };
+        let uri = ["ALL_PROXY", "HTTPS_PROXY", "HTTP_PROXY"].into_iter().find_map(either)?;
+        Some(Self { uri, without: either("NO_PROXY").unwrap_or_default() })
+    }
+
+    fn proxy(&self) -> std::result::Result<Proxy, ureq::Error> {
+        let own = Proxy::new(&self.uri)?;
+        let mut whole = Proxy::builder(own.protocol()).host(own.host()).port(own.port());
+        if let Some(name) = own.username() {
+            whole = whole.username(name);
+        }
+        if let Some(password) = own.password() {
+            whole = whole.password(password);
+        }
+        let without = self.without.split(',').map(str::trim).filter(|host| !host.is_empty());
+        without.fold(whole, ProxyBuilder::no_proxy).build()
+    }
 }
 
 /// One repository of a registry.
@@ -63,11 +108,8 @@ pub(super) fn plan(
     options: &RegistryOptions,
     limits: &ImportLimits,
 ) -> Result<Plan> {
-    let registry = Registry::new(reference, options);
-    let version = match (&reference.digest, &reference.tag) {
-        (Some(digest), _) => digest.to_string(),
-        (None, tag) => tag.clone().unwrap_or_else(|| "latest".into()),
-    };
+    let registry = Registry::new(reference, options)?;
+    let version = super::version(reference);
     let bytes = {
         let mut stream = registry.get(&format!("manifests/{version}"), MANIFEST_TYPES)?;
         read_document(&mut *stream, "the manifest", limits)?
@@ -78,21 +120,52 @@ pub(super) fn plan(
     plan_document(Box::new(registry), bytes, limits)
 }
 
+/// Answers what the other side of `stream` asks for. It can ask for nothing but what one
+/// repository has: its manifests by digest, the one that is wanted, and its blobs.
+pub(super) fn serve(
+    stream: &UnixStream,
+    reference: &Reference,
+    options: &RegistryOptions,
+) -> io::Result<()> {
+    let registry = Registry::new(reference, options);
+    let version = super::version(reference);
+    remote::serve(stream, |name| {
+        let registry = registry.as_ref().map_err(|error| ImageError::Refused(error.refusal()))?;
+        let is_digest = |text: &str| text.parse::<Digest>().is_ok();
+        match name.split_once('/') {
+            Some(("manifests", which)) if which == version || is_digest(which) => {
+                registry.get(name, MANIFEST_TYPES)
+            }
+            Some(("blobs", which)) if is_digest(which) => registry.get(name, "*/*"),
+            _ => Err(ImageError::malformed("the request to the registry", "it has no such thing")),
+        }
+    })
+}
+
 impl Registry {
-    fn new(reference: &Reference, options: &RegistryOptions) -> Self {
+    fn new(reference: &Reference, options: &RegistryOptions) -> Result<Self> {
         let host = match reference.registry.as_str() {
             "docker.io" => DOCKER_HUB,
             other => other,
         };
         let plain_http = options.plain_http || is_loopback(host);
         let scheme = if plain_http { "http" } else { "https" };
-        let agent = Agent::config_builder()
+        let mut agent = Agent::config_builder();
+        if let Some(proxy) = &options.proxy {
+            let proxy = proxy.proxy().map_err(|error| ImageError::Registry {
+                registry: host.to_owned(),
+                what: "the proxy of the environment (HTTPS_PROXY)".to_owned(),
+                why: error.to_string(),
+            })?;
+            agent = agent.proxy(Some(proxy));
+        }
+        let agent = agent
             .http_status_as_error(false)
             .https_only(!plain_http)
             .timeout_connect(Some(Duration::from_secs(30)))
             .timeout_recv_response(Some(Duration::from_secs(60)))
             .build();
-        Self {
+        Ok(Self {
             agent: agent.into(),
             host: host.to_owned(),
             base: format!("{scheme}://{host}/v2/{}", reference.repository),
@@ -100,7 +173,7 @@ impl Registry {
             plain_http,
             credentials: options.credentials.clone(),
             authorization: RefCell::new(None),
-        }
+        })
     }
 
     /// The body of `{base}/{path}`; logs in when the registry asks for it.

@@ -1,37 +1,54 @@
 //! Adding an image: plan, build in a locked temporary file, publish.
 
 use std::fs::{File, Permissions};
-use std::io::{self, Read};
+use std::io;
 use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use tempfile::NamedTempFile;
 
 use super::index::{StoredImage, sync_folder};
 use super::{ImageRecord, Store, disk_bytes};
-use crate::Digest;
-use crate::config::{ConfigDocument, ImageConfig};
+use crate::build::{self, Image};
+use crate::config::ImageConfig;
 use crate::erofs::DataArea;
 use crate::error::{ImageError, Result};
-use crate::layer::{self, LayerCheck};
 use crate::limits::ImportLimits;
 use crate::progress::{Progress, ProgressEvent};
 use crate::reference::Reference;
 use crate::rootfs::RootfsBuilder;
-use crate::source::{self, Plan, Source};
+use crate::source::{self, Source};
+use crate::{Digest, digest};
 
-/// An image that is built but not yet in the index.
-struct Built {
-    id: Digest,
-    document: Vec<u8>,
-    manifest: Option<Digest>,
+/// A file under lock in which the file system of an image is made.
+#[derive(Debug)]
+pub struct Draft {
     file: NamedTempFile,
+    spool: File,
+}
+
+impl Draft {
+    /// The image's file, and one for what is needed while it is made: both empty.
+    ///
+    /// # Errors
+    /// There are no more descriptors.
+    pub fn files(&self) -> Result<(File, File)> {
+        let failed = |error| ImageError::io("cannot share a file of the store", error);
+        Ok((
+            self.file.as_file().try_clone().map_err(failed)?,
+            self.spool.try_clone().map_err(failed)?,
+        ))
+    }
 }
 
 impl Store {
-    /// Imports an image and gives it the name `tag`. If its file system is in
-    /// the store already, only the name is new. A failure leaves the store as
-    /// it was.
+    /// Imports an image in this process, and gives it the name `tag`. If its file system is in
+    /// the store already, only the name is new. A failure leaves the store as it was.
+    ///
+    /// What others made, all but a [`Source::Directory`], is read in a jailed process by
+    /// whoever can have one: with [`Store::begin`], [`crate::build::build`] there, and
+    /// [`Store::publish`].
     pub fn import(
         &self,
         source: &Source,
@@ -48,81 +65,54 @@ impl Store {
             let Source::Directory { path, config } = source else {
                 return Err(ImageError::malformed("the source", "it has no plan"));
             };
-            let built = self.build_directory(path, config, limits, progress)?;
-            return self.publish(built, tag);
+            return self.import_directory(path, config, tag, limits, progress);
         };
         let id = Digest::of(&plan.config);
         if let Some(record) = self.name_present(id, tag)? {
             progress.event(ProgressEvent::Present { id });
             return Ok(record);
         }
-        let built = self.build_layers(id, plan, limits, progress)?;
-        self.publish(built, tag)
-    }
-
-    fn build_layers(
-        &self,
-        id: Digest,
-        plan: Plan,
-        limits: &ImportLimits,
-        progress: &mut dyn Progress,
-    ) -> Result<Built> {
-        ConfigDocument::parse(&plan.config)?.run_config()?;
-        let (file, mut rootfs) = self.begin(limits)?;
-        let count = plan.layers.len();
-        let mut bytes = 0;
-        for (index, layer) in plan.layers.iter().enumerate() {
-            progress.event(ProgressEvent::Layer {
-                index,
-                count,
-                bytes: layer.blob.map(|(_, size)| size),
-            });
-            let what = format!("layer {} of {count}", index + 1);
-            let check = LayerCheck { what, blob: layer.blob, diff_id: Some(layer.diff_id) };
-            let mut stream = plan.input.open_layer(layer)?;
-            layer::apply(&mut rootfs, &mut stream, &check, &mut bytes, progress)?;
-        }
+        let draft = self.begin()?;
+        let mut rootfs = self.rootfs(&draft, limits)?;
+        let image = build::of_plan(plan, &mut rootfs, progress)?;
         progress.event(ProgressEvent::Finishing);
-        rootfs.finish(&id)?;
-        Ok(Built { id, document: plan.config, manifest: plan.manifest, file })
+        rootfs.finish(&image.id)?;
+        self.publish(draft, image, tag)
     }
 
-    fn build_directory(
-        &self,
-        path: &std::path::Path,
-        config: &ImageConfig,
-        limits: &ImportLimits,
-        progress: &mut dyn Progress,
-    ) -> Result<Built> {
-        let (file, mut rootfs) = self.begin(limits)?;
-        progress.event(ProgressEvent::Layer { index: 0, count: 1, bytes: None });
-        let diff_id = source::import_directory(&mut rootfs, path, progress)?;
-        single(file, rootfs, config, diff_id, progress)
-    }
-
-    /// Makes an image of one layer, a tar stream that nobody vouches for, and
-    /// gives it the name `tag`.
+    /// Makes an image of a directory of the operator's, which is copied, and gives it the name
+    /// `tag`.
     ///
     /// # Errors
-    /// What is wrong with the stream. The store is as it was then.
-    pub fn import_layer(
+    /// What cannot be read. The store is as it was then.
+    pub fn import_directory(
         &self,
-        stream: &mut dyn Read,
+        path: &Path,
         config: &ImageConfig,
         tag: Option<&Reference>,
         limits: &ImportLimits,
         progress: &mut dyn Progress,
     ) -> Result<ImageRecord> {
-        let (file, mut rootfs) = self.begin(limits)?;
+        let draft = self.begin()?;
+        let mut rootfs = self.rootfs(&draft, limits)?;
         progress.event(ProgressEvent::Layer { index: 0, count: 1, bytes: None });
-        let check = LayerCheck { what: "the layer".to_owned(), blob: None, diff_id: None };
-        let diff_id = layer::apply(&mut rootfs, stream, &check, &mut 0, progress)?;
-        let built = single(file, rootfs, config, diff_id, progress)?;
-        self.publish(built, tag)
+        let diff_id = source::import_directory(&mut rootfs, path, progress)?;
+        progress.event(ProgressEvent::Finishing);
+        let image = Image::single_layer(config, diff_id)?;
+        rootfs.finish(&image.id)?;
+        self.publish(draft, image, tag)
     }
 
-    /// A temporary file under lock, and a builder that writes to it.
-    fn begin<'a>(&'a self, limits: &'a ImportLimits) -> Result<(NamedTempFile, RootfsBuilder<'a>)> {
+    fn rootfs<'a>(&'a self, draft: &Draft, limits: &'a ImportLimits) -> Result<RootfsBuilder<'a>> {
+        let (image, spool) = draft.files()?;
+        Ok(RootfsBuilder::new(DataArea::new(image, spool), limits, &self.root))
+    }
+
+    /// Room for an image that is to be made.
+    ///
+    /// # Errors
+    /// The store cannot be written.
+    pub fn begin(&self) -> Result<Draft> {
         let failed = |error: io::Error| ImageError::store(&self.root, error);
         // The sweep holds this lock too, so it never sees the file unlocked.
         let _lock = self.lock()?;
@@ -131,36 +121,67 @@ impl Store {
             tempfile::Builder::new().prefix("import-").tempfile_in(&folder).map_err(failed)?;
         file.as_file().lock().map_err(failed)?;
         let spool = tempfile::tempfile_in(&folder).map_err(failed)?;
-        let image = file.as_file().try_clone().map_err(failed)?;
-        Ok((file, RootfsBuilder::new(DataArea::new(image, spool), limits, &self.root)))
+        Ok(Draft { file, spool })
     }
 
-    /// Moves a built image into the store and names it. The blob is in place
+    /// A file in the store that has no name: it is gone with its last holder.
+    ///
+    /// # Errors
+    /// The store cannot be written.
+    pub fn scratch(&self) -> Result<File> {
+        tempfile::tempfile_in(self.temporary())
+            .map_err(|error| ImageError::store(&self.root, error))
+    }
+
+    /// Moves an image that was made in `draft` into the store and names it. The blob is in place
     /// before the index says so.
-    fn publish(&self, built: Built, tag: Option<&Reference>) -> Result<ImageRecord> {
+    ///
+    /// # Errors
+    /// The store cannot be written, or the image is not what its id says.
+    pub fn publish(
+        &self,
+        draft: Draft,
+        image: Image,
+        tag: Option<&Reference>,
+    ) -> Result<ImageRecord> {
         let failed = |error: io::Error| ImageError::store(&self.root, error);
-        let size_bytes = settle(built.file.as_file()).map_err(failed)?;
+        // Another process may have said it.
+        digest::expect("the image configuration", image.id, Digest::of(image.document.as_bytes()))?;
+        let size_bytes = settle(draft.file.as_file()).map_err(failed)?;
+        let id = image.id;
         let _lock = self.lock()?;
         let mut index = self.read_index()?;
-        if let std::collections::btree_map::Entry::Vacant(vacant) = index.images.entry(built.id) {
-            let blob = self.blob(built.id);
+        if let std::collections::btree_map::Entry::Vacant(vacant) = index.images.entry(id) {
+            let blob = self.blob(id);
             // The lock that marked the file as being written goes with its file.
-            built.file.persist(&blob).map_err(|error| failed(error.error))?;
+            draft.file.persist(&blob).map_err(|error| failed(error.error))?;
             sync_folder(&self.blobs()).map_err(failed)?;
-            vacant.insert(stored(&built.document, built.manifest, size_bytes)?);
+            vacant.insert(stored(image, size_bytes));
         }
         if let Some(tag) = tag {
-            index.tags.insert(tag.to_string(), built.id);
+            index.tags.insert(tag.to_string(), id);
         }
         self.write_index(&index)?;
-        let image = index.images.get(&built.id);
+        let image = index.images.get(&id);
         image
-            .map(|image| self.record(built.id, image, &index))
-            .ok_or_else(|| ImageError::NotFound { name: built.id.to_string() })
+            .map(|image| self.record(id, image, &index))
+            .ok_or_else(|| ImageError::NotFound { name: id.to_string() })
+    }
+
+    /// The images that there are.
+    ///
+    /// # Errors
+    /// The store cannot be read.
+    pub fn ids(&self) -> Result<Vec<Digest>> {
+        let index = self.read_index()?;
+        Ok(index.images.into_keys().filter(|id| self.blob(*id).is_file()).collect())
     }
 
     /// Names an image that is in the store; `None` if it is not.
-    fn name_present(&self, id: Digest, tag: Option<&Reference>) -> Result<Option<ImageRecord>> {
+    ///
+    /// # Errors
+    /// The store cannot be written.
+    pub fn name_present(&self, id: Digest, tag: Option<&Reference>) -> Result<Option<ImageRecord>> {
         let _lock = self.lock()?;
         let mut index = self.read_index()?;
         if !index.images.contains_key(&id) || !self.blob(id).is_file() {
@@ -174,40 +195,15 @@ impl Store {
     }
 }
 
-/// Makes the file last and readable by all; its bytes on disk.
+/// Makes the file last, to be read by its owner alone; its bytes on disk.
 fn settle(file: &File) -> io::Result<u64> {
-    file.set_permissions(Permissions::from_mode(0o444))?;
+    file.set_permissions(Permissions::from_mode(0o400))?;
     file.sync_all()?;
     disk_bytes(file)
 }
 
-fn stored(document: &[u8], manifest: Option<Digest>, size_bytes: u64) -> Result<StoredImage> {
-    let mut parsed = ConfigDocument::parse(document)?;
-    let text = std::str::from_utf8(document)
-        .map_err(|error| ImageError::malformed("the image configuration", error))?;
-    Ok(StoredImage {
-        manifest,
-        created: parsed.created.clone(),
-        imported: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
-        size_bytes,
-        architecture: parsed.architecture.clone(),
-        config: parsed.run_config()?,
-        document: text.to_owned(),
-    })
-}
-
-/// The image of a file system with one layer.
-fn single(
-    file: NamedTempFile,
-    rootfs: RootfsBuilder<'_>,
-    config: &ImageConfig,
-    diff_id: Digest,
-    progress: &mut dyn Progress,
-) -> Result<Built> {
-    progress.event(ProgressEvent::Finishing);
-    let document = serde_json::to_vec(&ConfigDocument::single_layer(config, diff_id))
-        .map_err(|error| ImageError::malformed("the image configuration", error))?;
-    let id = Digest::of(&document);
-    rootfs.finish(&id)?;
-    Ok(Built { id, document, manifest: None, file })
+fn stored(image: Image, size_bytes: u64) -> StoredImage {
+    let Image { document, manifest, created, architecture, config, .. } = image;
+    let imported = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    StoredImage { manifest, created, imported, size_bytes, architecture, config, document }
 }

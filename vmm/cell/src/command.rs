@@ -5,7 +5,7 @@ use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use exocell_images::{Packed, pack};
+use exocell_images::{Packed, pack, private};
 
 use crate::{CellError, Layout};
 
@@ -33,7 +33,7 @@ pub fn prepare(layout: &Layout) -> Result<File, CellError> {
     if let Ok(packed) = File::open(&path) {
         return Ok(packed);
     }
-    fs::create_dir_all(&folder).map_err(failed())?;
+    private::folder(&folder).map_err(failed())?;
     // Who packs has the folder locked; it is free again when this is dropped.
     let lock = File::open(&folder).map_err(failed())?;
     lock.lock().map_err(failed())?;

@@ -1,7 +1,7 @@
 //! The private overlay of a cell: an empty ext4 file system of the granted
 //! size, copied from a template that is made once per size.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
@@ -12,6 +12,7 @@ use nix::fcntl::{AT_FDCWD, AtFlags};
 use nix::unistd::{Whence, linkat, lseek};
 
 use crate::{CellError, Layout};
+use exocell_images::private;
 
 /// The smallest disk on which ext4 leaves room for anything.
 pub const DISK_BYTES_MIN: u64 = 4 << 20;
@@ -25,19 +26,19 @@ pub fn create(layout: &Layout, bytes: u64) -> Result<File, CellError> {
     }
     let directory = layout.disks();
     let what = || format!("cannot make a disk in {}", directory.display());
-    fs::create_dir_all(&directory).map_err(CellError::host(what()))?;
+    private::folder(&directory).map_err(CellError::host(what()))?;
     let template = template(&directory, bytes)?;
-    let disk = OpenOptions::new()
-        .read(true)
-        .write(true)
-        .custom_flags(libc::O_TMPFILE)
-        .mode(0o600)
-        .open(&directory)
-        .map_err(CellError::host(what()))?;
+    let disk = nameless(&directory).map_err(CellError::host(what()))?;
     disk.set_len(bytes)
         .and_then(|()| copy_data(&template, &disk))
         .map_err(CellError::host(what()))?;
     Ok(disk)
+}
+
+/// A file without a name, which a name can be given.
+pub fn nameless(directory: &Path) -> io::Result<File> {
+    let mut options = private::options();
+    options.read(true).write(true).custom_flags(libc::O_TMPFILE).open(directory)
 }
 
 /// The disk in the file `path`, which a cell before may have left; a new one of
@@ -53,12 +54,30 @@ pub fn keep(layout: &Layout, path: &Path, bytes: u64) -> Result<File, CellError>
         Err(error) => return Err(CellError::host(what())(error)),
     }
     let disk = create(layout, bytes)?;
-    // A name at last, once it is whole (open(2), O_TMPFILE).
-    let nameless = format!("/proc/self/fd/{}", disk.as_raw_fd());
-    let follow = AtFlags::AT_SYMLINK_FOLLOW;
-    linkat(AT_FDCWD, nameless.as_str(), AT_FDCWD, path, follow)
-        .map_err(|errno| CellError::host(what())(errno.into()))?;
+    name(&disk, path).map_err(CellError::host(what()))?;
     Ok(disk)
+}
+
+/// Gives a file without a name one, once it is whole (open(2), O_TMPFILE): a kill before leaves
+/// nothing.
+///
+/// # Errors
+/// linkat(2); there is such a file already.
+pub fn name(file: &File, path: &Path) -> io::Result<()> {
+    let nameless = format!("/proc/self/fd/{}", file.as_raw_fd());
+    let follow = AtFlags::AT_SYMLINK_FOLLOW;
+    Ok(linkat(AT_FDCWD, nameless.as_str(), AT_FDCWD, path, follow)?)
+}
+
+/// As [`name`], where it does not matter who made the file that has it.
+///
+/// # Errors
+/// linkat(2).
+pub fn name_first(file: &File, path: &Path) -> io::Result<()> {
+    match name(file, path) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        other => other,
+    }
 }
 
 fn template(directory: &Path, bytes: u64) -> Result<File, CellError> {
@@ -67,10 +86,11 @@ fn template(directory: &Path, bytes: u64) -> Result<File, CellError> {
         return Ok(file);
     }
     let what = || format!("cannot make {}", path.display());
-    let new = tempfile::NamedTempFile::new_in(directory).map_err(CellError::host(what()))?;
-    new.as_file().set_len(bytes).map_err(CellError::host(what()))?;
-    format(new.path())?;
-    new.persist(&path).map_err(|error| CellError::host(what())(error.error))?;
+    let new = nameless(directory).map_err(CellError::host(what()))?;
+    new.set_len(bytes).map_err(CellError::host(what()))?;
+    // Another process opens it through this one's.
+    format(Path::new(&format!("/proc/{}/fd/{}", std::process::id(), new.as_raw_fd())))?;
+    name_first(&new, &path).map_err(CellError::host(what()))?;
     File::open(&path).map_err(CellError::host(what()))
 }
 

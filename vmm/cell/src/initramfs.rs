@@ -6,7 +6,8 @@ use std::io::Write;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use crate::{CellError, Layout};
+use crate::{CellError, Layout, disk};
+use exocell_images::private;
 
 /// Names the guest init instead of `exocell-init` beside the running binary.
 pub const INIT_VARIABLE: &str = "EXOCELL_INIT";
@@ -28,7 +29,7 @@ pub fn prepare(layout: &Layout) -> Result<PathBuf, CellError> {
     }
     let failed = || format!("cannot make the initramfs {}", path.display());
     let program = fs::read(&init).map_err(CellError::host(failed()))?;
-    fs::create_dir_all(&directory).map_err(CellError::host(failed()))?;
+    private::folder(&directory).map_err(CellError::host(failed()))?;
     publish(&directory, &path, &archive(&program)).map_err(CellError::host(failed()))?;
     Ok(path)
 }
@@ -43,12 +44,12 @@ fn init_path() -> Result<PathBuf, CellError> {
 
 /// Writes `bytes` as `path`, whole or not at all.
 fn publish(directory: &Path, path: &Path, bytes: &[u8]) -> std::io::Result<()> {
-    let mut file = tempfile::NamedTempFile::new_in(directory)?;
+    let mut file = disk::nameless(directory)?;
     file.write_all(bytes)?;
+    // The guest kernel, which has an id of its own, reads it. It holds nothing but the init.
     let mode = std::os::unix::fs::PermissionsExt::from_mode(0o644);
-    file.as_file().set_permissions(mode)?;
-    file.persist(path).map_err(|error| error.error)?;
-    Ok(())
+    file.set_permissions(mode)?;
+    disk::name_first(&file, path)
 }
 
 /// One entry of a "newc" archive.

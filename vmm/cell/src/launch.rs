@@ -1,7 +1,8 @@
 //! From a plan to a supervisor: the last steps in the operator's process.
 
-use std::fs::File;
+use std::fs::{self, File, Permissions};
 use std::os::fd::{AsRawFd, RawFd};
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::Arc;
@@ -159,6 +160,10 @@ fn open(path: &Path) -> Result<File, CellError> {
 
 /// Through the directory's descriptor: a socket's path is at most 107 bytes.
 fn listen(record_dir: &File) -> Result<UnixListener, CellError> {
-    UnixListener::bind(format!("/proc/self/fd/{}/control.sock", record_dir.as_raw_fd()))
+    let path = format!("/proc/self/fd/{}/control.sock", record_dir.as_raw_fd());
+    UnixListener::bind(&path)
+        .and_then(|listener| {
+            fs::set_permissions(&path, Permissions::from_mode(0o600)).map(|()| listener)
+        })
         .map_err(CellError::host("cannot make the cell's control socket"))
 }

@@ -9,6 +9,7 @@
 //! ROOT/compiled  what large modules were compiled to
 //! ROOT/budget    memory of all cells
 //! ROOT/commands  the command, for guests that start isolates
+//! ROOT/copies    where copies out of cells are unpacked, while they are
 //! ```
 
 use std::path::{Path, PathBuf};
@@ -67,6 +68,11 @@ impl Layout {
     /// Whom the modules of a service talked to: a directory each.
     pub fn networks(&self) -> PathBuf {
         self.root.join("networks")
+    }
+
+    /// Notes of folders anywhere that `cp` uses.
+    pub fn copies(&self) -> PathBuf {
+        self.root.join("copies")
     }
 
     pub fn cells(&self) -> PathBuf {

@@ -5,6 +5,7 @@
 //! -> [`record`]. Operators' later commands reach a running cell through
 //! [`control`].
 
+pub mod archive;
 mod command;
 pub mod commit;
 pub mod compile;
@@ -27,6 +28,7 @@ pub mod record;
 pub mod relayed;
 mod spec;
 pub mod supervisor;
+pub mod unpack;
 pub mod warm;
 
 pub use error::CellError;
@@ -42,6 +44,10 @@ pub use exocell_xgate as xgate;
 pub use layout::Layout;
 pub use record::{Record, State, Status};
 pub use spec::{CellSpec, Strength};
+
+/// What an executable that uses this crate does in jailed processes (`vmm::jail::stage::entered`).
+pub const STAGES: &[vmm::jail::stage::Stage] =
+    &[compile::STAGE, unpack::UNPACK, unpack::FETCH, archive::ARCHIVE, archive::EXTRACT];
 
 /// Milliseconds since the epoch.
 pub fn now_ms() -> u64 {

@@ -4,7 +4,7 @@
 use std::fs::{self, File};
 
 use exocell_exovisor::MODEL_BYTES_MAX;
-use exocell_images::{Packed, pack};
+use exocell_images::{Packed, pack, private};
 use exocell_xgate::Model;
 
 use crate::{CellError, Layout};
@@ -20,7 +20,7 @@ pub fn prepare(layout: &Layout, models: &[Model]) -> Result<Option<File>, CellEr
     models.iter().try_for_each(check)?;
     let folder = layout.disks();
     let what = || format!("cannot copy models to {}", folder.display());
-    fs::create_dir_all(&folder).map_err(CellError::host(what()))?;
+    private::folder(&folder).map_err(CellError::host(what()))?;
     let image = tempfile::tempfile_in(&folder).map_err(CellError::host(what()))?;
     let names: Vec<String> = models.iter().map(Model::file_name).collect();
     let copies = models.iter().zip(&names);

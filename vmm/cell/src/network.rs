@@ -28,6 +28,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::relayed::Relaying;
 use crate::{CellError, CellSpec};
+use exocell_images::private;
 
 /// The decisions are kept in two files of at most this many bytes; the older
 /// is dropped.
@@ -369,7 +370,7 @@ impl Log {
                 (file, bytes) = (None, 0);
             }
             if file.is_none() {
-                file = File::create(&path).ok();
+                file = private::create(&path).ok();
             }
             let mut lines = Vec::new();
             for entry in iter::once(first).chain(entries.try_iter()).take(WRITTEN_MAX) {

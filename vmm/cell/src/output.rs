@@ -11,6 +11,7 @@ use exocell_agent::{FrameReader, Kind, Reply};
 
 use crate::CellError;
 use crate::follower::{Follower, Frames, Onlooker, frames, reply_frame};
+use exocell_images::private;
 
 /// The log is two files of at most this many bytes; the older is dropped.
 const LOG_BYTES_MAX: u64 = 8 << 20;
@@ -135,8 +136,8 @@ struct Log {
 
 impl Log {
     fn open() -> io::Result<Self> {
-        let options = File::options().create(true).truncate(false).read(true).write(true).clone();
-        let mut file = options.open("log")?;
+        let mut options = private::options();
+        let mut file = options.create(true).truncate(false).read(true).write(true).open("log")?;
         let bytes = whole_frames(&file);
         // A kill may have cut the last one short.
         file.set_len(bytes)?;
@@ -155,7 +156,7 @@ impl Log {
         if self.bytes > LOG_BYTES_MAX {
             std::fs::rename("log", "log.old")?;
             (self.bytes, self.rotated) = (0, true);
-            self.file = File::create("log")?;
+            self.file = private::create("log")?;
         }
         let time = crate::follower::frames(Kind::Time, &crate::now_ms().to_le_bytes());
         let entry = [&*time, frames].concat();

@@ -16,7 +16,7 @@
 //! file goes last: who finds none has found a record in removal.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
-use std::io;
+use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
@@ -26,6 +26,7 @@ use serde::{Deserialize, Serialize};
 use crate::control::{Client, ControlRequest};
 use crate::supervisor::fault;
 use crate::{CellError, CellSpec, Layout};
+use exocell_images::private;
 
 /// Where a cell stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -427,7 +428,8 @@ impl Record {
     fn write<T: Serialize>(&self, file: &'static str, value: &T) -> Result<(), CellError> {
         let temporary = self.path(&format!(".{file}.new"));
         let text = serde_json::to_vec_pretty(value).map_err(|error| self.damaged(file, error))?;
-        fs::write(&temporary, text)
+        private::create(&temporary)
+            .and_then(|mut new| new.write_all(&text))
             .and_then(|()| fs::rename(&temporary, self.path(file)))
             .map_err(CellError::host(format!("cannot write {}", self.path(file).display())))
     }

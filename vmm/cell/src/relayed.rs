@@ -20,6 +20,7 @@ use exocell_xgate::{CapabilitySet, Protocol};
 use crate::CellError;
 use crate::network::{Log, WAITING_MAX, Waiting};
 use crate::supervisor::thread;
+use exocell_images::private;
 
 /// What an isolate's sockets reach others through.
 struct Relayed(Requests);
@@ -114,7 +115,7 @@ pub fn of_this_process(
     let failed = |error: io::Error| {
         CellError::host(format!("cannot make a network for {}", directory.display()))(error)
     };
-    std::fs::create_dir_all(directory).map_err(failed)?;
+    private::folder(directory).map_err(failed)?;
     let (channel, theirs) = sys::channel().map_err(failed)?;
     let policy = Policy::new(scope.clone());
     let dialer = Dialer::new(theirs, policy.clone(), Hosts::of_host());

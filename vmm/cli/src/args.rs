@@ -124,8 +124,8 @@ pub struct RunArgs {
     pub allow_net: Vec<String>,
     /// Put a secret into the cell's requests to HOST: NAME=VALUE@HOST[:PORT] over plain HTTP,
     /// NAME=VALUE@https://HOST[:PORT] over TLS, which is then opened for this host; without
-    /// =VALUE the value of this environment's NAME. The cell has a placeholder in NAME and never
-    /// sees the value.
+    /// =VALUE the value of this environment's NAME, which no other user of the host can read while
+    /// the command starts. The cell has a placeholder in NAME and never sees the value.
     #[arg(long, value_name = "NAME[=VALUE]@[https://]HOST[:PORT]")]
     pub secret: Vec<String>,
     /// Lead a port of this host into the cell [default address: loopback].

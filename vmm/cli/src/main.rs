@@ -3,6 +3,7 @@
 
 mod args;
 mod commands;
+mod hide;
 mod progress;
 mod session;
 mod show;
@@ -11,7 +12,7 @@ mod terminal;
 use exocell_cell::vmm::jail::stage::{self, Stage};
 
 /// What this executable does in jailed processes.
-const STAGES: &[&[Stage]] = &[&[exocell_cell::compile::STAGE, commands::EXPLAIN]];
+const STAGES: &[&[Stage]] = &[exocell_cell::STAGES, &[commands::EXPLAIN]];
 
 fn main() -> std::process::ExitCode {
     if let Some(code) = stage::entered(STAGES) {
@@ -21,7 +22,7 @@ fn main() -> std::process::ExitCode {
         Ok(cli) => cli,
         Err(code) => return code.into(),
     };
-    match commands::dispatch(cli) {
+    match hide::values(&cli.command).and_then(|()| commands::dispatch(cli)) {
         Ok(code) => code.into(),
         Err(error) => {
             show::complain(&error);

@@ -9,9 +9,10 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use exocell_cell::agent::client::{self, ClientError};
 use exocell_cell::agent::{FailureKind, Patient};
+use exocell_cell::archive;
+use exocell_cell::images::FirstEntry;
 use hyper::StatusCode;
 use serde_json::{Value, json};
-use tar::{Archive, EntryType, Header};
 
 use crate::clock::rfc3339_ms;
 use crate::error::{ApiError, ApiResult};
@@ -24,6 +25,9 @@ const ARCHIVE_BYTES_MAX: u64 = 64 << 30;
 /// What a path's archive must begin with to be told of: long names included.
 const HEAD_BYTES_MAX: u64 = 128 << 10;
 const STAT_HEADER: &str = "x-docker-container-path-stat";
+
+/// What tar calls a directory.
+const DIRECTORY: char = '5';
 
 /// Go's bits for what is no plain file (`io/fs.FileMode`).
 const GO_DIRECTORY: u32 = 1 << 31;
@@ -43,19 +47,17 @@ struct PathStat {
 }
 
 impl PathStat {
-    /// Reads it off the first entry of the path's archive.
-    fn of(entry: &tar::Entry<'_, impl Read>) -> io::Result<Self> {
-        let header = entry.header();
-        let path = entry.path()?;
-        let name = path.file_name().map_or("/".into(), |name| name.to_string_lossy());
-        let link = entry.link_name()?.map(|link| link.to_string_lossy().into_owned());
-        let directory = header.entry_type().is_dir();
+    /// Of the first entry of the path's archive.
+    fn of(entry: FirstEntry) -> Self {
+        let FirstEntry { name, link, kind, size, mode, mtime } = entry;
+        let directory = kind == DIRECTORY;
+        let mtime_ms = u64::try_from(mtime).unwrap_or(0).saturating_mul(1000);
         let value = json!({
-            "name": name, "size": if directory { 4096 } else { entry.size() },
-            "mode": go_mode(header)?, "mtime": rfc3339_ms(header.mtime()?.saturating_mul(1000)),
-            "linkTarget": link.unwrap_or_default(),
+            "name": if name.is_empty() { "/" } else { &name },
+            "size": if directory { 4096 } else { size },
+            "mode": go_mode(kind, mode), "mtime": rfc3339_ms(mtime_ms), "linkTarget": link,
         });
-        Ok(Self { value, directory })
+        Self { value, directory }
     }
 
     fn header(&self) -> String {
@@ -64,19 +66,19 @@ impl PathStat {
 }
 
 /// The mode in the form that Go programs use.
-fn go_mode(header: &Header) -> io::Result<u32> {
-    let mode = header.mode()?;
-    let kind = match header.entry_type() {
-        EntryType::Directory => GO_DIRECTORY,
-        EntryType::Symlink => GO_SYMLINK,
-        EntryType::Block => GO_DEVICE,
-        EntryType::Char => GO_DEVICE | GO_CHARACTER,
-        EntryType::Fifo => GO_PIPE,
+fn go_mode(kind: char, mode: u16) -> u32 {
+    let kind = match kind {
+        DIRECTORY => GO_DIRECTORY,
+        '2' => GO_SYMLINK,
+        '3' => GO_DEVICE | GO_CHARACTER,
+        '4' => GO_DEVICE,
+        '6' => GO_PIPE,
         _ => 0,
     };
+    let mode = u32::from(mode);
     let special = [(0o4000, GO_SETUID), (0o2000, GO_SETGID), (0o1000, GO_STICKY)];
     let special = special.into_iter().filter(|(bit, _)| mode & bit != 0).map(|(_, go)| go);
-    Ok(special.fold(kind | mode & 0o777, |all, bit| all | bit))
+    special.fold(kind | mode & 0o777, |all, bit| all | bit)
 }
 
 fn refused(path: &str, error: ClientError) -> ApiError {
@@ -100,11 +102,9 @@ fn stat(reach: &Reach, path: &str) -> ApiResult<PathStat> {
         Ok(_) | Err(ClientError::TooMuch { .. }) => {}
         Err(error) => return Err(refused(path, error)),
     }
-    let broken = |error| ApiError::internal(format!("the guest's archive of {path}: {error}"));
-    let mut archive = Archive::new(head.as_slice());
-    let mut entries = archive.entries().map_err(broken)?;
-    let entry = entries.next().ok_or_else(|| broken(io::ErrorKind::UnexpectedEof.into()))?;
-    PathStat::of(&entry.map_err(broken)?).map_err(broken)
+    archive::first(&head)
+        .map(PathStat::of)
+        .map_err(|error| ApiError::internal(format!("the guest's archive of {path}: {error}")))
 }
 
 fn path_of(call: &Call) -> ApiResult<String> {
@@ -149,48 +149,27 @@ pub async fn get(server: &Arc<Server>, key: &str, call: &Call) -> ApiResult<Resp
     Ok(with_header(stream("application/x-tar", body), STAT_HEADER, &stat.header()))
 }
 
-/// Sends the archive of `path`; of `DIRECTORY/.` its entries begin with `./`.
+/// Sends the archive of `path` without what gives rights on a host; of `DIRECTORY/.` its entries
+/// begin with `./`.
 fn send(guest: &Patient, path: &str, out: &mut impl Write) -> io::Result<()> {
     let contents = path.ends_with("/.");
-    if !contents {
-        let sent = client::download(guest, guest, path, out, ARCHIVE_BYTES_MAX);
-        return sent.map(drop).map_err(io::Error::other);
-    }
-    let (read, mut write) = io::pipe()?;
-    thread::scope(|scope| {
-        let sent = scope
-            .spawn(move || client::download(guest, guest, path, &mut write, ARCHIVE_BYTES_MAX));
-        let renamed = rename(read, out);
-        match sent.join() {
-            Ok(sent) => sent.map_err(io::Error::other).map(drop).and(renamed),
-            Err(_) => Err(io::Error::other("the archive was cut short")),
-        }
-    })
+    let passed = archive::passed(
+        contents,
+        |mut write| {
+            let sent = client::download(guest, guest, path, &mut write, ARCHIVE_BYTES_MAX);
+            sent.map(drop).map_err(local)
+        },
+        out,
+    );
+    passed.map_err(io::Error::other)
 }
 
-/// Copies an archive without the first part of each name; the folder itself is
-/// `./`.
-fn rename(from: impl Read, to: &mut impl Write) -> io::Result<()> {
-    let strip = |path: &std::path::Path| -> std::path::PathBuf {
-        let mut parts = path.components();
-        parts.next();
-        let rest = parts.as_path();
-        if rest.as_os_str().is_empty() { "./".into() } else { rest.to_owned() }
-    };
-    let mut builder = tar::Builder::new(to);
-    for entry in Archive::new(from).entries()? {
-        let entry = entry?;
-        let mut header = entry.header().clone();
-        let name = strip(&entry.path()?);
-        match entry.link_name()? {
-            Some(link) if header.entry_type().is_hard_link() => {
-                builder.append_link(&mut header, name, strip(&link))?;
-            }
-            Some(link) => builder.append_link(&mut header, name, link)?,
-            None => builder.append_data(&mut header, name, entry)?,
-        }
+/// What was wrong on this side is told as it is.
+pub fn local(error: ClientError) -> io::Error {
+    match error {
+        ClientError::Local(error) => error,
+        error => io::Error::other(error),
     }
-    builder.finish()
 }
 
 /// `PUT /containers/{id}/archive`
@@ -204,15 +183,37 @@ pub async fn put(server: &Arc<Server>, key: &str, call: Call) -> ApiResult<Respo
                 return Err(ApiError::bad_request(format!("{path}: not a directory")));
             }
             let stream = reach.guest()?;
-            let sent = client::upload(&stream, &stream, &path, &mut unpacked(body)?);
-            sent.map(drop).map_err(|error| refused(&path, error))
+            upload(&stream, &path, body)
         })
         .await?;
     Ok(empty(StatusCode::OK))
 }
 
-/// The tar stream in `body`, which may be compressed with gzip.
-pub fn unpacked(mut body: impl Read + 'static) -> ApiResult<Box<dyn Read>> {
+/// Sends the tar stream in `body` to the guest. One that is compressed with gzip is read by a
+/// jailed process first.
+fn upload(guest: &Patient, path: &str, body: BodyReader) -> ApiResult<()> {
+    let (mut body, gzip) = looked_at(body)?;
+    let send = |from: &mut dyn Read| {
+        let mut from = from;
+        client::upload(guest, guest, path, &mut from).map(drop)
+    };
+    let sent = match gzip {
+        false => send(&mut body),
+        true => archive::unzipped(
+            |mut write| io::copy(&mut body, &mut write).map(drop),
+            |mut read| Ok(send(&mut read)),
+        )?,
+    };
+    sent.map_err(|error| refused(path, error))
+}
+
+/// The tar stream in `body` as it is, if it is in a form that can be read: plain, or gzip.
+pub fn known(body: BodyReader) -> ApiResult<impl Read> {
+    looked_at(body).map(|(body, _)| body)
+}
+
+/// The same, and whether it is compressed.
+fn looked_at<R: Read>(mut body: R) -> ApiResult<(impl Read, bool)> {
     let mut head = Vec::new();
     let read = body.by_ref().take(6).read_to_end(&mut head);
     read.map_err(|error| ApiError::bad_request(format!("the archive was cut short: {error}")))?;
@@ -226,89 +227,42 @@ pub fn unpacked(mut body: impl Read + 'static) -> ApiResult<Box<dyn Read>> {
         _ => {}
     }
     let gzip = head.starts_with(&[0x1f, 0x8b]);
-    let whole = io::Cursor::new(head).chain(body);
-    Ok(if gzip { Box::new(flate2::read::MultiGzDecoder::new(whole)) } else { Box::new(whole) })
+    Ok((io::Cursor::new(head).chain(body), gzip))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn archive(entries: &[(&str, EntryType, u32, &str)]) -> Vec<u8> {
-        let mut builder = tar::Builder::new(Vec::new());
-        for (name, kind, mode, content) in entries {
-            let mut header = Header::new_gnu();
-            header.set_entry_type(*kind);
-            header.set_mode(*mode);
-            header.set_mtime(1);
-            if kind.is_symlink() || kind.is_hard_link() {
-                header.set_size(0);
-                builder.append_link(&mut header, name, content).unwrap();
-            } else {
-                header.set_size(content.len() as u64);
-                builder.append_data(&mut header, name, content.as_bytes()).unwrap();
-            }
-        }
-        builder.into_inner().unwrap()
-    }
-
     #[test]
     fn a_path_is_told_in_gos_terms() {
-        for (kind, mode, content, bits, size) in [
-            (EntryType::Regular, 0o4755, "abc", GO_SETUID | 0o755, 3),
-            (EntryType::Directory, 0o1777, "", GO_DIRECTORY | GO_STICKY | 0o777, 4096),
-            (EntryType::Symlink, 0o777, "to", GO_SYMLINK | 0o777, 0),
+        for (kind, mode, size, bits, shown) in [
+            ('0', 0o4755, 3, GO_SETUID | 0o755, 3),
+            (DIRECTORY, 0o1777, 0, GO_DIRECTORY | GO_STICKY | 0o777, 4096),
+            ('2', 0o777, 0, GO_SYMLINK | 0o777, 0),
         ] {
-            let bytes = archive(&[("a/name", kind, mode, content)]);
-            let mut read = Archive::new(bytes.as_slice());
-            let stat = PathStat::of(&read.entries().unwrap().next().unwrap().unwrap()).unwrap();
+            let (name, link) = ("name".to_owned(), String::new());
+            let stat = PathStat::of(FirstEntry { name, link, kind, size, mode, mtime: 1 });
             assert_eq!(
                 (stat.value["mode"].as_u64(), stat.value["size"].as_u64()),
-                (Some(bits.into()), Some(size))
+                (Some(bits.into()), Some(shown))
             );
             assert_eq!(stat.value["name"], "name");
             assert_eq!(stat.value["mtime"], "1970-01-01T00:00:01.000000000Z");
-            assert_eq!(stat.directory, kind.is_dir());
+            assert_eq!(stat.directory, kind == DIRECTORY);
         }
-    }
-
-    #[test]
-    fn the_contents_of_a_directory_stand_for_it() {
-        let bytes = archive(&[
-            ("d", EntryType::Directory, 0o755, ""),
-            ("d/f", EntryType::Regular, 0o644, "x"),
-            ("d/h", EntryType::Link, 0o644, "d/f"),
-            ("d/s", EntryType::Symlink, 0o777, "d/f"),
-        ]);
-        let mut out = Vec::new();
-        rename(bytes.as_slice(), &mut out).unwrap();
-        let mut read = Archive::new(out.as_slice());
-        let names: Vec<_> = read
-            .entries()
-            .unwrap()
-            .map(|entry| {
-                let entry = entry.unwrap();
-                let link = entry.link_name().unwrap().map(|link| link.display().to_string());
-                (entry.path().unwrap().display().to_string(), link)
-            })
-            .collect();
-        let name = |name: &str, link: Option<&str>| (name.to_owned(), link.map(str::to_owned));
-        let expected =
-            [name("./", None), name("f", None), name("h", Some("f")), name("s", Some("d/f"))];
-        assert_eq!(names, expected);
     }
 
     #[test]
     fn only_what_can_be_unpacked_is_taken() {
-        let mut plain = Vec::new();
-        unpacked(&b"tar"[..]).unwrap().read_to_end(&mut plain).unwrap();
-        assert_eq!(plain, b"tar");
-        let mut packed = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
-        packed.write_all(b"a tar stream").unwrap();
-        let packed = io::Cursor::new(packed.finish().unwrap());
-        let mut plain = Vec::new();
-        unpacked(packed).unwrap().read_to_end(&mut plain).unwrap();
-        assert_eq!(plain, b"a tar stream");
-        assert_eq!(unpacked(&b"BZh91"[..]).err().unwrap().status.as_u16(), 501);
+        let read = |bytes: &'static [u8]| {
+            let (mut body, gzip) = looked_at(bytes)?;
+            let mut whole = Vec::new();
+            body.read_to_end(&mut whole).unwrap();
+            Ok::<_, ApiError>((whole, gzip))
+        };
+        assert_eq!(read(b"tar").unwrap(), (b"tar".to_vec(), false));
+        assert!(read(b"\x1f\x8bpacked").unwrap().1);
+        assert_eq!(read(b"BZh91").unwrap_err().status.as_u16(), 501);
     }
 }

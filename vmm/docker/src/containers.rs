@@ -11,11 +11,12 @@
 //! A file whose container was `started` and has no record any more is the
 //! file of a container that is gone; whoever finds it removes it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
+use exocell_cell::images::private;
 use exocell_cell::{CellError, CellSpec, Layout, Record, State, Status, plan};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -23,6 +24,9 @@ use serde_json::{Value, json};
 use crate::admit::MountPoint;
 use crate::error::{ApiError, ApiResult};
 use crate::wire::Config;
+
+/// Volumes of one server.
+const VOLUMES_MAX: usize = 1024;
 
 /// What is kept of a container.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -188,11 +192,17 @@ impl Containers {
     /// and removes what a server before has left half written.
     pub fn open(layout: &Layout) -> io::Result<Self> {
         let containers = Self::of(layout);
-        fs::create_dir_all(containers.directory())?;
-        fs::create_dir_all(containers.volumes())?;
-        fs::create_dir_all(containers.disks())?;
+        for folder in [containers.directory(), containers.volumes(), containers.disks()] {
+            private::folder(&folder)?;
+        }
         for entry in fs::read_dir(containers.directory())?.flatten() {
             if entry.file_name().to_string_lossy().ends_with(".new") {
+                fs::remove_file(entry.path())?;
+            }
+        }
+        // Archives that an earlier version had taken, in files with names.
+        for entry in fs::read_dir(Self::root(layout))?.flatten() {
+            if entry.file_name().to_string_lossy().starts_with(".tmp") {
                 fs::remove_file(entry.path())?;
             }
         }
@@ -242,7 +252,7 @@ impl Containers {
         let new = path.with_extension("json.new");
         let text = serde_json::to_vec_pretty(container)
             .map_err(|error| ApiError::internal(format!("cannot write a container: {error}")))?;
-        let written = fs::File::create(&new)
+        let written = private::create(&new)
             .and_then(|mut file| file.write_all(&text).and_then(|()| file.sync_all()))
             .and_then(|()| fs::rename(&new, &path));
         written.map_err(|error| {
@@ -348,9 +358,29 @@ impl Containers {
         }
     }
 
+    /// # Errors
+    /// 409 where the volumes called `names` are not there, and would be too many with the others.
+    pub fn check_volumes(&self, names: &[&str]) -> ApiResult<()> {
+        let volumes = self.volumes();
+        let is_new = |name: &&&str| !volumes.join(name).exists();
+        let new: BTreeSet<&&str> = names.iter().filter(is_new).collect();
+        if new.is_empty() {
+            return Ok(());
+        }
+        let there = fs::read_dir(&volumes).map_or(0, Iterator::count);
+        match there + new.len() > VOLUMES_MAX {
+            false => Ok(()),
+            true => Err(ApiError::conflict(format!(
+                "there are {there} volumes, and may be {VOLUMES_MAX}; remove some (docker volume rm)"
+            ))),
+        }
+    }
+
     /// Makes the folders of a container that are to be made, and checks that
     /// all are folders.
     pub fn prepare(&self, mounts: &[MountPoint]) -> ApiResult<()> {
+        let volumes: Vec<&str> = mounts.iter().filter_map(|m| m.volume.as_deref()).collect();
+        self.check_volumes(&volumes)?;
         mounts.iter().try_for_each(|mount| prepare(&mount.source, mount.make))
     }
 }

@@ -3,7 +3,8 @@
 use std::io;
 
 use exocell_cell::CellError;
-use exocell_cell::images::ImageError;
+use exocell_cell::archive::ArchiveError;
+use exocell_cell::images::{Fault, ImageError};
 use hyper::StatusCode;
 
 /// Why the server could not start or go on.
@@ -13,6 +14,11 @@ pub enum ServeError {
     Host { what: String, source: io::Error },
     #[error("{0} is being served already; stop that server or choose another socket")]
     Taken(String),
+    #[error(
+        "the state root {root} is being served already, {by}; stop that server, or give this one \
+         another root (--root)"
+    )]
+    RootTaken { root: String, by: String },
     #[error(transparent)]
     Cell(#[from] CellError),
 }
@@ -86,6 +92,15 @@ impl From<CellError> for ApiError {
     }
 }
 
+impl From<ArchiveError> for ApiError {
+    fn from(error: ArchiveError) -> Self {
+        match error {
+            ArchiveError::Refused(words) => Self::bad_request(words),
+            ArchiveError::Io(error) => Self::internal(error.to_string()),
+        }
+    }
+}
+
 impl From<ImageError> for ApiError {
     fn from(error: ImageError) -> Self {
         let status = match &error {
@@ -100,6 +115,12 @@ impl From<ImageError> for ApiError {
             | ImageError::Malformed { .. } => StatusCode::BAD_REQUEST,
             ImageError::InUse { .. } | ImageError::SeveralTags { .. } => StatusCode::CONFLICT,
             ImageError::Unauthorized { .. } => StatusCode::FORBIDDEN,
+            ImageError::Refused(refusal) => match refusal.fault {
+                Fault::Image => StatusCode::BAD_REQUEST,
+                Fault::NotInRegistry => StatusCode::NOT_FOUND,
+                Fault::Unauthorized => StatusCode::FORBIDDEN,
+                Fault::Other => StatusCode::INTERNAL_SERVER_ERROR,
+            },
             _ => StatusCode::INTERNAL_SERVER_ERROR,
         };
         Self::new(status, error.to_string())

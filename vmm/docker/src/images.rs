@@ -1,21 +1,23 @@
 //! The calls on images.
 
 use std::collections::BTreeMap;
-use std::io::{self, Seek, Write};
+use std::io::{self, Read, Seek};
+use std::path::Path;
 use std::sync::Arc;
 
 use base64::Engine;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE};
 use exocell_cell::commit;
 use exocell_cell::images::{
-    Credentials, ImageConfig, ImageError, ImageRecord, ImportLimits, ProgressEvent, Reference,
-    RegistryOptions, Silent, Source, Store,
+    Credentials, ImageConfig, ImageError, ImageRecord, ImportLimits, Progress, ProgressEvent,
+    ProxyOptions, Reference, RegistryOptions, Silent, Source, Store,
 };
+use exocell_cell::unpack::{self, Archive};
 use hyper::StatusCode;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::archive::unpacked;
+use crate::archive::known;
 use crate::error::{ApiError, ApiResult};
 use crate::events::Event;
 use crate::filters::Filters;
@@ -25,6 +27,8 @@ use crate::state::Server;
 
 /// What the filters of a list may name.
 const FILTERS: [&str; 6] = ["before", "dangling", "label", "reference", "since", "until"];
+/// The longest archive that is taken, as it comes.
+const ARCHIVE_BYTES_MAX: u64 = 64 << 30;
 /// How often a client hears how far a download is, in bytes.
 const STEP_BYTES: u64 = 4 << 20;
 
@@ -276,14 +280,15 @@ pub async fn create(server: &Arc<Server>, call: &Call) -> ApiResult<Response> {
         Some(tag) => format!("{name}:{tag}").parse()?,
         None => name.parse()?,
     };
-    let options = RegistryOptions { plain_http: false, credentials: credentials(call)? };
+    let proxy = ProxyOptions::read(|name| std::env::var(name).ok());
+    let options = RegistryOptions { plain_http: false, credentials: credentials(call)?, proxy };
     let (sender, body) = Body::stream();
     let server = server.clone();
     tokio::task::spawn_blocking(move || {
         let shown = reference.to_string();
         sender.line_now(&json!({ "status": format!("Pulling from {shown}"), "id": shown }));
         let source = Source::Registry { reference, options };
-        match import(&server, &source, None, &sender) {
+        match pull(&server, &source, &sender) {
             Ok(image) => {
                 tell(&server, "pull", &shown, &shown);
                 let id = image.id.to_string();
@@ -305,45 +310,59 @@ fn say_failure(sender: &BodySender, error: &ApiError) {
     }));
 }
 
-fn import(
-    server: &Server,
-    source: &Source,
-    tag: Option<&Reference>,
-    sender: &BodySender,
-) -> ApiResult<ImageRecord> {
-    let (mut layer, mut done, mut told) = (String::new(), 0, 0);
-    let mut progress = |event: ProgressEvent<'_>| match event {
-        ProgressEvent::Layer { index, count, .. } => {
-            layer = format!("layer {} of {count}", index + 1);
-            sender.line_now(
-                &json!({ "status": "Pulling fs layer", "progressDetail": {}, "id": layer }),
-            );
-        }
-        ProgressEvent::Bytes(bytes) => {
-            done += bytes;
-            if done - told >= STEP_BYTES {
-                told = done;
-                let detail = json!({ "current": done });
-                sender.line_now(
-                    &json!({ "status": "Downloading", "progressDetail": detail, "id": layer }),
-                );
+fn pull(server: &Server, source: &Source, sender: &BodySender) -> ApiResult<ImageRecord> {
+    let limits = ImportLimits::default();
+    Ok(unpack::import(&server.images()?, source, None, &limits, &mut Told::to(sender))?)
+}
+
+/// Tells a client how far an import is.
+struct Told<'a> {
+    sender: &'a BodySender,
+    layer: String,
+    done: u64,
+    told: u64,
+}
+
+impl<'a> Told<'a> {
+    fn to(sender: &'a BodySender) -> Self {
+        Self { sender, layer: String::new(), done: 0, told: 0 }
+    }
+}
+
+impl Progress for Told<'_> {
+    fn event(&mut self, event: ProgressEvent<'_>) {
+        match event {
+            ProgressEvent::Layer { index, count, .. } => {
+                self.layer = format!("layer {} of {count}", index + 1);
+                self.sender.line_now(&json!({
+                    "status": "Pulling fs layer", "progressDetail": {}, "id": self.layer,
+                }));
             }
+            ProgressEvent::Bytes(bytes) => {
+                self.done += bytes;
+                if self.done - self.told >= STEP_BYTES {
+                    self.told = self.done;
+                    self.sender.line_now(&json!({
+                        "status": "Downloading", "progressDetail": { "current": self.done },
+                        "id": self.layer,
+                    }));
+                }
+            }
+            ProgressEvent::Skipped { path, why } => {
+                self.sender.line_now(&json!({ "status": format!("left out {path}: {why}") }));
+            }
+            _ => {}
         }
-        ProgressEvent::Skipped { path, why } => {
-            sender.line_now(&json!({ "status": format!("left out {path}: {why}") }));
-        }
-        _ => {}
-    };
-    Ok(server.images()?.import(source, tag, &ImportLimits::default(), &mut progress)?)
+    }
 }
 
 /// `POST /images/load`: an archive of `docker save`, or an OCI layout in one.
 pub async fn load(server: &Arc<Server>, call: Call) -> ApiResult<Response> {
     let body = BodyReader::new(call.body);
-    let file = server.blocking(move |server| spool(server, body)).await?;
+    let archive = server.blocking(move |server| spool(server, body)).await?;
     let (sender, body) = Body::stream();
     let server = server.clone();
-    tokio::task::spawn_blocking(move || match load_all(&server, &file, &sender) {
+    tokio::task::spawn_blocking(move || match load_all(&server, archive, &sender) {
         Ok(loaded) => loaded.iter().for_each(|name| {
             sender.line_now(&json!({ "stream": format!("Loaded image: {name}\n") }));
         }),
@@ -352,64 +371,40 @@ pub async fn load(server: &Arc<Server>, call: Call) -> ApiResult<Response> {
     Ok(stream("application/json", body))
 }
 
-fn spool(server: &Server, body: BodyReader) -> ApiResult<tempfile::NamedTempFile> {
+/// The body as it came, in a file without a name: whatever ends this process, it is gone then.
+fn spool(server: &Server, body: BodyReader) -> ApiResult<Archive> {
     let failed =
         |error: io::Error| ApiError::bad_request(format!("the archive is not whole: {error}"));
     let full = |error: io::Error| ApiError::internal(format!("no room for the archive: {error}"));
-    let root = crate::containers::Containers::root(server.layout());
-    let mut file = tempfile::NamedTempFile::new_in(root).map_err(full)?;
-    io::copy(&mut unpacked(body)?, &mut file).map_err(failed)?;
-    file.flush().and_then(|()| file.rewind()).map_err(full)?;
-    Ok(file)
+    let mut file = server.images()?.scratch()?;
+    let mut body = known(body)?.take(ARCHIVE_BYTES_MAX + 1);
+    let bytes = io::copy(&mut body, &mut file).map_err(failed)?;
+    if bytes > ARCHIVE_BYTES_MAX {
+        let most = ARCHIVE_BYTES_MAX >> 30;
+        return Err(ApiError::bad_request(format!(
+            "the archive has more than {most} GiB, the most that is taken"
+        )));
+    }
+    file.rewind().map_err(full)?;
+    Ok(Archive::of_file(file, Path::new("the archive")))
 }
 
-/// One of an archive's `manifest.json`.
-#[derive(Deserialize)]
-#[serde(rename_all = "PascalCase")]
-struct Item {
-    repo_tags: Option<Vec<String>>,
-}
-
-fn load_all(
-    server: &Server,
-    file: &tempfile::NamedTempFile,
-    sender: &BodySender,
-) -> ApiResult<Vec<String>> {
-    let source = Source::detect(file.path(), ImageConfig::default())?;
-    let names = names_in(file.path())?;
+fn load_all(server: &Server, mut archive: Archive, sender: &BodySender) -> ApiResult<Vec<String>> {
+    let (store, limits) = (server.images()?, ImportLimits::default());
+    let names = archive.names(&store, &limits)?;
     let mut loaded = Vec::new();
     if names.is_empty() {
-        let image = import(server, &source, None, sender)?;
+        let image = archive.import(&store, None, &limits, &mut Told::to(sender))?;
         tell(server, "load", &image.id.to_string(), &image.id.to_string());
         return Ok(vec![image.id.to_string()]);
     }
     for name in names {
         let tag: Reference = name.parse().map_err(|error: ImageError| ApiError::from(error))?;
-        let image = import(server, &source, Some(&tag), sender)?;
+        let image = archive.import(&store, Some(&tag), &limits, &mut Told::to(sender))?;
         tell(server, "load", &image.id.to_string(), &name);
         loaded.push(tag.to_string());
     }
     Ok(loaded)
-}
-
-/// The names in an archive's `manifest.json`; none where it has none.
-fn names_in(path: &std::path::Path) -> ApiResult<Vec<String>> {
-    let broken =
-        |error: io::Error| ApiError::bad_request(format!("the archive cannot be read: {error}"));
-    let file = std::fs::File::open(path).map_err(broken)?;
-    for entry in tar::Archive::new(io::BufReader::new(file)).entries().map_err(broken)? {
-        let entry = entry.map_err(broken)?;
-        if entry.path().is_ok_and(|path| path == std::path::Path::new("manifest.json")) {
-            let max = ImportLimits::default().document_bytes_max as u64;
-            let items: Vec<Item> = serde_json::from_reader(io::Read::take(entry, max))
-                .map_err(|error| broken(error.into()))?;
-            return Ok(items
-                .into_iter()
-                .flat_map(|item| item.repo_tags.unwrap_or_default())
-                .collect());
-        }
-    }
-    Ok(Vec::new())
 }
 
 #[cfg(test)]

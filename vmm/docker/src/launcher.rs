@@ -3,11 +3,13 @@
 //! executable:
 //!
 //! ```text
-//! server ── exec: exocell launch-container ID|SPEC ──> plan, launch ──> supervisor
-//!   └───────── stdin: the operator's session (a socket pair) ────────┘
+//! server ── exec: exocell launch-container ID|- ──> plan, launch ──> supervisor
+//!   └───── stdin: [SPEC] the operator's session (a socket pair) ──┘
 //! ```
+//! A spec goes over the socket: a command line can be read by every user of the host.
 
-use std::io::Write;
+use std::fs::File;
+use std::io::{Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -41,13 +43,28 @@ pub enum Start<'a> {
     Idle(&'a CellSpec),
 }
 
+/// Stands for a spec that comes on standard input: its length, then as much JSON.
+const SPEC: &str = "-";
+/// The longest spec, in bytes.
+const SPEC_BYTES_MAX: u32 = 16 << 20;
+
 impl Start<'_> {
-    fn word(&self) -> ApiResult<String> {
+    fn word(&self) -> &str {
         match self {
-            Self::Container(id) => Ok((*id).to_owned()),
-            Self::Idle(spec) => serde_json::to_string(spec)
-                .map_err(|error| ApiError::internal(format!("cannot write a spec: {error}"))),
+            Self::Container(id) => id,
+            Self::Idle(_) => SPEC,
         }
+    }
+
+    /// What is said on the launcher's standard input before the session begins.
+    fn said(&self) -> ApiResult<Vec<u8>> {
+        let Self::Idle(spec) = self else { return Ok(Vec::new()) };
+        let text = serde_json::to_vec(spec)
+            .map_err(|error| ApiError::internal(format!("cannot write a spec: {error}")))?;
+        let length = u32::try_from(text.len()).ok().filter(|length| *length <= SPEC_BYTES_MAX);
+        let length =
+            length.ok_or_else(|| ApiError::bad_request("the container's spec is too long"))?;
+        Ok([&length.to_le_bytes()[..], &text].concat())
     }
 }
 
@@ -56,15 +73,20 @@ pub fn launch(layout: &Layout, start: &Start<'_>) -> ApiResult<UnixStream> {
     let failed = |what: &str, error: std::io::Error| ApiError::internal(format!("{what}: {error}"));
     let (session, operator) =
         UnixStream::pair().map_err(|error| failed("cannot make a socket pair", error))?;
-    let output = Command::new("/proc/self/exe")
+    let said = start.said()?;
+    let child = Command::new("/proc/self/exe")
         .arg("--root")
         .arg(layout.root())
-        .args([VERB, &start.word()?])
+        .args([VERB, start.word()])
         .stdin(OwnedFd::from(operator))
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
-        .output()
+        .spawn()
         .map_err(|error| failed("cannot run the launcher", error))?;
+    // One that does not listen says why.
+    let _ = (&session).write_all(&said);
+    let output =
+        child.wait_with_output().map_err(|error| failed("cannot run the launcher", error))?;
     if output.status.success() {
         return Ok(session);
     }
@@ -100,8 +122,8 @@ pub fn launch_container(layout: &Layout, word: &str) -> u8 {
 }
 
 fn start(layout: &Layout, word: &str, request: Request) -> Result<(), CellError> {
-    let (spec, tty) = match word.starts_with('{') {
-        true => (read_spec(word)?, None),
+    let (spec, tty) = match word == SPEC {
+        true => (read_spec()?, None),
         false => {
             let container = Containers::of(layout).read(word)?;
             let tty = container.tty_size.map(|(rows, cols)| TtySize { rows, cols });
@@ -116,7 +138,19 @@ fn start(layout: &Layout, word: &str, request: Request) -> Result<(), CellError>
     launch_for(layout, spec, caps, workload, request, operator.into()).map(drop)
 }
 
-fn read_spec(text: &str) -> Result<CellSpec, CellError> {
-    serde_json::from_str(text)
+/// Reads as much as was said of the spec, and nothing of the session behind it.
+fn read_spec() -> Result<CellSpec, CellError> {
+    let failed = || CellError::host("cannot read the cell's spec from standard input");
+    // Not through the standard library's handle, which reads ahead.
+    let mut stdin = File::from(std::io::stdin().as_fd().try_clone_to_owned().map_err(failed())?);
+    let mut length = [0; 4];
+    stdin.read_exact(&mut length).map_err(failed())?;
+    let length = u32::from_le_bytes(length);
+    if length > SPEC_BYTES_MAX {
+        return Err(CellError::Usage("the cell's spec is too long".to_owned()));
+    }
+    let mut text = vec![0; length as usize];
+    stdin.read_exact(&mut text).map_err(failed())?;
+    serde_json::from_slice(&text)
         .map_err(|error| CellError::Usage(format!("this is no cell's spec: {error}")))
 }

@@ -2,12 +2,14 @@
 
 use std::convert::Infallible;
 use std::fs::{self, File};
+use std::io::{Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use exocell_cell::Layout;
+use exocell_cell::images::private;
 use hyper::body::Incoming;
 use hyper::header::{HeaderValue, SERVER, UPGRADE};
 use hyper::server::conn::http1;
@@ -31,6 +33,8 @@ const CONNECTIONS_MAX: usize = 1024;
 /// How long a client may take to send a request's head, or to send another
 /// request.
 const HEAD_TIME_MAX: Duration = Duration::from_secs(300);
+/// The longest name of a socket's file, with its scheme, that is told of another server.
+const SOCKET_BYTES_MAX: u64 = 4 << 10;
 /// The longest head, in bytes.
 const HEAD_BYTES_MAX: usize = 64 << 10;
 
@@ -63,8 +67,8 @@ pub fn serve(options: &Options, ready: impl FnOnce()) -> Result<(), ServeError> 
 async fn run(options: &Options, ready: impl FnOnce()) -> Result<(), ServeError> {
     let root = Containers::root(&options.layout);
     let failed = || format!("cannot use {}", root.display());
-    fs::create_dir_all(&root).map_err(ServeError::host(failed()))?;
-    let _lock = lock(&root)?;
+    private::folder(&root).map_err(ServeError::host(failed()))?;
+    let _lock = lock(options)?;
     let containers = Containers::open(&options.layout).map_err(ServeError::host(failed()))?;
     let listener = bind(&options.socket).await?;
     let server = Arc::new(Server::new(containers, options.defaults.clone()));
@@ -83,17 +87,31 @@ async fn run(options: &Options, ready: impl FnOnce()) -> Result<(), ServeError> 
     Ok(())
 }
 
-/// One server for a state root.
-fn lock(root: &Path) -> Result<File, ServeError> {
-    let path = root.join("lock");
+/// One server for a state root. The file that it holds says where it listens.
+fn lock(options: &Options) -> Result<File, ServeError> {
+    let path = Containers::root(&options.layout).join("lock");
     let what = || format!("cannot lock {}", path.display());
-    let mut options = File::options();
-    let file = options.create(true).truncate(false).write(true).open(&path);
-    let file = file.map_err(ServeError::host(what()))?;
+    let failed = || ServeError::host(what());
+    let mut how = private::options();
+    let file = how.create(true).truncate(false).read(true).write(true).open(&path);
+    let mut file = file.map_err(failed())?;
     match file.try_lock() {
-        Ok(()) => Ok(file),
-        Err(fs::TryLockError::WouldBlock) => Err(ServeError::Taken(root.display().to_string())),
-        Err(fs::TryLockError::Error(error)) => Err(ServeError::host(what())(error)),
+        Ok(()) => {
+            let said = format!("unix://{}\n", options.socket.display());
+            file.set_len(0).and_then(|()| file.write_all(said.as_bytes())).map_err(failed())?;
+            Ok(file)
+        }
+        Err(fs::TryLockError::WouldBlock) => {
+            let mut said = String::new();
+            // A server that has just begun has not said it yet.
+            let _ = file.take(SOCKET_BYTES_MAX).read_to_string(&mut said);
+            let by = match said.trim() {
+                "" => "by another server".to_owned(),
+                socket => format!("by the server at {socket}"),
+            };
+            Err(ServeError::RootTaken { root: options.layout.root().display().to_string(), by })
+        }
+        Err(fs::TryLockError::Error(error)) => Err(failed()(error)),
     }
 }
 

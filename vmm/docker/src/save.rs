@@ -11,10 +11,12 @@ use std::sync::Arc;
 use std::thread;
 
 use exocell_cell::agent::client;
+use exocell_cell::archive;
 use exocell_cell::images::{Digest, Hashing, ImageRecord, Reference};
 use serde_json::{Value, json};
 use tar::{Builder, EntryType, Header};
 
+use crate::archive::local;
 use crate::containers::Containers;
 use crate::error::{ApiError, ApiResult};
 use crate::http::{Body, BodyWriter, Response, stream};
@@ -26,7 +28,8 @@ const LAYER_BYTES_MAX: u64 = 64 << 30;
 /// Images in one archive.
 const IMAGES_MAX: usize = 64;
 
-/// `GET /containers/{id}/export`: all its files, but what is mounted.
+/// `GET /containers/{id}/export`: all its files, but what is mounted and what gives rights on a
+/// host.
 pub async fn export(server: &Arc<Server>, key: &str) -> ApiResult<Response> {
     let reach = reach::container(server, key).await?;
     let (reach, guest) = server
@@ -36,9 +39,16 @@ pub async fn export(server: &Arc<Server>, key: &str) -> ApiResult<Response> {
         })
         .await?;
     Ok(sent(move |out| {
-        let packed = client::download_layer(&guest, &guest, out, LAYER_BYTES_MAX);
+        let packed = archive::passed(
+            false,
+            |mut write| {
+                let sent = client::download_layer(&guest, &guest, &mut write, LAYER_BYTES_MAX);
+                sent.map(drop).map_err(local)
+            },
+            out,
+        );
         drop(reach);
-        packed.map(drop).map_err(io::Error::other)
+        packed.map_err(io::Error::other)
     }))
 }
 

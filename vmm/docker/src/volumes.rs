@@ -82,6 +82,7 @@ pub async fn create(server: &Arc<Server>, call: Call) -> ApiResult<Response> {
     check_volume(&name)?;
     let made = name.clone();
     let shown = server.blocking(move |server| {
+        server.containers.check_volumes(&[made.as_str()])?;
         let path = server.containers.volumes().join(&made);
         fs::create_dir_all(&path).map_err(failed("make", &made))?;
         show(&path).ok_or_else(|| ApiError::internal(format!("the volume {made} is gone")))

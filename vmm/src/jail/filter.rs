@@ -43,10 +43,14 @@ pub enum ThreadClass {
     Stage,
     /// Such a process that compiles modules, and links what it has compiled.
     Compile,
+    /// Such a process that asks servers in the host's network for what it gives.
+    Fetch,
+    /// Such a process that makes files below a directory that it was given.
+    Extract,
 }
 
 impl ThreadClass {
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 13] = [
         Self::GuestKernel,
         Self::Device,
         Self::Network,
@@ -58,6 +62,8 @@ impl ThreadClass {
         Self::Loading,
         Self::Stage,
         Self::Compile,
+        Self::Fetch,
+        Self::Extract,
     ];
 
     pub fn name(self) -> &'static str {
@@ -73,6 +79,8 @@ impl ThreadClass {
             Self::Loading => "loading",
             Self::Stage => "stage",
             Self::Compile => "compile",
+            Self::Fetch => "fetch",
+            Self::Extract => "extract",
         }
     }
 
@@ -102,6 +110,8 @@ impl ThreadClass {
             Self::Isolate => &[SUPERVISOR, CONTROL, FOLDER, TURNS, PAIRS],
             Self::Loading => &[NARROWER, CODE, SUPERVISOR, CONTROL, FOLDER, TURNS, PAIRS],
             Self::Compile => &[CODE, STAGE],
+            Self::Fetch => &[FETCH, STAGE],
+            Self::Extract => &[EXTRACT, STAGE],
         }
     }
 }
@@ -254,7 +264,8 @@ mod numbers {
         fdatasync = SYS_fdatasync, fstat = SYS_fstat, fstatfs = SYS_fstatfs, fsync = SYS_fsync,
         ftruncate = SYS_ftruncate, futex = SYS_futex,
         getdents64 = SYS_getdents64, getpid = SYS_getpid, getppid = SYS_getppid,
-        getrandom = SYS_getrandom, getsockopt = SYS_getsockopt, gettid = SYS_gettid,
+        getpeername = SYS_getpeername,
+        getrandom = SYS_getrandom, getsockname = SYS_getsockname, getsockopt = SYS_getsockopt, gettid = SYS_gettid,
         ioctl = SYS_ioctl, kill = SYS_kill, linkat = SYS_linkat, lseek = SYS_lseek,
         madvise = SYS_madvise, memfd_create = SYS_memfd_create, mincore = SYS_mincore,
         mkdir = SYS_mkdir, mkdirat = SYS_mkdirat, mmap = SYS_mmap, mprotect = SYS_mprotect,
@@ -272,7 +283,7 @@ mod numbers {
         rt_sigreturn = SYS_rt_sigreturn,
         rt_tgsigqueueinfo = SYS_rt_tgsigqueueinfo, sched_getaffinity = SYS_sched_getaffinity,
         sched_setaffinity = SYS_sched_setaffinity, sched_yield = SYS_sched_yield,
-        seccomp = SYS_seccomp, sendmsg = SYS_sendmsg, sendto = SYS_sendto,
+        seccomp = SYS_seccomp, sendmmsg = SYS_sendmmsg, sendmsg = SYS_sendmsg, sendto = SYS_sendto,
         set_robust_list = SYS_set_robust_list, set_tid_address = SYS_set_tid_address,
         setsid = SYS_setsid, setsockopt = SYS_setsockopt, shutdown = SYS_shutdown,
         sigaltstack = SYS_sigaltstack, signalfd4 = SYS_signalfd4, socket = SYS_socket,
@@ -568,6 +579,34 @@ const NARROWER: &[Rule] = rules! {
 const CODE: &[Rule] = rules! {
     mmap Any, "where compiled code comes to lie";
     mprotect Any, "compiled code becomes executable when it is written";
+};
+
+/// Finds servers and talks to them. It has no files but those that say how names are found.
+const FETCH: &[Rule] = rules! {
+    socket OneOf(0, &[libc::AF_INET as u64, libc::AF_INET6 as u64]), "streams; name servers";
+    connect Any, "servers, name servers";
+    bind Any, "the resolver, before it asks which address is nearest";
+    getsockname Any, "the resolver orders addresses by who would ask";
+    getpeername Any, "who is at the other end of a stream";
+    getsockopt Any, "how a connection that was begun ended";
+    setsockopt Any, "timeouts, no delay";
+    sendto Any, "questions, requests";
+    sendmmsg Any, "the resolver's two questions";
+    recvmsg Any, "answers of name servers";
+    ioctl OneOf(1, &[libc::FIONREAD, libc::FIONBIO]), "the length of an answer; streams";
+    openat Any, "the files that were shown";
+    uname Any, "the resolver's search list";
+};
+
+/// Below the directory that it was given; Landlock keeps it there.
+const EXTRACT: &[Rule] = rules! {
+    openat Any, "opens below the directory, links refused";
+    mkdirat Any, "new directories";
+    unlinkat Any, "what an earlier entry made";
+    linkat Any, "hard links";
+    symlinkat Any, "symbolic links";
+    fchmod Any, "modes";
+    utimensat Any, "times";
 };
 
 /// Opens nothing, connects nothing, starts nothing: reads what it was given and writes what it is

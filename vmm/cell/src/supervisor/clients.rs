@@ -1,6 +1,6 @@
 //! The control socket's server: one thread a connection, a bounded number.
 
-use std::fs::{self, File};
+use std::fs;
 use std::io::{ErrorKind, Read};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -14,6 +14,7 @@ use super::{Event, Shared, thread, warmth};
 use crate::control::{ControlReply, ControlRequest, Counters, Order, send_descriptor};
 use crate::launch::Inheritance;
 use crate::{CellError, CellSpec, Record};
+use exocell_images::private;
 
 /// Connections served at once.
 const CLIENTS_MAX: usize = 64;
@@ -234,9 +235,11 @@ fn send_signal(shared: &Shared, number: u8) -> Result<(), String> {
 /// Whoever makes the mark pauses the cell: it is made first and removed last.
 fn hold(services: &dyn Services, record: &Record) -> Result<(), String> {
     let mark = record.path(Record::PAUSED);
-    File::create_new(&mark).map_err(|error| match error.kind() {
-        ErrorKind::AlreadyExists => "the cell is already paused".to_owned(),
-        _ => format!("cannot mark the cell as paused: {error}"),
+    private::options().write(true).create_new(true).open(&mark).map_err(|error| {
+        match error.kind() {
+            ErrorKind::AlreadyExists => "the cell is already paused".to_owned(),
+            _ => format!("cannot mark the cell as paused: {error}"),
+        }
     })?;
     services.pause(true).inspect_err(|_| {
         // The first error is the one to tell.

@@ -11,6 +11,7 @@ use exocell_agent::printable;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use crate::CellError;
+use exocell_images::private;
 
 /// How long a dead guest kernel's last words are waited for.
 const LAST_WORDS_MAX: Duration = Duration::from_millis(500);
@@ -31,7 +32,7 @@ pub(super) struct ConsoleLog {
 impl ConsoleLog {
     pub fn new(pipe: File) -> Result<Self, CellError> {
         let file =
-            File::create("console.log").map_err(CellError::host("cannot make console.log"))?;
+            private::create("console.log").map_err(CellError::host("cannot make console.log"))?;
         let log = Arc::new(Mutex::new((file, CONSOLE_BYTES_MAX)));
         Ok(Self { log, pipe: Arc::new(pipe) })
     }

@@ -1,12 +1,13 @@
 //! The last word of a supervisor that the host's kernel ends for a fault of its own. Whoever finds
 //! its record afterwards can tell that from a kill.
 
-use std::fs::{self, File};
+use std::fs;
 use std::os::fd::IntoRawFd;
 use std::path::Path;
 use std::sync::atomic::{AtomicI32, Ordering};
 
 use crate::CellError;
+use exocell_images::private;
 
 /// In the record; the number of the signal as one byte, or nothing.
 pub(crate) const FILE: &str = "fault";
@@ -18,7 +19,7 @@ static NOTE: AtomicI32 = AtomicI32::new(-1);
 /// Has such a signal written down in the working directory, the record.
 pub(super) fn note() -> Result<(), CellError> {
     let failed = || format!("cannot make {FILE} in the cell's record");
-    let file = File::create(FILE).map_err(CellError::host(failed()))?;
+    let file = private::create(FILE).map_err(CellError::host(failed()))?;
     NOTE.store(file.into_raw_fd(), Ordering::Relaxed);
     for signal in SIGNALS {
         // SAFETY: sigaction is plain data, for which zeroes are a valid value, and read for the

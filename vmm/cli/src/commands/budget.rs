@@ -24,7 +24,7 @@ pub fn budget(layout: &Layout, args: &BudgetArgs) -> Result<u8, CellError> {
     let path = layout.budget();
     let failed = |error: exocell_cell::pager::BudgetError| CellError::Usage(error.to_string());
     let set = |bytes| {
-        std::fs::create_dir_all(layout.root())
+        exocell_cell::images::private::folder(layout.root())
             .map_err(CellError::host(format!("cannot make {}", layout.root().display())))?;
         Standing::set(&path, bytes).map_err(failed)
     };

@@ -1,13 +1,15 @@
 //! `exocell cp`: tar streams into and out of a running cell.
 
 use std::fs;
-use std::io::{self, Read, Write};
+use std::io::{self, PipeWriter, Write};
 use std::path::Path;
 
 use exocell_cell::agent::{TRANSFER_MAX, client};
+use exocell_cell::archive::{self, ArchiveError};
 use exocell_cell::{CellError, Layout};
 
 use super::exec::guest_stream;
+use super::staging::Staging;
 use crate::args::CpArgs;
 
 /// A guest cannot fill the host with one copy: bytes of a download.
@@ -104,28 +106,60 @@ fn archive(path: &Path, name: &str, directory: bool, write: impl Write) -> io::R
 
 fn download(layout: &Layout, cell: &str, from: &str, to: &str) -> Result<(), CellError> {
     let stream = guest_stream(layout, cell)?.within(TRANSFER_MAX);
-    if to == "-" {
-        return client::download(&stream, &stream, from, &mut io::stdout(), DOWNLOAD_BYTES_MAX)
-            .map(drop)
-            .map_err(refused);
-    }
-    let (read, mut write) = io::pipe().map_err(CellError::host("cannot make a pipe"))?;
-    std::thread::scope(|scope| {
-        let unpacker = scope.spawn(move || unpack(read, Path::new(to)));
+    let mut refusal = None;
+    let get = |mut write: PipeWriter| {
         let got = client::download(&stream, &stream, from, &mut write, DOWNLOAD_BYTES_MAX);
-        drop(write);
-        let unpacked = match unpacker.join() {
-            Ok(result) => result.map_err(CellError::host(format!("cannot write {to}"))),
-            Err(_) => Err(CellError::Usage("cannot unpack what the guest sent".to_owned())),
-        };
-        got.map(drop).map_err(refused).and(unpacked)
-    })
+        got.map(drop).map_err(|error| match error {
+            client::ClientError::Local(error) => error,
+            error => {
+                let said = io::Error::other(error.to_string());
+                refusal = Some(error);
+                said
+            }
+        })
+    };
+    let done = match to {
+        "-" => archive::passed(false, get, &mut io::stdout()).map_err(CopyError::from),
+        _ => unpack(layout, get, Path::new(to)),
+    };
+    match (done, refusal) {
+        (_, Some(error)) => Err(refused(error)),
+        (Ok(()), None) => Ok(()),
+        (Err(CopyError::Archive(ArchiveError::Refused(words))), None) => {
+            Err(CellError::Guest(format!("what it sent cannot be unpacked: {words}")))
+        }
+        (Err(CopyError::Archive(ArchiveError::Io(error)) | CopyError::Io(error)), None) => {
+            Err(CellError::host(format!("cannot write {to}"))(error))
+        }
+    }
 }
 
-/// Unpacks a guest's archive: into the directory `to`, or as `to` when that
-/// does not exist. Nothing lands outside, and nothing but files, directories
-/// and links is made.
-fn unpack(read: impl Read, to: &Path) -> io::Result<()> {
+/// Why nothing, or not all, was copied.
+#[derive(Debug)]
+enum CopyError {
+    Archive(ArchiveError),
+    Io(io::Error),
+}
+
+impl From<ArchiveError> for CopyError {
+    fn from(error: ArchiveError) -> Self {
+        Self::Archive(error)
+    }
+}
+
+impl From<io::Error> for CopyError {
+    fn from(error: io::Error) -> Self {
+        Self::Io(error)
+    }
+}
+
+/// Unpacks the archive that `get` gets from a guest: into the directory `to`, or as `to` when that
+/// does not exist. Nothing lands outside, and nothing but files, directories and links is made.
+fn unpack(
+    layout: &Layout,
+    get: impl FnOnce(PipeWriter) -> io::Result<()> + Send,
+    to: &Path,
+) -> Result<(), CopyError> {
     let into_directory = to.is_dir();
     let (base, rename) = if into_directory {
         (to, None)
@@ -133,16 +167,8 @@ fn unpack(read: impl Read, to: &Path) -> io::Result<()> {
         let parent = to.parent().filter(|parent| !parent.as_os_str().is_empty());
         (parent.unwrap_or(Path::new(".")), to.file_name())
     };
-    let staging = tempfile::Builder::new().prefix(".exocell-cp").tempdir_in(base)?;
-    let mut archive = tar::Archive::new(read);
-    archive.set_preserve_permissions(true);
-    for entry in archive.entries()? {
-        let mut entry = entry?;
-        let kind = entry.header().entry_type();
-        if kind.is_file() || kind.is_dir() || kind.is_symlink() || kind.is_hard_link() {
-            entry.unpack_in(staging.path())?;
-        }
-    }
+    let staging = Staging::new(layout, base)?;
+    archive::extract(staging.path(), get)?;
     for entry in fs::read_dir(staging.path())? {
         let entry = entry?;
         let name = entry.file_name();
@@ -175,22 +201,5 @@ mod tests {
         assert_eq!(split("./a:b"), None);
         assert_eq!(split("/a:b"), None);
         assert_eq!(split("plain"), None);
-    }
-
-    #[test]
-    fn a_hostile_archive_lands_nowhere_else() {
-        let directory = tempfile::tempdir().unwrap();
-        let target = directory.path().join("in");
-        fs::create_dir(&target).unwrap();
-        let mut builder = tar::Builder::new(Vec::new());
-        let mut header = tar::Header::new_gnu();
-        header.set_size(1);
-        header.set_mode(0o644);
-        let name = b"../escaped";
-        header.as_old_mut().name[..name.len()].copy_from_slice(name);
-        header.set_cksum();
-        builder.append(&header, &b"x"[..]).unwrap();
-        unpack(builder.into_inner().unwrap().as_slice(), &target).unwrap();
-        assert!(!directory.path().join("escaped").exists());
     }
 }

@@ -4,10 +4,10 @@ use std::path::Path;
 
 use exocell_cell::agent::printable;
 use exocell_cell::images::{
-    Credentials, ImageConfig, ImageRecord, ImportLimits, Progress, ProgressEvent, Reference,
-    RegistryOptions, Source, Store,
+    Credentials, ImageConfig, ImageRecord, ImportLimits, Progress, ProgressEvent, ProxyOptions,
+    Reference, RegistryOptions, Source, Store,
 };
-use exocell_cell::{CellError, Layout, Record, Strength, commit};
+use exocell_cell::{CellError, Layout, Record, Strength, commit, unpack};
 use serde_json::json;
 
 use super::print_json;
@@ -53,7 +53,8 @@ fn import(store: &Store, path: &Path, tag: Option<&str>) -> Result<(), CellError
 
 fn pull(store: &Store, reference: &str, plain_http: bool) -> Result<(), CellError> {
     let reference: Reference = reference.parse()?;
-    let options = RegistryOptions { plain_http, credentials: credentials()? };
+    let proxy = ProxyOptions::read(|name| std::env::var(name).ok());
+    let options = RegistryOptions { plain_http, credentials: credentials()?, proxy };
     finish(run(store, &Source::Registry { reference, options }, None)?)
 }
 
@@ -81,7 +82,9 @@ pub fn commit(layout: &Layout, args: &CommitArgs) -> Result<u8, CellError> {
 }
 
 fn run(store: &Store, source: &Source, tag: Option<&Reference>) -> Result<ImageRecord, CellError> {
-    show(&mut |progress| Ok(store.import(source, tag, &ImportLimits::default(), progress)?))
+    show(&mut |progress| {
+        Ok(unpack::import(store, source, tag, &ImportLimits::default(), progress)?)
+    })
 }
 
 /// Shows how far `import` is.

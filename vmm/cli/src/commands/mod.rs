@@ -13,6 +13,7 @@ mod module;
 mod pool;
 mod run;
 mod serve;
+mod staging;
 mod stats;
 mod swebench;
 
@@ -29,6 +30,7 @@ pub fn dispatch(cli: Cli) -> Result<u8, CellError> {
     let root = std::path::absolute(cli.root.unwrap_or_else(Layout::default_root))
         .map_err(CellError::host("cannot find the state root"))?;
     let layout = Layout::new(root);
+    staging::sweep(&layout);
     match cli.command {
         Command::Run(args) => run::run(&layout, *args),
         Command::Exec(args) => exec::exec(&layout, args),

@@ -65,6 +65,16 @@ impl Server {
         }
     }
 
+    /// Its state root.
+    pub fn root(&self) -> &std::path::Path {
+        self.root.path()
+    }
+
+    /// The server's process.
+    pub fn pid(&self) -> i32 {
+        self.child.as_ref().map_or(0, |child| child.id() as i32)
+    }
+
     pub fn socket(&self) -> PathBuf {
         self.root.path().join("docker.sock")
     }

@@ -116,9 +116,8 @@ impl Server {
             _ => return Err(Errno::INVAL),
         };
         let (dir, name) = (self.fids.dir(dir)?, self.name(name)?);
-        self.quota.remove(dir.fd(), name.bytes(), || {
-            rustix::fs::unlinkat(dir.fd(), name.bytes(), flags)
-        })
+        self.quota
+            .remove(dir.fd(), name.bytes(), || rustix::fs::unlinkat(dir.fd(), name.bytes(), flags))
     }
 
     /// The fid is gone even if the file stays (remove(5)).

@@ -1,0 +1,462 @@
+//! Images are read in jailed processes: this one hands descriptors over and publishes what was
+//! made.
+//!
+//! ```text
+//! operator's process             `unpack`, a stage                  `fetch`, a stage
+//! archive, a descriptor ───────> tar, gzip, zstd, JSON
+//! layout's files, as bytes <───> (a socket)
+//! registry ────────────────────> (a socket) <─────────────────────> HTTP, TLS, names
+//! draft in the store, empty ───> the file system of the image
+//!            <────────────────── the configuration, its fields
+//! id = digest of it? publish
+//! ```
+//! A directory of the operator's is no such input: it is copied here, with the operator's rights.
+
+use std::fs::File;
+use std::io::{self, PipeWriter};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use exocell_agent::printable;
+use exocell_images::build::{self, Image, Job, Made, Room};
+use exocell_images::{
+    Digest, Fault as Whose, ImageConfig, ImageError, ImageRecord, ImportLimits, Progress,
+    ProgressEvent, Reference, Refusal, RegistryOptions, Source, Store, layout_server,
+    registry_server, version,
+};
+use exocell_vmm::jail::stage::{Fault, Given, Limits, Order, Running, Stage, StageError, Task};
+use exocell_vmm::jail::{HostNetwork, ThreadClass};
+use serde::{Deserialize, Serialize};
+
+/// Reads archives, documents and layers, and makes images of them.
+pub const UNPACK: Stage = Stage { name: "unpack", class: ThreadClass::Stage, work };
+/// Reaches a registry for it.
+pub const FETCH: Stage = Stage { name: "fetch", class: ThreadClass::Fetch, work: fetch };
+
+/// What unpacking may take beside the executable itself: the names of as many files as an image
+/// may have.
+const MEMORY_BYTES: u64 = 2 << 30;
+const FETCH_MEMORY_BYTES: u64 = 256 << 20;
+/// A configuration in JSON that is escaped again, and its fields.
+const ANSWER_BYTES_MAX: usize = 64 << 20;
+/// The longest that making an image may take.
+const TIME_MAX: Duration = Duration::from_secs(3600);
+/// More ids of images need not be told: an image is then made, and found to be there.
+const KNOWN_MAX: usize = 16 << 10;
+/// Packed bytes between two lines of progress.
+const STEP_BYTES: u64 = 1 << 20;
+/// What finding the address of a registry takes (resolver(5), nsswitch.conf(5), gai.conf(5)).
+const RESOLVER_FILES: [&str; 5] =
+    ["/etc/resolv.conf", "/etc/hosts", "/etc/nsswitch.conf", "/etc/host.conf", "/etc/gai.conf"];
+
+/// What the stage is asked for.
+#[derive(Serialize, Deserialize)]
+enum Request {
+    /// Descriptors: the input, the image, the spool, and a file for an archive that is unpacked.
+    Build(Job),
+    /// Descriptors: the archive, and the same file.
+    Names { path: PathBuf, limits: ImportLimits },
+}
+
+/// What it answers.
+#[derive(Serialize, Deserialize)]
+enum Answer {
+    Made(Made),
+    Names(Vec<String>),
+    Refused(Refusal),
+}
+
+/// What `fetch` is asked for, beside a socket.
+#[derive(Serialize, Deserialize)]
+struct Fetch {
+    reference: String,
+    options: RegistryOptions,
+}
+
+/// Imports an image into `store` and gives it the name `tag`. All that others made is read in a
+/// jailed process.
+///
+/// # Errors
+/// What is wrong with the image, and bounds that it does not keep to. The store is as it was then.
+pub fn import(
+    store: &Store,
+    source: &Source,
+    tag: Option<&Reference>,
+    limits: &ImportLimits,
+    progress: &mut dyn Progress,
+) -> Result<ImageRecord, ImageError> {
+    match source {
+        Source::Directory { path, config } => {
+            store.import_directory(path, config, tag, limits, progress)
+        }
+        Source::Archive(path) => {
+            let file = Archive::open(path)?;
+            file.import(store, tag, limits, progress)
+        }
+        Source::Layout(path) => {
+            let (ours, theirs) = pair()?;
+            let from = build::From::Layout(path.clone());
+            std::thread::scope(|scope| {
+                // It ends with the other side of its socket.
+                scope.spawn(move || layout_server(&ours, path));
+                make(store, from, &theirs.into(), tag, limits, progress)
+            })
+        }
+        Source::Registry { reference, options } => {
+            let (ours, theirs) = pair()?;
+            let fetching = start_fetch(&ours, reference, options)?;
+            drop(ours);
+            let from = build::From::Registry { version: version(reference) };
+            let made =
+                make(store, from, &theirs.into(), Some(tag.unwrap_or(reference)), limits, progress);
+            drop(fetching);
+            made
+        }
+    }
+}
+
+/// Makes an image of one layer, the tar stream that `write` writes, and gives it the name `tag`.
+///
+/// # Errors
+/// What is wrong with the stream, or what `write` says. The store is as it was then.
+pub fn import_layer(
+    store: &Store,
+    config: &ImageConfig,
+    tag: Option<&Reference>,
+    progress: &mut dyn Progress,
+    write: impl FnOnce(PipeWriter) -> io::Result<()> + Send,
+) -> Result<ImageRecord, ImageError> {
+    let (read, to) = io::pipe().map_err(|error| host("cannot make a pipe", error))?;
+    let limits = ImportLimits::default();
+    let from = build::From::Layer(config.clone());
+    std::thread::scope(|scope| {
+        let writer = scope.spawn(move || write(to));
+        let draft = Draft::new(store, from, None, &limits);
+        let made = draft.and_then(|draft| {
+            let made = draft.make(&OwnedFd::from(read), progress);
+            made.map(|made| (draft, made))
+        });
+        // With nobody to read it, the writer has ended too.
+        let written = writer.join().unwrap_or_else(|_| Err(io::ErrorKind::Other.into()));
+        match (made, written) {
+            // Its reader had seen enough; that it ended early explains nothing.
+            (Err(error), Err(written)) if written.kind() == io::ErrorKind::BrokenPipe => Err(error),
+            // A layer that was cut is not published, whatever it looks like.
+            (_, Err(written)) => Err(host("cannot read the layer", written)),
+            (Err(error), Ok(())) => Err(error),
+            (Ok((draft, made)), Ok(())) => draft.publish(made, tag),
+        }
+    })
+}
+
+/// A tar file with images.
+#[derive(Debug)]
+pub struct Archive {
+    file: File,
+    path: PathBuf,
+}
+
+impl Archive {
+    /// Opens the file at `path`.
+    ///
+    /// # Errors
+    /// It cannot be read, or is not a file.
+    pub fn open(path: &Path) -> Result<Self, ImageError> {
+        let failed = |error| host(&format!("cannot read {}", path.display()), error);
+        // What is not a file may have no end, or not even a beginning.
+        let file = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path);
+        let file = file.map_err(failed)?;
+        if !file.metadata().map_err(failed)?.is_file() {
+            let why = "it is not a file".to_owned();
+            return Err(ImageError::NotAnImage { path: path.to_owned(), why });
+        }
+        Ok(Self { file, path: path.to_owned() })
+    }
+
+    /// One that has no name on the host; messages call it `path`.
+    #[must_use]
+    pub fn of_file(file: File, path: &Path) -> Self {
+        Self { file, path: path.to_owned() }
+    }
+
+    /// Imports one of its images, the one called `tag` if there are several.
+    ///
+    /// # Errors
+    /// As of [`import`].
+    pub fn import(
+        &self,
+        store: &Store,
+        tag: Option<&Reference>,
+        limits: &ImportLimits,
+        progress: &mut dyn Progress,
+    ) -> Result<ImageRecord, ImageError> {
+        let from = build::From::Archive(self.path.clone());
+        let failed = |error| host("cannot share the archive", error);
+        let input = OwnedFd::from(self.file.try_clone().map_err(failed)?);
+        make(store, from, &input, tag, limits, progress)
+    }
+
+    /// The names of its images; it is unpacked then, if it was compressed as a whole.
+    ///
+    /// # Errors
+    /// As of [`import`].
+    pub fn names(
+        &mut self,
+        store: &Store,
+        limits: &ImportLimits,
+    ) -> Result<Vec<String>, ImageError> {
+        let unpacked = store.scratch()?;
+        let request = Request::Names { path: self.path.clone(), limits: limits.clone() };
+        let given = vec![Given::file(&self.file), Given::file(&unpacked)];
+        let answer = ask(given, &request, limits, &mut exocell_images::Silent)?;
+        let Answer::Names(names) = answer else { return Err(another_answer()) };
+        if unpacked.metadata().is_ok_and(|metadata| metadata.len() > 0) {
+            self.file = unpacked;
+        }
+        Ok(names)
+    }
+}
+
+fn host(what: &str, source: io::Error) -> ImageError {
+    ImageError::Io { what: what.to_owned(), source }
+}
+
+fn pair() -> Result<(UnixStream, UnixStream), ImageError> {
+    UnixStream::pair().map_err(|error| host("cannot make a socket pair", error))
+}
+
+fn start_fetch(
+    socket: &UnixStream,
+    reference: &Reference,
+    options: &RegistryOptions,
+) -> Result<Running, ImageError> {
+    let mut limits = Limits::of_memory(FETCH_MEMORY_BYTES);
+    limits.deadline = Some(Instant::now() + TIME_MAX);
+    let mut order = Order::new(FETCH.name, vec![Given::file(socket)], limits);
+    order.network = HostNetwork::Kept;
+    let files = RESOLVER_FILES.iter().map(PathBuf::from);
+    order.shown = files.filter(|file| file.is_file()).collect();
+    let request = Fetch { reference: reference.to_string(), options: options.clone() };
+    order.start(&request).map_err(|error| refused(&error))
+}
+
+/// Makes an image of `input` and publishes it.
+fn make(
+    store: &Store,
+    from: build::From,
+    input: &OwnedFd,
+    tag: Option<&Reference>,
+    limits: &ImportLimits,
+    progress: &mut dyn Progress,
+) -> Result<ImageRecord, ImageError> {
+    let draft = Draft::new(store, from, tag, limits)?;
+    let made = draft.make(input, progress)?;
+    draft.publish(made, tag)
+}
+
+/// An image that is being made.
+struct Draft<'a> {
+    store: &'a Store,
+    draft: exocell_images::Draft,
+    job: Job,
+}
+
+impl<'a> Draft<'a> {
+    fn new(
+        store: &'a Store,
+        from: build::From,
+        wanted: Option<&Reference>,
+        limits: &ImportLimits,
+    ) -> Result<Self, ImageError> {
+        let known: Vec<Digest> = store.ids()?.into_iter().take(KNOWN_MAX).collect();
+        let job = Job {
+            from,
+            wanted: wanted.map(ToString::to_string),
+            known,
+            limits: limits.clone(),
+            store: store.root().to_owned(),
+        };
+        Ok(Self { store, draft: store.begin()?, job })
+    }
+
+    fn make(&self, input: &OwnedFd, progress: &mut dyn Progress) -> Result<Made, ImageError> {
+        let (image, spool) = self.draft.files()?;
+        let unpacked = self.store.scratch()?;
+        let given = [&spool, &unpacked];
+        let given = [Given::file(input), Given::file(&image)]
+            .into_iter()
+            .chain(given.into_iter().map(|file| Given::file(file)));
+        let request = Request::Build(self.job.clone());
+        match ask(given.collect(), &request, &self.job.limits, progress)? {
+            Answer::Made(made) => Ok(made),
+            _ => Err(another_answer()),
+        }
+    }
+
+    fn publish(self, made: Made, tag: Option<&Reference>) -> Result<ImageRecord, ImageError> {
+        let image: Image = match made {
+            Made::Image(image) => *image,
+            Made::Known(id) => {
+                let record = self.store.name_present(id, tag)?;
+                return record.ok_or_else(|| {
+                    let why = "it was removed meanwhile; import it again".to_owned();
+                    ImageError::Unsupported { what: format!("the image {id}"), why }
+                });
+            }
+        };
+        self.store.publish(self.draft, image, tag)
+    }
+}
+
+/// Has a jailed process work.
+fn ask(
+    given: Vec<Given<'_>>,
+    request: &Request,
+    bounds: &ImportLimits,
+    progress: &mut dyn Progress,
+) -> Result<Answer, ImageError> {
+    let limits = Limits {
+        // An image is as long as its files' sizes say, holes included.
+        file_bytes: bounds.apparent_bytes_max.saturating_add(bounds.bytes_max),
+        answer_bytes: ANSWER_BYTES_MAX,
+        deadline: Some(Instant::now() + TIME_MAX),
+        ..Limits::of_memory(MEMORY_BYTES)
+    };
+    let order = Order::new(UNPACK.name, given, limits);
+    let answer = order.run(request, |line| {
+        if let Ok(step) = serde_json::from_str::<Step>(line) {
+            step.tell(progress);
+        }
+    });
+    match answer.map_err(|error| refused(&error))? {
+        Answer::Refused(Refusal { fault, message }) => {
+            // Words about bytes that are somebody else's, of a process that may have been taken
+            // over by them.
+            let message = printable(&message).into_owned();
+            Err(ImageError::Refused(Refusal { fault, message }))
+        }
+        answer => Ok(answer),
+    }
+}
+
+fn another_answer() -> ImageError {
+    let message = "the process that reads images gave another answer than it was asked for";
+    ImageError::Refused(Refusal { fault: Whose::Other, message: message.to_owned() })
+}
+
+fn refused(error: &StageError) -> ImageError {
+    let message = match error {
+        StageError::Deadline { .. } => format!(
+            "to read the image takes more than {} minutes; make it smaller",
+            TIME_MAX.as_secs() / 60
+        ),
+        StageError::Memory { bytes, .. } => format!(
+            "to read the image takes more than {} MiB of memory; make an image of fewer files",
+            bytes >> 20
+        ),
+        error => error.to_string(),
+    };
+    ImageError::Refused(Refusal { fault: Whose::Other, message })
+}
+
+/// A line of progress.
+#[derive(Serialize, Deserialize)]
+enum Step {
+    Layer { index: usize, count: usize, bytes: Option<u64> },
+    Bytes(u64),
+    Skipped { path: String, why: String },
+    Finishing,
+}
+
+impl Step {
+    fn of(event: &ProgressEvent<'_>) -> Option<Self> {
+        match event {
+            ProgressEvent::Layer { index, count, bytes } => {
+                Some(Self::Layer { index: *index, count: *count, bytes: *bytes })
+            }
+            ProgressEvent::Bytes(bytes) => Some(Self::Bytes(*bytes)),
+            ProgressEvent::Skipped { path, why } => {
+                Some(Self::Skipped { path: (*path).to_owned(), why: (*why).to_owned() })
+            }
+            ProgressEvent::Finishing => Some(Self::Finishing),
+            _ => None,
+        }
+    }
+
+    fn tell(&self, progress: &mut dyn Progress) {
+        progress.event(match self {
+            Self::Layer { index, count, bytes } => {
+                ProgressEvent::Layer { index: *index, count: *count, bytes: *bytes }
+            }
+            Self::Bytes(bytes) => ProgressEvent::Bytes(*bytes),
+            Self::Skipped { path, why } => ProgressEvent::Skipped { path, why },
+            Self::Finishing => ProgressEvent::Finishing,
+        });
+    }
+}
+
+/// Sends steps to the caller, few of them.
+struct Teller<'a> {
+    task: &'a Task,
+    bytes: u64,
+}
+
+impl Teller<'_> {
+    fn send(&self, step: &Step) {
+        if let Ok(line) = serde_json::to_string(step) {
+            self.task.progress(&line);
+        }
+    }
+}
+
+impl Progress for Teller<'_> {
+    fn event(&mut self, event: ProgressEvent<'_>) {
+        if let ProgressEvent::Bytes(bytes) = event {
+            self.bytes += bytes;
+            if self.bytes < STEP_BYTES {
+                return;
+            }
+        }
+        if self.bytes > 0 {
+            let bytes = std::mem::take(&mut self.bytes);
+            self.send(&Step::Bytes(bytes));
+        }
+        if let Some(step) = Step::of(&event).filter(|step| !matches!(step, Step::Bytes(_))) {
+            self.send(&step);
+        }
+    }
+}
+
+/// What the stage does.
+fn work(task: &mut Task) -> Result<Vec<u8>, Fault> {
+    let done = match task.request()? {
+        Request::Build(job) => {
+            let input = task.take(0)?;
+            let room = Room {
+                image: File::from(task.take(1)?),
+                spool: File::from(task.take(2)?),
+                unpacked: Some(File::from(task.take(3)?)),
+            };
+            build::build(&job, input, room, &mut Teller { task, bytes: 0 }).map(Answer::Made)
+        }
+        Request::Names { path, limits } => {
+            let (archive, unpacked) = (File::from(task.take(0)?), File::from(task.take(1)?));
+            build::names(archive, &path, unpacked, &limits).map(Answer::Names)
+        }
+    };
+    let answer = done.unwrap_or_else(|error| Answer::Refused(error.refusal()));
+    serde_json::to_vec(&answer).map_err(|error| Fault::Jail(error.to_string()))
+}
+
+/// What `fetch` does, until nobody asks any more.
+fn fetch(task: &mut Task) -> Result<Vec<u8>, Fault> {
+    let Fetch { reference, options } = task.request()?;
+    let reference: Reference =
+        reference.parse().map_err(|error: ImageError| Fault::Jail(error.to_string()))?;
+    let socket = UnixStream::from(task.take(0)?);
+    registry_server(&socket, &reference, &options)?;
+    Ok(Vec::new())
+}

@@ -1,0 +1,138 @@
+//! The folder in which `exocell cp` unpacks: beside what it is to become, so anywhere on the host.
+//! A note under the state root says where, and is locked as long as the folder is used; whoever
+//! finds one that is not locked removes both.
+
+use std::fs::{self, DirBuilder, File, TryLockError};
+use std::io::{self, Read, Write};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+
+use exocell_cell::images::private;
+use exocell_cell::{CellSpec, Layout};
+
+/// How the folders' names begin.
+const PREFIX: &str = ".exocell-cp-";
+/// The lock of whoever makes or removes notes.
+const LOCK: &str = ".lock";
+/// The longest path in a note.
+const PATH_BYTES_MAX: u64 = 4096;
+
+/// An empty folder that is the operator's alone. Dropped, it is gone.
+pub struct Staging {
+    path: PathBuf,
+    note: PathBuf,
+    /// Locked.
+    _held: File,
+}
+
+impl Staging {
+    /// Makes one in the folder `base`.
+    pub fn new(layout: &Layout, base: &Path) -> io::Result<Self> {
+        let notes = layout.copies();
+        private::folder(&notes)?;
+        let _lock = lock(&notes)?;
+        let id = CellSpec::new_id().map_err(io::Error::other)?;
+        let (path, note) = (base.canonicalize()?.join(format!("{PREFIX}{id}")), notes.join(&id));
+        let mut held = private::options().write(true).create_new(true).open(&note)?;
+        held.lock()?;
+        let made = held
+            .write_all(path.as_os_str().as_bytes())
+            .and_then(|()| DirBuilder::new().mode(0o700).create(&path));
+        if let Err(error) = made {
+            // The first error is the one to tell.
+            let _ = fs::remove_file(&note);
+            return Err(error);
+        }
+        Ok(Self { path, note, _held: held })
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for Staging {
+    fn drop(&mut self) {
+        // What is left is swept by the next command.
+        if remove(&self.path).is_ok() {
+            let _ = fs::remove_file(&self.note);
+        }
+    }
+}
+
+fn lock(notes: &Path) -> io::Result<File> {
+    let file =
+        private::options().create(true).truncate(false).write(true).open(notes.join(LOCK))?;
+    file.lock()?;
+    Ok(file)
+}
+
+fn remove(folder: &Path) -> io::Result<()> {
+    match fs::remove_dir_all(folder) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// Removes the folders of commands that were killed. What cannot be removed now is left to the
+/// next command.
+pub fn sweep(layout: &Layout) {
+    let notes = layout.copies();
+    let Ok(entries) = fs::read_dir(&notes) else { return };
+    let found: Vec<PathBuf> =
+        entries.flatten().filter(|e| e.file_name() != LOCK).map(|entry| entry.path()).collect();
+    if found.is_empty() {
+        return;
+    }
+    let Ok(_lock) = lock(&notes) else { return };
+    for note in found {
+        // One that is gone, or used, is not for us.
+        let _ = sweep_one(&note);
+    }
+}
+
+fn sweep_one(note: &Path) -> io::Result<()> {
+    let file = File::open(note)?;
+    match file.try_lock() {
+        Ok(()) => {}
+        Err(TryLockError::WouldBlock) => return Ok(()),
+        Err(TryLockError::Error(error)) => return Err(error),
+    }
+    let mut path = Vec::new();
+    (&file).take(PATH_BYTES_MAX).read_to_end(&mut path)?;
+    let path = PathBuf::from(std::ffi::OsString::from_vec(path));
+    let is_ours =
+        path.file_name().is_some_and(|name| name.as_bytes().starts_with(PREFIX.as_bytes()));
+    if path.is_absolute() && is_ours {
+        remove(&path)?;
+    }
+    fs::remove_file(note)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_used_stays_and_what_was_left_goes() {
+        let place = tempfile::tempdir().unwrap();
+        let layout = Layout::new(place.path().join("root"));
+        let used = Staging::new(&layout, place.path()).unwrap();
+        let left = place.path().join(format!("{PREFIX}left"));
+        fs::create_dir_all(left.join("deep")).unwrap();
+        let note = layout.copies().join("left");
+        fs::write(&note, left.as_os_str().as_bytes()).unwrap();
+        // A note that leads elsewhere removes nothing but itself.
+        let (other, forged) = (place.path().join("other"), layout.copies().join("forged"));
+        fs::create_dir(&other).unwrap();
+        fs::write(&forged, other.as_os_str().as_bytes()).unwrap();
+        sweep(&layout);
+        assert!(!left.exists() && !note.exists() && !forged.exists());
+        assert!(used.path().exists() && other.exists());
+        let path = used.path().to_owned();
+        drop(used);
+        assert!(!path.exists());
+        assert_eq!(fs::read_dir(layout.copies()).unwrap().count(), 1, "its lock");
+    }
+}
