@@ -3,7 +3,7 @@
 //! it.
 
 use std::fs::File;
-use std::io::{BufReader, Read};
+use std::io::{BufReader, Read, Seek};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -191,6 +191,7 @@ pub fn names(
 fn whole(file: File, unpacked: Option<File>, limits: &ImportLimits) -> Result<File> {
     match unpacked {
         Some(mut to) if layer::is_packed(&file)? => {
+            (&file).rewind().map_err(|error| ImageError::io("cannot read the archive", error))?;
             let mut from = BufReader::with_capacity(128 << 10, &file);
             layer::unpack_whole(&mut from, &mut to, limits)?;
             Ok(to)

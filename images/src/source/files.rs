@@ -114,7 +114,9 @@ fn not_tar(path: &Path, error: ImageError) -> ImageError {
 }
 
 fn index(file: &File, limits: &ImportLimits) -> Result<BTreeMap<Vec<u8>, Member>> {
-    let mut tar = TarReader::new(BufReader::with_capacity(1 << 20, file), limits);
+    // From its beginning, wherever somebody else has read to.
+    let whole = Section { file, offset: 0, left: u64::MAX };
+    let mut tar = TarReader::new(BufReader::with_capacity(1 << 20, whole), limits);
     let mut members = BTreeMap::new();
     let mut count = 0;
     while let Some(entry) = tar.next_entry()? {
