@@ -12,7 +12,9 @@ use std::path::Path;
 use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
-use exocell_vmm::jail::stage::{Fault, Given, Limits, Order, Stage, StageError, Task, entered};
+use exocell_vmm::jail::stage::{
+    Fault, Given, Limits, Order, Shown, Stage, StageError, Task, entered,
+};
 use exocell_vmm::jail::{HostNetwork, PathAccess, ThreadClass};
 
 /// nobody of Debian.
@@ -216,7 +218,7 @@ fn below(task: &mut Task) -> Result<Vec<u8>, Fault> {
 fn what_is_shown_can_be_read_and_no_more() {
     let mut order = order("t-below", vec![]);
     order.limits.file_bytes = 100;
-    order.shown = vec!["/etc/passwd".into(), "/etc/alternatives".into()];
+    order.shown = ["/etc/passwd", "/etc/alternatives"].map(Shown::read_only).to_vec();
     let open = |path: &str, write: bool| -> Result<String, String> {
         order.run(&(path, write), |_| ()).unwrap()
     };

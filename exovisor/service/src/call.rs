@@ -1,16 +1,15 @@
 //! From a request's arguments to a call, and from its report to an answer.
 
 use crate::http::Answer;
-use crate::store::metering;
 use crate::streams::{self, Output};
 use exocell_exovisor::{
-    Admission, AdmissionError, Admitted, Call, CallLimits, Function, Layers, Models, Network,
-    Outcome, Report, Scheduler, Spec, SubmitError, Tenant, Value,
+    AdmissionError, Admitted, Call, CallLimits, Function, Layers, Models, Network, Outcome, Report,
+    Scheduler, Spec, SubmitError, Tenant, Value,
 };
 use exocell_xgate::{CapabilitySet, Table, format_bytes};
 use serde_json::{Value as Json, json};
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// For a module whose table names no deadline.
@@ -22,9 +21,78 @@ const COMMAND: &str = "_start";
 /// Of what standard output may be long, standard error is one of so many parts.
 const STDERR_PART: usize = 16;
 
+/// What a module is to do.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Work {
+    /// One of its functions, with what the body says: a JSON array of numbers.
+    Call { function: String, body: Vec<u8> },
+    /// It is run as a command with these arguments, of which the first is its name.
+    Run {
+        args: Vec<String>,
+        stdin: Vec<u8>,
+        /// Whether all of the answer is to be JSON.
+        as_json: bool,
+    },
+}
+
+/// What became of it.
+#[derive(Debug)]
+pub(crate) struct Done {
+    pub answer: Answer,
+    /// `None` if no call began.
+    pub spent: Option<Spent>,
+}
+
+/// What a call came to, for its tenant's figures.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Spent {
+    pub ending: Ending,
+    pub cpu_ns: u64,
+    pub preemptions: u64,
+}
+
+/// How a call ended, as far as figures tell.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ending {
+    Exited = 1,
+    Trap = 2,
+    Limit = 3,
+    Ended = 4,
+}
+
+impl Ending {
+    pub fn of(code: u8) -> Option<Self> {
+        [Self::Exited, Self::Trap, Self::Limit, Self::Ended]
+            .into_iter()
+            .find(|one| *one as u8 == code)
+    }
+}
+
+impl From<Answer> for Done {
+    fn from(answer: Answer) -> Self {
+        Self { answer, spent: None }
+    }
+}
+
+impl Spent {
+    fn of(report: &Report) -> Self {
+        let ending = match report.outcome {
+            Outcome::Exited(_) => Ending::Exited,
+            Outcome::Trap(_) => Ending::Trap,
+            Outcome::OutOfMemory { .. } | Outcome::OutOfFuel => Ending::Limit,
+            Outcome::Ended(_) => Ending::Ended,
+        };
+        let cpu_ns = u64::try_from(report.cpu.as_nanos()).unwrap_or(u64::MAX);
+        Self { ending, cpu_ns, preemptions: report.preemptions }
+    }
+}
+
+/// Who waits for it; called once, on whatever thread.
+pub(crate) type Told = Box<dyn FnOnce(Done) + Send>;
+
 /// A module that can be called.
 pub(crate) struct Module {
-    pub tenant: Tenant,
+    tenant: Tenant,
     admitted: Admitted,
     caps: CapabilitySet,
     table: Table,
@@ -40,16 +108,21 @@ pub(crate) struct Shared {
     pub models: Models,
 }
 
+/// How long a call may take; the service waits no longer for its answer.
+pub fn deadline(caps: &CapabilitySet) -> Duration {
+    caps.deadline().unwrap_or(DEADLINE)
+}
+
 impl Module {
-    pub fn admit(
-        admission: &Admission,
+    /// # Errors
+    /// The table's, if it grants too much of something.
+    pub fn new(
+        admitted: Admitted,
         tenant: Tenant,
-        bytes: &[u8],
         caps: CapabilitySet,
         shared: Shared,
         network: Option<Arc<dyn Network>>,
     ) -> Result<Self, AdmissionError> {
-        let admitted = admission.admit_for(tenant.name(), bytes, &caps, metering(&caps))?;
         let mut table = Table::new(TABLE_SLOTS);
         caps.install(&mut table, HOLDER)
             .map_err(|error| AdmissionError::Engine { message: error.to_string() })?;
@@ -57,100 +130,124 @@ impl Module {
     }
 
     fn limits(&self) -> CallLimits {
-        let wait = self.caps.deadline().unwrap_or(DEADLINE);
         CallLimits {
             memory_bytes: self.caps.memory_bytes().unwrap_or(0),
-            deadline: Instant::now().checked_add(wait),
+            deadline: Instant::now().checked_add(deadline(&self.caps)),
             cpu_ns: None,
             threads: self.caps.process_max().unwrap_or(1).saturating_sub(1),
             fuel: self.caps.fuel().unwrap_or(0),
         }
     }
 
-    /// Calls a function with what the body says: a JSON array of numbers.
-    pub async fn call(&self, scheduler: &Scheduler, name: &str, body: &[u8]) -> Answer {
-        let function = match self.admitted.function(self.tenant.name(), name) {
-            Ok(function) => function,
-            Err(error) => return Answer::error(404, &error.to_string()),
-        };
-        let numbers: Vec<serde_json::Number> = match serde_json::from_slice(body) {
-            Ok(numbers) => numbers,
-            Err(error) => {
-                return Answer::error(400, &format!("the body is no array of numbers: {error}"));
+    /// Begins `work`, of whose standard output `output_bytes` are answered, and tells `told` when
+    /// it is done; at once if it cannot begin.
+    pub fn begin(&self, scheduler: &Scheduler, work: Work, output_bytes: usize, told: Told) {
+        match work {
+            Work::Call { function, body } => self.call(scheduler, &function, &body, told),
+            Work::Run { args, stdin, as_json } => {
+                self.run(scheduler, Run { args, stdin, as_json, output_bytes }, told);
             }
-        };
-        let arguments = match function.parse(&numbers.iter().map(text).collect::<Vec<_>>()) {
-            Ok(arguments) => arguments,
-            Err(error) => return Answer::error(400, &error.to_string()),
-        };
-        match self.report(scheduler, &function, &arguments, Spec::default()).await {
-            Ok(report) => called(&report),
-            Err(refused) => refused,
         }
     }
 
-    /// Runs it as a command with these arguments, of which the first is its name.
-    pub async fn run(&self, scheduler: &Scheduler, run: Run<'_>) -> Answer {
+    fn call(&self, scheduler: &Scheduler, name: &str, body: &[u8], told: Told) {
+        let prepared = || -> Result<_, Answer> {
+            let function = self.admitted.function(self.tenant.name(), name);
+            let function = function.map_err(|error| Answer::error(404, &error.to_string()))?;
+            let numbers: Vec<serde_json::Number> =
+                serde_json::from_slice(body).map_err(|error| {
+                    Answer::error(400, &format!("the body is no array of numbers: {error}"))
+                })?;
+            let arguments = function.parse(&numbers.iter().map(text).collect::<Vec<_>>());
+            let arguments = arguments.map_err(|error| Answer::error(400, &error.to_string()))?;
+            Ok((function, arguments))
+        };
+        match prepared() {
+            Ok((function, arguments)) => {
+                self.submit(scheduler, &function, &arguments, Spec::default(), told, called);
+            }
+            Err(refused) => told(refused.into()),
+        }
+    }
+
+    fn run(&self, scheduler: &Scheduler, run: Run, told: Told) {
         let Ok(function) = self.admitted.function(self.tenant.name(), COMMAND) else {
-            return Answer::error(404, "this module is no command: it exports no `_start`");
+            let refused = "this module is no command: it exports no `_start`";
+            return told(Answer::error(404, refused).into());
         };
-        let broken = |error: io::Error| Answer::error(500, &format!("no streams: {error}"));
-        let (spec, stdout, stderr) = match run.opened() {
-            Ok(opened) => opened,
-            Err(error) => return broken(error),
-        };
-        let report = match self.report(scheduler, &function, &[], spec).await {
-            Ok(report) => report,
-            Err(refused) => return refused,
-        };
-        match (stdout.written(), stderr.written()) {
-            (Ok(stdout), Ok(stderr)) => ran(&report, stdout, &stderr.0, &run),
-            (Err(error), _) | (_, Err(error)) => broken(error),
+        match run.opened() {
+            Ok((spec, stdout, stderr)) => {
+                let answer = move |report: &Report| match (stdout.written(), stderr.written()) {
+                    (Ok(stdout), Ok(stderr)) => ran(report, stdout, &stderr.0, &run),
+                    (Err(error), _) | (_, Err(error)) => no_streams(&error),
+                };
+                self.submit(scheduler, &function, &[], spec, told, answer);
+            }
+            Err(error) => told(no_streams(&error).into()),
         }
     }
 
-    /// What becomes of a call.
-    async fn report(
+    /// Queues a call; `answer` makes something of its report.
+    fn submit(
         &self,
         scheduler: &Scheduler,
         function: &Function,
         arguments: &[Value],
         spec: Spec,
-    ) -> Result<Report, Answer> {
+        told: Told,
+        answer: impl FnOnce(&Report) -> Answer + Send + 'static,
+    ) {
         let Shared { layers, models } = self.shared.clone();
         let spec = Spec { layers, models, network: self.network.clone(), ..spec };
-        let attached = scheduler
-            .attach(&self.table, HOLDER, spec)
-            .map_err(|error| Answer::error(500, &error.to_string()))?;
+        let attached = match scheduler.attach(&self.table, HOLDER, spec) {
+            Ok(attached) => attached,
+            Err(error) => return told(Answer::error(500, &error.to_string()).into()),
+        };
         let call = Call::new(function, arguments, self.limits()).with(attached);
-        let (send, ended) = tokio::sync::oneshot::channel();
-        // A client that went does not want to be told.
-        let done = move |report| drop(send.send(report));
-        scheduler.submit(&self.tenant, call, done).map_err(|error| match error {
-            SubmitError::Full { .. } => Answer::error(429, &error.to_string()),
-            _ => Answer::error(400, &error.to_string()),
-        })?;
-        ended.await.map_err(|_dropped| Answer::error(500, "the service is shutting down"))
+        // Who is told of a call that is not taken is the one who would be told of its end.
+        let told = Arc::new(Mutex::new(Some(told)));
+        let teller = Arc::clone(&told);
+        let tell = move |done: Done| {
+            let told = teller.lock().unwrap_or_else(PoisonError::into_inner).take();
+            if let Some(told) = told {
+                told(done);
+            }
+        };
+        let done = move |report: Report| {
+            let spent = Some(Spent::of(&report));
+            tell(Done { answer: answer(&report), spent });
+        };
+        if let Err(error) = scheduler.submit(&self.tenant, call, done) {
+            let status = if matches!(error, SubmitError::Full { .. }) { 429 } else { 400 };
+            let told = told.lock().unwrap_or_else(PoisonError::into_inner).take();
+            if let Some(told) = told {
+                told(Answer::error(status, &error.to_string()).into());
+            }
+        }
     }
 }
 
-/// What a client wants a command to be run with.
-pub(crate) struct Run<'a> {
-    pub args: Vec<String>,
-    pub stdin: &'a [u8],
-    /// Of standard output, in bytes.
-    pub output_bytes: usize,
-    /// Whether all of the answer is to be JSON.
-    pub as_json: bool,
+fn no_streams(error: &io::Error) -> Answer {
+    Answer::error(500, &format!("no streams: {error}"))
 }
 
-impl Run<'_> {
+/// What a client wants a command to be run with.
+struct Run {
+    args: Vec<String>,
+    stdin: Vec<u8>,
+    /// Of standard output, in bytes.
+    output_bytes: usize,
+    /// Whether all of the answer is to be JSON.
+    as_json: bool,
+}
+
+impl Run {
     fn opened(&self) -> io::Result<(Spec, Output, Output)> {
         let stdout = Output::new(self.output_bytes)?;
         let stderr = Output::new(self.output_bytes / STDERR_PART)?;
         let spec = Spec {
             args: self.args.clone(),
-            stdin: Some(streams::input(self.stdin)?),
+            stdin: Some(streams::input(&self.stdin)?),
             stdout: Some(stdout.end()?),
             stderr: Some(stderr.end()?),
             ..Spec::default()
@@ -185,7 +282,7 @@ fn called(report: &Report) -> Answer {
 
 /// The output of a command that succeeded as it is, and of one that failed with all there is to
 /// say about it.
-fn ran(report: &Report, (stdout, is_all): (Vec<u8>, bool), stderr: &[u8], run: &Run<'_>) -> Answer {
+fn ran(report: &Report, (stdout, is_all): (Vec<u8>, bool), stderr: &[u8], run: &Run) -> Answer {
     if !is_all {
         let most = format_bytes(run.output_bytes as u64);
         return Answer::error(500, &format!("the command wrote more than {most}"));

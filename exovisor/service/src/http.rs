@@ -1,5 +1,6 @@
 //! One request from a stream, and one answer to it. Nothing here is unbounded.
 
+use serde::{Deserialize, Serialize};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::time::timeout;
@@ -8,7 +9,7 @@ use tokio::time::timeout;
 const HEADERS_MAX: usize = 32;
 
 /// How much of clients is borne.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Limits {
     /// Bytes of a request's head.
     pub head_bytes: usize,
@@ -20,6 +21,13 @@ pub struct Limits {
     pub client_time: Duration,
     /// Connections at once; more wait unaccepted.
     pub connections: usize,
+}
+
+impl Limits {
+    /// What a worker's answer may be long: each byte of the output takes six in JSON at most.
+    pub(crate) fn answer_bytes(&self) -> usize {
+        self.output_bytes.saturating_mul(7).saturating_add(1 << 20)
+    }
 }
 
 impl Default for Limits {
@@ -51,7 +59,7 @@ pub(crate) struct Request {
 }
 
 /// What it gets.
-#[derive(Debug)]
+#[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Answer {
     pub status: u16,
     pub kind: &'static str,
@@ -68,8 +76,12 @@ pub(crate) enum Over {
 }
 
 impl Answer {
+    /// The two kinds that calls have.
+    pub const JSON: &str = "application/json";
+    pub const OUTPUT: &str = "application/octet-stream";
+
     pub fn json(status: u16, value: &serde_json::Value) -> Self {
-        Self { status, kind: "application/json", body: value.to_string().into_bytes() }
+        Self { status, kind: Self::JSON, body: value.to_string().into_bytes() }
     }
 
     pub fn error(status: u16, message: &str) -> Self {
@@ -82,7 +94,7 @@ impl Answer {
 
     /// What a command wrote.
     pub fn output(body: Vec<u8>) -> Self {
-        Self { status: 200, kind: "application/octet-stream", body }
+        Self { status: 200, kind: Self::OUTPUT, body }
     }
 
     /// Whether the client was refused something.
@@ -113,6 +125,8 @@ fn reason(status: u16) -> &'static str {
         413 => "Content Too Large",
         429 => "Too Many Requests",
         431 => "Request Header Fields Too Large",
+        502 => "Bad Gateway",
+        503 => "Service Unavailable",
         _ => "Internal Server Error",
     }
 }

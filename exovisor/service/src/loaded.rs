@@ -1,117 +1,110 @@
 //! The modules that are served at a moment, and whose they are.
 
-use crate::ServiceError;
-use crate::call::{Module, Shared};
-use crate::metrics::Tenant;
-use crate::server::Networks;
-use crate::store::{ModuleEntry, ModuleStore, StoreError};
-use exocell_exovisor::{Admission, Layers, Models, Priority, Scheduler};
-use exocell_xgate::CapabilitySet;
+use crate::call::{Ending, Spent};
+use crate::metrics::{Stats, Tenant};
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 use tokio::sync::Semaphore;
+
+/// All that may be called, as whoever listens is told of it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Listing {
+    /// Those whose modules these are.
+    pub tenants: Vec<ListedTenant>,
+    /// Each of them is a tenant's of the list.
+    pub modules: Vec<ListedModule>,
+}
+
+/// A tenant.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ListedTenant {
+    /// Its name.
+    pub name: String,
+    /// What is kept of its key.
+    pub key_sha256: String,
+}
+
+/// A module.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ListedModule {
+    /// What it is called under.
+    pub name: String,
+    /// Whose it is.
+    pub tenant: String,
+    /// By which its worker knows it. Another one of the same name has another.
+    pub id: u32,
+    /// How long a call of it may take.
+    pub deadline: Duration,
+}
 
 /// A tenant as the service knows it.
 pub(crate) struct Account {
-    pub tenant: exocell_exovisor::Tenant,
+    pub name: String,
     key_sha256: String,
     denials: AtomicU64,
-    /// What its calls changed in folders that they see privately; gone with the service.
-    layers: Layers,
+    figures: Figures,
     /// One for each call that it may have at once.
     pub room: Semaphore,
+}
+
+#[derive(Default)]
+struct Figures {
+    cpu_ns: AtomicU64,
+    preemptions: AtomicU64,
+    /// Calls by how they ended.
+    exited: AtomicU64,
+    traps: AtomicU64,
+    limits: AtomicU64,
+    ended: AtomicU64,
 }
 
 /// What can be called. It never changes; another one takes its place.
 #[derive(Default)]
 pub(crate) struct Loaded {
-    modules: BTreeMap<String, (ModuleEntry, Arc<Module>)>,
+    modules: BTreeMap<String, Callable>,
     /// Tenants without a module stay, and so do their figures.
     accounts: BTreeMap<String, Arc<Account>>,
 }
 
-/// What modules are loaded with.
-pub(crate) struct Loader {
-    pub store: ModuleStore,
-    pub admission: Admission,
-    pub models: Models,
-    /// Calls that a tenant may have at once.
-    pub calls_max: usize,
-    pub networks: Networks,
-}
-
-impl Loader {
-    /// What the store holds now. What is the same as `before` stays loaded. A module that cannot
-    /// be had is left out, and the error is told.
-    pub fn load(
-        &self,
-        before: &Loaded,
-        scheduler: &Scheduler,
-        mut refused: impl FnMut(ServiceError),
-    ) -> Result<Loaded, StoreError> {
-        let accounts = before.accounts.clone();
-        let mut loaded = Loaded { accounts, modules: BTreeMap::new() };
-        for entry in self.store.list()? {
-            let name = entry.name.clone();
-            let same = before.modules.get(&name).filter(|(known, _)| *known == entry);
-            let module = match same {
-                Some((_, module)) => Ok(Arc::clone(module)),
-                None => self.module(&entry, &mut loaded, scheduler).map(Arc::new),
-            };
-            match module {
-                Ok(module) => drop(loaded.modules.insert(name, (entry, module))),
-                Err(error) => refused(error),
-            }
-        }
-        Ok(loaded)
-    }
-
-    fn module(
-        &self,
-        entry: &ModuleEntry,
-        loaded: &mut Loaded,
-        scheduler: &Scheduler,
-    ) -> Result<Module, ServiceError> {
-        let account = self.account(&entry.tenant, loaded, scheduler)?;
-        let caps = CapabilitySet::parse(&entry.caps, Path::new("/")).map_err(StoreError::from)?;
-        let bytes = self.store.module(entry)?;
-        let tenant = account.tenant.clone();
-        let shared = Shared { layers: account.layers.clone(), models: self.models.clone() };
-        let name = || entry.name.clone();
-        let network = (self.networks)(&entry.name, &caps)
-            .map_err(|message| ServiceError::Network { name: name(), message })?;
-        Module::admit(&self.admission, tenant, &bytes, caps, shared, network)
-            .map_err(|source| ServiceError::Module { name: name(), source })
-    }
-
-    fn account(
-        &self,
-        name: &str,
-        loaded: &mut Loaded,
-        scheduler: &Scheduler,
-    ) -> Result<Arc<Account>, StoreError> {
-        if let Some(account) = loaded.accounts.get(name) {
-            return Ok(Arc::clone(account));
-        }
-        let account = Arc::new(Account {
-            key_sha256: self.store.key_hash(name)?,
-            tenant: scheduler.tenant(name, 1, Priority::Normal),
-            denials: AtomicU64::new(0),
-            layers: Layers::default(),
-            room: Semaphore::new(self.calls_max),
-        });
-        loaded.accounts.insert(name.to_owned(), Arc::clone(&account));
-        Ok(account)
-    }
+/// A module that can be called.
+#[derive(Clone)]
+pub(crate) struct Callable {
+    pub id: u32,
+    pub owner: Arc<Account>,
+    pub deadline: Duration,
 }
 
 impl Loaded {
-    /// The module of this name, and whose it is.
-    pub fn module(&self, name: &str) -> Option<(&Arc<Module>, &Arc<Account>)> {
-        let (entry, module) = self.modules.get(name)?;
-        Some((module, self.accounts.get(&entry.tenant)?))
+    /// What `listing` says, with the accounts that were there before; a tenant may have
+    /// `calls_max` calls at once.
+    pub fn of(listing: Listing, before: &Self, calls_max: usize) -> Self {
+        let mut accounts = before.accounts.clone();
+        for ListedTenant { name, key_sha256 } in listing.tenants {
+            accounts.entry(name.clone()).or_insert_with(|| {
+                Arc::new(Account {
+                    name,
+                    key_sha256,
+                    denials: AtomicU64::new(0),
+                    figures: Figures::default(),
+                    room: Semaphore::new(calls_max),
+                })
+            });
+        }
+        let callable = |module: ListedModule| {
+            let ListedModule { name, tenant, id, deadline } = module;
+            let owner = Arc::clone(accounts.get(&tenant)?);
+            Some((name, Callable { id, owner, deadline }))
+        };
+        let modules = listing.modules.into_iter().filter_map(callable).collect();
+        Self { modules, accounts }
+    }
+
+    /// The module of this name.
+    pub fn module(&self, name: &str) -> Option<&Callable> {
+        self.modules.get(name)
     }
 
     /// Whose key has this hash.
@@ -134,11 +127,33 @@ impl Account {
         self.denials.fetch_add(1, Ordering::Relaxed);
     }
 
+    /// A call of its is over.
+    pub fn count(&self, spent: Spent) {
+        let Figures { cpu_ns, preemptions, exited, traps, limits, ended } = &self.figures;
+        cpu_ns.fetch_add(spent.cpu_ns, Ordering::Relaxed);
+        preemptions.fetch_add(spent.preemptions, Ordering::Relaxed);
+        let calls = match spent.ending {
+            Ending::Exited => exited,
+            Ending::Trap => traps,
+            Ending::Limit => limits,
+            Ending::Ended => ended,
+        };
+        calls.fetch_add(1, Ordering::Relaxed);
+    }
+
     /// What it used until now.
-    pub fn used(&self, scheduler: &Scheduler) -> Tenant<'_> {
-        let name = self.tenant.name();
-        let stats = scheduler.stats().into_iter().find(|(tenant, _)| tenant == name);
-        let stats = stats.map(|(_, stats)| stats).unwrap_or_default();
-        Tenant { name, stats, denials: self.denials.load(Ordering::Relaxed) }
+    pub fn used(&self) -> Tenant<'_> {
+        let figure = |one: &AtomicU64| one.load(Ordering::Relaxed);
+        let Figures { cpu_ns, preemptions, exited, traps, limits, ended } = &self.figures;
+        let (traps, limits, ended) = (figure(traps), figure(limits), figure(ended));
+        let stats = Stats {
+            calls: figure(exited) + traps + limits + ended,
+            cpu_ns: figure(cpu_ns),
+            preemptions: figure(preemptions),
+            traps,
+            limits,
+            ended,
+        };
+        Tenant { name: &self.name, stats, denials: figure(&self.denials) }
     }
 }

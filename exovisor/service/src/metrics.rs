@@ -1,10 +1,12 @@
 //! What tenants used, as JSON and in the text format of Prometheus.
 
-use exocell_exovisor::{Slots, Stats};
+pub(crate) use exocell_exovisor::Stats;
+
+use exocell_exovisor::Slots;
 use serde_json::{Value, json};
 use std::fmt::Write;
 
-/// One tenant: what the scheduler counts, and what was refused before it.
+/// One tenant: what its calls came to, and what was refused before any.
 pub(crate) struct Tenant<'a> {
     pub name: &'a str,
     pub stats: Stats,

@@ -1,24 +1,27 @@
 //! Connections, and which request goes where.
 
-use crate::call::{Module, Run};
+use crate::call::{self, Done, Work};
+use crate::engine::{Engine, half};
 use crate::http::{self, Answer, Limits, Over, Request};
 use crate::keys;
-use crate::listener::Listener;
-use crate::loaded::{Account, Loaded, Loader};
+use crate::lines::{Ask, Lines, WorkerRules};
+use crate::listener::{Bound, Listener};
+use crate::loaded::{Callable, ListedModule, ListedTenant, Listing, Loaded};
 use crate::metrics::{self, Place, Tenant};
-use crate::store::{ModuleStore, StoreError};
-use exocell_exovisor::{
-    Admission, AdmissionError, Network, Policy, Pool, Scheduler, SchedulerConfig, SchedulerError,
-};
+use crate::store::{ModuleEntry, ModuleStore, StoreError};
+use exocell_exovisor::{AdmissionError, Network, Pool, SchedulerError};
 use exocell_xgate::CapabilitySet;
 use percent_encoding::percent_decode_str;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::Semaphore;
 
-/// How often it looks whether modules came or went.
-const RELOAD_INTERVAL: Duration = Duration::from_secs(1);
+/// Threads that serve clients.
+const CLIENT_THREADS: usize = 2;
 
 /// Why there is no service.
 #[derive(Debug, thiserror::Error)]
@@ -50,9 +53,12 @@ pub enum ServiceError {
         /// Why.
         source: std::io::Error,
     },
-    /// No workers.
+    /// No threads that run calls.
     #[error(transparent)]
     Scheduler(#[from] SchedulerError),
+    /// A worker has no socket.
+    #[error("cannot use the socket of a worker: {0}")]
+    Worker(std::io::Error),
 }
 
 /// For whom a listener is.
@@ -64,117 +70,36 @@ pub enum Front {
     Metrics,
 }
 
-/// Makes the network that a module of this name has by its table, if it has one.
-pub type Networks =
-    Box<dyn Fn(&str, &CapabilitySet) -> Result<Option<Arc<dyn Network>>, String> + Send + Sync>;
+/// Who does what clients want.
+pub(crate) trait Runner: Send + Sync {
+    /// Has a module do something. It takes no longer than the module's deadline and a little more.
+    fn run<'a>(
+        &'a self,
+        callable: &'a Callable,
+        work: Work,
+    ) -> Pin<Box<dyn Future<Output = Done> + Send + 'a>>;
+}
 
-/// All modules of a store, ready to be called.
-pub struct Service {
-    loader: Loader,
+/// Answers clients. It knows keys, names and bounds, and nothing of what modules are.
+pub struct Gateway {
     loaded: RwLock<Arc<Loaded>>,
-    scheduler: Scheduler,
+    runner: Arc<dyn Runner>,
     limits: Limits,
     place: Place,
 }
 
-impl Service {
-    /// Admits every module of `store`, into a pool of these sizes.
-    ///
-    /// # Errors
-    /// [`ServiceError`] names the first module that cannot be served.
-    pub fn new(
-        store: &ModuleStore,
-        pool: Pool,
-        limits: Limits,
-        networks: Networks,
-    ) -> Result<Self, ServiceError> {
-        // A tenant may use up half of the pool and of the connections, and no more.
-        let half = |all: usize| (all / 2).max(1);
-        let begun_max = half(pool.isolates as usize);
+impl Gateway {
+    fn over(runner: Arc<dyn Runner>, limits: Limits, pool: &Pool) -> Self {
         let place = Place { slots: pool.slots, isolates: pool.isolates };
-        let scheduler =
-            Scheduler::new(&SchedulerConfig { begun_max, ..SchedulerConfig::default() })?;
-        let loader = Loader {
-            store: store.clone(),
-            admission: Admission::new(Policy::pooled(pool)),
-            models: exocell_exovisor::Models::default(),
-            calls_max: half(limits.connections),
-            networks,
-        };
-        let mut refused = None;
-        let loaded = loader.load(&Loaded::default(), &scheduler, |error| {
-            refused.get_or_insert(error);
-        })?;
-        match refused {
-            Some(error) => Err(error),
-            None => {
-                let loaded = RwLock::new(Arc::new(loaded));
-                Ok(Self { loader, loaded, scheduler, limits, place })
-            }
-        }
+        Self { loaded: RwLock::default(), runner, limits, place }
     }
 
-    /// Serves what the store holds by now; a call that runs is not touched. A module that cannot
-    /// be served is told to `refused` and left out.
-    ///
-    /// # Errors
-    /// [`StoreError`]; then all is as it was.
-    pub fn reload(&self, refused: impl FnMut(ServiceError)) -> Result<(), StoreError> {
-        let loaded = self.loader.load(&self.loaded(), &self.scheduler, refused)?;
-        *self.loaded.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(loaded);
-        Ok(())
-    }
-
-    /// Listens at `calls` and, for the operator, at `metrics` (see [`Listener::bind`]) and serves
-    /// until the process ends; modules that are added or removed meanwhile are, too. `ready` is
-    /// told where, once clients may come.
-    ///
-    /// # Errors
-    /// [`ServiceError::Listen`].
-    pub fn run(
-        self,
-        calls: &str,
-        metrics: Option<&str>,
-        ready: impl Fn(&str),
-    ) -> Result<(), ServiceError> {
-        let failed = |source| ServiceError::Listen { place: calls.to_owned(), source };
-        let runtime = tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(2)
-            .thread_name("http")
-            .enable_all()
-            .build()
-            .map_err(failed)?;
-        let service = Arc::new(self);
-        runtime.block_on(async {
-            if let Some(place) = metrics {
-                let (service, listener) = (Arc::clone(&service), Listener::bind(place).await?);
-                ready(&listener.place());
-                tokio::spawn(async move { service.serve(listener, Front::Metrics).await });
-            }
-            let listener = Listener::bind(calls).await?;
-            let reloading = Arc::clone(&service);
-            let thread = std::thread::Builder::new().name("modules".to_owned());
-            thread.spawn(move || reloading.keep_loaded()).map_err(failed)?;
-            ready(&listener.place());
-            service.serve(listener, Front::Calls).await;
-            Ok(())
-        })
-    }
-
-    fn keep_loaded(&self) {
-        let mut known = None;
-        loop {
-            std::thread::sleep(RELOAD_INTERVAL);
-            let changed = self.loader.store.changed();
-            if changed.is_some() && changed == known {
-                continue;
-            }
-            let told = |error: ServiceError| eprintln!("exocell: not served: {error}");
-            match self.reload(told) {
-                Ok(()) => known = changed,
-                Err(error) => eprintln!("exocell: {error}"),
-            }
-        }
+    /// Serves this from now on; a call that runs is not touched.
+    pub fn list(&self, listing: Listing) {
+        let mut loaded = self.loaded.write().unwrap_or_else(PoisonError::into_inner);
+        // A tenant may use up half of the connections, and no more.
+        let calls_max = half(self.limits.connections);
+        *loaded = Arc::new(Loaded::of(listing, &loaded, calls_max));
     }
 
     fn loaded(&self) -> Arc<Loaded> {
@@ -192,9 +117,9 @@ impl Service {
                 tokio::time::sleep(Duration::from_millis(50)).await;
                 continue;
             };
-            let service = Arc::clone(self);
+            let gateway = Arc::clone(self);
             tokio::spawn(async move {
-                service.client(&mut stream, front).await;
+                gateway.client(&mut stream, front).await;
                 drop(permit);
             });
         }
@@ -209,8 +134,8 @@ impl Service {
         let mut buffer = Vec::new();
         loop {
             match http::read(stream, &mut buffer, &self.limits).await {
-                Ok(request) => {
-                    let answer = self.answer(&request, front).await;
+                Ok(mut request) => {
+                    let answer = self.answer(&mut request, front).await;
                     let keep = request.keep_alive;
                     if !http::write(stream, &answer, keep, &self.limits).await || !keep {
                         return;
@@ -225,20 +150,26 @@ impl Service {
         }
     }
 
-    async fn answer(&self, request: &Request, front: Front) -> Answer {
-        let parts: Vec<&str> = request.path.split('/').skip(1).collect();
-        match (front, request.method.as_str(), &parts[..]) {
+    async fn answer(&self, request: &mut Request, front: Front) -> Answer {
+        let path = std::mem::take(&mut request.path);
+        let method = std::mem::take(&mut request.method);
+        let parts: Vec<&str> = path.split('/').skip(1).collect();
+        match (front, method.as_str(), &parts[..]) {
             (Front::Metrics, "GET", ["metrics"]) => self.metrics(),
             (Front::Metrics, _, _) => Answer::error(404, "there is nothing here; try GET /metrics"),
             (Front::Calls, "GET", ["v1", "stats"]) => self.stats(request),
             (Front::Calls, "POST", ["v1", "call", module, function]) => {
-                let call = async |module: &Module| {
-                    module.call(&self.scheduler, function, &request.body).await
-                };
+                let function = (*function).to_owned();
+                let call = |body| Ok(Work::Call { function, body });
                 self.permitted(request, module, call).await
             }
             (Front::Calls, "POST", ["v1", "run", name]) => {
-                let command = async |module: &Module| self.command(request, name, module).await;
+                let (query, as_json) = (request.query.clone(), request.wants_json);
+                let command = |stdin| {
+                    let args = arguments(&query)?;
+                    let args = std::iter::once((*name).to_owned()).chain(args).collect();
+                    Ok(Work::Run { args, stdin, as_json })
+                };
                 self.permitted(request, name, command).await
             }
             (Front::Calls, _, ["v1", "stats"] | ["v1", "call", _, _] | ["v1", "run", _]) => {
@@ -251,38 +182,34 @@ impl Service {
         }
     }
 
-    async fn command(&self, request: &Request, name: &str, module: &Module) -> Answer {
-        match arguments(&request.query) {
-            Ok(args) => {
-                let run = Run {
-                    args: std::iter::once(name.to_owned()).chain(args).collect(),
-                    stdin: &request.body,
-                    output_bytes: self.limits.output_bytes,
-                    as_json: request.wants_json,
-                };
-                module.run(&self.scheduler, run).await
-            }
-            Err(message) => Answer::error(400, message),
-        }
-    }
-
-    /// What `answer` says, if the key is one of the module's tenant and that has room. A wrong key
-    /// hears the same whether the module exists or not.
+    /// What becomes of `work`, if the key is one of the module's tenant and that has room. A wrong
+    /// key hears the same whether the module exists or not.
     async fn permitted(
         &self,
-        request: &Request,
+        request: &mut Request,
         name: &str,
-        answer: impl AsyncFnOnce(&Module) -> Answer,
+        work: impl FnOnce(Vec<u8>) -> Result<Work, &'static str>,
     ) -> Answer {
         let (loaded, hash) = (self.loaded(), hash(request));
-        let Some((module, owner)) = loaded.module(name) else { return wrong_key() };
+        let Some(callable) = loaded.module(name) else { return wrong_key() };
+        let owner = &callable.owner;
         if !hash.is_some_and(|hash| owner.has(&hash)) {
             owner.deny();
             return wrong_key();
         }
-        let answer = match owner.room.try_acquire() {
-            Ok(_place) => answer(module).await,
-            Err(_full) => Answer::error(429, "this tenant has too many calls at once; call again"),
+        let work = work(std::mem::take(&mut request.body));
+        let answer = match (work, owner.room.try_acquire()) {
+            (Err(message), _) => Answer::error(400, message),
+            (_, Err(_full)) => {
+                Answer::error(429, "this tenant has too many calls at once; call again")
+            }
+            (Ok(work), Ok(_place)) => {
+                let Done { answer, spent } = self.runner.run(callable, work).await;
+                if let Some(spent) = spent {
+                    owner.count(spent);
+                }
+                answer
+            }
         };
         if answer.is_denial() {
             owner.deny();
@@ -293,18 +220,63 @@ impl Service {
     fn stats(&self, request: &Request) -> Answer {
         let loaded = self.loaded();
         match hash(request).and_then(|hash| loaded.owner(&hash)) {
-            Some(account) => {
-                Answer::json(200, &metrics::json(&account.used(&self.scheduler), self.place))
-            }
+            Some(account) => Answer::json(200, &metrics::json(&account.used(), self.place)),
             None => Answer::error(401, "a key of a tenant is needed"),
         }
     }
 
     fn metrics(&self) -> Answer {
         let loaded = self.loaded();
-        let used = |account| Account::used(account, &self.scheduler);
-        let tenants: Vec<Tenant<'_>> = loaded.accounts().map(used).collect();
+        let tenants: Vec<Tenant<'_>> = loaded.accounts().map(|account| account.used()).collect();
         Answer::text(metrics::prometheus(&tenants, self.place))
+    }
+}
+
+/// All of the process that listens.
+pub struct Reception {
+    runtime: tokio::runtime::Runtime,
+    /// Who answers its clients.
+    pub gateway: Arc<Gateway>,
+    /// Its way to the workers.
+    pub lines: Arc<Lines>,
+}
+
+impl Reception {
+    /// Workers that have such a pool each are asked for by `ask`, which must not wait.
+    ///
+    /// # Errors
+    /// No threads, no descriptors.
+    pub fn new(
+        rules: WorkerRules,
+        limits: Limits,
+        pool: &Pool,
+        ask: Box<dyn Fn(Ask) + Send + Sync>,
+    ) -> std::io::Result<Self> {
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(CLIENT_THREADS)
+            .thread_name("http")
+            .enable_all()
+            .build()?;
+        let lines = Lines::new(rules, &limits, runtime.handle().clone(), ask);
+        let runner = Arc::clone(&lines) as Arc<dyn Runner>;
+        let gateway = Arc::new(Gateway::over(runner, limits, pool));
+        Ok(Self { runtime, gateway, lines })
+    }
+
+    /// Lets clients of `calls` in and, for the operator, of `metrics`, until the process ends.
+    ///
+    /// # Errors
+    /// [`ServiceError::Listen`].
+    pub fn run(self, calls: Bound, metrics: Option<Bound>) -> Result<(), ServiceError> {
+        let Self { runtime, gateway, .. } = self;
+        runtime.block_on(async {
+            if let Some(bound) = metrics {
+                let (gateway, listener) = (Arc::clone(&gateway), Listener::of(bound)?);
+                tokio::spawn(async move { gateway.serve(listener, Front::Metrics).await });
+            }
+            gateway.serve(Listener::of(calls)?, Front::Calls).await;
+            Ok(())
+        })
     }
 }
 
@@ -332,4 +304,129 @@ fn hash(request: &Request) -> Option<String> {
 
 fn wrong_key() -> Answer {
     Answer::error(401, "the key is not one of the module's tenant")
+}
+
+/// Makes the network that a module of this name has by its table, if it has one.
+pub type Networks =
+    Box<dyn Fn(&str, &CapabilitySet) -> Result<Option<Arc<dyn Network>>, String> + Send + Sync>;
+
+/// All modules of a store, compiled and run by this process: for tests and the fuzzing of clients.
+/// What serves tenants has workers ([`Reception`]).
+pub struct Service {
+    gateway: Arc<Gateway>,
+    here: Arc<Here>,
+    store: ModuleStore,
+    networks: Networks,
+    known: Mutex<BTreeMap<String, (ModuleEntry, ListedModule)>>,
+}
+
+/// Modules that this process runs, by number.
+struct Here {
+    engine: Engine,
+    modules: RwLock<Vec<Arc<call::Module>>>,
+}
+
+impl Runner for Here {
+    fn run<'a>(
+        &'a self,
+        callable: &'a Callable,
+        work: Work,
+    ) -> Pin<Box<dyn Future<Output = Done> + Send + 'a>> {
+        let modules = self.modules.read().unwrap_or_else(PoisonError::into_inner);
+        let module = modules.get(callable.id as usize).cloned();
+        drop(modules);
+        let (send, told) = tokio::sync::oneshot::channel();
+        if let Some(module) = module {
+            // A client that went does not want to be told.
+            self.engine.begin(&module, work, Box::new(move |done| drop(send.send(done))));
+        }
+        let ended = || Answer::error(500, "the service is shutting down").into();
+        Box::pin(async move { told.await.unwrap_or_else(|_dropped| ended()) })
+    }
+}
+
+impl Service {
+    /// Admits every module of `store`, into a pool of these sizes.
+    ///
+    /// # Errors
+    /// [`ServiceError`] names the first module that cannot be served.
+    pub fn new(
+        store: &ModuleStore,
+        pool: Pool,
+        limits: Limits,
+        networks: Networks,
+    ) -> Result<Self, ServiceError> {
+        let engine = Engine::new(pool.clone(), limits.output_bytes, true)?;
+        let here = Arc::new(Here { engine, modules: RwLock::default() });
+        let runner = Arc::clone(&here) as Arc<dyn Runner>;
+        let gateway = Arc::new(Gateway::over(runner, limits, &pool));
+        let (store, known) = (store.clone(), Mutex::default());
+        let service = Self { gateway, here, store, networks, known };
+        let mut refused = None;
+        service.reload(|error| {
+            refused.get_or_insert(error);
+        })?;
+        match refused {
+            Some(error) => Err(error),
+            None => Ok(service),
+        }
+    }
+
+    /// Serves what the store holds by now; a call that runs is not touched. A module that cannot
+    /// be served is told to `refused` and left out.
+    ///
+    /// # Errors
+    /// [`StoreError`]; then all is as it was.
+    pub fn reload(&self, mut refused: impl FnMut(ServiceError)) -> Result<(), StoreError> {
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let (mut listing, mut now) = (Listing::default(), BTreeMap::new());
+        for entry in self.store.list()? {
+            let same = known.get(&entry.name).filter(|(before, _)| *before == entry);
+            let listed = match same {
+                Some((_, listed)) => Ok(listed.clone()),
+                None => self.load(&entry),
+            };
+            match listed {
+                Ok(listed) => {
+                    let key_sha256 = self.store.key_hash(&entry.tenant)?;
+                    listing.tenants.push(ListedTenant { name: entry.tenant.clone(), key_sha256 });
+                    listing.modules.push(listed.clone());
+                    now.insert(entry.name.clone(), (entry, listed));
+                }
+                Err(error) => refused(error),
+            }
+        }
+        *known = now;
+        self.gateway.list(listing);
+        Ok(())
+    }
+
+    fn load(&self, entry: &ModuleEntry) -> Result<ListedModule, ServiceError> {
+        let caps = CapabilitySet::parse(&entry.caps, Path::new("/")).map_err(StoreError::from)?;
+        let bytes = self.store.module(entry)?;
+        let name = || entry.name.clone();
+        let network = (self.networks)(&entry.name, &caps)
+            .map_err(|message| ServiceError::Network { name: name(), message })?;
+        let deadline = call::deadline(&caps);
+        let module = self.here.engine.admit(&entry.tenant, &bytes, caps, network);
+        let module = module.map_err(|source| ServiceError::Module { name: name(), source })?;
+        let mut modules = self.here.modules.write().unwrap_or_else(PoisonError::into_inner);
+        let id = modules.len() as u32;
+        modules.push(Arc::new(module));
+        Ok(ListedModule { name: name(), tenant: entry.tenant.clone(), id, deadline })
+    }
+
+    /// Serves clients until the future is dropped.
+    pub async fn serve(&self, listener: Listener, front: Front) {
+        self.gateway.serve(listener, front).await;
+    }
+
+    /// Answers one client's requests until it goes, or is told why it must.
+    pub async fn client(
+        &self,
+        stream: &mut (impl AsyncRead + AsyncWrite + Unpin + Send),
+        front: Front,
+    ) {
+        self.gateway.client(stream, front).await;
+    }
 }

@@ -190,16 +190,26 @@ impl ModuleStore {
         Ok(module)
     }
 
+    /// Where a module's bytes lie, in which nobody looks outside a jail.
+    #[must_use]
+    pub fn path_of(&self, entry: &ModuleEntry) -> PathBuf {
+        self.wasm(&entry.name)
+    }
+
     /// When a module was last added or removed; `None` if that is unknown, or so short ago that
     /// another change might have the same time.
-    pub(crate) fn changed(&self) -> Option<SystemTime> {
+    #[must_use]
+    pub fn changed(&self) -> Option<SystemTime> {
         let changed = fs::metadata(&self.dir).and_then(|dir| dir.modified()).ok()?;
         let settled = changed.elapsed().is_ok_and(|age| age > CHANGES_APART);
         settled.then_some(changed)
     }
 
     /// The hash of a tenant's key.
-    pub(crate) fn key_hash(&self, tenant: &str) -> Result<String, StoreError> {
+    ///
+    /// # Errors
+    /// [`StoreError`]: it has none, or the disk.
+    pub fn key_hash(&self, tenant: &str) -> Result<String, StoreError> {
         Ok(read_json::<TenantEntry>(&self.tenant(tenant))?.key_sha256)
     }
 

@@ -46,8 +46,14 @@ pub use record::{Record, State, Status};
 pub use spec::{CellSpec, Strength};
 
 /// What an executable that uses this crate does in jailed processes (`vmm::jail::stage::entered`).
-pub const STAGES: &[vmm::jail::stage::Stage] =
-    &[compile::STAGE, unpack::UNPACK, unpack::FETCH, archive::ARCHIVE, archive::EXTRACT];
+pub const STAGES: &[vmm::jail::stage::Stage] = &[
+    compile::STAGE,
+    relayed::DIALER,
+    unpack::UNPACK,
+    unpack::FETCH,
+    archive::ARCHIVE,
+    archive::EXTRACT,
+];
 
 /// Milliseconds since the epoch.
 pub fn now_ms() -> u64 {

@@ -1,6 +1,5 @@
 //! Networks of isolates: relays on threads, and what host functions ask them.
 
-use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -15,12 +14,18 @@ use exocell_network::dialer::protocol::Failure;
 use exocell_network::dialer::{Dialer, Hosts, sys};
 use exocell_network::relay::{self, Parts, Relay, Requests};
 use exocell_network::stack::Published;
-use exocell_xgate::{CapabilitySet, Protocol};
+use exocell_vmm::jail::stage::{Fault, Given, Limits, Order, Running, Stage, Task};
+use exocell_vmm::jail::{HostNetwork, ThreadClass};
+use exocell_xgate::{CapabilitySet, NetworkScope, Protocol};
+use serde::{Deserialize, Serialize};
 
 use crate::CellError;
 use crate::network::{Log, WAITING_MAX, Waiting};
 use crate::supervisor::thread;
-use exocell_images::private;
+
+/// What a dialer of its own process may have open, and use of memory, in bytes.
+const DIALER_FILES: u64 = 4096;
+const DIALER_BYTES: u64 = 256 << 20;
 
 /// What an isolate's sockets reach others through.
 struct Relayed(Requests);
@@ -99,30 +104,68 @@ impl Relaying {
     }
 }
 
-/// The network that a table grants to modules of this process, which dials itself: for a service,
-/// whose process is in the host's network. `None` where nothing of it is granted. It lives as
-/// long as somebody holds it; what it decides is written into `directory`.
+/// The process that dials for the modules of a service's worker. It has the host's network and
+/// nothing else, and holds each peer against the table itself.
+pub const DIALER: Stage = Stage { name: "dialer", class: ThreadClass::Dialer, work: dial };
+
+#[derive(Serialize, Deserialize)]
+struct Dialing {
+    /// The capability table, as JSON.
+    caps: String,
+    /// The texts of the host's files.
+    hosts: String,
+    resolv_conf: String,
+}
+
+/// Starts a dialer for what `caps` grants of the network; it lives until what is given here is
+/// dropped. The other end of the channel is a worker's ([`of_channel`]). `None` where nothing is
+/// granted.
+///
+/// # Errors
+/// [`CellError`] if it cannot be started.
+pub fn start_dialer(caps: &CapabilitySet) -> Result<Option<(Running, OwnedFd)>, CellError> {
+    if !caps.network().is_some_and(NetworkScope::grants_anything) {
+        return Ok(None);
+    }
+    let (channel, theirs) = sys::channel().map_err(CellError::host("cannot make a channel"))?;
+    let read = |path| std::fs::read_to_string(path).unwrap_or_default();
+    let request = Dialing {
+        caps: caps.to_json(),
+        hosts: read("/etc/hosts"),
+        resolv_conf: read("/etc/resolv.conf"),
+    };
+    let limits = Limits { open_files: DIALER_FILES, ..Limits::of_memory(DIALER_BYTES) };
+    let order = Order::new(DIALER.name, vec![Given::file(&theirs)], limits);
+    // Echoes are a matter of the group that it has (ping_group_range).
+    let order = Order { network: HostNetwork::Kept, keeps_id: true, ..order };
+    let running = order.start(&request);
+    let running = running.map_err(|error| CellError::Module(error.to_string()))?;
+    Ok(Some((running, channel)))
+}
+
+fn dial(task: &mut Task) -> Result<Vec<u8>, Fault> {
+    let Dialing { caps, hosts, resolv_conf } = task.request()?;
+    let caps = CapabilitySet::parse(&caps, Path::new("/"))
+        .map_err(|error| Fault::Jail(error.to_string()))?;
+    let policy = Policy::new(caps.network().cloned().unwrap_or_default());
+    let dialer = Dialer::new(task.take(0)?, policy, Hosts::parse(&hosts, &resolv_conf));
+    Ok(dialer.run().map(|()| Vec::new())?)
+}
+
+/// The network that `caps` grants to a module of this process, which is a service's worker, over
+/// `channel` to its dialer. It lives as long as somebody holds it; what it decides is written into
+/// `directory`.
 ///
 /// # Errors
 /// The host's, where there are no more descriptors or threads.
-pub fn of_this_process(
+pub fn of_channel(
     caps: &CapabilitySet,
+    channel: OwnedFd,
     directory: &Path,
-) -> Result<Option<Arc<dyn exovisor::Network>>, CellError> {
-    let Some(scope) = caps.network().filter(|scope| scope.grants_anything()) else {
-        return Ok(None);
-    };
-    let failed = |error: io::Error| {
-        CellError::host(format!("cannot make a network for {}", directory.display()))(error)
-    };
-    private::folder(directory).map_err(failed)?;
-    let (channel, theirs) = sys::channel().map_err(failed)?;
-    let policy = Policy::new(scope.clone());
-    let dialer = Dialer::new(theirs, policy.clone(), Hosts::of_host());
-    // Without a dialer, connections are refused.
-    thread("dialer", move || drop(dialer.run()))?;
+) -> Result<Arc<dyn exovisor::Network>, CellError> {
+    let policy = Policy::new(caps.network().cloned().unwrap_or_default());
     let relaying = Relaying::new(policy, channel, Vec::new(), Log::within(directory))?;
     let network = relaying.network();
     relaying.start()?;
-    Ok(Some(network))
+    Ok(network)
 }

@@ -27,7 +27,9 @@ use exocell_images::{
     ProgressEvent, Reference, Refusal, RegistryOptions, Source, Store, layout_server,
     registry_server, version,
 };
-use exocell_vmm::jail::stage::{Fault, Given, Limits, Order, Running, Stage, StageError, Task};
+use exocell_vmm::jail::stage::{
+    Fault, Given, Limits, Order, Running, Shown, Stage, StageError, Task,
+};
 use exocell_vmm::jail::{HostNetwork, ThreadClass};
 use serde::{Deserialize, Serialize};
 
@@ -238,7 +240,7 @@ fn start_fetch(
     let mut order = Order::new(FETCH.name, vec![Given::file(socket)], limits);
     order.network = HostNetwork::Kept;
     let files = RESOLVER_FILES.iter().map(PathBuf::from);
-    order.shown = files.filter(|file| file.is_file()).collect();
+    order.shown = files.filter(|file| file.is_file()).map(Shown::read_only).collect();
     let request = Fetch { reference: reference.to_string(), options: options.clone() };
     order.start(&request).map_err(|error| refused(&error))
 }

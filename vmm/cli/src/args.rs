@@ -469,9 +469,19 @@ pub struct ServeArgs {
     /// Where the operator reads what all tenants used, as Prometheus does: ADDRESS:PORT or a path.
     #[arg(long, value_name = "ADDR|SOCKET", requires = "http")]
     pub metrics: Option<String>,
-    /// Calls of modules that may have begun and not ended.
+    /// Calls of modules that may have begun and not ended, in each worker.
     #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(2..=100_000))]
     pub isolates: u32,
+    /// Whose modules a worker process runs: `tenant` keeps each tenant's to workers of its own,
+    /// `shared` has one for all, whose end is the end of all calls.
+    #[arg(long, value_enum, default_value_t = Workers::Tenant)]
+    pub workers: Workers,
+    /// Workers at once; for one more, the one that has been idle for longest ends.
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub workers_max: u32,
+    /// After how long without a call a worker ends, unless it holds changes of a private folder.
+    #[arg(long, value_name = "SECONDS", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..))]
+    pub worker_idle: u64,
     /// Memory of a container whose client names no limit [default: 2g, at most half the host's].
     #[arg(long, value_name = "BYTES")]
     pub memory: Option<String>,
@@ -485,6 +495,15 @@ pub struct ServeArgs {
     /// have no network but their published ports, and with --network none not even a rule.
     #[arg(long, value_name = "RULE")]
     pub allow_net: Vec<String>,
+}
+
+/// Whose modules one worker of `exocell serve --http` runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Workers {
+    /// One tenant's.
+    Tenant,
+    /// All tenants'.
+    Shared,
 }
 
 #[derive(Subcommand)]

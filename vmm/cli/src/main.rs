@@ -12,7 +12,7 @@ mod terminal;
 use exocell_cell::vmm::jail::stage::{self, Stage};
 
 /// What this executable does in jailed processes.
-const STAGES: &[&[Stage]] = &[exocell_cell::STAGES, &[commands::EXPLAIN]];
+const STAGES: &[&[Stage]] = &[exocell_cell::STAGES, &[commands::EXPLAIN], commands::SERVE];
 
 fn main() -> std::process::ExitCode {
     if let Some(code) = stage::entered(STAGES) {

@@ -47,10 +47,16 @@ pub enum ThreadClass {
     Fetch,
     /// Such a process that makes files below a directory that it was given.
     Extract,
+    /// Such a process that lets a service's clients in and hands their requests on.
+    Front,
+    /// Such a process that runs modules for a service: all of its threads but one.
+    Worker,
+    /// That one, which loads what was compiled.
+    WorkerLoading,
 }
 
 impl ThreadClass {
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 16] = [
         Self::GuestKernel,
         Self::Device,
         Self::Network,
@@ -64,6 +70,9 @@ impl ThreadClass {
         Self::Compile,
         Self::Fetch,
         Self::Extract,
+        Self::Front,
+        Self::Worker,
+        Self::WorkerLoading,
     ];
 
     pub fn name(self) -> &'static str {
@@ -81,6 +90,9 @@ impl ThreadClass {
             Self::Compile => "compile",
             Self::Fetch => "fetch",
             Self::Extract => "extract",
+            Self::Front => "front",
+            Self::Worker => "worker",
+            Self::WorkerLoading => "worker-loading",
         }
     }
 
@@ -112,6 +124,9 @@ impl ThreadClass {
             Self::Compile => &[CODE, STAGE],
             Self::Fetch => &[FETCH, STAGE],
             Self::Extract => &[EXTRACT, STAGE],
+            Self::Front => &[SUPERVISOR, FRONT],
+            Self::Worker => &[WORKER, SUPERVISOR, FOLDER, TURNS, PAIRS],
+            Self::WorkerLoading => &[NARROWER, CODE, WORKER, SUPERVISOR, FOLDER, TURNS, PAIRS],
         }
     }
 }
@@ -263,9 +278,9 @@ mod numbers {
         fchmodat2 = SYS_fchmodat2, fchown = SYS_fchown, fchownat = SYS_fchownat, fcntl = SYS_fcntl,
         fdatasync = SYS_fdatasync, fstat = SYS_fstat, fstatfs = SYS_fstatfs, fsync = SYS_fsync,
         ftruncate = SYS_ftruncate, futex = SYS_futex,
-        getdents64 = SYS_getdents64, getpid = SYS_getpid, getppid = SYS_getppid,
-        getpeername = SYS_getpeername,
-        getrandom = SYS_getrandom, getsockname = SYS_getsockname, getsockopt = SYS_getsockopt, gettid = SYS_gettid,
+        getdents64 = SYS_getdents64, getpeername = SYS_getpeername,
+        getpid = SYS_getpid, getppid = SYS_getppid, getrandom = SYS_getrandom,
+        getsockname = SYS_getsockname, getsockopt = SYS_getsockopt, gettid = SYS_gettid,
         ioctl = SYS_ioctl, kill = SYS_kill, linkat = SYS_linkat, lseek = SYS_lseek,
         madvise = SYS_madvise, memfd_create = SYS_memfd_create, mincore = SYS_mincore,
         mkdir = SYS_mkdir, mkdirat = SYS_mkdirat, mmap = SYS_mmap, mprotect = SYS_mprotect,
@@ -562,6 +577,31 @@ const CONTROL: &[Rule] = rules! {
     unlinkat Any, "removes the cell's own record";
     fsync Any, "the cell's status";
     rt_sigaction Any, "no handlers are inherited by session threads";
+};
+
+/// Lets clients in and speaks with workers. It opens nothing and connects to nobody.
+const FRONT: &[Rule] = rules! {
+    accept4 Any, "clients";
+    clone Without(0, NEW_NAMESPACES), "its threads; never a namespace";
+    epoll_create1 Any, "the event loop";
+    epoll_ctl Any, "the event loop";
+    epoll_wait Any, "the event loop";
+    ioctl OneOf(1, &[libc::FIONBIO]), "non-blocking streams";
+    getpeername Any, "who a client is";
+    socketpair OneOf(0, &[libc::AF_UNIX as u64]), "by which its event loop wakes itself";
+    rt_sigaction Any, "no handlers are inherited by threads; an abort's default action";
+};
+
+/// Runs modules for others; commands read and write files in memory.
+const WORKER: &[Rule] = rules! {
+    clone Without(0, NEW_NAMESPACES), "its threads; never a namespace";
+    epoll_create1 Any, "waits for streams";
+    epoll_ctl Any, "waits for streams";
+    epoll_wait Any, "waits for streams";
+    ioctl OneOf(1, &[libc::FIONBIO]), "non-blocking streams";
+    memfd_create Any, "standard streams; a memory's first contents";
+    rename Any, "the log of a module's network is bounded";
+    rt_sigaction Any, "traps of modules and ends of turns";
 };
 
 /// A narrower list follows.

@@ -39,11 +39,12 @@ impl JailRoot {
     pub fn bind_file(&self, source: &Path, name: &str) -> Result<(), JailError> {
         let target = self.path.join(name);
         step(&format!("create /{name}"), || io_to_errno(File::create(&target)))?;
-        bind_read_only(source, &target, &format!("/{name}"))
+        bind(source, &target, &format!("/{name}"), false)
     }
 
-    /// Makes the host's file or directory `source` visible at its own place, read-only.
-    pub fn show(&self, source: &Path) -> Result<(), JailError> {
+    /// Makes the host's file or directory `source` visible at its own place, to be read, and
+    /// changed if it is `writable`.
+    pub fn show(&self, source: &Path, writable: bool) -> Result<(), JailError> {
         let at = source.display();
         let place = source.strip_prefix("/").unwrap_or(source);
         let target = self.path.join(place);
@@ -51,9 +52,13 @@ impl JailRoot {
         step(&format!("create {at}"), || {
             let parent = if is_directory { Some(target.as_path()) } else { target.parent() };
             io_to_errno(parent.map_or(Ok(()), fs::create_dir_all))?;
-            if is_directory { Ok(()) } else { io_to_errno(File::create(&target)).map(drop) }
+            // Below a directory that is shown it is the host's own file.
+            if is_directory || target.exists() {
+                return Ok(());
+            }
+            io_to_errno(File::create_new(&target)).map(drop)
         })?;
-        bind_read_only(source, &target, &at.to_string())
+        bind(source, &target, &at.to_string(), writable)
     }
 
     /// A unix socket that listens as `/name`, open to the guest kernel's id.
@@ -91,15 +96,16 @@ impl JailRoot {
     }
 }
 
-fn bind_read_only(source: &Path, target: &Path, name: &str) -> Result<(), JailError> {
+fn bind(source: &Path, target: &Path, name: &str, writable: bool) -> Result<(), JailError> {
     let none: Option<&str> = None;
     step(&format!("bind {}", source.display()), || {
         mount(Some(source), target, none, MsFlags::MS_BIND, none)
     })?;
-    step(&format!("make {name} read-only"), || {
+    step(&format!("restrict {name}"), || {
         // What the host's own mount forbids stays forbidden: it is not ours to take away.
         let kept = nix::sys::statvfs::statvfs(target)?.flags();
         let kept = [
+            (FsFlags::ST_RDONLY, MsFlags::MS_RDONLY),
             (FsFlags::ST_NOEXEC, MsFlags::MS_NOEXEC),
             (FsFlags::ST_NOATIME, MsFlags::MS_NOATIME),
             (FsFlags::ST_NODIRATIME, MsFlags::MS_NODIRATIME),
@@ -107,11 +113,8 @@ fn bind_read_only(source: &Path, target: &Path, name: &str) -> Result<(), JailEr
         ]
         .into_iter()
         .filter(|(flag, _)| kept.contains(*flag));
-        let flags = MsFlags::MS_BIND
-            | MsFlags::MS_REMOUNT
-            | MsFlags::MS_RDONLY
-            | MsFlags::MS_NOSUID
-            | MsFlags::MS_NODEV;
+        let flags = MsFlags::MS_BIND | MsFlags::MS_REMOUNT | MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
+        let flags = if writable { flags } else { flags | MsFlags::MS_RDONLY };
         let flags = kept.fold(flags, |flags, (_, flag)| flags | flag);
         mount(none, target, none, flags, none)
     })

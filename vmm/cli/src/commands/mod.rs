@@ -23,6 +23,7 @@ use exocell_cell::{CellError, Layout};
 use crate::args::{Cli, Command};
 use crate::show::say;
 pub use explain::STAGE as EXPLAIN;
+pub use serve::STAGES as SERVE;
 
 /// Runs the command; its exit code.
 pub fn dispatch(cli: Cli) -> Result<u8, CellError> {

@@ -22,7 +22,8 @@ impl Hosts {
         Self::parse(&read("/etc/hosts"), &read("/etc/resolv.conf"))
     }
 
-    fn parse(hosts: &str, resolv_conf: &str) -> Self {
+    /// By the texts of these files.
+    pub fn parse(hosts: &str, resolv_conf: &str) -> Self {
         let mut known: HashMap<String, Vec<IpAddr>> = HashMap::new();
         for line in hosts.lines() {
             let mut words = line.split('#').next().unwrap_or_default().split_whitespace();

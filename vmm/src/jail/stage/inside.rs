@@ -56,6 +56,7 @@ pub struct Task {
     descriptors: Vec<Option<OwnedFd>>,
 }
 
+// Only `prepare` makes one, once the jail is shut: whoever has a task is inside.
 impl Task {
     /// The request.
     ///
@@ -81,6 +82,14 @@ impl Task {
     pub fn progress(&self, line: &str) {
         // A caller that is gone ends this process.
         let _ = wire::send(&self.control, Kind::Progress, line.as_bytes());
+    }
+
+    /// The same for messages with descriptors ([`super::Running::link`] has the caller's end).
+    ///
+    /// # Errors
+    /// [`Fault`] if there are no more descriptors.
+    pub fn link(&self) -> Result<wire::Link, Fault> {
+        Ok(wire::Link::of(&self.control)?)
     }
 
     /// The socket to the caller, for a stage that has more to say than one answer (a worker).

@@ -14,8 +14,8 @@
 //! (prctl(2) PR_SET_PDEATHSIG), the warden ends it when the caller's end of the leash is gone,
 //! and it is the first process of its pid namespace, so what it started dies with it.
 //!
-//! Inside there are no capabilities, no file system but an empty read-only one with the files that
-//! were named ([`Order::shown`]), no network unless it is kept ([`HostNetwork::Kept`]), no
+//! Inside there are no capabilities, no file system but an empty read-only one with the files and
+//! folders that were named ([`Order::shown`]), no network unless it is kept ([`HostNetwork::Kept`]), no
 //! descriptors but those that were given ([`Order::given`]), a list of system calls
 //! ([`ThreadClass`]), Landlock where there is one, and limits ([`Limits`]).
 //!
@@ -28,8 +28,9 @@ mod warden;
 mod wire;
 
 pub use inside::{Fault, Task};
-pub use order::{Given, Limits, Order, Running};
+pub use order::{Given, Limits, Order, Running, Shown};
 pub use warden::entered;
+pub use wire::Link;
 
 use super::ThreadClass;
 
@@ -44,7 +45,8 @@ pub struct Stage {
     pub name: &'static str,
     /// Which system calls it may make.
     pub class: ThreadClass,
-    /// Runs inside, on the process's one thread. What it gives is the answer.
+    /// Runs inside, on the process's one thread; it may start others where its class has the call.
+    /// What it gives is the answer.
     pub work: fn(&mut Task) -> Result<Vec<u8>, Fault>,
 }
 

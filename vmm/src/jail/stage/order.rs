@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use nix::fcntl::OFlag;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use serde::Serialize;
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 
 use super::inside::Fault;
 use super::warden::Settings;
@@ -46,6 +46,22 @@ impl<'a> Given<'a> {
     }
 }
 
+/// A file or directory of the host as a stage sees it.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Shown {
+    pub path: PathBuf,
+    /// Whether what is there may be changed, which also needs the rights of its user id.
+    pub writable: bool,
+}
+
+impl Shown {
+    /// To be read.
+    #[must_use]
+    pub fn read_only(path: impl Into<PathBuf>) -> Self {
+        Self { path: path.into(), writable: false }
+    }
+}
+
 /// What a stage may use.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
@@ -57,6 +73,11 @@ pub struct Limits {
     pub answer_bytes: usize,
     /// Descriptors that it may have open.
     pub open_files: u64,
+    /// Processes and threads of its user, which has no others unless it keeps the caller's id.
+    pub processes: Option<u64>,
+    /// Whether it may set more address space aside than it uses: then memory is bounded only as
+    /// it becomes writable (RLIMIT_DATA).
+    pub reserves: bool,
     /// When it is killed.
     pub deadline: Option<Instant>,
 }
@@ -65,7 +86,15 @@ impl Limits {
     /// 64 descriptors, an answer of 1 MiB, no files.
     #[must_use]
     pub fn of_memory(memory_bytes: u64) -> Self {
-        Self { memory_bytes, file_bytes: 0, answer_bytes: 1 << 20, open_files: 64, deadline: None }
+        Self {
+            memory_bytes,
+            file_bytes: 0,
+            answer_bytes: 1 << 20,
+            open_files: 64,
+            processes: None,
+            reserves: false,
+            deadline: None,
+        }
     }
 }
 
@@ -76,8 +105,8 @@ pub struct Order<'a> {
     pub stage: &'static str,
     /// All that it has open, in the order in which it takes them.
     pub given: Vec<Given<'a>>,
-    /// Files and directories of the host that it sees at the same place, read-only.
-    pub shown: Vec<PathBuf>,
+    /// Files and directories of the host that it sees at the same place.
+    pub shown: Vec<Shown>,
     /// [`HostNetwork::Never`] or [`HostNetwork::Kept`].
     pub network: HostNetwork,
     /// Whether it has the caller's user id, for directories that are the caller's; else, where
@@ -212,6 +241,8 @@ impl<'a> Order<'a> {
             memory_bytes: self.limits.memory_bytes,
             file_bytes: self.limits.file_bytes,
             open_files: self.limits.open_files,
+            processes: self.limits.processes,
+            reserves: self.limits.reserves,
             cpu_seconds,
             keeps_network: self.network != HostNetwork::Never,
             keeps_id: self.keeps_id,
@@ -289,15 +320,28 @@ impl Running {
         self.said.take()
     }
 
+    /// The same for messages with descriptors ([`super::Task::link`] has the stage's end).
+    ///
+    /// # Errors
+    /// No more descriptors.
+    pub fn link(&self) -> io::Result<wire::Link> {
+        wire::Link::of(&self.stream)
+    }
+
+    /// Ends it, if it has not ended; how it ended, in words.
+    #[must_use]
+    pub fn stop(mut self) -> String {
+        match self.warden.end() {
+            Some(status) => in_words(status),
+            None => "ended unseen".to_owned(),
+        }
+    }
+
     /// Waits for its end; how it ended, in words.
     #[must_use]
     pub fn wait(mut self) -> String {
         match self.warden.child.wait() {
-            Ok(status) => match status.code() {
-                Some(code) if code > 128 => format!("was killed by signal {}", code - 128),
-                Some(code) => format!("ended with status {code}"),
-                None => format!("lost its warden ({status})"),
-            },
+            Ok(status) => in_words(status),
             Err(error) => format!("ended unseen ({error})"),
         }
     }
@@ -406,6 +450,15 @@ impl Running {
             last = text.split_off(text.len().saturating_sub(SAID_BYTES_MAX));
         }
         (status, String::from_utf8_lossy(&last).into_owned())
+    }
+}
+
+/// How a stage ended, by its warden's status.
+fn in_words(status: ExitStatus) -> String {
+    match status.code() {
+        Some(code) if code > 128 => format!("was killed by signal {}", code - 128),
+        Some(code) => format!("ended with status {code}"),
+        None => format!("lost its warden ({status})"),
     }
 }
 

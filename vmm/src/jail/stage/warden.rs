@@ -4,7 +4,6 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::prctl::set_name;
@@ -14,6 +13,7 @@ use nix::unistd::Pid;
 use serde::{Deserialize, Serialize};
 
 use super::inside::{self, Fault};
+use super::order::Shown;
 use super::wire::{self, Kind};
 use super::{Stage, VERB};
 use crate::jail::{HostNetwork, IdentityMap, PathAccess, spawn};
@@ -31,10 +31,12 @@ pub(super) struct Settings {
     pub memory_bytes: u64,
     pub file_bytes: u64,
     pub open_files: u64,
+    pub processes: Option<u64>,
+    pub reserves: bool,
     pub cpu_seconds: Option<u64>,
     pub keeps_network: bool,
     pub keeps_id: bool,
-    pub shown: Vec<PathBuf>,
+    pub shown: Vec<Shown>,
     /// For each descriptor what it may do below it, if that is a directory.
     pub below: Vec<Option<PathAccess>>,
 }

@@ -1,7 +1,7 @@
 //! What goes over the control socket: frames of a kind, a length and so many bytes.
 //!
 //! The caller sends one, the request, with the descriptors; the stage sends lines of progress and
-//! then an answer or a refusal. What the stage sends is an allegation: its length is checked
+//! then an answer or a refusal. A worker's caller may send more, and a worker too ([`Link`]). What the stage sends is an allegation: its length is checked
 //! against a bound before room is made for it.
 
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
@@ -66,6 +66,62 @@ pub(super) fn send_request(
     let with = if raw.is_empty() { &[][..] } else { &with };
     sendmsg::<()>(to.as_raw_fd(), &[IoSlice::new(&[0])], with, MsgFlags::MSG_NOSIGNAL, None)?;
     send(to, Kind::Request, request)
+}
+
+/// Messages, with descriptors, between a worker and its caller.
+///
+/// Either side takes what the other says for an allegation: the length of a message is bounded,
+/// its form is checked, and descriptors that come with it are the receiver's to use or close.
+#[derive(Debug)]
+pub struct Link(UnixStream);
+
+impl Link {
+    /// Over one end of a pair of sockets.
+    ///
+    /// # Errors
+    /// No more descriptors.
+    pub fn of(stream: &UnixStream) -> io::Result<Self> {
+        stream.try_clone().map(Self)
+    }
+
+    /// # Errors
+    /// The other side is gone, or has not read for as long as [`Link::wait_at_most`] says.
+    pub fn send(
+        &self,
+        descriptors: &[BorrowedFd<'_>],
+        message: &impl serde::Serialize,
+    ) -> io::Result<()> {
+        send_request(&self.0, descriptors, &serde_json::to_vec(message)?)
+    }
+
+    /// Waits for a message; `None` if the other side is gone.
+    ///
+    /// # Errors
+    /// The host's, and `InvalidData` for what is of another form.
+    pub fn receive<T: serde::de::DeserializeOwned>(&self) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
+        match receive_request(&self.0) {
+            Ok((descriptors, message)) => {
+                Ok(Some((serde_json::from_slice(&message)?, descriptors)))
+            }
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(None),
+            Err(error) if error.kind() == io::ErrorKind::ConnectionReset => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Bounds how long a message may wait for the other side to read.
+    ///
+    /// # Errors
+    /// The host's.
+    pub fn wait_at_most(&self, time: std::time::Duration) -> io::Result<()> {
+        self.0.set_write_timeout(Some(time))
+    }
+
+    /// Ends it for both sides; who waits for a message sees that.
+    pub fn end(&self) {
+        // One that has ended already is ended.
+        let _ = self.0.shutdown(std::net::Shutdown::Both);
+    }
 }
 
 /// What [`send_request`] sent.

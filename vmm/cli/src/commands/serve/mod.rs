@@ -3,15 +3,21 @@
 use exocell_cell::intra::Intra;
 use exocell_cell::plan::VCPUS_MAX;
 use exocell_cell::xgate::{Endpoint, parse_bytes};
-use exocell_cell::{CellError, Layout, relayed};
+use exocell_cell::{CellError, Layout};
 use exocell_docker::{Defaults, Options, host_memory, serve as serve_docker};
-use exocell_service::{Limits, Networks, Pool, Service, ServiceError};
+use exocell_service::{Bound, Pool, ServiceError, WorkerRules};
 use std::path::Path;
+use std::time::Duration;
 
-use super::module;
 use super::run::network_rule;
-use crate::args::ServeArgs;
+use crate::args::{ServeArgs, Workers};
 use crate::show::say;
+
+mod keeper;
+mod outfit;
+mod stages;
+
+pub use stages::STAGES;
 
 /// A container's memory where nobody says, on a host that has four times it.
 const MEMORY_BYTES: u64 = 2 << 30;
@@ -20,36 +26,36 @@ const MEMORY_BYTES: u64 = 2 << 30;
 pub fn serve(layout: &Layout, args: &ServeArgs) -> Result<u8, CellError> {
     match (&args.docker, &args.http) {
         (Some(socket), None) => docker(layout, args, socket),
-        (None, Some(place)) => http(service(layout, args)?, place, args.metrics.as_deref()),
-        (Some(socket), Some(place)) => {
-            let (service, place) = (service(layout, args)?, place.clone());
-            let metrics = args.metrics.clone();
-            std::thread::spawn(move || {
-                if let Err(error) = http(service, &place, metrics.as_deref()) {
+        (None, Some(place)) => http(layout, args, place),
+        (Some(socket), Some(place)) => std::thread::scope(|scope| {
+            scope.spawn(|| {
+                if let Err(error) = http(layout, args, place) {
                     eprintln!("exocell: {error}");
                     std::process::exit(125);
                 }
             });
             docker(layout, args, socket)
-        }
+        }),
         (None, None) => Err(CellError::Usage("say --docker or --http".to_owned())),
     }
 }
 
-fn service(layout: &Layout, args: &ServeArgs) -> Result<Service, CellError> {
+fn http(layout: &Layout, args: &ServeArgs, place: &str) -> Result<u8, CellError> {
     let refused = |error: ServiceError| CellError::Usage(error.to_string());
+    let calls = Bound::bind(place).map_err(refused)?;
+    let metrics = args.metrics.as_deref().map(Bound::bind).transpose().map_err(refused)?;
     let pool = Pool { isolates: args.isolates, stacks: args.isolates, ..Pool::default() };
-    let decisions = layout.networks();
-    let networks: Networks = Box::new(move |module, caps| {
-        relayed::of_this_process(caps, &decisions.join(module)).map_err(|error| error.to_string())
-    });
-    Service::new(&module::store(layout)?, pool, Limits::default(), networks).map_err(refused)
-}
-
-fn http(service: Service, place: &str, metrics: Option<&str>) -> Result<u8, CellError> {
-    let served = service.run(place, metrics, |place| say!("exocell serves {place}"));
-    served.map_err(|error| CellError::Usage(error.to_string()))?;
-    Ok(0)
+    let rules = WorkerRules {
+        is_shared: args.workers == Workers::Shared,
+        workers_max: args.workers_max as usize,
+        idle: Duration::from_secs(args.worker_idle),
+    };
+    let ready = || {
+        for bound in [metrics.as_ref(), Some(&calls)].into_iter().flatten() {
+            say!("exocell serves {}", bound.place());
+        }
+    };
+    keeper::serve(layout, pool, rules, &calls, metrics.as_ref(), ready)
 }
 
 fn docker(layout: &Layout, args: &ServeArgs, socket: &Path) -> Result<u8, CellError> {

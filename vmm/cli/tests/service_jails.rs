@@ -1,0 +1,516 @@
+//! The processes of `exocell serve --http`: who may what, and whom the end of one costs what.
+
+mod common;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use common::{eventually, program};
+use tempfile::TempDir;
+
+/// Adds; says its data; runs for ever; takes all the memory it is granted.
+const MODULE: &str = r#"(module (memory (export "memory") 1 1000)
+  (data (i32.const 0) "TENANTS-OWN-BYTES")
+  (func (export "add") (param i32 i32) (result i32) (i32.add (local.get 0) (local.get 1)))
+  (func (export "data") (result i32) (i32.load (i32.const 0)))
+  (func (export "spin") (loop $again (br $again)))
+  (func (export "grow") (result i32) (memory.grow (i32.const 900))))"#;
+/// What is looked for in memory: not a text of this program's, nor of a command line.
+const MARK: [&str; 2] = ["TENANTS-", "OWN-BYTES"];
+const NAMESPACES: [&str; 6] = ["user", "pid", "mnt", "net", "ipc", "uts"];
+
+/// A service with a module `m-TENANT` of each tenant.
+struct World {
+    root: TempDir,
+    server: Child,
+    keys: BTreeMap<String, String>,
+}
+
+impl World {
+    fn new(tenants: &[&str], flags: &[&str]) -> Self {
+        Self::of(&program(), tenants, flags)
+    }
+
+    fn of(program: &Path, tenants: &[&str], flags: &[&str]) -> Self {
+        let root = tempfile::tempdir().unwrap();
+        let file = root.path().join("m.wat");
+        fs::write(&file, MODULE).unwrap();
+        let caps = root.path().join("caps.toml");
+        fs::write(&caps, "version = 1\n[memory]\nlimit = \"64M\"\n[time]\ndeadline = \"60s\"")
+            .unwrap();
+        let mut keys = BTreeMap::new();
+        for tenant in tenants {
+            let key = add(program, root.path(), tenant, &format!("m-{tenant}"), &file, &caps);
+            keys.insert((*tenant).to_owned(), key);
+        }
+        let socket = root.path().join("http.sock").display().to_string();
+        let mut server = exocell(program, root.path())
+            .args(["serve", "--http", &socket])
+            .args(flags)
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        BufReader::new(server.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        assert!(line.contains(&socket), "{line}");
+        Self { root, server, keys }
+    }
+
+    fn connect(&self) -> UnixStream {
+        let stream = UnixStream::connect(self.root.path().join("http.sock")).unwrap();
+        stream.set_read_timeout(Some(common::LIMIT)).unwrap();
+        stream
+    }
+
+    fn request(&self, tenant: &str, function: &str, body: &str) -> String {
+        let (key, length) = (&self.keys[tenant], body.len());
+        format!(
+            "POST /v1/call/m-{tenant}/{function} HTTP/1.1\r\nAuthorization: Bearer {key}\r\n\
+             Content-Length: {length}\r\n\r\n{body}"
+        )
+    }
+
+    fn call(&self, tenant: &str, function: &str, body: &str) -> String {
+        let mut stream = self.connect();
+        stream.write_all(self.request(tenant, function, body).as_bytes()).unwrap();
+        stream.shutdown(Shutdown::Write).unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer
+    }
+
+    #[track_caller]
+    fn is_well(&self, tenant: &str) {
+        let answer = self.call(tenant, "add", "[40, 2]");
+        assert!(answer.starts_with("HTTP/1.1 200 ") && answer.contains("[42]"), "{answer}");
+    }
+
+    /// The processes of this service that have this name.
+    fn processes(&self, name: &str) -> BTreeSet<u32> {
+        descendants(self.server.id()).into_iter().filter(|pid| name_of(*pid) == name).collect()
+    }
+
+    fn worker(&self) -> u32 {
+        let workers = self.processes("worker");
+        assert_eq!(workers.len(), 1, "{workers:?}");
+        *workers.first().unwrap()
+    }
+
+    /// The worker that this tenant's next call makes, or has.
+    fn worker_of(&self, tenant: &str, others: &BTreeSet<u32>) -> u32 {
+        self.is_well(tenant);
+        let own: Vec<u32> = self.processes("worker").difference(others).copied().collect();
+        assert_eq!(own.len(), 1, "{own:?} beside {others:?}");
+        own[0]
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        let _ = self.server.kill();
+        let _ = self.server.wait();
+    }
+}
+
+fn exocell(program: &Path, root: &Path) -> Command {
+    let mut command = Command::new(program);
+    command.arg("--root").arg(root);
+    command
+}
+
+/// Adds a module; the tenant's key, if it is new.
+fn add(program: &Path, root: &Path, tenant: &str, name: &str, file: &Path, caps: &Path) -> String {
+    let added = exocell(program, root)
+        .args(["module", "add", "--tenant", tenant, "--caps"])
+        .args([caps.as_os_str(), name.as_ref(), file.as_os_str()])
+        .output()
+        .unwrap();
+    assert!(added.status.success(), "{added:?}");
+    String::from_utf8(added.stdout).unwrap().trim().to_owned()
+}
+
+fn parents() -> BTreeMap<u32, u32> {
+    let pids = fs::read_dir("/proc").unwrap().flatten();
+    let pids = pids.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    pids.filter_map(|pid| Some((pid, status(pid, "PPid")?.parse().ok()?))).collect()
+}
+
+fn descendants(of: u32) -> BTreeSet<u32> {
+    let parents = parents();
+    let mut found = BTreeSet::from([of]);
+    loop {
+        let more: Vec<u32> = parents
+            .iter()
+            .filter(|(pid, parent)| found.contains(parent) && !found.contains(pid))
+            .map(|(pid, _)| *pid)
+            .collect();
+        if more.is_empty() {
+            return found;
+        }
+        found.extend(more);
+    }
+}
+
+fn status(process: impl std::fmt::Display, field: &str) -> Option<String> {
+    let text = fs::read_to_string(format!("/proc/{process}/status")).ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'))?;
+    Some(line.trim().to_owned())
+}
+
+fn name_of(pid: u32) -> String {
+    status(pid, "Name").unwrap_or_default()
+}
+
+fn kill(pid: u32) {
+    let pid = nix::unistd::Pid::from_raw(pid.cast_signed());
+    nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL).unwrap();
+}
+
+fn is_gone(pid: u32) -> bool {
+    status(pid, "State").is_none_or(|state| state.starts_with('Z'))
+}
+
+#[track_caller]
+fn has(answer: &str, status: u16, words: &str) {
+    let right = answer.starts_with(&format!("HTTP/1.1 {status} ")) && answer.contains(words);
+    assert!(right, "not {status} with {words}: {answer}");
+}
+
+#[track_caller]
+fn assert_jailed(pid: u32, server: u32) {
+    for task in fs::read_dir(format!("/proc/{pid}/task")).unwrap().flatten() {
+        let task = format!("{pid}/task/{}", task.file_name().display());
+        let name = status(&task, "Name");
+        for (field, value) in [("Seccomp", "2"), ("NoNewPrivs", "1")] {
+            assert_eq!(status(&task, field).as_deref(), Some(value), "{field} of {name:?}");
+        }
+        for set in ["CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"] {
+            let value = status(&task, set).unwrap();
+            assert_eq!(u64::from_str_radix(&value, 16), Ok(0), "{set} of {name:?}");
+        }
+    }
+    for namespace in NAMESPACES {
+        let of = |pid: u32| fs::read_link(format!("/proc/{pid}/ns/{namespace}")).unwrap();
+        assert_ne!(of(pid), of(server), "{namespace} of {}", name_of(pid));
+    }
+    let root: Vec<_> = fs::read_dir(format!("/proc/{pid}/root")).unwrap().collect();
+    assert!(root.is_empty(), "{root:?}");
+}
+
+#[test]
+fn the_front_and_the_workers_are_jailed() {
+    let world = World::new(&["alice", "bob"], &[]);
+    world.is_well("alice");
+    world.is_well("bob");
+    let (front, workers) = (world.processes("front"), world.processes("worker"));
+    assert_eq!((front.len(), workers.len()), (1, 2));
+    for pid in front.iter().chain(&workers) {
+        assert_jailed(*pid, world.server.id());
+    }
+    // As root each has an id that nobody else has.
+    if nix::unistd::geteuid().is_root() {
+        let ids: BTreeSet<_> = front.union(&workers).map(|pid| status(pid, "Uid")).collect();
+        assert_eq!(ids.len(), 3, "{ids:?}");
+        assert!(ids.iter().flatten().all(|ids| !ids.split('\t').any(|id| id == "0")), "{ids:?}");
+    }
+}
+
+/// Whether a process has the module's bytes somewhere in its memory.
+fn has_mark(pid: u32) -> bool {
+    let mark = MARK.concat();
+    let mut memory = fs::File::open(format!("/proc/{pid}/mem")).unwrap();
+    let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
+    maps.lines().any(|line| {
+        let (range, rest) = line.split_once(' ').unwrap();
+        let (start, end) = range.split_once('-').unwrap();
+        let [start, end] = [start, end].map(|at| u64::from_str_radix(at, 16).unwrap());
+        if !rest.starts_with('r') || end - start > 256 << 20 {
+            return false;
+        }
+        let mut bytes = vec![0; (end - start) as usize];
+        let read = memory.seek(SeekFrom::Start(start)).and_then(|_| memory.read_exact(&mut bytes));
+        read.is_ok() && bytes.windows(mark.len()).any(|piece| piece == mark.as_bytes())
+    })
+}
+
+/// Executable memory that is of no file, beside what the host's kernel shares with all.
+fn own_code(pid: u32) -> Vec<String> {
+    let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
+    let is_code = |line: &&str| line.split(' ').nth(1).is_some_and(|mode| mode.contains('x'));
+    let is_own = |line: &&str| !line.contains(" /") && !line.contains("[v");
+    maps.lines().filter(is_code).filter(is_own).map(str::to_owned).collect()
+}
+
+#[test]
+fn what_listens_has_no_tenants_code() {
+    let world = World::new(&["alice", "bob"], &[]);
+    let answer = world.call("alice", "data", "[]");
+    has(&answer, 200, "\"results\":[1095648596]");
+    world.is_well("bob");
+    let front = *world.processes("front").first().unwrap();
+    assert!(!has_mark(front));
+    for pid in [front, world.server.id()] {
+        assert_eq!(own_code(pid), Vec::<String>::new(), "{}", name_of(pid));
+    }
+    // And a worker has both.
+    for worker in world.processes("worker") {
+        assert!(has_mark(worker) && !own_code(worker).is_empty());
+    }
+}
+
+#[test]
+fn the_end_of_a_worker_costs_its_tenant_and_no_other() {
+    let world = World::new(&["alice", "bob"], &[]);
+    let alices = world.worker_of("alice", &BTreeSet::new());
+    let bobs = world.worker_of("bob", &BTreeSet::from([alices]));
+    std::thread::scope(|scope| {
+        let spinning = scope.spawn(|| world.call("alice", "spin", "[]"));
+        let bob = scope.spawn(|| world.call("bob", "spin", "[]"));
+        for worker in [alices, bobs] {
+            eventually("it runs", || status(worker, "State").unwrap().starts_with('R'));
+        }
+        kill(alices);
+        has(&spinning.join().unwrap(), 502, "was killed by signal 9");
+        world.is_well("bob");
+        assert_eq!(world.processes("worker"), BTreeSet::from([bobs]));
+        let next = world.worker_of("alice", &BTreeSet::from([bobs]));
+        assert_ne!(next, alices);
+        // His call has gone on all the time.
+        kill(bobs);
+        has(&bob.join().unwrap(), 502, "was killed by signal 9");
+        world.is_well("alice");
+        assert!(world.processes("worker").contains(&next));
+    });
+    let stats = |tenant: &str| {
+        let key = &world.keys[tenant];
+        let mut stream = world.connect();
+        let request = format!("GET /v1/stats HTTP/1.1\r\nAuthorization: Bearer {key}\r\n\r\n");
+        stream.write_all(request.as_bytes()).unwrap();
+        stream.shutdown(Shutdown::Write).unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer
+    };
+    // Figures outlive workers.
+    has(&stats("alice"), 200, "\"invocations\":3");
+}
+
+#[test]
+fn memory_that_a_worker_does_not_get_costs_its_tenant_and_no_other() {
+    let world = World::new(&["alice", "bob"], &[]);
+    let alices = world.worker_of("alice", &BTreeSet::new());
+    world.is_well("bob");
+    // As if all that it may have were used up.
+    let limited = Command::new("prlimit").args(["--data=1", "--pid", &alices.to_string()]).status();
+    assert!(limited.unwrap().success());
+    eventually("her calls notice", || {
+        let answer = world.call("alice", "grow", "[]");
+        !answer.starts_with("HTTP/1.1 200 ") || answer.contains("trap") || is_gone(alices)
+    });
+    world.is_well("bob");
+    if !is_gone(alices) {
+        kill(alices);
+    }
+    eventually("another takes its place", || {
+        world.call("alice", "add", "[40, 2]").contains("[42]")
+    });
+}
+
+#[test]
+fn tenants_have_workers_of_their_own_unless_they_share_one() {
+    let tenants = ["alice", "bob"];
+    for (flag, count) in [("tenant", 2), ("shared", 1)] {
+        let world = World::new(&tenants, &["--workers", flag]);
+        assert_eq!(world.processes("worker").len(), 0);
+        for _ in 0..3 {
+            tenants.iter().for_each(|tenant| world.is_well(tenant));
+        }
+        assert_eq!(world.processes("worker").len(), count, "{flag}");
+        // A connection carries requests of both, each with its own key.
+        let mut stream = world.connect();
+        let both = world.request("alice", "add", "[1, 2]") + &world.request("bob", "add", "[3, 4]");
+        let wrong = world.request("bob", "add", "[5, 6]").replace("m-bob", "m-alice");
+        stream.write_all((both.repeat(2) + &wrong).as_bytes()).unwrap();
+        stream.shutdown(Shutdown::Write).unwrap();
+        let mut answers = String::new();
+        stream.read_to_string(&mut answers).unwrap();
+        let found: Vec<_> = answers.split("HTTP/1.1 ").skip(1).collect();
+        assert_eq!(found.len(), 5, "{answers}");
+        for (answer, words) in found.iter().zip(["[3]", "[7]", "[3]", "[7]", "the key is not"]) {
+            assert!(answer.contains(words), "{answer}: {words}");
+        }
+    }
+}
+
+#[test]
+fn nothing_is_left_of_a_service_that_is_killed() {
+    for victim in ["exocell", "front"] {
+        let mut world = World::new(&["alice", "bob"], &[]);
+        std::thread::scope(|scope| {
+            let spinning = scope.spawn(|| {
+                let mut stream = world.connect();
+                let _ = stream.write_all(world.request("alice", "spin", "[]").as_bytes());
+                let _ = stream.read_to_end(&mut Vec::new());
+            });
+            world.is_well("bob");
+            eventually("both run", || world.processes("worker").len() == 2);
+            let all = descendants(world.server.id());
+            let victim = match victim {
+                "front" => *world.processes("front").first().unwrap(),
+                _ => world.server.id(),
+            };
+            kill(victim);
+            spinning.join().unwrap();
+            eventually("all are gone", || all.iter().all(|pid| is_gone(*pid)));
+        });
+        let _ = world.server.wait();
+    }
+}
+
+#[test]
+fn workers_are_bounded_and_idle_ones_end() {
+    let world = World::new(&["alice", "bob"], &["--workers-max", "1", "--worker-idle", "2"]);
+    let mut before = 0;
+    for tenant in ["alice", "bob", "alice"] {
+        world.is_well(tenant);
+        eventually("one is left", || world.processes("worker").len() == 1);
+        let worker = world.worker();
+        assert_ne!(worker, before);
+        before = worker;
+    }
+    std::thread::scope(|scope| {
+        let spinning = scope.spawn(|| world.call("alice", "spin", "[]"));
+        eventually("it runs", || status(world.worker(), "State").unwrap().starts_with('R'));
+        has(&world.call("bob", "add", "[1, 2]"), 503, "as many workers as may be (1) are busy");
+        kill(world.worker());
+        has(&spinning.join().unwrap(), 502, "signal 9");
+    });
+    world.is_well("bob");
+    eventually("the idle one ends", || world.processes("worker").is_empty());
+    world.is_well("bob");
+}
+
+#[test]
+fn modules_come_and_go_in_a_worker_that_runs() {
+    let world = World::new(&["alice"], &[]);
+    let worker = world.worker_of("alice", &BTreeSet::new());
+    let root = world.root.path();
+    let (file, caps) = (root.join("m.wat"), root.join("caps.toml"));
+    let post = |name: &str, function: &str| {
+        let key = &world.keys["alice"];
+        let mut stream = world.connect();
+        let request = format!(
+            "POST /v1/call/{name}/{function} HTTP/1.1\r\nAuthorization: Bearer {key}\r\n\
+             Connection: close\r\nContent-Length: 2\r\n\r\n[]"
+        );
+        stream.write_all(request.as_bytes()).unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer
+    };
+    add(&program(), root, "alice", "more", &file, &caps);
+    eventually("it is served", || post("more", "data").starts_with("HTTP/1.1 200 "));
+    assert_eq!(world.worker(), worker);
+    // One with a folder needs another jail; what has begun in the one before goes on there.
+    let folder = root.join("folder");
+    fs::create_dir(&folder).unwrap();
+    fs::write(
+        &caps,
+        format!(
+            "version = 1\n[memory]\nlimit = \"1M\"\n[[folder]]\nhost = \"{}\"\nguest = \"/f\"\n\
+             rights = [\"read\", \"write\"]",
+            folder.display()
+        ),
+    )
+    .unwrap();
+    let makes = root.join("makes.wat");
+    fs::write(&makes, MAKES).unwrap();
+    std::thread::scope(|scope| {
+        let spinning = scope.spawn(|| post("more", "spin"));
+        eventually("it runs", || status(worker, "State").unwrap().starts_with('R'));
+        add(&program(), root, "alice", "makes", &makes, &caps);
+        eventually("it is served", || post("makes", "make").contains("\"results\":[0]"));
+        assert!(folder.join("f").exists());
+        assert!(!is_gone(worker));
+        let removed = exocell(&program(), root).args(["module", "rm", "more"]).status().unwrap();
+        assert!(removed.success());
+        eventually("it is not served", || post("more", "data").starts_with("HTTP/1.1 401 "));
+        assert!(!is_gone(worker));
+        kill(worker);
+        has(&spinning.join().unwrap(), 502, "signal 9");
+    });
+    assert!(post("makes", "make").contains("\"results\":[20]"));
+}
+
+/// Makes the file `f`, which must not be there, and answers with the errno.
+const MAKES: &str = r#"(module
+  (import "wasi_snapshot_preview1" "path_open" (func $open (param i32 i32 i32 i32 i32 i64 i64 i32 i32) (result i32)))
+  (memory (export "memory") 1) (data (i32.const 0) "f")
+  (func (export "make") (result i32)
+    (call $open (i32.const 3) (i32.const 0) (i32.const 0) (i32.const 1) (i32.const 5)
+      (i64.const 64) (i64.const 0) (i32.const 0) (i32.const 16))))"#;
+
+/// Calls a second of 16 tenants by `connections` clients that each have one connection.
+fn calls_a_second(world: &World, tenants: &[String], connections: usize, time: Duration) -> f64 {
+    let end = Instant::now() + time;
+    let begun = Instant::now();
+    let count: u64 = std::thread::scope(|scope| {
+        let clients: Vec<_> = (0..connections)
+            .map(|index| {
+                let tenant = &tenants[index % tenants.len()];
+                scope.spawn(move || {
+                    let request = world.request(tenant, "add", "[40, 2]").into_bytes();
+                    let (mut stream, mut count) = (world.connect(), 0_u64);
+                    let mut answer = vec![0; 4096];
+                    while Instant::now() < end {
+                        stream.write_all(&request).unwrap();
+                        let length = stream.read(&mut answer).unwrap();
+                        assert!(answer[..length].starts_with(b"HTTP/1.1 200"));
+                        count += 1;
+                    }
+                    count
+                })
+            })
+            .collect();
+        clients.into_iter().map(|client| client.join().unwrap()).sum()
+    });
+    count as f64 / begun.elapsed().as_secs_f64()
+}
+
+/// Prints calls a second beside those of another build, round by round in turn.
+#[test]
+#[ignore = "a measurement: EXOCELL_BEFORE_BIN names the other build"]
+fn throughput_beside_another_build() {
+    let before = PathBuf::from(std::env::var_os("EXOCELL_BEFORE_BIN").unwrap());
+    let tenants: Vec<String> = (0..16).map(|index| format!("t{index}")).collect();
+    let names: Vec<&str> = tenants.iter().map(String::as_str).collect();
+    let builds = [
+        ("before", World::of(&before, &names, &[])),
+        ("tenant", World::new(&names, &[])),
+        ("shared", World::new(&names, &["--workers", "shared"])),
+    ];
+    for connections in [1, 16, 64, 256] {
+        let mut found: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
+        for _ in 0..7 {
+            for (name, world) in &builds {
+                let calls = calls_a_second(world, &tenants, connections, Duration::from_secs(2));
+                found.entry(name).or_default().push(calls);
+            }
+        }
+        let mut medians = BTreeMap::new();
+        for (name, mut rounds) in found {
+            rounds.sort_by(f64::total_cmp);
+            medians.insert(name, rounds[rounds.len() / 2]);
+        }
+        for (name, median) in &medians {
+            let ratio = median / medians["before"];
+            println!("{connections} connections, {name}: {median:.0} calls/s, {ratio:.2}x");
+        }
+    }
+}
