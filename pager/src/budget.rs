@@ -13,7 +13,7 @@
 
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use nix::fcntl::{FcntlArg, fcntl};
@@ -67,9 +67,8 @@ impl Standing {
     /// # Errors
     /// As [`Self::read`].
     pub fn set(path: &Path, bytes: u64) -> Result<(), BudgetError> {
-        let mut options = File::options();
-        let options = options.create(true).truncate(false).read(true).write(true).mode(0o600);
-        let file = options.open(path)?;
+        let file =
+            File::options().create(true).truncate(false).read(true).write(true).open(path)?;
         let ledger = Ledger { file, path: path.display().to_string() };
         let _header = ledger.lock_header()?;
         if ledger.file.metadata()?.len() > 0 {

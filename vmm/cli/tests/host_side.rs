@@ -10,6 +10,8 @@ use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::mpsc::{Receiver, channel};
+use std::thread::JoinHandle;
 
 use common::cell::Cell;
 use common::docker::Server;
@@ -184,8 +186,10 @@ fn a_folder_gets_no_set_id_bits_and_no_devices() {
     let shared = place.path().join("shared");
     fs::create_dir(&shared).unwrap();
     let volume = format!("{}:/job", text(&shared));
-    let script = HOSTILE_FILES.replace("&& mknod", "; mknod").replace("&& mkfifo", "; mkfifo");
-    shell(&["-v", &volume], &script).ok();
+    // It makes neither devices nor fifos.
+    let script = HOSTILE_FILES.replace("&& mkfifo fifo &&", ";").replace("&& mknod", "; mknod");
+    let said = shell(&["-v", &volume], &script).ok().stderr;
+    assert_eq!(said.matches("Operation not permitted").count(), 2, "{said}");
     has_no_rights(&shared);
 }
 
@@ -396,10 +400,8 @@ fn is_jailed(pid: i32, network: bool) {
 }
 
 /// A registry with one image, which stops in the middle of the layer until it is let go on.
-fn registry(
-    layer: &[u8],
-    go_on: std::sync::mpsc::Receiver<()>,
-) -> (u16, std::thread::JoinHandle<()>) {
+fn registry(layer: &[u8], go_on: Receiver<()>) -> (u16, Receiver<()>, JoinHandle<()>) {
+    let (tell, half_sent) = channel();
     let config = json!({
         "architecture": "amd64", "os": "linux", "config": {},
         "rootfs": { "type": "layers", "diff_ids": [digest(layer)] },
@@ -433,6 +435,7 @@ fn registry(
                 }
                 let (half, rest) = body.split_at(body.len() / 2);
                 stream.write_all(half).unwrap();
+                tell.send(()).unwrap();
                 if go_on.recv().is_err() {
                     return;
                 }
@@ -441,7 +444,7 @@ fn registry(
             }
         }
     });
-    (port, serving)
+    (port, half_sent, serving)
 }
 
 /// The path that a client asks for.
@@ -470,8 +473,8 @@ fn a_registrys_answers_are_read_in_jails() {
     let root = PrivateRoot::new();
     let layer = large_layer();
     for kill in [false, true] {
-        let (let_go, go_on) = std::sync::mpsc::channel();
-        let (port, serving) = registry(&layer, go_on);
+        let (let_go, go_on) = channel();
+        let (port, half_sent, serving) = registry(&layer, go_on);
         let name = format!("127.0.0.1:{port}/some/image:1");
         let mut pull = root.exocell(["image", "pull", &name]);
         let pull = Started::new(&mut pull);
@@ -480,6 +483,7 @@ fn a_registrys_answers_are_read_in_jails() {
             found = descendants(pull.pid());
             found.contains_key("unpack") && found.contains_key("fetch")
         });
+        half_sent.recv_timeout(common::LIMIT).expect("the layer is asked for");
         eventually("they are in their jails", || {
             let confined = |name: &str| {
                 let status = fs::read_to_string(format!("/proc/{}/status", found[name]));
@@ -492,7 +496,7 @@ fn a_registrys_answers_are_read_in_jails() {
         if kill {
             host::send(found["unpack"], Signal::SIGKILL);
         }
-        drop(let_go.send(()));
+        let_go.send(()).expect("the registry waits");
         let ended = pull.finish(common::LIMIT).expect("it ends");
         serving.join().unwrap();
         match kill {

@@ -1,5 +1,6 @@
 //! `exocell budget`: the memory that all `vm` cells have together.
 
+use exocell_cell::images::private;
 use exocell_cell::pager::Standing;
 use exocell_cell::{CellError, Layout};
 use serde::Serialize;
@@ -24,8 +25,10 @@ pub fn budget(layout: &Layout, args: &BudgetArgs) -> Result<u8, CellError> {
     let path = layout.budget();
     let failed = |error: exocell_cell::pager::BudgetError| CellError::Usage(error.to_string());
     let set = |bytes| {
-        exocell_cell::images::private::folder(layout.root())
-            .map_err(CellError::host(format!("cannot make {}", layout.root().display())))?;
+        // It is the operator's alone from its first byte on.
+        private::folder(layout.root())
+            .and_then(|()| private::options().create(true).append(true).open(&path))
+            .map_err(CellError::host(format!("cannot make {}", path.display())))?;
         Standing::set(&path, bytes).map_err(failed)
     };
     match args.size.as_deref() {
