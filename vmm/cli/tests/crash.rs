@@ -76,6 +76,7 @@ fn play(round: Round) {
     check_run(round, struck, &ended);
     victim.is_gone();
     check_record(round, &name, &victim.id);
+    assert!(!host::has_control_group(&victim.id), "its control group is left");
 }
 
 /// A cell as the host saw it before it was hit.

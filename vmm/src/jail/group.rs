@@ -15,8 +15,6 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use nix::errno::Errno;
-
 /// Where hosts have the controllers' file systems.
 const MOUNTED: &str = "/sys/fs/cgroup";
 /// The group above those of all cells.
@@ -124,21 +122,26 @@ impl Group {
     /// Removes the group once its processes are dead, which they must be about to be. What
     /// stays because they are not is for [`remove`].
     pub fn remove(&self) {
-        let until = Instant::now() + EMPTY_MAX;
         let flag = nix::unistd::UnlinkatFlags::RemoveDir;
-        while nix::unistd::unlinkat(&self.parent, self.name.as_str(), flag) == Err(Errno::EBUSY)
-            && Instant::now() < until
-        {
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        once_empty(|| {
+            nix::unistd::unlinkat(&self.parent, self.name.as_str(), flag).map_err(io::Error::from)
+        });
     }
 }
 
-/// Removes the group that a dead cell has left.
+/// Removes the group that a dead cell has left; mostly there is none. Its lock may be free a
+/// moment before its last process is gone.
 pub fn remove(name: &str) {
     for place in [Path::new(MOUNTED).join("memory"), PathBuf::from(MOUNTED)] {
-        // Mostly there is none.
-        let _ = fs::remove_dir(place.join(PARENT).join(name));
+        once_empty(|| fs::remove_dir(place.join(PARENT).join(name)));
+    }
+}
+
+fn once_empty(remove: impl Fn() -> io::Result<()>) {
+    let until = Instant::now() + EMPTY_MAX;
+    let busy = |error: &io::Error| error.kind() == io::ErrorKind::ResourceBusy;
+    while remove().is_err_and(|error| busy(&error)) && Instant::now() < until {
+        std::thread::sleep(Duration::from_millis(1));
     }
 }
 

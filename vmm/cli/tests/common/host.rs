@@ -152,3 +152,9 @@ pub fn user_ticks(pid: i32) -> u64 {
     let fields = line.rsplit_once(')').map_or("", |(_, fields)| fields);
     fields.split_ascii_whitespace().nth(11).and_then(|ticks| ticks.parse().ok()).unwrap_or(0)
 }
+
+/// Whether there is a control group of cell `id`.
+pub fn has_control_group(id: &str) -> bool {
+    let places = ["/sys/fs/cgroup/memory/exocell", "/sys/fs/cgroup/exocell"];
+    places.iter().any(|place| Path::new(place).join(id).exists())
+}
