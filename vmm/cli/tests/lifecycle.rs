@@ -310,7 +310,7 @@ fn cp_speaks_tar_on_standard_streams() {
 }
 
 #[test]
-fn cp_tells_of_pipes_and_devices_and_skips_sockets() {
+fn cp_tells_of_pipes_and_skips_devices_and_sockets() {
     let cell = Cell::idle("cp-special", &[]);
     let socket = "import socket; socket.socket(socket.AF_UNIX).bind('/d/socket')";
     let script = format!("mkdir /d; mkfifo /d/pipe; mknod /d/zero c 1 5; python3 -c \"{socket}\"");
@@ -319,16 +319,11 @@ fn cp_tells_of_pipes_and_devices_and_skips_sockets() {
     let mut archive = tar::Archive::new(out.stdout.as_slice());
     let entries = archive.entries().unwrap().map(|entry| {
         let entry = entry.unwrap();
-        let device =
-            entry.header().device_major().unwrap().zip(entry.header().device_minor().unwrap());
-        (entry.path().unwrap().display().to_string(), entry.header().entry_type(), device)
+        (entry.path().unwrap().display().to_string(), entry.header().entry_type())
     });
     let entries: Vec<_> = entries.collect();
-    let entry = |name: &str| entries.iter().find(|entry| entry.0 == name);
-    assert!(entry("d/pipe").is_some_and(|entry| entry.1.is_fifo()), "{entries:?}");
-    let zero = entry("d/zero").map(|entry| (entry.1, entry.2));
-    assert_eq!(zero, Some((tar::EntryType::Char, Some((1, 5)))));
-    assert_eq!(entries.len(), 3, "{entries:?}");
+    let directory = ("d".to_owned(), tar::EntryType::Directory);
+    assert_eq!(entries, [directory, ("d/pipe".to_owned(), tar::EntryType::Fifo)]);
 }
 
 #[test]
