@@ -58,7 +58,7 @@ const RESOLVER_FILES: [&str; 5] =
 #[derive(Serialize, Deserialize)]
 enum Request {
     /// Descriptors: the input, the image, the spool, and a file for an archive that is unpacked.
-    Build(Job),
+    Build(Box<Job>),
     /// Descriptors: the archive, and the same file.
     Names { path: PathBuf, limits: ImportLimits },
 }
@@ -290,8 +290,8 @@ impl<'a> Draft<'a> {
         let given = [&spool, &unpacked];
         let given = [Given::file(input), Given::file(&image)]
             .into_iter()
-            .chain(given.into_iter().map(|file| Given::file(file)));
-        let request = Request::Build(self.job.clone());
+            .chain(given.into_iter().map(Given::file));
+        let request = Request::Build(Box::new(self.job.clone()));
         match ask(given.collect(), &request, &self.job.limits, progress)? {
             Answer::Made(made) => Ok(made),
             _ => Err(another_answer()),
