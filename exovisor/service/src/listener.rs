@@ -5,7 +5,12 @@ use std::fs::{self, Permissions};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::Path;
+use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
+
+/// How often it is looked whether a server that is there is about to be gone.
+const LOOKS: u32 = 40;
+const BETWEEN_LOOKS: Duration = Duration::from_millis(50);
 
 /// A socket that listens, before anybody is let in.
 #[derive(Debug)]
@@ -28,7 +33,7 @@ impl Bound {
             return Ok(Self::Tcp(std::net::TcpListener::bind(place).map_err(failed)?));
         }
         let is_socket = fs::symlink_metadata(place).is_ok_and(|file| file.file_type().is_socket());
-        if is_socket && std::os::unix::net::UnixStream::connect(place).is_err() {
+        if is_socket && !answers(place) {
             fs::remove_file(place).map_err(failed)?;
         }
         let listener = std::os::unix::net::UnixListener::bind(place).map_err(failed)?;
@@ -62,6 +67,17 @@ impl Bound {
             }
         }
     }
+}
+
+/// Whether somebody listens there. The jailed processes of a server that was killed do so for a
+/// moment longer than it.
+fn answers(place: &str) -> bool {
+    (0..LOOKS).all(|look| {
+        if look > 0 {
+            std::thread::sleep(BETWEEN_LOOKS);
+        }
+        std::os::unix::net::UnixStream::connect(place).is_ok()
+    })
 }
 
 impl AsFd for Bound {

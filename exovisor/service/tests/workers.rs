@@ -85,7 +85,7 @@ impl World {
     fn mallorys_is_to_end(&self) -> bool {
         let asks = self.asks.lock().unwrap();
         let mut hers = None;
-        let mut is_it = |ask| match ask {
+        let is_it = |ask| match ask {
             Ask::Start { place, number } if place == "mallory" => {
                 hers = Some(number);
                 false
@@ -93,7 +93,7 @@ impl World {
             Ask::End { number } => hers == Some(number),
             Ask::Start { .. } => false,
         };
-        std::iter::from_fn(|| asks.recv_timeout(Duration::from_secs(60)).ok()).any(|ask| is_it(ask))
+        std::iter::from_fn(|| asks.recv_timeout(Duration::from_secs(60)).ok()).any(is_it)
     }
 }
 

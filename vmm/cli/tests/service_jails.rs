@@ -171,8 +171,15 @@ fn kill(pid: u32) {
     nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL).unwrap();
 }
 
-/// Whether one of its threads runs.
+/// Whether one of its threads runs whenever it is looked at: a short call does not.
 fn is_busy(pid: u32) -> bool {
+    (0..10).all(|_| {
+        std::thread::sleep(Duration::from_millis(20));
+        runs(pid)
+    })
+}
+
+fn runs(pid: u32) -> bool {
     let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
     let mut tasks = tasks.map(|task| format!("{pid}/task/{}", task.file_name().display()));
     tasks.any(|task| status(task, "State").is_some_and(|state| state.starts_with('R')))
