@@ -64,7 +64,7 @@ pub fn seeds() -> Vec<Vec<u8>> {
             (Kind::Reply, json(&Reply::Started { guest_pid: 7 })),
             (Kind::Stdout, b"out".to_vec()),
             (Kind::Stderr, b"err".to_vec()),
-            (Kind::Reply, json(&Reply::Exited { code: 3 })),
+            (Kind::Reply, json(&Reply::exited(3))),
         ],
     ];
     let choices = [0, 2, 6, 4, 6];

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::{
     Boot, BootTimes, Exec, FailureKind, Frame, FrameError, FrameReader, FrameWriter, GuestStats,
-    Kind, Reply, Request, TtySize, printable,
+    Kind, Reply, Request, Start, TtySize, printable,
 };
 
 /// The longest text of the guest's that an error repeats, in characters.
@@ -229,7 +229,19 @@ fn receive(
     }
 }
 
-/// Starts a program; returns when it runs.
+/// Starts the cell's program; returns when it runs.
+///
+/// # Errors
+/// As [`exec`]'s.
+pub fn start<R: Read, W: Write>(
+    read: R,
+    write: W,
+    start: &Start,
+) -> Result<ExecSession<R, W>, ClientError> {
+    begin(read, write, &Request::Start(Box::new(start.clone())))
+}
+
+/// Starts a program beside the cell's; returns when it runs.
 ///
 /// # Errors
 /// [`ClientError::Failed`] with [`FailureKind::NotFound`] or
@@ -239,14 +251,22 @@ pub fn exec<R: Read, W: Write>(
     write: W,
     exec: &Exec,
 ) -> Result<ExecSession<R, W>, ClientError> {
+    begin(read, write, &Request::Exec(exec.clone()))
+}
+
+fn begin<R: Read, W: Write>(
+    read: R,
+    write: W,
+    request: &Request,
+) -> Result<ExecSession<R, W>, ClientError> {
     let mut writer = FrameWriter::new(write);
-    writer.write_json(Kind::Request, &Request::Exec(exec.clone()))?;
+    writer.write_json(Kind::Request, request)?;
     let mut reader = FrameReader::new(read);
     match read_reply(&mut reader)? {
         Reply::Started { guest_pid } => Ok(ExecSession {
             guest_pid,
             input: ExecInput(Arc::new(Mutex::new(writer))),
-            output: ExecOutput(reader),
+            output: ExecOutput::of(reader),
         }),
         _ => Err(ClientError::UnexpectedReply { request: "exec" }),
     }
@@ -316,27 +336,42 @@ pub enum ExecEvent {
 }
 
 /// The output end of a session.
-pub struct ExecOutput<R>(FrameReader<R>);
+pub struct ExecOutput<R> {
+    frames: FrameReader<R>,
+    out_of_memory: bool,
+}
 
 impl<R: Read> ExecOutput<R> {
     /// What comes on `stream` after the program's start was told.
     pub fn new(stream: R) -> Self {
-        Self(FrameReader::new(stream))
+        Self::of(FrameReader::new(stream))
+    }
+
+    fn of(frames: FrameReader<R>) -> Self {
+        Self { frames, out_of_memory: false }
+    }
+
+    /// Whether the guest's kernel had ended a process for lack of memory when it told the exit.
+    pub fn is_out_of_memory(&self) -> bool {
+        self.out_of_memory
     }
 
     /// The stream underneath, for a timeout or a shutdown.
     pub fn get_ref(&self) -> &R {
-        self.0.get_ref()
+        self.frames.get_ref()
     }
 
     /// Waits for the next event; there is none after [`ExecEvent::Exited`].
     pub fn event(&mut self) -> Result<ExecEvent, ClientError> {
-        let frame = self.0.read()?.ok_or(ClientError::Closed)?;
+        let frame = self.frames.read()?.ok_or(ClientError::Closed)?;
         match frame.kind {
             Kind::Stdout => Ok(ExecEvent::Stdout(frame.payload)),
             Kind::Stderr => Ok(ExecEvent::Stderr(frame.payload)),
             Kind::Reply => match reply_in(&frame)? {
-                Reply::Exited { code } => Ok(ExecEvent::Exited(code)),
+                Reply::Exited { code, out_of_memory } => {
+                    self.out_of_memory = out_of_memory;
+                    Ok(ExecEvent::Exited(code))
+                }
                 _ => Err(ClientError::UnexpectedReply { request: "exec" }),
             },
             got => Err(ClientError::UnexpectedFrame { got }),
@@ -403,8 +438,7 @@ mod tests {
 
     #[test]
     fn a_session_yields_its_output_and_code() {
-        let (started, exited) =
-            (reply(&Reply::Started { guest_pid: 7 }), reply(&Reply::Exited { code: 3 }));
+        let (started, exited) = (reply(&Reply::Started { guest_pid: 7 }), reply(&Reply::exited(3)));
         let wire = guest(&[
             (Kind::Reply, &started),
             (Kind::Stdout, b"out"),

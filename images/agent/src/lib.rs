@@ -17,6 +17,7 @@
 //! | request    | host then sends                        | guest sends |
 //! |------------|----------------------------------------|-------------|
 //! | `Boot`     |                                        | `Reply(Ready)` |
+//! | `Start`    | as `Exec`                              | as `Exec` |
 //! | `Exec`     | `Stdin`* `StdinEof` `Resize` `Signal`  | `Reply(Started)`, `Stdout`/`Stderr`*, `Reply(Exited)` |
 //! | `Upload`   | `Data`* `DataEof` (a tar stream)       | `Reply(Done)` |
 //! | `Download` |                                        | `Data`* `DataEof` (a tar stream) |
@@ -34,13 +35,14 @@
 pub mod client;
 mod frame;
 mod message;
+pub mod oci;
 mod patience;
 mod text;
 
 pub use frame::{Frame, FrameError, FrameReader, FrameWriter, Kind};
 pub use message::{
     Boot, BootTimes, Exec, FailureKind, FolderMount, GateStats, GuestStats, IsolatesSetup,
-    NetworkSetup, PagerStats, Pressure, Reply, Request, TtySize,
+    NetworkSetup, PagerStats, Pressure, Reply, Request, Start, TtySize,
 };
 pub use patience::{ANSWER_MAX, Patient, TRANSFER_MAX};
 pub use text::{printable, printable_lines};

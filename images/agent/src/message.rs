@@ -2,11 +2,16 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::oci::Spec;
+
 /// What the host asks for; the first frame of a stream.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Request {
     Boot(Boot),
+    /// Run the cell's program.
+    Start(Box<Start>),
+    /// Run one more, beside it.
     Exec(Exec),
     /// Unpack the tar stream that follows into the directory `path`.
     Upload {
@@ -49,6 +54,15 @@ pub enum Request {
     },
 }
 
+/// The cell's program, in namespaces of its own: it is their first process.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Start {
+    pub spec: Spec,
+    /// Whether `Stdin` frames follow; otherwise standard input is /dev/null.
+    pub stdin: bool,
+}
+
 /// How the guest init sets up the cell before any program runs.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -63,6 +77,12 @@ pub struct Boot {
     /// Processes and threads that may exist in the cell at once.
     pub process_count_max: u64,
     pub folders: Vec<FolderMount>,
+    /// More lines of /etc/hosts: a name and its address.
+    #[serde(default)]
+    pub hosts: Vec<(String, std::net::IpAddr)>,
+    /// The part of its name after the host name.
+    #[serde(default)]
+    pub domain_name: String,
     /// `None` where there is no network device.
     #[serde(default)]
     pub network: Option<NetworkSetup>,
@@ -111,7 +131,7 @@ pub struct FolderMount {
     pub read_only: bool,
 }
 
-/// A program to run as a session leader.
+/// A program to run as a session leader, in the namespaces of the cell's own and with its limits.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Exec {
@@ -124,6 +144,9 @@ pub struct Exec {
     /// `name|uid[:group|gid]`, resolved against the cell's /etc/passwd; empty
     /// is root.
     pub user: String,
+    /// Whether it has every capability, whatever the cell's program has.
+    #[serde(default)]
+    pub privileged: bool,
     /// A terminal of this size instead of pipes.
     pub tty: Option<TtySize>,
     /// Whether `Stdin` frames follow; otherwise standard input is /dev/null.
@@ -147,6 +170,9 @@ pub enum Reply {
     /// `code` is the exit status, or 128 + the signal that killed the program.
     Exited {
         code: u8,
+        /// Whether the guest's kernel ended a process of the cell for lack of memory.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        out_of_memory: bool,
     },
     Stats(Box<GuestStats>),
     Done,
@@ -154,6 +180,13 @@ pub enum Reply {
         kind: FailureKind,
         message: String,
     },
+}
+
+impl Reply {
+    /// The end of a program, not for lack of memory.
+    pub fn exited(code: u8) -> Self {
+        Self::Exited { code, out_of_memory: false }
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

@@ -1,4 +1,5 @@
-//! The kernel's file systems of the new root, laid out as docker does.
+//! The kernel's file systems of the new root, laid out as docker does; what a program has for
+//! itself is mounted with it ([`crate::mounts`]).
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -45,15 +46,12 @@ const KERNEL: [Mount; 2] = [
     Mount { kind: "sysfs", target: "/sys", flags: SAFE, data: "" },
     Mount { kind: "cgroup2", target: "/sys/fs/cgroup", flags: SAFE, data: "nsdelegate" },
 ];
-const DEVICES: [Mount; 2] = [
-    Mount {
-        kind: "devpts",
-        target: "/dev/pts",
-        flags: MsFlags::MS_NOSUID.union(MsFlags::MS_NOEXEC),
-        data: "newinstance,ptmxmode=0666,mode=0620,gid=5",
-    },
-    Mount { kind: "mqueue", target: "/dev/mqueue", flags: SAFE, data: "" },
-];
+const TERMINALS: Mount = Mount {
+    kind: "devpts",
+    target: "/dev/pts",
+    flags: MsFlags::MS_NOSUID.union(MsFlags::MS_NOEXEC),
+    data: "newinstance,ptmxmode=0666,mode=0620,gid=5",
+};
 
 /// Files in memory, with so many 16ths of what they may take all together.
 struct InMemory {
@@ -66,7 +64,6 @@ struct InMemory {
 const WITHOUT_DEVICES: MsFlags = MsFlags::MS_NOSUID.union(MsFlags::MS_NODEV);
 
 const DEV: InMemory = InMemory { target: "/dev", flags: MsFlags::MS_NOSUID, mode: "755", share: 1 };
-const SHARED: InMemory = InMemory { target: "/dev/shm", flags: SAFE, mode: "1777", share: 10 };
 /// What programs expect to write to, over a read-only root.
 const SCRATCH: [InMemory; 2] = [
     InMemory { target: "/tmp", flags: WITHOUT_DEVICES, mode: "1777", share: 4 },
@@ -84,17 +81,11 @@ pub fn mount_all(read_only: bool) -> Result<(), InitError> {
     let all_kib = in_memory_kib(&fs::read_to_string("/proc/meminfo").unwrap_or_default());
     DEV.mount(all_kib)?;
     make_nodes()?;
-    DEVICES.iter().try_for_each(Mount::mount)?;
-    SHARED.mount(all_kib)?;
+    TERMINALS.mount()?;
     match read_only {
         true => SCRATCH.iter().try_for_each(|own| own.mount(all_kib)),
         false => make_tmp(),
     }
-}
-
-/// Mounts the /proc of the caller's pid namespace.
-pub fn mount_proc() -> Result<(), InitError> {
-    PROC.mount()
 }
 
 /// What all files in memory may take: what they hold stays when programs are ended, and a
@@ -187,7 +178,8 @@ mod tests {
         assert_eq!(in_memory_kib(meminfo), 60_000);
         assert_eq!(in_memory_kib("MemTotal: 40000 kB\nMemAvailable: 28000 kB\n"), 19_808);
         assert_eq!(in_memory_kib("MemTotal: 80000 kB\nMemAvailable: 9 kB\n"), IN_MEMORY_KIB_MIN);
-        let shares = [&DEV, &SHARED].into_iter().chain(&SCRATCH).map(|own| own.share);
-        assert_eq!(shares.sum::<u64>(), 16);
+        let shares = [&DEV].into_iter().chain(&SCRATCH).map(|own| own.share);
+        // The rest is for /dev/shm.
+        assert_eq!(shares.sum::<u64>(), 6);
     }
 }

@@ -1,6 +1,5 @@
-//! `Exec`: a program in a session of its own, over a stream.
+//! `Start` and `Exec`: a program in a session of its own, over a stream.
 
-use std::ffi::CString;
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::OwnedFd;
@@ -9,29 +8,29 @@ use std::os::unix::fs::{OpenOptionsExt, PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
-use std::time::Duration;
 
+use exocell_agent::oci::ConsoleSize;
 use exocell_agent::{
-    Exec, FailureKind, FrameReader, FrameWriter, ISOLATES_BIN, ISOLATES_TABLE, Kind, Reply, TtySize,
+    Exec, FailureKind, FrameReader, FrameWriter, ISOLATES_BIN, ISOLATES_TABLE, Kind, Reply, Start,
+    TtySize,
 };
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::unistd::pipe2;
 
+use crate::cgroup::Group;
+use crate::container::{self, Container, Rules, c_string};
 use crate::error::{Context, InitError};
 use crate::io_loop::{Input, Source, pump_output};
-use crate::programs::Programs;
 use crate::reaper::{Exit, Reaper};
 use crate::session::{Agent, STACK_BYTES};
-use crate::spawn::{self, Program, Starting, Stdio, Step};
-use crate::sys;
+use crate::spawn::{self, Place, Program, Starting, Stdio, Step};
 use crate::users::{self, Identity};
+use crate::{own_proc, sys};
 
 /// Where programs are looked for when the environment has no PATH: docker's.
 const PATH_DEFAULT: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
-/// How long the end of all programs may take that has begun.
-const END_MAX: Duration = Duration::from_secs(1);
 /// User databases longer than this are read this far, in bytes.
 const DATABASE_BYTES_MAX: u64 = 4 << 20;
 
@@ -42,57 +41,159 @@ struct Ends {
     sources: Vec<Source>,
 }
 
-/// Runs the program of `request` to its end, its streams over `stream`.
+/// Runs the cell's program, as `request` says, to its end, its streams over `stream`.
+pub fn start(
+    agent: &Agent,
+    stream: &File,
+    frames: FrameReader<&File>,
+    request: &Start,
+) -> Result<(), InitError> {
+    let (cell, spec) = (agent.cell()?, &request.spec);
+    let process = &spec.process;
+    let wanted = Exec {
+        args: process.args.clone(),
+        env: process.env.clone(),
+        tty: process.terminal.then(|| tty_size(process.console_size)),
+        stdin: request.stdin,
+        ..Exec::default()
+    };
+    let rules = Rules::read(spec)?;
+    // Before the program's own file systems are in this thread's way.
+    let streams = open_streams(&wanted)?;
+    let inside = container::enter_new(spec, &cell.group)?;
+    let session = Session { agent, place: Place::New(&inside), rules: &rules };
+    let begun = session.begin(&wanted, streams)?;
+    let pid = begun.pid;
+    if !rules.init {
+        agent.reaper.watch_first(pid);
+    }
+    session.follow(&wanted, begun, stream, frames, || {
+        agent.set_container(Container::of(pid, rules.clone()));
+    })
+}
+
+/// Runs the program of `request` beside the cell's, to its end.
 pub fn run(
     agent: &Agent,
     stream: &File,
     frames: FrameReader<&File>,
     request: &Exec,
 ) -> Result<(), InitError> {
-    agent.programs().map_or(Ok(()), Programs::await_proc)?;
-    let identity = identify(&request.user)?;
-    let program = resolve(request, &identity)?;
-    let (stdio, ends) = open_streams(request, identity.uid)?;
-    let mut writer = FrameWriter::new(stream);
-    let (pid, exit, starting) = start(agent, &program, stdio)?;
-    let shown = starting.wait().map_err(|(step, errno)| explain(request, step, errno))?;
-    agent.reaper.show(pid, shown);
-    writer.write_json(Kind::Reply, &Reply::Started { guest_pid: shown.unsigned_abs() })?;
-    // From here on it only passes on what programs and the host say.
-    sys::set_nice(0);
-    let input = Input::new(frames, ends.sink, ends.tty, &agent.reaper, pid);
-    let code = attend(input, ends.sources, &exit, &mut writer)?;
-    Ok(writer.write_json(Kind::Reply, &ended(agent, code))?)
+    let container = agent.container()?;
+    let streams = open_streams(request)?;
+    let mut rules = match &container {
+        Some(container) => container.rules.clone(),
+        None => Rules::of_machine(),
+    };
+    let place = match &container {
+        Some(container) => {
+            container.enter()?;
+            Place::Beside(container)
+        }
+        None => Place::Here,
+    };
+    rules.init = false;
+    if request.privileged {
+        rules.capabilities = None;
+        rules.no_new_privileges = false;
+    }
+    let session = Session { agent, place, rules: &rules };
+    let begun = session.begin(request, streams)?;
+    session.follow(request, begun, stream, frames, || ())
 }
 
-/// How a program ended: with all others, where the cell's root ended them.
-fn ended(agent: &Agent, code: u8) -> Reply {
-    let ending = agent.programs().is_some_and(Programs::are_ending);
-    match ending.then(|| agent.reaper.end_of_all(END_MAX)).flatten() {
-        Some(message) => Reply::Failed { kind: FailureKind::Guest, message },
-        None => Reply::Exited { code },
+/// A terminal has at least one row and column, and at most what fits its own numbers.
+fn tty_size(size: Option<ConsoleSize>) -> TtySize {
+    let fit = |cells: u64| u16::try_from(cells).unwrap_or(u16::MAX).max(1);
+    size.map_or(TtySize { rows: 24, cols: 80 }, |size| TtySize {
+        rows: fit(size.height),
+        cols: fit(size.width),
+    })
+}
+
+/// A program that is to run.
+struct Session<'a> {
+    agent: &'a Agent,
+    place: Place<'a>,
+    rules: &'a Rules,
+}
+
+impl Session<'_> {
+    /// Forks the program's process, with its ends of `streams`.
+    fn begin(&self, request: &Exec, (stdio, ends): (Stdio, Ends)) -> Result<Begun, InitError> {
+        let user = if request.user.is_empty() { &self.rules.user } else { &request.user };
+        let identity = identify(user, &self.rules.groups)?;
+        let cwd = if request.cwd.is_empty() { &self.rules.cwd } else { &request.cwd };
+        let program = resolve(request, cwd, &identity, self.rules)?;
+        give_streams(&stdio, identity.uid)?;
+        let oom_kills_before = self.agent.group().map_or(0, Group::oom_kills);
+        let (pid, exit, starting) = self.fork(&program, stdio)?;
+        if let Some(adjustment) = self.rules.oom_score_adj.filter(|own| *own != 0) {
+            own_proc::write(&format!("{pid}/oom_score_adj"), &adjustment.to_string());
+        }
+        Ok(Begun { pid, exit, starting, ends, oom_kills_before })
+    }
+
+    /// Passes on what the program and the host say, until the program has ended.
+    fn follow(
+        &self,
+        request: &Exec,
+        begun: Begun,
+        stream: &File,
+        frames: FrameReader<&File>,
+        on_start: impl FnOnce(),
+    ) -> Result<(), InitError> {
+        let Begun { pid, exit, starting, ends, oom_kills_before } = begun;
+        let reaper = &self.agent.reaper;
+        let shown = starting.wait().map_err(|(step, errno)| explain(request, step, errno))?;
+        reaper.show(pid, shown);
+        on_start();
+        let mut writer = FrameWriter::new(stream);
+        writer.write_json(Kind::Reply, &Reply::Started { guest_pid: shown.unsigned_abs() })?;
+        // From here on it only passes on what programs and the host say.
+        sys::set_nice(0);
+        let input = Input::new(frames, ends.sink, ends.tty, reaper, pid);
+        let code = attend(input, ends.sources, &exit, &mut writer)?;
+        let oom_kills = self.agent.group().map_or(0, Group::oom_kills);
+        let reply = match exit.by_reboot() {
+            Some(message) => Reply::Failed { kind: FailureKind::Guest, message },
+            None => Reply::Exited { code, out_of_memory: oom_kills > oom_kills_before },
+        };
+        Ok(writer.write_json(Kind::Reply, &reply)?)
+    }
+
+    /// Our copies of its streams are closed on return.
+    fn fork(
+        &self,
+        program: &Program,
+        stdio: Stdio,
+    ) -> Result<(i32, Arc<Exit>, Starting), InitError> {
+        let group = self.agent.group();
+        let beside = match (&self.place, group) {
+            (Place::Beside(container), Some(group)) => group.procs_beside(container.first),
+            _ => None,
+        };
+        let procs = beside.as_ref().or(group.map(|group| &group.procs));
+        let mut starting = None;
+        let fork = || {
+            let (pid, child) = spawn::start(program, &stdio, procs, &self.place)?;
+            starting = Some(child);
+            Ok::<i32, Errno>(pid)
+        };
+        let (pid, exit) =
+            Reaper::spawn(&self.agent.reaper, fork).context(|| "starting the program")?;
+        let starting = starting.ok_or_else(|| InitError::guest("the program was not started"))?;
+        Ok((pid, exit, starting))
     }
 }
 
-/// Forks the child; our copies of its streams are closed on return.
-fn start(
-    agent: &Agent,
-    program: &Program,
-    stdio: Stdio,
-) -> Result<(i32, Arc<Exit>, Starting), InitError> {
-    let mut starting = None;
-    let fork = || {
-        let (pid, child) = spawn::start(program, &stdio, agent.group(), agent.programs())?;
-        starting = Some(child);
-        Ok::<i32, Errno>(pid)
-    };
-    let spawned = Reaper::spawn(&agent.reaper, fork);
-    let (pid, exit) = match (spawned, agent.reaper.end_of_all(Duration::ZERO)) {
-        (Err(_), Some(why)) => return Err(InitError::guest(why)),
-        (spawned, _) => spawned.context(|| "starting the program")?,
-    };
-    let starting = starting.ok_or_else(|| InitError::guest("the program was not started"))?;
-    Ok((pid, exit, starting))
+/// A program whose process there is.
+struct Begun {
+    pid: i32,
+    exit: Arc<Exit>,
+    starting: Starting,
+    ends: Ends,
+    oom_kills_before: u64,
 }
 
 /// Runs both loops until the program is dead; its exit code.
@@ -112,8 +213,14 @@ fn attend(
     })
 }
 
-fn identify(user: &str) -> Result<Identity, InitError> {
-    users::resolve(user, &database("/etc/passwd"), &database("/etc/group"))
+/// The user, with `groups` beside its own.
+fn identify(user: &str, groups: &[String]) -> Result<Identity, InitError> {
+    let named = database("/etc/group");
+    let mut identity = users::resolve(user, &database("/etc/passwd"), &named)?;
+    for group in groups {
+        identity.groups.push(users::resolve_group(group, &named)?);
+    }
+    Ok(identity)
 }
 
 /// A user database; a missing one is empty, and so is one that is no file: a pipe
@@ -130,8 +237,13 @@ fn database(path: &str) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-fn resolve(request: &Exec, identity: &Identity) -> Result<Program, InitError> {
-    let cwd = make_cwd(&request.cwd)?;
+fn resolve(
+    request: &Exec,
+    cwd: &str,
+    identity: &Identity,
+    rules: &Rules,
+) -> Result<Program, InitError> {
+    let cwd = make_cwd(cwd)?;
     let mut env = request.env.clone();
     if !env.iter().any(|variable| variable.starts_with("HOME=")) {
         env.push(format!("HOME={}", identity.home));
@@ -143,14 +255,22 @@ fn resolve(request: &Exec, identity: &Identity) -> Result<Program, InitError> {
     let name = request.args.first().filter(|name| !name.is_empty());
     let name = name.ok_or_else(|| InitError::invalid("no program to run; give its name"))?;
     let path = find_program(name, search.unwrap_or(PATH_DEFAULT), &cwd)?;
+    let c_strings = |texts: &[String]| {
+        texts.iter().map(|text| c_string(text.as_str())).collect::<Result<_, InitError>>()
+    };
     Ok(Program {
         path: c_string(path.as_os_str().as_bytes())?,
-        args: request.args.iter().map(c_string).collect::<Result<_, _>>()?,
-        env: env.iter().map(c_string).collect::<Result<_, _>>()?,
+        args: c_strings(&request.args)?,
+        env: c_strings(&env)?,
         cwd: c_string(cwd.as_os_str().as_bytes())?,
         uid: identity.uid,
         gid: identity.gid,
         groups: identity.groups.clone(),
+        umask: rules.umask,
+        limits: rules.limits.clone(),
+        capabilities: rules.capabilities_of(identity.uid),
+        no_new_privileges: rules.no_new_privileges,
+        init: rules.init,
     })
 }
 
@@ -161,12 +281,6 @@ fn add_to_path(env: &mut Vec<String>, directory: &str) {
         Some(search) => *search = format!("{search}:{directory}"),
         None => env.push(format!("PATH={PATH_DEFAULT}:{directory}")),
     }
-}
-
-fn c_string(text: impl AsRef<[u8]>) -> Result<CString, InitError> {
-    CString::new(text.as_ref()).map_err(|_| {
-        InitError::invalid("an argument, variable or path holds a NUL byte; remove it")
-    })
 }
 
 /// The working directory, made if it is missing, as docker does.
@@ -223,24 +337,30 @@ fn explain(request: &Exec, step: Step, errno: Errno) -> InitError {
         }
         (Step::Exec, _) => InitError::not_executable(message),
         (Step::Cwd, _) => InitError::io(format!("working directory {}", request.cwd), &error),
+        (Step::Limits, _) => {
+            InitError::invalid(format!("setting a limit of it: {error} (--ulimit)"))
+        }
         (step, _) => InitError::guest(format!("{message} (while setting up: {step:?})")),
     }
 }
 
-fn open_streams(request: &Exec, uid: u32) -> Result<(Stdio, Ends), InitError> {
+fn open_streams(request: &Exec) -> Result<(Stdio, Ends), InitError> {
     let opened = match request.tty {
         Some(size) => open_tty(size, request.stdin),
         None => open_pipes(request.stdin),
     };
-    let (stdio, ends) = opened.context(|| "opening the program's standard streams")?;
-    // As runc does, so that the program may open /dev/stdout again.
+    opened.context(|| "opening the program's standard streams")
+}
+
+/// As runc does, so that the program may open /dev/stdout again.
+fn give_streams(stdio: &Stdio, uid: u32) -> Result<(), InitError> {
     for stream in &stdio.streams {
         let metadata = fs::File::from(stream.try_clone().context(|| "a stream")?).metadata();
         if metadata.is_ok_and(|m| !is_null_device(&m)) {
             let _ = fchown(stream, Some(uid), None);
         }
     }
-    Ok((stdio, ends))
+    Ok(())
 }
 
 /// /dev/null is everyone's and keeps its owner.

@@ -14,7 +14,7 @@
 //! Rules that hold everywhere:
 //! - this process never exits: its death is a guest kernel panic. A panic in a
 //!   session ends that session's thread only;
-//! - no program can name it: they have a pid namespace of their own ([`programs`]);
+//! - no program can name it: they have namespaces of their own ([`container`]);
 //! - it comes first where processors are short, but not for what it copies or passes
 //!   on for programs;
 //! - only [`reaper`] waits for children, so that no exit code goes astray;
@@ -25,19 +25,22 @@
 #![deny(unsafe_code)]
 
 mod boot;
+mod capabilities;
 mod cgroup;
 mod cold;
+mod container;
 mod dev;
 mod error;
 mod exec;
 mod folders;
 mod io_loop;
 mod isolates;
+mod limits;
 mod log;
+mod mounts;
 mod network;
 mod own_proc;
 mod pager;
-mod programs;
 mod reaper;
 mod root;
 mod session;

@@ -6,6 +6,7 @@ use std::io::{self, Read, Write};
 use std::os::fd::AsFd;
 use std::sync::OnceLock;
 
+use nix::dir::Dir;
 use nix::fcntl::{OFlag, openat};
 use nix::mount::{MntFlags, umount2};
 use nix::sys::stat::Mode;
@@ -45,6 +46,18 @@ pub fn read(path: &str) -> String {
     // A kernel without it says nothing.
     let _ = open(path).and_then(|mut file| file.read_to_string(&mut text));
     text
+}
+
+/// The names in the directory `path`; none where it cannot be read.
+pub fn names(path: &str) -> Vec<String> {
+    let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+    let opened = match ROOT.get() {
+        Some(root) => Dir::openat(root.as_fd(), path, flags, Mode::empty()),
+        None => Dir::open(format!("/proc/{path}").as_str(), flags, Mode::empty()),
+    };
+    let entries = opened.into_iter().flatten().flatten();
+    let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
+    names.filter(|name| !name.starts_with('.')).collect()
 }
 
 /// Writes `text` to `path`.

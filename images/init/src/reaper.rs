@@ -8,20 +8,22 @@
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
-use crate::sys;
+use crate::{own_proc, sys};
 
 /// How a child ended, and a descriptor that becomes readable when it has.
 pub struct Exit {
     event: EventFd,
     code: AtomicU32,
+    /// By which it ended although no signal that it sent itself could end it; 0 for none.
+    by_reboot: AtomicU8,
 }
 
 const RUNNING: u32 = u32::MAX;
@@ -29,12 +31,23 @@ const RUNNING: u32 = u32::MAX;
 impl Exit {
     fn new() -> nix::Result<Self> {
         let event = EventFd::from_flags(EfdFlags::EFD_CLOEXEC)?;
-        Ok(Self { event, code: AtomicU32::new(RUNNING) })
+        Ok(Self { event, code: AtomicU32::new(RUNNING), by_reboot: AtomicU8::new(0) })
     }
 
     /// The exit code, once there is one.
     pub fn code(&self) -> Option<u8> {
         u8::try_from(self.code.load(Ordering::Acquire)).ok()
+    }
+
+    /// Why all programs have ended, if their root has made them: reboot(2) in a pid namespace
+    /// ends its first process by a signal that could not end it otherwise (pid_namespaces(7)).
+    pub fn by_reboot(&self) -> Option<String> {
+        let how = match i32::from(self.by_reboot.load(Ordering::Acquire)) {
+            libc::SIGHUP => "to restart it",
+            libc::SIGINT => "to power it off",
+            _ => return None,
+        };
+        Some(format!("the cell's root ended all of its programs, by reboot(2), {how}"))
     }
 
     fn set(&self, code: u8) {
@@ -54,9 +67,18 @@ struct Table {
     waiting: HashMap<i32, Arc<Exit>>,
     /// The pids by which programs know themselves, and ours for them.
     shown: HashMap<i32, i32>,
+    first: Option<First>,
     /// Counts up at every start, so that the reaper notices new children.
     started: u64,
     childless: bool,
+}
+
+/// The first process of the programs' pid namespace. The kernel lets no signal end it that it
+/// does not handle, not even init's, but for SIGKILL; an operator's ends it like any other program.
+struct First {
+    pid: i32,
+    /// The signal that SIGKILL stands for.
+    ended_by: Option<u8>,
 }
 
 /// The table of children and their reaper.
@@ -64,20 +86,12 @@ struct Table {
 pub struct Reaper {
     table: Mutex<Table>,
     changed: Condvar,
-    /// The end of the first process of the programs' pid namespace, and so of all of them.
-    first: Option<Arc<Exit>>,
 }
 
 impl Reaper {
-    /// Starts the thread that reaps; `first` is the first process of the programs' namespace.
-    pub fn start(first: Option<i32>) -> io::Result<Arc<Self>> {
-        let mut reaper = Self::default();
-        if let Some(pid) = first {
-            let exit = Arc::new(Exit::new()?);
-            reaper.table().waiting.insert(pid, Arc::clone(&exit));
-            reaper.first = Some(exit);
-        }
-        let reaper = Arc::new(reaper);
+    /// Starts the thread that reaps.
+    pub fn start() -> io::Result<Arc<Self>> {
+        let reaper = Arc::new(Self::default());
         let worker = Arc::clone(&reaper);
         thread::Builder::new()
             .name("reaper".into())
@@ -107,12 +121,37 @@ impl Reaper {
         Ok((started?, exit))
     }
 
-    /// Signals a child that was spawned here and has not been reaped.
+    /// Signals a child that was spawned here and has not been reaped. A first process that would
+    /// not notice is ended, as the signal would end any other.
     pub fn signal(&self, pid: i32, number: u8) -> nix::Result<()> {
-        let table = self.table();
-        match table.waiting.contains_key(&pid) {
-            true => sys::kill(pid, number),
-            false => Err(Errno::ESRCH),
+        for look in 0..LOOKS {
+            let mut table = self.table();
+            if !table.waiting.contains_key(&pid) {
+                return if look == 0 { Err(Errno::ESRCH) } else { Ok(()) };
+            }
+            let first = table.first.as_mut().filter(|first| first.pid == pid);
+            let fate = first.as_ref().map_or(Fate::Noticed, |_| Fate::of(pid, number));
+            match (fate, first) {
+                (Fate::Dropped, Some(first)) => {
+                    first.ended_by = Some(number);
+                    return sys::kill(pid, libc::SIGKILL as u8);
+                }
+                (Fate::Open, _) if look > 0 => {}
+                (_, _) if look > 0 => return Ok(()),
+                (Fate::Open, _) => sys::kill(pid, number)?,
+                (_, _) => return sys::kill(pid, number),
+            }
+            drop(table);
+            thread::sleep(LOOK_PAUSE);
+        }
+        Ok(())
+    }
+
+    /// `pid` is the first process of a pid namespace.
+    pub fn watch_first(&self, pid: i32) {
+        let mut table = self.table();
+        if table.waiting.contains_key(&pid) {
+            table.first = Some(First { pid, ended_by: None });
         }
     }
 
@@ -128,22 +167,6 @@ impl Reaper {
     pub fn signal_shown(&self, shown: i32, number: u8) -> nix::Result<()> {
         let pid = self.table().shown.get(&shown).copied().ok_or(Errno::ESRCH)?;
         self.signal(pid, number)
-    }
-
-    /// Why all programs have ended, if they have within `limit`: their root can do that.
-    pub fn end_of_all(&self, limit: Duration) -> Option<String> {
-        let first = self.first.as_ref()?;
-        let until = Instant::now() + limit;
-        while first.code().is_none() && Instant::now() < until {
-            thread::sleep(Duration::from_millis(1));
-        }
-        let how = match first.code()? {
-            // What reboot(2) makes of it in a pid namespace (pid_namespaces(7)).
-            129 => "by reboot(2), to restart it".to_owned(),
-            130 => "by reboot(2), to power it off".to_owned(),
-            code => format!("by the end of their first process (code {code})"),
-        };
-        Some(format!("the cell's root ended all of its programs, {how}"))
     }
 
     /// Waits until the cell has no process but this one; whether it came so far.
@@ -167,11 +190,20 @@ impl Reaper {
 
     fn reap(&self, pid: i32) {
         let mut table = self.table();
-        let Ok(code) = sys::reap(pid) else { return };
-        if let Some(exit) = table.waiting.remove(&pid) {
-            table.shown.retain(|_, own| *own != pid);
-            exit.set(code);
+        let Ok(status) = sys::reap(pid) else { return };
+        let Some(exit) = table.waiting.remove(&pid) else { return };
+        table.shown.retain(|_, own| *own != pid);
+        let mut code = status.exit_code();
+        if let Some(first) = table.first.take_if(|first| first.pid == pid) {
+            match (status.signal().map(i32::from), first.ended_by) {
+                (Some(libc::SIGKILL), Some(number)) => code = 128 + number,
+                (Some(number @ (libc::SIGHUP | libc::SIGINT)), _) => {
+                    exit.by_reboot.store(number as u8, Ordering::Release);
+                }
+                _ => {}
+            }
         }
+        exit.set(code);
     }
 
     /// Without a child there is no orphan to come either: only a start can
@@ -187,9 +219,79 @@ impl Reaper {
     }
 }
 
+/// What becomes of a signal for a first process that would end another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Fate {
+    /// The process handles it, ignores it or waits for it, or it would end nobody.
+    Noticed,
+    /// It waits until the process takes it, or lets it come and be dropped.
+    Open,
+    /// The kernel drops it.
+    Dropped,
+}
+
+/// How often it is looked what becomes of one that waits.
+const LOOKS: u32 = 25;
+const LOOK_PAUSE: Duration = Duration::from_millis(2);
+
+impl Fate {
+    fn of(pid: i32, number: u8) -> Self {
+        let fate = Self::by(&own_proc::read(&format!("{pid}/status")), number);
+        // While a thread waits for signals it does not block them (sigtimedwait(2)).
+        if fate == Self::Dropped && waits_for_signals(pid) { Self::Noticed } else { fate }
+    }
+
+    /// By proc_pid_status(5).
+    fn by(status: &str, number: u8) -> Self {
+        const HARMLESS: [i32; 8] = [
+            libc::SIGCHLD,
+            libc::SIGCONT,
+            libc::SIGURG,
+            libc::SIGWINCH,
+            libc::SIGSTOP,
+            libc::SIGTSTP,
+            libc::SIGTTIN,
+            libc::SIGTTOU,
+        ];
+        let in_set = |name: &str| {
+            let line = status.lines().find_map(|line| line.strip_prefix(name));
+            let mask = line.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+            mask.map(|mask| number > 0 && mask >> (number - 1) & 1 == 1)
+        };
+        match (in_set("SigIgn:"), in_set("SigCgt:")) {
+            _ if number == 0 || HARMLESS.contains(&i32::from(number)) => Self::Noticed,
+            (Some(false), Some(false)) => {
+                let waits = ["SigBlk:", "SigPnd:", "ShdPnd:"].map(in_set).contains(&Some(true));
+                if waits { Self::Open } else { Self::Dropped }
+            }
+            (_, _) => Self::Noticed,
+        }
+    }
+}
+
+/// Whether a thread of `pid` is in rt_sigtimedwait(2) (proc_pid_syscall(5)).
+fn waits_for_signals(pid: i32) -> bool {
+    let call = format!("{} ", libc::SYS_rt_sigtimedwait);
+    own_proc::names(&format!("{pid}/task"))
+        .iter()
+        .any(|thread| own_proc::read(&format!("{pid}/task/{thread}/syscall")).starts_with(&call))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_first_process_is_ended_by_what_would_end_another() {
+        let status = |blocked: u64, caught: u64| {
+            format!("SigPnd:\t0\nSigBlk:\t{blocked:x}\nSigIgn:\t0\nSigCgt:\t{caught:016x}\n")
+        };
+        assert_eq!([15, 64].map(|number| Fate::by(&status(0, 0), number)), [Fate::Dropped; 2]);
+        assert_eq!(Fate::by(&status(0, 1 << 14), 15), Fate::Noticed);
+        assert_eq!(Fate::by(&status(1 << 14, 0), 15), Fate::Open);
+        assert_eq!([0, 17].map(|number| Fate::by(&status(0, 0), number)), [Fate::Noticed; 2]);
+        assert_eq!(Fate::by("", 15), Fate::Noticed);
+    }
 
     #[test]
     fn only_children_that_were_spawned_here_are_signalled() {

@@ -15,8 +15,7 @@ use nix::unistd::{chdir, chroot, sethostname};
 
 use crate::cgroup::Group;
 use crate::error::{Context, InitError};
-use crate::programs::Programs;
-use crate::{dev, folders, isolates, log, network, sys};
+use crate::{dev, folders, isolates, log, network, own_proc, sys};
 
 const IMAGE: &str = "/image";
 const PRIVATE: &str = "/private";
@@ -30,8 +29,6 @@ const OPEN_FILES_MAX: u64 = 1_048_576;
 pub struct Cell {
     /// The programs' control group.
     pub group: Group,
-    /// Their pid namespace.
-    pub programs: Programs,
     /// The root of the private ext4 file system, which lies out of sight.
     pub private: Option<File>,
 }
@@ -43,7 +40,7 @@ pub fn set_up(boot: &Boot) -> Result<Cell, InitError> {
     switch()?;
     let read_only = private.is_none();
     dev::mount_all(read_only)?;
-    name_host(&boot.hostname, read_only, boot.network.is_none())?;
+    name_host(boot, read_only)?;
     sys::loopback_up().context(|| "bringing the loopback interface up")?;
     if let Some(setup) = &boot.network {
         network::set_up(setup, read_only)?;
@@ -54,7 +51,8 @@ pub fn set_up(boot: &Boot) -> Result<Cell, InitError> {
     let group = Group::make(boot.process_count_max)?;
     set_defaults(boot.process_count_max);
     folders::mount_all(&boot.folders)?;
-    Ok(Cell { group, programs: Programs::begin()?, private })
+    own_proc::take()?;
+    Ok(Cell { group, private })
 }
 
 /// Mounts the image, and the overlay over it, on [`ROOT`].
@@ -121,22 +119,33 @@ fn switch() -> Result<(), InitError> {
 
 /// Sets the host name, and the files of /etc that docker writes too. Without a
 /// network an absent resolv.conf is made empty and another one is kept.
-fn name_host(name: &str, read_only: bool, offline: bool) -> Result<(), InitError> {
+fn name_host(boot: &Boot, read_only: bool) -> Result<(), InitError> {
+    let name = &boot.hostname;
     if name.is_empty() {
         return Ok(());
     }
     sethostname(name).context(|| format!("setting the host name {name}"))?;
-    let hosts = format!(
-        "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n127.0.0.1\t{name}\n"
-    );
-    let files = [("hosts", hosts), ("hostname", format!("{name}\n"))];
+    let files = [("hosts", hosts(boot)), ("hostname", format!("{name}\n"))];
     for (file, content) in files {
         put_file(file, &content, read_only);
     }
-    if offline && !read_only && fs::symlink_metadata("/etc/resolv.conf").is_err() {
+    if boot.network.is_none() && !read_only && fs::symlink_metadata("/etc/resolv.conf").is_err() {
         let _ = fs::write("/etc/resolv.conf", "");
     }
     Ok(())
+}
+
+/// /etc/hosts: the loopback's names, those that were asked for, the cell's own.
+fn hosts(boot: &Boot) -> String {
+    let mut text = "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n".to_owned();
+    for (name, address) in &boot.hosts {
+        text.push_str(&format!("{address}\t{name}\n"));
+    }
+    let (name, domain) = (&boot.hostname, &boot.domain_name);
+    match domain.is_empty() {
+        true => text + &format!("127.0.0.1\t{name}\n"),
+        false => text + &format!("127.0.0.1\t{name}.{domain} {name}\n"),
+    }
 }
 
 /// Writes /etc/`name`, or covers it where the root cannot be written.
@@ -200,5 +209,23 @@ fn leave_threads(process_count_max: u64) {
     let wanted = process_count_max.saturating_add(OWN_THREADS);
     if now.is_some_and(|now| now < wanted) {
         let _ = fs::write(path, wanted.to_string());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hosts_are_the_loopback_those_asked_for_and_the_cell() {
+        let boot = Boot {
+            hostname: "here".to_owned(),
+            hosts: vec![("db".to_owned(), [10, 0, 0, 7].into())],
+            domain_name: "example.org".to_owned(),
+            ..Boot::default()
+        };
+        assert!(hosts(&boot).ends_with("10.0.0.7\tdb\n127.0.0.1\there.example.org here\n"));
+        let plain = Boot { hostname: "here".to_owned(), ..Boot::default() };
+        assert!(hosts(&plain).ends_with("loopback\n127.0.0.1\there\n"));
     }
 }

@@ -4,14 +4,15 @@ use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
 use exocell_agent::{FrameReader, FrameWriter, Kind, Reply, Request};
 use nix::mount::{MntFlags, umount2};
 
+use crate::cgroup::Group;
+use crate::container::Container;
 use crate::error::{Context, InitError};
-use crate::programs::Programs;
 use crate::reaper::Reaper;
 use crate::root::Cell;
 use crate::{cold, exec, log, pager, shutdown, stats, sys, transfer};
@@ -23,6 +24,7 @@ pub const STACK_BYTES: usize = 256 * 1024;
 pub struct Agent {
     pub(crate) reaper: Arc<Reaper>,
     cell: Option<Cell>,
+    container: Mutex<Option<Arc<Container>>>,
 }
 
 impl Agent {
@@ -31,25 +33,44 @@ impl Agent {
     ///
     /// It reaps every child of the calling process.
     pub fn new() -> io::Result<Arc<Self>> {
-        Ok(Arc::new(Self { reaper: Reaper::start(None)?, cell: None }))
+        Ok(Arc::new(Self { reaper: Reaper::start()?, cell: None, container: Mutex::default() }))
     }
 
     /// The agent of the whole machine.
     pub(crate) fn of_cell(cell: Cell) -> io::Result<Arc<Self>> {
-        Ok(Arc::new(Self { reaper: Reaper::start(Some(cell.programs.first))?, cell: Some(cell) }))
+        let container = Mutex::default();
+        Ok(Arc::new(Self { reaper: Reaper::start()?, cell: Some(cell), container }))
     }
 
-    /// The `cgroup.procs` file that programs join.
-    pub(crate) fn group(&self) -> Option<&File> {
-        self.cell.as_ref().map(|cell| &cell.group.procs)
+    /// The control group of programs.
+    pub(crate) fn group(&self) -> Option<&Group> {
+        self.cell.as_ref().map(|cell| &cell.group)
     }
 
-    /// The namespace that programs are in.
-    pub(crate) fn programs(&self) -> Option<&Programs> {
-        self.cell.as_ref().map(|cell| &cell.programs)
+    /// What programs of a cell run in; `None` on a machine as it is.
+    ///
+    /// # Errors
+    /// There is none yet, or none any more.
+    pub(crate) fn container(&self) -> Result<Option<Arc<Container>>, InitError> {
+        if self.cell.is_none() {
+            return Ok(None);
+        }
+        let none = || InitError::guest("the cell's own program does not run");
+        let container = self.container.lock().unwrap_or_else(PoisonError::into_inner);
+        container.clone().map(Some).ok_or_else(none)
     }
 
-    fn cell(&self) -> Result<&Cell, InitError> {
+    pub(crate) fn set_container(&self, container: Option<Container>) {
+        *self.container.lock().unwrap_or_else(PoisonError::into_inner) = container.map(Arc::new);
+    }
+
+    /// Has this thread see files as programs do, if there are any.
+    fn enter(&self) -> Result<(), InitError> {
+        let container = self.container.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        container.map_or(Ok(()), |container| container.enter())
+    }
+
+    pub(crate) fn cell(&self) -> Result<&Cell, InitError> {
         let refused = || InitError::invalid("this agent does not own its machine");
         self.cell.as_ref().ok_or_else(refused)
     }
@@ -87,9 +108,11 @@ impl Agent {
         let mut frames = FrameReader::new(stream);
         let request = frames.expect(Kind::Request)?;
         let reply = match request {
+            Request::Start(request) => return exec::start(self, stream, frames, &request),
             Request::Exec(request) => return exec::run(self, stream, frames, &request),
             Request::Download { path, layer } => {
                 sys::set_nice(0);
+                self.enter()?;
                 return transfer::download(stream, Path::new(&path), layer);
             }
             Request::Shutdown { grace_ms } => {
@@ -97,12 +120,15 @@ impl Agent {
             }
             Request::Upload { path } => {
                 sys::set_nice(0);
+                self.enter()?;
                 return transfer::upload(stream, frames, Path::new(&path));
             }
             Request::Stats => Reply::Stats(Box::new(stats::read(self.cell.as_ref()))),
             Request::Memory { limit_bytes } => {
-                self.cell()?;
+                let cell = self.cell()?;
                 pager::set_limit(limit_bytes)?;
+                // What programs are told of it; the limit is the kernel's.
+                let _ = cell.group.tell_memory(limit_bytes);
                 Reply::Done
             }
             Request::GiveBack { bytes } => {
@@ -116,8 +142,10 @@ impl Agent {
             }
             Request::Unmount { path } => {
                 self.cell()?;
-                umount2(path.as_str(), MntFlags::MNT_DETACH)
-                    .context(|| format!("unmounting {path}"))?;
+                let detach = || umount2(path.as_str(), MntFlags::MNT_DETACH);
+                let detached = detach();
+                self.enter()?;
+                detach().or(detached).context(|| format!("unmounting {path}"))?;
                 Reply::Done
             }
             Request::Signal { guest_pid, number } => self.signal(guest_pid, number)?,

@@ -31,8 +31,7 @@ pub fn run(cell: &Cell, reaper: &Reaper, stream: &File, grace_ms: u64) -> ! {
     power_off()
 }
 
-/// SIGTERM, `grace`, SIGKILL, to every process but this one (kill(2), -1). The first process of
-/// the programs' namespace takes only the last.
+/// SIGTERM, `grace`, SIGKILL, to every process but this one (kill(2), -1).
 fn stop_programs(cell: &Cell, reaper: &Reaper, grace: Duration) {
     let everyone = Pid::from_raw(-1);
     if !grace.is_zero() {

@@ -25,20 +25,29 @@ pub fn wait_any() -> nix::Result<i32> {
     }
 }
 
-/// Reaps the dead child `pid`; its exit status, or 128 + the signal.
-pub fn reap(pid: i32) -> nix::Result<u8> {
+/// Reaps the dead child `pid`; how it ended.
+pub fn reap(pid: i32) -> nix::Result<WaitStatus> {
     let mut status = 0;
     // SAFETY: the pointer is to a local for the length of the call. Needed for
     // real-time signals, as above.
     Errno::result(unsafe { libc::waitpid(pid, &mut status, 0) })?;
-    Ok(exit_code(status))
+    Ok(WaitStatus(status))
 }
 
-fn exit_code(status: i32) -> u8 {
-    if libc::WIFSIGNALED(status) {
-        return 128 + (libc::WTERMSIG(status) & 0x7f) as u8;
+/// What wait(2) says of a process that has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WaitStatus(i32);
+
+impl WaitStatus {
+    /// The signal that ended it.
+    pub fn signal(self) -> Option<u8> {
+        libc::WIFSIGNALED(self.0).then(|| (libc::WTERMSIG(self.0) & 0x7f) as u8)
     }
-    libc::WEXITSTATUS(status) as u8
+
+    /// Its exit status, or 128 + the signal.
+    pub fn exit_code(self) -> u8 {
+        self.signal().map_or(libc::WEXITSTATUS(self.0) as u8, |number| 128 + number)
+    }
 }
 
 /// Sends signal `number` (real-time ones too) to `pid`.
@@ -48,27 +57,11 @@ pub fn kill(pid: i32, number: u8) -> nix::Result<()> {
     Errno::result(unsafe { libc::kill(pid, i32::from(number)) }).map(drop)
 }
 
-/// Forks this process, which has one thread; `None` in the child.
-pub fn fork_alone() -> nix::Result<Option<i32>> {
-    // SAFETY: with one thread no lock can be held by another at the fork. Needed because fork(2)
-    // has no safe wrapper.
-    match unsafe { nix::unistd::fork() }? {
-        nix::unistd::ForkResult::Parent { child } => Ok(Some(child.as_raw())),
-        nix::unistd::ForkResult::Child => Ok(None),
-    }
-}
-
-/// Closes all that this process has open, and waits for ever; its children are reaped by the kernel.
-pub fn wait_for_ever() -> ! {
-    // SAFETY: SIG_IGN is no code of ours; close_range and pause take numbers; nothing of this
-    // process uses a descriptor afterwards. Needed for lack of wrappers.
-    unsafe {
-        libc::signal(libc::SIGCHLD, libc::SIG_IGN);
-        libc::syscall(libc::SYS_close_range, 0u32, u32::MAX, 0u32);
-        loop {
-            libc::pause();
-        }
-    }
+/// Sets the domain name of NIS (setdomainname(2)).
+pub fn set_domain_name(name: &str) -> nix::Result<()> {
+    // SAFETY: setdomainname reads `name.len()` bytes of a live string. Needed for lack of a
+    // wrapper.
+    Errno::result(unsafe { libc::setdomainname(name.as_ptr().cast(), name.len()) }).map(drop)
 }
 
 /// Sets the calling thread's niceness (setpriority(2) is per thread in Linux).
@@ -233,10 +226,10 @@ mod tests {
 
     #[test]
     fn exit_codes_are_those_of_a_shell() {
-        assert_eq!(exit_code(0x0300), 3);
-        assert_eq!(exit_code(0xff00), 255);
-        assert_eq!(exit_code(9), 137);
-        assert_eq!(exit_code(15 | 0x80), 143);
-        assert_eq!(exit_code(64), 192);
+        assert_eq!(WaitStatus(0x0300).exit_code(), 3);
+        assert_eq!(WaitStatus(0xff00).exit_code(), 255);
+        assert_eq!(WaitStatus(9).exit_code(), 137);
+        assert_eq!(WaitStatus(15 | 0x80).exit_code(), 143);
+        assert_eq!(WaitStatus(64).exit_code(), 192);
     }
 }

@@ -72,7 +72,11 @@ fn resolve_user(user: &str, passwd: &str, group: &str) -> Result<Identity, InitE
     Ok(Identity { uid, gid: 0, groups: Vec::new(), home: "/".into() })
 }
 
-fn resolve_group(named: &str, group: &str) -> Result<u32, InitError> {
+/// The group named `named`, or of that number.
+///
+/// # Errors
+/// As [`resolve`]'s.
+pub fn resolve_group(named: &str, group: &str) -> Result<u32, InitError> {
     if let Some(gid) = Line::all(group).find(|line| line.is(named)).and_then(|l| l.number(2)) {
         return Ok(gid);
     }

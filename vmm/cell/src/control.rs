@@ -12,7 +12,7 @@ use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use exocell_agent::{ANSWER_MAX, Exec, FrameReader, FrameWriter, Kind, Patient};
+use exocell_agent::{ANSWER_MAX, FrameReader, FrameWriter, Kind, Patient, Start};
 use nix::sys::socket::{
     AddressFamily, ControlMessage, ControlMessageOwned, MsgFlags, SockFlag, SockType, UnixAddr,
     connect, recvmsg, sendmsg, setsockopt, socket, sockopt,
@@ -95,7 +95,7 @@ impl ControlRequest {
 pub struct Order {
     /// With the cell's own id; the asker has seen to it that the name is free.
     pub spec: CellSpec,
-    pub exec: Exec,
+    pub start: Start,
     /// How long it may live from now on.
     pub deadline_ms: Option<u64>,
 }

@@ -310,7 +310,7 @@ fn ending_signal(shared: &Shared, stopper: Stopper) -> Signal {
     let events = shared.events.clone();
     Arc::new(move |number| {
         let code = 128 + (number & 0x7f);
-        let _ = events.send(Event::Program(Reply::Exited { code }));
+        let _ = events.send(Event::Program(Reply::exited(code)));
         stopper.stop(Cause::Stopped);
         true
     })
@@ -363,7 +363,7 @@ fn reply(outcome: &Outcome, output: &Output) -> Reply {
     if let Some(reason) = outcome.reason() {
         output.write(Kind::Stderr, format!("exocell: {reason}\n").as_bytes());
     }
-    Reply::Exited { code: outcome.exit_code() }
+    Reply::exited(outcome.exit_code())
 }
 
 impl Services for Reach {

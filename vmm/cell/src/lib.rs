@@ -1,6 +1,7 @@
 //! A cell's life: spec (wire) -> plan (checked) -> running -> settled.
 //!
-//! The main path: [`CellSpec`] and a capability set -> [`plan::VmPlan`] or
+//! The main path: [`CellSpec`] and a capability set -> [`plan::VmPlan`] (its program as [`oci`]
+//! has it) or
 //! [`isolate::IsolatePlan`] -> [`launch::launch`] -> [`supervisor`] in the jail
 //! -> [`record`]. Operators' later commands reach a running cell through
 //! [`control`].
@@ -20,12 +21,14 @@ pub mod launch;
 mod layout;
 mod models;
 pub mod network;
+pub mod oci;
 pub mod output;
 pub mod parent;
 pub mod plan;
 pub mod processes;
 pub mod record;
 pub mod relayed;
+pub mod settings;
 mod spec;
 pub mod supervisor;
 pub mod unpack;

@@ -7,7 +7,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use exocell_agent::{Boot, Exec, FolderMount, ISOLATES_MODELS, IsolatesSetup, TtySize};
+use exocell_agent::{Boot, FolderMount, ISOLATES_MODELS, IsolatesSetup, Start, TtySize};
 use exocell_images::{ImageConfig, Store};
 use exocell_kernel::Status as KernelStatus;
 use exocell_network::Secret;
@@ -20,7 +20,7 @@ use exocell_xgate::{CapabilitySet, Folder, Rights};
 
 use crate::network::PlannedNetwork;
 use crate::parent::Parent;
-use crate::{CellError, CellSpec, Layout, command, disk, initramfs, models};
+use crate::{CellError, CellSpec, Layout, command, disk, initramfs, models, oci};
 
 /// Names a guest kernel to use instead of the built one.
 pub const KERNEL_VARIABLE: &str = "EXOCELL_KERNEL";
@@ -71,7 +71,7 @@ pub struct VmPlan {
     /// `None`: no network device.
     pub network: Option<PlannedNetwork>,
     pub boot: Boot,
-    pub exec: Exec,
+    pub start: Start,
 }
 
 /// A host folder, opened.
@@ -132,9 +132,9 @@ impl VmPlan {
             stdio: caps.stdio(),
             boot: boot(spec, caps, disk.is_some(), network.as_ref())?,
             network,
-            exec: match spec.idle {
-                true => Exec::default(),
-                false => exec(spec, caps, &image.config, tty)?,
+            start: match spec.idle {
+                true => Start::default(),
+                false => start(spec, caps, &image.config, tty)?,
             },
             keeps_disk: disk.is_some() && spec.disk.is_some(),
             disk,
@@ -254,6 +254,8 @@ fn boot(
         overlay_device: overlay.then(|| "/dev/vdb".to_owned()),
         process_count_max: caps.require_process_max()?.into(),
         folders: caps.folders().iter().map(mount).collect(),
+        hosts: spec.settings.hosts.clone(),
+        domain_name: spec.settings.domain_name.clone().unwrap_or_default(),
         network: network.map(PlannedNetwork::setup),
         isolates: (caps.spawn_max() > 0).then(|| isolates(caps, overlay)).transpose()?,
     })
@@ -273,12 +275,12 @@ fn isolates(caps: &CapabilitySet, overlay: bool) -> Result<IsolatesSetup, CellEr
 }
 
 /// The program of the cell: the image's, as far as `spec` does not say.
-pub(crate) fn exec(
+pub(crate) fn start(
     spec: &CellSpec,
     caps: &CapabilitySet,
     image: &ImageConfig,
     tty: Option<TtySize>,
-) -> Result<Exec, CellError> {
+) -> Result<Start, CellError> {
     let mut args = spec.entrypoint.clone().unwrap_or_else(|| image.entrypoint.clone());
     if !spec.command.is_empty() {
         args.extend(spec.command.iter().cloned());
@@ -291,14 +293,16 @@ pub(crate) fn exec(
             spec.image
         )));
     }
-    Ok(Exec {
+    let program = oci::Program {
         args,
         env: environment(&image.env, &spec.env, spec.tty),
         cwd: spec.working_dir.clone().unwrap_or_else(|| non_empty(&image.working_dir, "/")),
         user: spec.user.clone().unwrap_or_else(|| image.user.clone()),
-        tty: if spec.tty { Some(tty.unwrap_or(TTY_SIZE_DEFAULT)) } else { None },
-        stdin: spec.stdin && caps.stdio(),
-    })
+        tty: spec.tty.then(|| tty.unwrap_or(TTY_SIZE_DEFAULT)),
+        read_only: spec.read_only,
+    };
+    let wanted = oci::spec(program, &spec.settings, caps)?;
+    Ok(Start { spec: wanted, stdin: spec.stdin && caps.stdio() })
 }
 
 /// Later entries of the same name win.

@@ -73,6 +73,9 @@ pub struct Status {
     pub exit_code: Option<u8>,
     /// Why it ended, when that was not its program's own end.
     pub reason: Option<String>,
+    /// Whether the guest's kernel ended a process of the cell for lack of memory.
+    #[serde(default)]
+    pub out_of_memory: bool,
     pub times: StartTimes,
     /// How many processes the host had ended for lack of memory when the cell began.
     #[serde(default)]
@@ -107,6 +110,7 @@ impl Default for Status {
             finished_ms: 0,
             exit_code: None,
             reason: None,
+            out_of_memory: false,
             times: StartTimes::default(),
             host_oom_kills: 0,
         }

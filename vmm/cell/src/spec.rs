@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use crate::CellError;
+use crate::settings::Settings;
 
 /// How strongly a cell is isolated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -46,6 +47,9 @@ pub struct CellSpec {
     pub working_dir: Option<String>,
     pub user: Option<String>,
     pub hostname: Option<String>,
+    /// What its program has and is held to inside the guest.
+    #[serde(default, skip_serializing_if = "Settings::are_default")]
+    pub settings: Settings,
     pub tty: bool,
     /// Keep standard input open.
     pub stdin: bool,

@@ -12,7 +12,7 @@
 
 use std::os::unix::net::UnixStream;
 
-use exocell_agent::{Exec, TtySize};
+use exocell_agent::{Start, TtySize};
 use exocell_images::{ImageRecord, Store};
 use exocell_xgate::CapabilitySet;
 
@@ -49,6 +49,8 @@ fn shape(
         (caps.network().is_some(), "a network"),
         (spec.hostname.is_some(), "a host name of its own"),
         (spec.disk.is_some(), "a disk that is kept"),
+        (!spec.settings.hosts.is_empty(), "hosts of its own"),
+        (spec.settings.domain_name.is_some(), "a domain name"),
     ];
     if let Some((_, what)) = own.iter().find(|(has, _)| *has) {
         return Err(CellError::Usage(format!(
@@ -90,7 +92,7 @@ pub fn take(
     if !Record::all(layout)?.iter().any(|(_, known, _)| is_warm(known)) {
         return Ok(None);
     }
-    let exec = plan::exec(spec, caps, &image.config, tty)?;
+    let start = plan::start(spec, caps, &image.config, tty)?;
     // Nobody takes the name meanwhile.
     let _registry = Registry::lock(layout)?;
     let all = Record::all(layout)?;
@@ -102,7 +104,7 @@ pub fn take(
             continue;
         }
         // Someone else may have been faster, or its pool has gone.
-        if let Ok(taken) = give(record, spec, caps, exec.clone()) {
+        if let Ok(taken) = give(record, spec, caps, start.clone()) {
             return Ok(Some(taken));
         }
     }
@@ -118,11 +120,11 @@ fn give(
     record: Record,
     spec: &CellSpec,
     caps: &CapabilitySet,
-    exec: Exec,
+    start: Start,
 ) -> Result<Taken, CellError> {
     let spec = CellSpec { id: record.id.clone(), ..spec.clone() };
     let deadline_ms = caps.deadline().map(|limit| limit.as_millis() as u64);
-    let session = ask(&record, Order { spec: spec.clone(), exec, deadline_ms })?;
+    let session = ask(&record, Order { spec: spec.clone(), start, deadline_ms })?;
     Ok(Taken { record, spec, session })
 }
 
@@ -178,8 +180,8 @@ pub fn take_reserved(
         return Err(CellError::NameTaken(spec.name.clone()));
     }
     let image = Store::open(layout.images())?.resolve(&spec.image)?;
-    let exec = plan::exec(spec, caps, &image.config, tty)?;
-    let taken = give(record, spec, caps, exec).ok();
+    let start = plan::start(spec, caps, &image.config, tty)?;
+    let taken = give(record, spec, caps, start).ok();
     if taken.is_none() {
         // The next cell of that id needs its place.
         release(layout, &spec.id)?;

@@ -115,6 +115,8 @@ pub struct RunArgs {
     pub hostname: Option<String>,
     #[command(flatten)]
     pub process: ProcessArgs,
+    #[command(flatten)]
+    pub settings: SettingsArgs,
     /// Share a host folder: HOST:GUEST[:ro]; isolates also :overlay, for changes of their own.
     #[arg(short, long = "volume", value_name = "HOST:GUEST[:ro]")]
     pub volume: Vec<String>,
@@ -153,7 +155,7 @@ pub struct RunArgs {
     /// Memory limit, like 256m.
     #[arg(short, long, value_name = "BYTES")]
     pub memory: Option<String>,
-    /// Number of vCPUs.
+    /// Processors, or a part of one, like 0.5.
     #[arg(long, value_name = "N")]
     pub cpus: Option<String>,
     /// Size of the private overlay, like 2g.
@@ -223,6 +225,60 @@ pub struct ProcessArgs {
     pub user: Option<String>,
 }
 
+/// What the program has and is held to inside its guest, in docker's words and with its defaults.
+#[derive(Args)]
+#[command(next_help_heading = "Inside the guest")]
+pub struct SettingsArgs {
+    /// Root of its own kernel: every capability, nothing masked or read-only.
+    #[arg(long)]
+    pub privileged: bool,
+    /// One more capability of capabilities(7), or ALL.
+    #[arg(long, value_name = "NAME")]
+    pub cap_add: Vec<String>,
+    /// One capability less, or ALL.
+    #[arg(long, value_name = "NAME")]
+    pub cap_drop: Vec<String>,
+    /// no-new-privileges, or systempaths=unconfined.
+    #[arg(long, value_name = "OPTION")]
+    pub security_opt: Vec<String>,
+    /// One more group of the program's user.
+    #[arg(long, value_name = "GROUP")]
+    pub group_add: Vec<String>,
+    /// A limit of setrlimit(2), like nofile=1024:2048.
+    #[arg(long, value_name = "NAME=SOFT[:HARD]")]
+    pub ulimit: Vec<String>,
+    /// Files in memory, like /t:size=1m.
+    #[arg(long, value_name = "PATH[:OPTIONS]")]
+    pub tmpfs: Vec<String>,
+    /// Size of /dev/shm [default: 64m].
+    #[arg(long, value_name = "BYTES", value_parser = exocell_cell::xgate::parse_bytes)]
+    pub shm_size: Option<u64>,
+    /// A setting of the guest's kernel.
+    #[arg(long, value_name = "NAME=VALUE")]
+    pub sysctl: Vec<String>,
+    #[arg(long, value_name = "NAME")]
+    pub domainname: Option<String>,
+    /// A line of /etc/hosts.
+    #[arg(long, value_name = "NAME:ADDRESS")]
+    pub add_host: Vec<String>,
+    /// How likely the guest's kernel ends it for lack of memory, -1000 to 1000.
+    #[arg(long, value_name = "N", allow_negative_numbers = true,
+        value_parser = clap::value_parser!(i32).range(-1000..=1000))]
+    pub oom_score_adj: Option<i32>,
+    /// Give it a first process as its parent, which reaps orphans and passes signals on.
+    #[arg(long)]
+    pub init: bool,
+    /// Its share of the guest's processors; 1024 is one.
+    #[arg(long, value_name = "N")]
+    pub cpu_shares: Option<u64>,
+    /// Those of the guest's processors that it may use, like 0-1.
+    #[arg(long, value_name = "LIST")]
+    pub cpuset_cpus: Option<String>,
+    /// Memory that the guest's kernel takes from it last.
+    #[arg(long, value_name = "BYTES", value_parser = exocell_cell::xgate::parse_bytes)]
+    pub memory_reservation: Option<u64>,
+}
+
 /// Run one more program in a running cell.
 #[derive(Args)]
 #[command(after_help = "Example: exocell exec -it job bash")]
@@ -234,6 +290,9 @@ pub struct ExecArgs {
     /// Do not wait for it.
     #[arg(short, long)]
     pub detach: bool,
+    /// With every capability, whatever the cell's own program has.
+    #[arg(long)]
+    pub privileged: bool,
     #[command(flatten)]
     pub process: ProcessArgs,
     pub cell: String,

@@ -17,7 +17,11 @@ use crate::terminal::{self, Raw};
 
 /// How the program's end was told.
 pub enum Outcome {
-    Exited(u8),
+    Exited {
+        code: u8,
+        /// Whether the guest's kernel ended a process for lack of memory.
+        out_of_memory: bool,
+    },
     /// The supervisor went without a word: it was killed.
     Lost,
 }
@@ -231,7 +235,9 @@ fn pump(
             Kind::Time => {}
             Kind::Reply => match frame.json::<Reply>() {
                 Ok(Reply::Started { guest_pid }) => started.store(guest_pid, Ordering::Relaxed),
-                Ok(Reply::Exited { code }) => return Ok(Outcome::Exited(code)),
+                Ok(Reply::Exited { code, out_of_memory }) => {
+                    return Ok(Outcome::Exited { code, out_of_memory });
+                }
                 Ok(Reply::Failed { kind, message }) => {
                     let message = cleaned(&message);
                     return Err(CellError::Program { exit_code: exit_code(kind), message });

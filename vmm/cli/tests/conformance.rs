@@ -62,7 +62,8 @@ fn compiled() -> Programs {
 fn differ_as_listed(program: &Path, volume: &str, flags: &[&str], mut known: Vec<String>) {
     let native = finish(&mut Command::new(program), b"").ok();
     let in_cell = format!("{FOLDER_IN_CELL}/{PROGRAM}");
-    let fixed = ["run", "--rm", "--memory", "512m", "--volume", volume];
+    // Natively it has every capability.
+    let fixed = ["run", "--rm", "--privileged", "--memory", "512m", "--volume", volume];
     let cell = run([&fixed, flags, &[IMAGE, &in_cell]].concat()).ok();
     assert!(native.text().lines().count() > 200, "{}", native.text());
     let mut found = differences(native.text(), cell.text());

@@ -14,7 +14,7 @@ fn run_gives_a_programs_output_and_exit_code() {
     let hello = server.run(&[], &["sh", "-c", "echo hello; echo oh >&2"]).ok();
     assert_eq!((hello.text(), hello.stderr.as_str()), ("hello", "oh\n"));
     server.run(&[], &["sh", "-c", "exit 7"]).exited(7);
-    server.run(&[], &["sh", "-c", "kill -9 $$"]).exited(137);
+    server.run(&["--init"], &["sh", "-c", "kill -9 $$"]).exited(137);
     let missing = server.run(&[], &["no-such-program"]).exited(127);
     assert!(missing.stderr.contains("no-such-program"), "{}", missing.stderr);
     server.run(&[], &["/etc/passwd"]).exited(126);
@@ -354,7 +354,6 @@ fn lists_are_filtered_and_names_are_unique() {
 fn what_cells_do_not_have_is_refused_by_name() {
     let server = Server::start();
     let run = |flags: &[&str]| server.run(flags, &["true"]).exited(125).stderr;
-    assert!(run(&["--privileged"]).contains("Privileged is not supported"));
     assert!(run(&["-p", "80:80"]).contains("conflicting options"));
     assert!(run(&["-p", "80:80/udp"]).contains("publishing 80/udp is not supported"));
     assert!(run(&["--pid", "host"]).contains("pid mode host"));

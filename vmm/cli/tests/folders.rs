@@ -37,7 +37,7 @@ fn a_read_only_folder_is_read_and_not_written() {
 #[test]
 fn a_guest_that_remounts_a_read_only_folder_still_cannot_write() {
     let (dir, flag) = folder(":ro");
-    shell(&["-v", &flag], "mount -o remount,rw /data; echo x > /data/new; true");
+    shell(&["--privileged", "-v", &flag], "mount -o remount,rw /data; echo x > /data/new; true");
     assert!(!dir.path().join("shared/new").exists());
 }
 

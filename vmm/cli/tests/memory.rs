@@ -194,7 +194,8 @@ fn memory_that_runs_out_is_the_guests_own_affair() {
 fn memory_runs_out(mode: &str) {
     let programs = Programs::new().compile("exhaust", "exhaust", &["-static"]);
     let volume = programs.volume();
-    let flags = ["--pager", mode, "--memory", "96m", "--volume", &volume];
+    // It lowers its parent's oom_score_adj.
+    let flags = ["--privileged", "--pager", mode, "--memory", "96m", "--volume", &volume];
     let cell = Cell::idle("exhaust", &flags);
     for (turn, way) in WAYS.into_iter().enumerate() {
         let ended = cell.shell(&format!("{FOLDER_IN_CELL}/exhaust {way}")).ok();
@@ -214,7 +215,7 @@ fn files_in_memory_leave_some_to_programs() {
 
 #[track_caller]
 fn files_leave_some(mode: &str) {
-    let cell = Cell::idle("tmpfs", &["--pager", mode, "--memory", "96m"]);
+    let cell = Cell::idle("tmpfs", &["--privileged", "--pager", mode, "--memory", "96m"]);
     cell.shell("mkdir /mnt/own && mount -t tmpfs -o size=100% none /mnt/own").ok();
     for at in ["/dev/shm", "/mnt/own"] {
         let full = cell.shell(&format!("cat /dev/zero > {at}/all")).exited(1);
@@ -251,7 +252,7 @@ fn files_in_memory_leave_some_to_programs_without_the_pager_too() {
 /// His program at least: where what is left then is enough, the cell lives on.
 #[test]
 fn whoever_fills_all_memory_with_files_ends_his_own_cell_at_most() {
-    let cell = Cell::idle("filled", &["--pager", "off", "--memory", "64m"]);
+    let cell = Cell::idle("filled", &["--privileged", "--pager", "off", "--memory", "64m"]);
     let neighbour = Cell::idle("neighbour", &["--pager", "off", "--memory", "64m"]);
     cell.shell("mkdir /mnt/own && mount -t tmpfs -o size=100% none /mnt/own").ok();
     assert_ne!(cell.shell("cat /dev/zero > /mnt/own/all").code, 0);

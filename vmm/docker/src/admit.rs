@@ -7,12 +7,14 @@ use std::path::{Path, PathBuf};
 use exocell_cell::images::ImageConfig;
 use exocell_cell::intra::Intra;
 use exocell_cell::network::Publish;
+use exocell_cell::oci;
+use exocell_cell::settings::{self, CPU_PERIOD_US, CpuTime, Settings, Tmpfs};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::error::{ApiError, ApiResult};
 use crate::ports;
-use crate::wire::{Config, Create, HostConfig, Mount, Names};
+use crate::wire::{Config, Create, HostConfig, Mount, Names, TmpfsOptions, Ulimit};
 
 /// What a container gets where its client names no limit.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -45,6 +47,7 @@ pub struct Admitted {
     pub args: Vec<String>,
     pub mounts: Vec<MountPoint>,
     pub publish: Vec<Publish>,
+    pub settings: Settings,
     /// The capability table, JSON.
     pub capabilities: String,
     pub intra: Intra,
@@ -63,6 +66,7 @@ pub fn admit(
 ) -> ApiResult<Admitted> {
     let host = &create.host;
     refuse(host)?;
+    refuse_unknown(&create.host_value)?;
     let args = args(&create.config, image);
     if args.is_empty() || args.iter().all(String::is_empty) {
         return Err(ApiError::bad_request(format!(
@@ -76,6 +80,7 @@ pub fn admit(
         args,
         capabilities: table(host, defaults, &mounts, &publish)?.to_string(),
         intra: defaults.intra,
+        settings: settings(create)?,
         warnings: warnings(host, defaults),
         mounts,
         publish,
@@ -123,6 +128,7 @@ fn refuse(host: &HostConfig) -> ApiResult<()> {
         ("uts", &host.uts_mode),
         ("userns", &host.userns_mode),
         ("network", &host.network_mode),
+        ("cgroup namespace", &host.cgroupns_mode),
     ];
     if let Some((name, mode)) = modes.into_iter().find(|(_, mode)| is_foreign(mode)) {
         return Err(ApiError::unsupported(format!("the {name} mode {mode}"), own_kernel));
@@ -133,11 +139,9 @@ fn refuse(host: &HostConfig) -> ApiResult<()> {
     let log = host.log_config.kind.as_str();
     let runtime = host.runtime.as_str();
     let refused = [
-        (host.privileged, "Privileged", "programs are root in a cell without it"),
         (!host.devices.is_empty(), "Devices", own_kernel),
         (!host.device_requests.is_empty(), "DeviceRequests (--gpus)", own_kernel),
         (!host.device_cgroup_rules.is_empty(), "DeviceCgroupRules", own_kernel),
-        (!host.sysctls.is_empty(), "Sysctls", "set them in the container: it has its own kernel"),
         (!host.links.is_empty(), "Links", "cells do not reach each other"),
         (!host.volumes_from.is_empty(), "VolumesFrom", "name the volumes instead"),
         (
@@ -155,23 +159,15 @@ fn refuse(host: &HostConfig) -> ApiResult<()> {
 
 /// What is taken but not done, in words for the client.
 fn warnings(host: &HostConfig, defaults: &Defaults) -> Vec<String> {
-    let no_new_privileges =
-        host.security_opt.iter().any(|option| option.starts_with("no-new-privileges"));
-    let fractional = cpus(host).is_some_and(|cpus| cpus.fract() != 0.0);
     let restarts = !matches!(host.restart_policy.name.as_str(), "" | "no");
-    let tmpfs = host.tmpfs.len() + host.mounts.iter().filter(|m| m.kind == "tmpfs").count() > 0;
     [
         (
             host.network_mode != "none" && defaults.connect.is_empty(),
             "the container has no network to connect to: exocell serve grants one with --allow-net",
         ),
-        (!host.extra_hosts.is_empty(), "ExtraHosts is not used: the host resolves every name"),
-        (fractional, "a part of a CPU is given as a whole one"),
-        (!host.cpuset_cpus.is_empty(), "CpusetCpus is not used"),
-        (!host.cap_drop.is_empty(), "CapDrop is not used: the cell's kernel is the boundary"),
-        (no_new_privileges, "no-new-privileges is not used: the cell's kernel is the boundary"),
-        (!host.ulimits.is_empty(), "Ulimits is not used"),
-        (tmpfs, "tmpfs mounts are not made: the container's own disk takes their place"),
+        (!host.dns.is_empty(), "Dns is not used: the host resolves every name"),
+        (!host.dns_options.is_empty(), "DnsOptions are not used: the host resolves every name"),
+        (!host.dns_search.is_empty(), "DnsSearch is not used: the host resolves every name"),
         (restarts, "the restart policy is not used: an ended container stays so"),
     ]
     .into_iter()
@@ -180,13 +176,141 @@ fn warnings(host: &HostConfig, defaults: &Defaults) -> Vec<String> {
     .collect()
 }
 
-/// How many CPUs the client limits the container to.
-fn cpus(host: &HostConfig) -> Option<f64> {
-    if host.nano_cpus > 0 {
-        return Some(host.nano_cpus as f64 / 1e9);
+/// How much of the CPUs the client limits the container to.
+fn cpus(host: &HostConfig) -> Option<CpuTime> {
+    let positive = |amount: i64| u64::try_from(amount).ok().filter(|amount| *amount > 0);
+    if let Some(nano) = positive(host.nano_cpus) {
+        return Some(CpuTime::of_nano_cpus(nano));
     }
-    let period = if host.cpu_period > 0 { host.cpu_period } else { 100_000 };
-    (host.cpu_quota > 0).then(|| host.cpu_quota as f64 / period as f64)
+    let period_us = positive(host.cpu_period).unwrap_or(CPU_PERIOD_US);
+    positive(host.cpu_quota).map(|quota_us| CpuTime { quota_us, period_us })
+}
+
+/// What the program has and is held to inside its guest.
+fn settings(create: &Create) -> ApiResult<Settings> {
+    let host = &create.host;
+    let positive = |amount: i64| u64::try_from(amount).ok().filter(|amount| *amount > 0);
+    let given = |text: &String| (!text.is_empty()).then(|| text.clone());
+    let limit = |own: &Ulimit| settings::Ulimit::new(&own.name, own.soft, own.hard);
+    let mut settings = Settings {
+        privileged: host.privileged,
+        cap_add: host.cap_add.clone(),
+        cap_drop: host.cap_drop.clone(),
+        masked_paths: host.masked_paths.clone(),
+        readonly_paths: host.readonly_paths.clone(),
+        groups: host.group_add.clone(),
+        ulimits: host.ulimits.iter().map(limit).collect::<Result<_, _>>().map_err(bad)?,
+        tmpfs: tmpfs(host)?,
+        shm_bytes: positive(host.shm_size),
+        sysctls: host.sysctls.clone(),
+        domain_name: given(&create.config.domainname),
+        oom_score_adj: Some(host.oom_score_adj).filter(|adjustment| *adjustment != 0),
+        init: host.init,
+        cpu: cpus(host),
+        cpu_shares: positive(host.cpu_shares),
+        cpuset: given(&host.cpuset_cpus),
+        memory_reservation: positive(host.memory_reservation),
+        ..Settings::default()
+    };
+    for option in &host.security_opt {
+        settings.add_security_option(option).map_err(bad)?;
+    }
+    for line in &host.extra_hosts {
+        settings.add_host(line).map_err(bad)?;
+    }
+    // What there is not is told now, not at the start.
+    oci::check(&settings).map_err(bad)?;
+    Ok(settings)
+}
+
+fn bad(message: String) -> ApiError {
+    ApiError::bad_request(message)
+}
+
+fn tmpfs(host: &HostConfig) -> ApiResult<Vec<Tmpfs>> {
+    let by_path = host.tmpfs.iter().map(|(target, options)| Tmpfs::new(target, options));
+    let mounts = host.mounts.iter().filter(|mount| mount.kind == "tmpfs").map(|mount| {
+        let TmpfsOptions { size_bytes, mode } = mount.tmpfs_options;
+        let size = (size_bytes > 0).then(|| format!("size={size_bytes}"));
+        let mode = (mode > 0).then(|| format!("mode={mode:o}"));
+        let read_only = mount.read_only.then(|| "ro".to_owned());
+        let options: Vec<String> = [size, mode, read_only].into_iter().flatten().collect();
+        Tmpfs::new(&mount.target, &options.join(","))
+    });
+    by_path.chain(mounts).collect::<Result<_, _>>().map_err(bad)
+}
+
+/// What `HostConfig` may hold: what is read, and what says nothing of a cell.
+const KNOWN: [&str; 50] = [
+    "AutoRemove",
+    "Binds",
+    "CapAdd",
+    "CapDrop",
+    "CgroupnsMode",
+    "ConsoleSize",
+    "ContainerIDFile",
+    "CpuPeriod",
+    "CpuQuota",
+    "CpuShares",
+    "CpusetCpus",
+    "DeviceCgroupRules",
+    "DeviceRequests",
+    "Devices",
+    "Dns",
+    "DnsOptions",
+    "DnsSearch",
+    "ExtraHosts",
+    "GroupAdd",
+    "Init",
+    "IpcMode",
+    "Isolation",
+    "Links",
+    "LogConfig",
+    "MaskedPaths",
+    "Memory",
+    "MemoryReservation",
+    "MemorySwap",
+    "MemorySwappiness",
+    "Mounts",
+    "NanoCpus",
+    "NetworkMode",
+    "OomScoreAdj",
+    "PidMode",
+    "PidsLimit",
+    "PortBindings",
+    "Privileged",
+    "PublishAllPorts",
+    "ReadonlyPaths",
+    "ReadonlyRootfs",
+    "RestartPolicy",
+    "Runtime",
+    "SecurityOpt",
+    "ShmSize",
+    "Sysctls",
+    "Tmpfs",
+    "UTSMode",
+    "Ulimits",
+    "UsernsMode",
+    "VolumesFrom",
+];
+
+/// Refuses by its name what is asked for and no cell has.
+fn refuse_unknown(host: &Value) -> ApiResult<()> {
+    let says = |value: &Value| match value {
+        Value::Null => false,
+        Value::Bool(set) => *set,
+        Value::Number(number) => number.as_i64() != Some(0) && number.as_f64() != Some(0.0),
+        Value::String(text) => !text.is_empty(),
+        Value::Array(list) => !list.is_empty(),
+        Value::Object(fields) => !fields.is_empty(),
+    };
+    let asked = host.as_object().into_iter().flatten().find(|(name, value)| {
+        says(value) && !KNOWN.iter().any(|known| known.eq_ignore_ascii_case(name))
+    });
+    match asked {
+        Some((name, _)) => Err(ApiError::unsupported(format!("HostConfig.{name}"), "leave it out")),
+        None => Ok(()),
+    }
 }
 
 fn table(
@@ -199,8 +323,8 @@ fn table(
         return Err(ApiError::bad_request("a limit is negative"));
     }
     let memory = if host.memory > 0 { host.memory as u64 } else { defaults.memory_bytes };
-    let vcpus = match cpus(host).map(|cpus| cpus.ceil()) {
-        Some(cpus) if cpus > f64::from(defaults.vcpus) => {
+    let vcpus = match cpus(host).map(CpuTime::processors) {
+        Some(cpus) if cpus > u64::from(defaults.vcpus) => {
             return Err(ApiError::bad_request(format!(
                 "range of CPUs is from 0.01 to {0}.00, as there are only {0} CPUs available",
                 defaults.vcpus
@@ -357,7 +481,8 @@ mod tests {
         assert_eq!(hosts, ["/src", "/volumes/cache", "/data"]);
         let writable: Vec<_> = admitted.mounts.iter().map(|mount| mount.writable).collect();
         assert_eq!(writable, [false, true, true]);
-        assert!(admitted.warnings.iter().any(|warning| warning.contains("part of a CPU")));
+        let time = admitted.settings.cpu.unwrap();
+        assert_eq!((time.quota_us, time.period_us), (150_000, 100_000));
         let plain = self::admitted(json!({"NetworkMode": "none"})).unwrap();
         assert_eq!(plain.warnings, Vec::<String>::new());
     }
@@ -381,9 +506,34 @@ mod tests {
     }
 
     #[test]
+    fn what_a_program_has_inside_comes_from_the_client() {
+        let host = json!({
+            "CapDrop": ["ALL"], "SecurityOpt": ["no-new-privileges"], "GroupAdd": ["4242"],
+            "Ulimits": [{"Name": "nofile", "Soft": 5, "Hard": -1}], "ShmSize": 1 << 30,
+            "Tmpfs": {"/t": "size=1m"}, "Init": true, "Sysctls": {"net.core.somaxconn": "9"},
+            "Mounts": [{"Type": "tmpfs", "Target": "/m", "TmpfsOptions": {"SizeBytes": 4096}}],
+            "ExtraHosts": ["db:10.0.0.7"], "MaskedPaths": [], "MemorySwappiness": -1,
+        });
+        let settings = admitted(host).unwrap().settings;
+        assert_eq!((settings.cap_drop[0].as_str(), settings.groups[0].as_str()), ("ALL", "4242"));
+        assert!(settings.no_new_privileges && settings.init);
+        assert_eq!((settings.ulimits[0].soft, settings.ulimits[0].hard), (5, u64::MAX));
+        assert_eq!((settings.shm_bytes, settings.masked_paths), (Some(1 << 30), Some(vec![])));
+        let targets: Vec<_> = settings.tmpfs.iter().map(|own| own.target.as_str()).collect();
+        assert_eq!((targets, settings.hosts.len()), (vec!["/t", "/m"], 1));
+        assert!(admitted(json!({"BlkioWeight": 0, "OomKillDisable": false})).is_ok());
+    }
+
+    #[test]
     fn what_a_cell_cannot_be_is_refused_by_name() {
         for (host, status, word) in [
-            (json!({"Privileged": true}), 501, "Privileged"),
+            (json!({"StorageOpt": {"size": "1g"}}), 501, "HostConfig.StorageOpt"),
+            (json!({"CgroupnsMode": "host"}), 501, "cgroup namespace mode host"),
+            (json!({"CapAdd": ["SYS_GOD"]}), 400, "CAP_SYS_GOD"),
+            (json!({"Ulimits": [{"Name": "files", "Soft": 1, "Hard": 1}]}), 400, "files"),
+            (json!({"Tmpfs": {"/": ""}}), 400, "tmpfs"),
+            (json!({"SecurityOpt": ["seccomp={}"]}), 400, "seccomp"),
+            (json!({"ExtraHosts": ["a:host-gateway"]}), 400, "host-gateway"),
             (json!({"PidMode": "host"}), 501, "pid mode host"),
             (json!({"NetworkMode": "container:x"}), 501, "network mode"),
             (json!({"NetworkMode": "mine"}), 404, "network mine not found"),

@@ -115,6 +115,7 @@ fn container(
         user: given(&config.user),
         // Without one it is the beginning of the id, as here.
         hostname,
+        settings: admitted.settings,
         tty: config.tty,
         stdin: config.open_stdin,
         remove: host.auto_remove,

@@ -143,6 +143,7 @@ pub async fn create(server: &Arc<Server>, key: &str, call: Call) -> ApiResult<Re
         user: given(&wire.user, &config.user),
         tty: wire.tty.then(|| tty_size(&wire.console_size).unwrap_or(plan::TTY_SIZE_DEFAULT)),
         stdin: wire.attach_stdin,
+        privileged: wire.privileged,
         args,
     };
     let id = new_id()?;
@@ -305,7 +306,7 @@ async fn run(
     let mut code = 128 + 9;
     while let Ok(Some(frame)) = read_frame(&mut output).await {
         if frame.kind == Kind::Reply {
-            if let Ok(Reply::Exited { code: told }) = frame.json() {
+            if let Ok(Reply::Exited { code: told, .. }) = frame.json() {
                 code = told;
             }
             break;

@@ -155,7 +155,7 @@ async fn hear(
             Ok(Reply::Started { .. }) => {
                 started(Ok(()));
             }
-            Ok(Reply::Exited { code }) => {
+            Ok(Reply::Exited { code, .. }) => {
                 started(Ok(()));
                 return Some(code);
             }

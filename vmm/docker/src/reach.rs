@@ -119,6 +119,7 @@ fn bare(image: &str, caps: &Value) -> ApiResult<CellSpec> {
         working_dir: None,
         user: None,
         hostname: None,
+        settings: exocell_cell::settings::Settings::default(),
         tty: false,
         stdin: false,
         remove: true,

@@ -154,7 +154,7 @@ fn list(record: &Record, env: Vec<String>, arguments: &str) -> ApiResult<String>
     let stream = Client::connect(record)?.guest_stream()?;
     let words = ["ps"].into_iter().chain(arguments.split_ascii_whitespace());
     let args = words.map(str::to_owned).collect();
-    let exec = Exec { args, env, cwd: "/".to_owned(), ..Exec::default() };
+    let exec = Exec { args, env, cwd: "/".to_owned(), user: "0".to_owned(), ..Exec::default() };
     let refused = |error: ClientError| match error {
         ClientError::Failed { kind: FailureKind::NotFound, .. } => ApiError::unsupported(
             "top without ps in the image",

@@ -90,7 +90,7 @@ fn state(seen: &Seen) -> Value {
     let alive = seen.is_running();
     json!({
         "Status": seen.state(), "Running": alive, "Paused": seen.is_paused(), "Restarting": false,
-        "OOMKilled": false, "Dead": false,
+        "OOMKilled": status.out_of_memory, "Dead": false,
         "Pid": if alive { status.supervisor_pid } else { 0 },
         "ExitCode": status.exit_code.unwrap_or(0),
         "Error": status.reason.as_deref().unwrap_or_default(),

@@ -128,7 +128,32 @@ pub struct HostConfig {
     #[serde(deserialize_with = "or_default")]
     pub device_cgroup_rules: Vec<String>,
     #[serde(deserialize_with = "or_default")]
+    pub cap_add: Vec<String>,
+    #[serde(deserialize_with = "or_default")]
     pub cap_drop: Vec<String>,
+    /// `null` are Docker's.
+    pub masked_paths: Option<Vec<String>>,
+    pub readonly_paths: Option<Vec<String>>,
+    #[serde(deserialize_with = "or_default")]
+    pub group_add: Vec<String>,
+    /// Bytes; 0 is the default.
+    #[serde(deserialize_with = "or_default")]
+    pub shm_size: i64,
+    #[serde(deserialize_with = "or_default")]
+    pub oom_score_adj: i32,
+    #[serde(deserialize_with = "or_default")]
+    pub init: bool,
+    /// Bytes; 0 is none.
+    #[serde(deserialize_with = "or_default")]
+    pub memory_reservation: i64,
+    #[serde(deserialize_with = "or_default")]
+    pub cgroupns_mode: String,
+    #[serde(deserialize_with = "or_default")]
+    pub dns: Vec<String>,
+    #[serde(deserialize_with = "or_default")]
+    pub dns_options: Vec<String>,
+    #[serde(deserialize_with = "or_default")]
+    pub dns_search: Vec<String>,
     #[serde(deserialize_with = "or_default")]
     pub security_opt: Vec<String>,
     #[serde(deserialize_with = "or_default")]
@@ -136,7 +161,7 @@ pub struct HostConfig {
     #[serde(deserialize_with = "or_default")]
     pub tmpfs: BTreeMap<String, String>,
     #[serde(deserialize_with = "or_default")]
-    pub ulimits: Vec<Value>,
+    pub ulimits: Vec<Ulimit>,
     #[serde(deserialize_with = "or_default")]
     pub extra_hosts: Vec<String>,
     #[serde(deserialize_with = "or_default")]
@@ -170,6 +195,30 @@ pub struct Mount {
     pub target: String,
     #[serde(deserialize_with = "or_default")]
     pub read_only: bool,
+    #[serde(deserialize_with = "or_default")]
+    pub tmpfs_options: TmpfsOptions,
+}
+
+/// What a mount of type `tmpfs` says of itself.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(default, rename_all = "PascalCase")]
+pub struct TmpfsOptions {
+    #[serde(deserialize_with = "or_default")]
+    pub size_bytes: i64,
+    #[serde(deserialize_with = "or_default")]
+    pub mode: u32,
+}
+
+/// One of `HostConfig.Ulimits`.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(default, rename_all = "PascalCase")]
+pub struct Ulimit {
+    #[serde(deserialize_with = "or_default")]
+    pub name: String,
+    #[serde(deserialize_with = "or_default")]
+    pub soft: i64,
+    #[serde(deserialize_with = "or_default")]
+    pub hard: i64,
 }
 
 /// Where a port of a container is published.

@@ -37,6 +37,7 @@ pub(crate) fn finish(
     status.finished_ms = now_ms();
     status.exit_code = Some(end.exit_code);
     status.reason.clone_from(&end.reason);
+    status.out_of_memory = end.out_of_memory;
     clear_group(inheritance);
     // Before the followers hear of it: one that has stopped reading must not
     // keep an ended cell in the list.
@@ -60,7 +61,7 @@ pub(crate) fn fail(inheritance: &Inheritance, error: &CellError) {
     let end = match error {
         CellError::Deadline => {
             let _ = operator.write(Kind::Stderr, format!("exocell: {message}\n").as_bytes());
-            Reply::Exited { code: error.exit_code() }
+            Reply::exited(error.exit_code())
         }
         _ => Reply::Failed { kind: FailureKind::Guest, message },
     };

@@ -56,7 +56,7 @@ const REVOCABLE: [CapabilityKind; 2] = [CapabilityKind::Folder, CapabilityKind::
 pub(crate) struct Guest {
     kernel: Pid,
     reach: Arc<Reach>,
-    exec: exocell_agent::Exec,
+    start: Box<exocell_agent::Start>,
     stdio: bool,
     keeps_disk: bool,
     gone: Arc<(Mutex<bool>, Condvar)>,
@@ -241,7 +241,7 @@ pub(crate) fn start(
             blocks: devices.blocks,
             folders,
         }),
-        exec: plan.exec,
+        start: Box::new(plan.start),
         stdio: plan.stdio,
         keeps_disk: plan.keeps_disk,
         gone,
@@ -578,23 +578,23 @@ impl Guest {
     pub fn warm_up(&self) {
         let Ok(stream) = connect(&self.reach.agent, ANSWER_MAX) else { return };
         let until = Instant::now() + ANSWER_MAX;
-        if let Ok(mut session) = client::exec(&stream, &stream, &self.exec) {
+        if let Ok(mut session) = client::start(&stream, &stream, &self.start) {
             let goes_on = |event| !matches!(event, Ok(ExecEvent::Exited(_)) | Err(_));
             while goes_on(session.output.event()) && Instant::now() < until {}
         }
     }
 
     /// Gives a warm guest its program, which was requested now.
-    pub fn take(&mut self, exec: exocell_agent::Exec) {
-        (self.exec, self.requested) = (exec, Instant::now());
+    pub fn take(&mut self, start: exocell_agent::Start) {
+        (self.start, self.requested) = (Box::new(start), Instant::now());
     }
 
     /// Starts the cell's program and a thread that follows it.
     pub fn run_program(&self, shared: &Shared) -> Result<(), CellError> {
-        let (agent, exec, shared) = (self.reach.agent.clone(), self.exec.clone(), shared.clone());
+        let (agent, start, shared) = (self.reach.agent.clone(), self.start.clone(), shared.clone());
         let (requested, stdio) = (self.requested, self.stdio);
         let follower = thread("program", move || {
-            let reply = follow(&agent, exec, stdio, &shared, || {
+            let reply = follow(&agent, &start, stdio, &shared, || {
                 let program_started_us = requested.elapsed().as_micros() as u64;
                 let _ = shared.events.send(Event::Started { program_started_us });
             });
@@ -641,7 +641,7 @@ impl Guest {
 /// Runs the program to its end and says how that was.
 fn follow(
     agent: &VsockHandle,
-    exec: exocell_agent::Exec,
+    start: &exocell_agent::Start,
     stdio: bool,
     shared: &Shared,
     on_start: impl FnOnce(),
@@ -654,7 +654,7 @@ fn follow(
         message: error.to_string(),
     };
     // A guest that does not start the program must not hold the cell for ever.
-    let (guest_pid, stream, sink) = match begin(agent, &exec) {
+    let (guest_pid, stream, sink) = match begin(agent, start) {
         Ok(begun) => begun,
         Err(error) => return failed(&error),
     };
@@ -667,7 +667,9 @@ fn follow(
             Ok(ExecEvent::Stdout(_) | ExecEvent::Stderr(_)) if !stdio => {}
             Ok(ExecEvent::Stdout(bytes)) => shared.output.write(Kind::Stdout, &bytes),
             Ok(ExecEvent::Stderr(bytes)) => shared.output.write(Kind::Stderr, &bytes),
-            Ok(ExecEvent::Exited(code)) => return Reply::Exited { code },
+            Ok(ExecEvent::Exited(code)) => {
+                return Reply::Exited { code, out_of_memory: output.is_out_of_memory() };
+            }
             Err(error) => return failed(&error),
         }
     }
@@ -676,11 +678,11 @@ fn follow(
 /// Starts a program; its pid in the guest, and both ends of its session.
 fn begin(
     agent: &VsockHandle,
-    exec: &exocell_agent::Exec,
+    start: &exocell_agent::Start,
 ) -> Result<(u32, UnixStream, UnixStream), ClientError> {
     let local = |error| ClientError::from(exocell_agent::FrameError::from(error));
     let stream = connect(agent, PROGRAM_MAX).map_err(local)?;
-    let guest_pid = client::exec(&stream, &stream, exec)?.guest_pid;
+    let guest_pid = client::start(&stream, &stream, start)?.guest_pid;
     let stream = stream.into_endless().map_err(local)?;
     let sink = stream.try_clone().map_err(local)?;
     Ok((guest_pid, stream, sink))

@@ -150,7 +150,7 @@ fn run(inheritance: &mut Inheritance, workload: Workload, host_pid: i32) -> Resu
         }
         Workload::Isolate(plan) => {
             let isolate = crate::isolate::start(inheritance, *plan, &shared, &mut status, deadline);
-            Running::Isolate(isolate?)
+            Running::Isolate(Box::new(isolate?))
         }
     };
     // Whoever looks sees the guest kernel while that comes up.
@@ -180,7 +180,7 @@ fn run(inheritance: &mut Inheritance, workload: Workload, host_pid: i32) -> Resu
         match warmth::wait(&inbox, &shared.warmth) {
             Ok(order) => {
                 (inheritance.spec, deadline) = (order.spec, order.deadline_ms.map(from_now));
-                guest.take(order.exec);
+                guest.take(order.start);
                 status.times = StartTimes::default();
             }
             Err(end) => {
@@ -218,7 +218,7 @@ fn or_deadline(error: CellError, deadline: Option<Instant>) -> CellError {
 /// A workload that was started.
 pub(crate) enum Running {
     Vm(guest::Guest),
-    Isolate(crate::isolate::Running),
+    Isolate(Box<crate::isolate::Running>),
 }
 
 impl Running {
@@ -237,11 +237,17 @@ impl Running {
     }
 }
 
+/// Why a program ended that its guest's kernel ended to have memory again.
+const OUT_OF_MEMORY: &str =
+    "the cell ran out of memory and its kernel ended the program; give it more (--memory)";
+
 /// How a cell ended.
 pub(crate) struct End {
     pub exit_code: u8,
     /// Set when it was not the program's own end.
     pub reason: Option<String>,
+    /// Whether the guest's kernel ended a process for lack of memory.
+    pub out_of_memory: bool,
     /// What followers are told.
     pub reply: Reply,
 }
@@ -249,7 +255,12 @@ pub(crate) struct End {
 impl End {
     fn killed(reason: String) -> Self {
         let exit_code = 128 + libc::SIGKILL as u8;
-        Self { exit_code, reason: Some(reason), reply: Reply::Exited { code: exit_code } }
+        Self {
+            exit_code,
+            reason: Some(reason),
+            out_of_memory: false,
+            reply: Reply::exited(exit_code),
+        }
     }
 
     /// `how` is what wait(2) said of the guest kernel.
@@ -267,6 +278,7 @@ impl End {
             _ => Self {
                 exit_code: error.exit_code(),
                 reason: Some(message.clone()),
+                out_of_memory: false,
                 reply: Reply::Failed { kind: FailureKind::Guest, message },
             },
         }
@@ -277,8 +289,13 @@ impl End {
     }
 
     fn from_reply(reply: Reply) -> Self {
+        let mut out_of_memory = false;
         let (exit_code, reason) = match &reply {
-            Reply::Exited { code } => (*code, None),
+            Reply::Exited { code, out_of_memory: told } => {
+                out_of_memory = *told;
+                let killed = *told && *code == 128 + libc::SIGKILL as u8;
+                (*code, killed.then(|| OUT_OF_MEMORY.to_owned()))
+            }
             Reply::Failed { kind, message } => {
                 let code = match kind {
                     FailureKind::NotFound => 127,
@@ -289,7 +306,7 @@ impl End {
             }
             _ => (125, Some("the guest broke the protocol".to_owned())),
         };
-        Self { exit_code, reason, reply }
+        Self { exit_code, reason, out_of_memory, reply }
     }
 }
 

@@ -101,7 +101,7 @@ pub fn logs(layout: &Layout, args: &LogsArgs) -> Result<u8, CellError> {
         let client = Client::connect(&record)?;
         client.ask(&ControlRequest::Attach { replay: true })?;
         return match session::watch(&client.into_stream())? {
-            Outcome::Exited(_) => Ok(0),
+            Outcome::Exited { .. } => Ok(0),
             Outcome::Lost => Err(CellError::Guest(format!(
                 "the supervisor ended before all was heard; exocell logs {} shows what is kept",
                 args.cell
@@ -140,6 +140,7 @@ struct Inspected {
     guest_kernel_pid: Option<i32>,
     exit_code: Option<u8>,
     reason: Option<String>,
+    out_of_memory: bool,
     times: exocell_cell::record::StartTimes,
     capabilities: serde_json::Value,
     spec: CellSpec,
@@ -162,6 +163,7 @@ pub fn inspect(layout: &Layout, args: &InspectArgs) -> Result<u8, CellError> {
                 .flatten(),
             exit_code: status.exit_code,
             reason: status.reason,
+            out_of_memory: status.out_of_memory,
             times: status.times,
             capabilities: serde_json::from_str(&spec.capabilities).unwrap_or_default(),
             spec,
@@ -193,7 +195,7 @@ fn hear_end(record: &Record) -> Option<u8> {
     let client = Client::connect(record).ok()?;
     client.ask(&ControlRequest::Attach { replay: false }).ok()?;
     match session::await_end(&client.into_stream()) {
-        Ok(Outcome::Exited(code)) => Some(code),
+        Ok(Outcome::Exited { code, .. }) => Some(code),
         Ok(Outcome::Lost) => Some(128 + Signal::SIGKILL as u8),
         Err(error) => Some(error.exit_code()),
     }

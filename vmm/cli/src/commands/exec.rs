@@ -15,8 +15,10 @@ pub fn exec(layout: &Layout, args: ExecArgs) -> Result<u8, CellError> {
     let size = terminal::size();
     let request = Exec {
         env: plan::environment(&spec.env, &environment(&args.process)?, args.tty),
-        cwd: args.process.workdir.unwrap_or_else(|| "/".to_owned()),
+        // Those of the cell's program, where none are named.
+        cwd: args.process.workdir.unwrap_or_default(),
         user: args.process.user.unwrap_or_default(),
+        privileged: args.privileged,
         tty: args.tty.then(|| size.unwrap_or(plan::TTY_SIZE_DEFAULT)),
         stdin: args.interactive,
         args: args.command,
@@ -30,7 +32,7 @@ pub fn exec(layout: &Layout, args: ExecArgs) -> Result<u8, CellError> {
     let stream = stream.into_endless().map_err(CellError::host("cannot follow the cell"))?;
     let send_signal = to_program(layout.clone(), args.cell.clone());
     match session::follow(&stream, args.interactive, args.tty, guest_pid, send_signal)? {
-        Outcome::Exited(code) => Ok(code),
+        Outcome::Exited { code, .. } => Ok(code),
         Outcome::Lost => Err(CellError::Guest(
             "the stream ended before the program did: the cell has ended, or its agent".to_owned(),
         )),

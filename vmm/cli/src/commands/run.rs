@@ -14,13 +14,14 @@ use exocell_cell::pager::Mode;
 use exocell_cell::parent::Parent;
 use exocell_cell::plan::{self, VmPlan};
 use exocell_cell::secrets::Secret;
+use exocell_cell::settings::{Settings, Tmpfs, Ulimit};
 use exocell_cell::warm::{self, Taken};
 use exocell_cell::xgate::{CapabilitySet, Flags};
 use exocell_cell::{CellError, CellSpec, Layout, Record, State, Strength, now_ms};
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::Pid;
 
-use crate::args::{ProcessArgs, RunArgs, StrengthArg};
+use crate::args::{ProcessArgs, RunArgs, SettingsArgs, StrengthArg};
 use crate::session::{self, Outcome, SendSignal, Signalled};
 use crate::show::say;
 use crate::terminal;
@@ -85,9 +86,10 @@ fn show(
         return Ok(0);
     }
     let outcome = session::follow(&started.session, interactive, tty, 0, to_cell(&started.record));
+    let out_of_memory = matches!(&outcome, Ok(Outcome::Exited { out_of_memory: true, .. }));
     let code = settle(layout, started, outcome);
     if json {
-        report(started, &code);
+        report(started, &code, out_of_memory);
     }
     code
 }
@@ -117,7 +119,7 @@ fn settle(
     // Settles the record of a supervisor that was killed.
     let _ = Record::find(layout, id);
     match outcome? {
-        Outcome::Exited(code) => Ok(code),
+        Outcome::Exited { code, .. } => Ok(code),
         Outcome::Lost => {
             let how = ended.map_or_else(String::new, |how| format!(" ({how})"));
             eprintln!("exocell: the supervisor of {} ended early{how}", &id[..12]);
@@ -138,7 +140,7 @@ fn reap(started: &Started) -> Option<String> {
     }
 }
 
-fn report(started: &Started, code: &Result<u8, CellError>) {
+fn report(started: &Started, code: &Result<u8, CellError>, out_of_memory: bool) {
     let exit_code = match code {
         Ok(code) => *code,
         Err(error) => error.exit_code(),
@@ -147,7 +149,10 @@ fn report(started: &Started, code: &Result<u8, CellError>) {
     let error = error.as_deref().map(printable);
     eprintln!(
         "{}",
-        serde_json::json!({ "id": started.record.id, "exit_code": exit_code, "error": error })
+        serde_json::json!({
+            "id": started.record.id, "exit_code": exit_code, "error": error,
+            "out_of_memory": out_of_memory,
+        })
     );
 }
 
@@ -158,7 +163,7 @@ pub(super) fn capabilities(args: &RunArgs) -> Result<CapabilitySet, CellError> {
     let mut flags = Flags::default();
     let single = [
         ("--memory", "memory", &args.memory),
-        ("--cpus", "cpus", &args.cpus),
+        ("--cpus", "cpus", &processors(args.cpus.as_deref())?),
         ("--disk", "disk", &args.disk),
         ("--pids-limit", "processes", &args.pids_limit),
         ("--timeout", "time", &args.timeout),
@@ -191,6 +196,51 @@ pub(super) fn capabilities(args: &RunArgs) -> Result<CapabilitySet, CellError> {
         Some(parent) => Ok(own.within(&parent.most)?),
         None => Ok(own),
     }
+}
+
+/// How many processors it takes to have `cpus`, as the table takes them.
+fn processors(cpus: Option<&str>) -> Result<Option<String>, CellError> {
+    let Some(text) = cpus.filter(|text| text.contains('.')) else {
+        return Ok(cpus.map(str::to_owned));
+    };
+    let time =
+        Settings::read_cpus(text).map_err(|error| CellError::Usage(format!("--cpus: {error}")))?;
+    Ok(Some(time.processors().to_string()))
+}
+
+/// What the program has and is held to inside its guest.
+fn settings(args: SettingsArgs, cpus: Option<&str>) -> Result<Settings, CellError> {
+    let usage =
+        |flag: &'static str| move |error: String| CellError::Usage(format!("--{flag}: {error}"));
+    let ulimits = args.ulimit.iter().map(|text| Ulimit::read(text)).collect::<Result<_, _>>();
+    let tmpfs = args.tmpfs.iter().map(|text| Tmpfs::read(text)).collect::<Result<_, _>>();
+    let mut settings = Settings {
+        privileged: args.privileged,
+        cap_add: args.cap_add,
+        cap_drop: args.cap_drop,
+        groups: args.group_add,
+        ulimits: ulimits.map_err(usage("ulimit"))?,
+        tmpfs: tmpfs.map_err(usage("tmpfs"))?,
+        shm_bytes: args.shm_size,
+        domain_name: args.domainname,
+        oom_score_adj: args.oom_score_adj,
+        init: args.init,
+        cpu: cpus.map(Settings::read_cpus).transpose().map_err(usage("cpus"))?,
+        cpu_shares: args.cpu_shares,
+        cpuset: args.cpuset_cpus,
+        memory_reservation: args.memory_reservation,
+        ..Settings::default()
+    };
+    for text in &args.security_opt {
+        settings.add_security_option(text).map_err(usage("security-opt"))?;
+    }
+    for text in &args.sysctl {
+        settings.add_sysctl(text).map_err(usage("sysctl"))?;
+    }
+    for text in &args.add_host {
+        settings.add_host(text).map_err(usage("add-host"))?;
+    }
+    Ok(settings)
 }
 
 /// A rule as a table has it: a host without ports means every port of TCP.
@@ -276,6 +326,15 @@ pub(super) fn spec(
             "--secret is for vm cells: nothing is put into what an isolate sends".to_owned(),
         ));
     }
+    let settings = settings(args.settings, args.cpus.as_deref())?;
+    let inside = Settings { cpu: None, ..settings.clone() };
+    if strength == Strength::Isolate && !inside.are_default() {
+        return Err(CellError::Usage(
+            "an isolate has no guest kernel; leave out the flags that say what a program has inside \
+             one (exocell run --help)"
+                .to_owned(),
+        ));
+    }
     let intra = match (args.intra, strength) {
         (Some(intra), _) => intra.check().map(|()| intra),
         (None, Strength::Vm) => Intra::preferred(),
@@ -294,6 +353,7 @@ pub(super) fn spec(
         working_dir: args.process.workdir,
         user: args.process.user,
         hostname: args.hostname,
+        settings,
         tty: args.tty,
         stdin: args.interactive,
         remove: args.rm,

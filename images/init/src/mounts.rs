@@ -1,0 +1,187 @@
+//! The mounts of a specification, in the program's own mount namespace.
+//!
+//! What shows its process's other namespaces (`proc`, `cgroup`), and what lies below, is mounted by
+//! the program's process itself ([`InChild`]); the rest by the thread that starts it.
+
+use std::ffi::CString;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+
+use exocell_agent::oci::{Mount, Spec};
+use nix::mount::{MsFlags, mount};
+
+use crate::dev::make_mount_point;
+use crate::error::{Context, InitError};
+
+const SAFE: MsFlags = MsFlags::MS_NOSUID.union(MsFlags::MS_NODEV).union(MsFlags::MS_NOEXEC);
+/// What the boot has laid out, whatever else a specification says of them: nodes, and the
+/// terminals' own file system.
+const OF_BOOT: [&str; 2] = ["/dev", "/dev/pts"];
+
+/// What the program's process does before it becomes its program.
+pub enum InChild {
+    Mount {
+        source: CString,
+        target: CString,
+        kind: CString,
+        flags: libc::c_ulong,
+        data: CString,
+    },
+    /// Covers a file or a directory, if there is one.
+    Mask(CString),
+    /// Makes what is there read-only.
+    ReadOnly {
+        target: CString,
+        flags: libc::c_ulong,
+    },
+}
+
+/// Mounts what can be mounted now; the rest.
+pub fn mount_all(spec: &Spec) -> Result<Vec<InChild>, InitError> {
+    let mut later = Vec::new();
+    for wanted in &spec.mounts {
+        mount_one(wanted, &mut later)?;
+    }
+    if spec.root.as_ref().is_some_and(|root| root.readonly) {
+        remount("/", MsFlags::MS_RDONLY)?;
+    }
+    for path in &spec.linux.masked_paths {
+        later.push(InChild::Mask(c_string(path)?));
+    }
+    for path in &spec.linux.readonly_paths {
+        let flags = (SAFE | MsFlags::MS_RDONLY).bits();
+        later.push(InChild::ReadOnly { target: c_string(path)?, flags });
+    }
+    Ok(later)
+}
+
+fn mount_one(wanted: &Mount, later: &mut Vec<InChild>) -> Result<(), InitError> {
+    let target = wanted.destination.as_str();
+    if !target.starts_with('/') {
+        return Err(InitError::invalid(format!("the mount on {target}: give an absolute path")));
+    }
+    let Options { flags, mut data } = options(&wanted.options)
+        .map_err(|option| InitError::invalid(format!("the mount on {target}: {option}")))?;
+    match wanted.kind.as_str() {
+        _ if OF_BOOT.contains(&target) => return Ok(()),
+        // One for all that the cell's kernel shows of itself; made at the boot.
+        "sysfs" if target == "/sys" => return remount(target, flags),
+        "tmpfs" => add_mode(target, &mut data),
+        _ => {}
+    }
+    make_mount_point(target)?;
+    match wanted.kind.as_str() {
+        "proc" | "cgroup" | "cgroup2" => {
+            let kind = if wanted.kind == "proc" { "proc" } else { "cgroup2" };
+            let data = if kind == "proc" { String::new() } else { "nsdelegate".to_owned() };
+            later.push(InChild::Mount {
+                source: c_string(kind)?,
+                target: c_string(target)?,
+                kind: c_string(kind)?,
+                flags: flags.bits(),
+                data: c_string(&data)?,
+            });
+            Ok(())
+        }
+        _ => do_mount(wanted, target, flags, &data),
+    }
+}
+
+fn do_mount(wanted: &Mount, target: &str, flags: MsFlags, data: &str) -> Result<(), InitError> {
+    let kind = if wanted.kind == "none" || wanted.kind == "bind" { "" } else { &wanted.kind };
+    let bind = flags.contains(MsFlags::MS_BIND);
+    let text = |text: &str| (!text.is_empty()).then(|| text.to_owned());
+    let source = text(&wanted.source).or_else(|| text(kind));
+    let (kind, data) = (text(kind).filter(|_| !bind), text(data));
+    let said = wanted.kind.as_str();
+    mount(source.as_deref(), target, kind.as_deref(), flags, data.as_deref())
+        .context(|| format!("mounting {said} on {target}"))?;
+    // The first call of a bind mount takes none of its other flags.
+    if bind && !(flags - MsFlags::MS_BIND - MsFlags::MS_REC).is_empty() {
+        remount(target, flags - MsFlags::MS_BIND - MsFlags::MS_REC)?;
+    }
+    Ok(())
+}
+
+/// Gives what is mounted at `target` other flags, in this namespace alone.
+fn remount(target: &str, flags: MsFlags) -> Result<(), InitError> {
+    let flags = flags | MsFlags::MS_REMOUNT | MsFlags::MS_BIND;
+    mount(None::<&str>, target, None::<&str>, flags, None::<&str>)
+        .context(|| format!("changing the mount on {target}"))
+}
+
+/// A file system in memory has the mode of the directory that it covers, if there is one.
+fn add_mode(target: &str, data: &mut String) {
+    let says = data.split(',').any(|option| option.starts_with("mode="));
+    if let (false, Ok(covered)) = (says, fs::metadata(target)) {
+        let comma = if data.is_empty() { "" } else { "," };
+        data.push_str(&format!("{comma}mode={:o}", covered.permissions().mode() & 0o7777));
+    }
+}
+
+#[derive(Debug, PartialEq)]
+struct Options {
+    flags: MsFlags,
+    /// For the file system itself.
+    data: String,
+}
+
+/// Options as mount(8) has them.
+///
+/// # Errors
+/// Says which one cannot be carried out.
+fn options(words: &[String]) -> Result<Options, String> {
+    let mut options = Options { flags: MsFlags::empty(), data: String::new() };
+    for word in words {
+        let (flag, set) = match word.as_str() {
+            "ro" => (MsFlags::MS_RDONLY, true),
+            "rw" => (MsFlags::MS_RDONLY, false),
+            "nosuid" => (MsFlags::MS_NOSUID, true),
+            "suid" => (MsFlags::MS_NOSUID, false),
+            "nodev" => (MsFlags::MS_NODEV, true),
+            "dev" => (MsFlags::MS_NODEV, false),
+            "noexec" => (MsFlags::MS_NOEXEC, true),
+            "exec" => (MsFlags::MS_NOEXEC, false),
+            "sync" => (MsFlags::MS_SYNCHRONOUS, true),
+            "async" => (MsFlags::MS_SYNCHRONOUS, false),
+            "noatime" => (MsFlags::MS_NOATIME, true),
+            "nodiratime" => (MsFlags::MS_NODIRATIME, true),
+            "relatime" => (MsFlags::MS_RELATIME, true),
+            "strictatime" => (MsFlags::MS_STRICTATIME, true),
+            "bind" => (MsFlags::MS_BIND, true),
+            "rbind" => (MsFlags::MS_BIND.union(MsFlags::MS_REC), true),
+            // All of a cell's mounts are.
+            "private" | "rprivate" | "defaults" => continue,
+            "shared" | "rshared" | "slave" | "rslave" | "unbindable" | "runbindable"
+            | "tmpcopyup" | "idmap" | "ridmap" => {
+                return Err(format!("the option {word} is not carried out; leave it out"));
+            }
+            data => {
+                if !options.data.is_empty() {
+                    options.data.push(',');
+                }
+                options.data.push_str(data);
+                continue;
+            }
+        };
+        options.flags.set(flag, set);
+    }
+    Ok(options)
+}
+
+fn c_string(text: &str) -> Result<CString, InitError> {
+    CString::new(text).map_err(|_| InitError::invalid("a mount's path or option holds a NUL byte"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_are_flags_or_the_file_systems_own_and_the_last_wins() {
+        let read = |text: &str| options(&text.split(' ').map(str::to_owned).collect::<Vec<_>>());
+        let found = read("nosuid noexec exec size=1m rprivate mode=700").unwrap();
+        assert_eq!((found.flags, found.data.as_str()), (MsFlags::MS_NOSUID, "size=1m,mode=700"));
+        assert!(read("rshared").unwrap_err().contains("rshared"));
+    }
+}

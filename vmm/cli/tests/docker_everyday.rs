@@ -1,0 +1,112 @@
+//! Everyday Linux through the Docker API: the values are Docker's.
+
+mod common;
+
+use common::docker::{Server, says};
+use common::{IMAGE, finish};
+
+#[test]
+fn a_container_is_what_docker_would_make_it() {
+    let server = Server::start();
+    let flags = [
+        "--cap-drop",
+        "ALL",
+        "--cap-add",
+        "NET_RAW",
+        "--security-opt",
+        "no-new-privileges",
+        "-u",
+        "1000",
+        "--group-add",
+        "4242",
+        "--ulimit",
+        "nofile=100",
+        "--shm-size",
+        "1g",
+        "--tmpfs",
+        "/t:size=1m",
+        "--domainname",
+        "example.org",
+        "--add-host",
+        "db:10.0.0.7",
+        "--sysctl",
+        "net.core.somaxconn=99",
+        "--oom-score-adj",
+        "100",
+        "--cpus",
+        "0.5",
+        "--pids-limit",
+        "77",
+        "-m",
+        "128m",
+    ];
+    let script = "grep -E '^(CapBnd|CapEff|NoNewPrivs)' /proc/self/status | tr -s '\\t' ' '; id -G; \
+                  ulimit -n; df -k --output=size /dev/shm /t | tail -2 | tr -d ' '; \
+                  cat /proc/sys/kernel/domainname /proc/sys/net/core/somaxconn \
+                  /proc/self/oom_score_adj /proc/self/cgroup; cd /sys/fs/cgroup; \
+                  cat cpu.max pids.max memory.max; getent hosts db | tr -s ' '; echo $$";
+    let made = server.run(&flags, &["sh", "-c", script]).ok();
+    let expected = "CapEff: 0000000000000000\nCapBnd: 0000000000002000\nNoNewPrivs: 1\n0 4242\n100\n\
+                    1048576\n1024\nexample.org\n99\n100\n0::/\n50000 100000\n77\n134217728\n\
+                    10.0.0.7 db\n1";
+    assert_eq!(made.text(), expected);
+    assert_eq!(made.stderr, "", "nothing is left out");
+}
+
+#[test]
+fn privileged_is_root_of_its_own_kernel() {
+    let server = Server::start();
+    let script = "grep CapEff /proc/self/status; mount -t tmpfs none /mnt && echo mounted";
+    let made = server.run(&["--privileged"], &["sh", "-c", script]).ok();
+    assert_eq!(made.text(), "CapEff:\t000001ffffffffff\nmounted");
+    server.idle("plain");
+    let caps = |flags: &[&str]| {
+        let args = [&["exec"], flags, &["plain", "grep", "CapEff", "/proc/self/status"]].concat();
+        server.docker(&args).ok().text().to_owned()
+    };
+    assert_eq!(caps(&[]), "CapEff:\t00000000a80425fb");
+    assert_eq!(caps(&["--privileged"]), "CapEff:\t000001ffffffffff");
+}
+
+#[test]
+fn what_exec_writes_to_the_first_process_is_in_the_logs() {
+    let server = Server::start();
+    server.idle("c");
+    server.docker(&["exec", "c", "sh", "-c", "echo x > /proc/1/fd/1"]).ok();
+    says(&server, &["logs", "c"], "x");
+    assert_eq!(server.docker(&["exec", "c", "cat", "/proc/1/comm"]).ok().text(), "sleep");
+}
+
+#[test]
+fn an_end_for_lack_of_memory_is_told() {
+    let server = Server::start();
+    let hog = "l = []\nwhile True: l.append(bytearray(1 << 20))";
+    let flags =
+        ["run", "--network", "none", "--name", "hog", "-m", "96m", IMAGE, "python3", "-c", hog];
+    let ended = server.docker(&flags).exited(137);
+    assert!(ended.stderr.contains("memory"), "{}", ended.stderr);
+    assert_eq!(server.inspect("hog", "{{.State.OOMKilled}} {{.State.ExitCode}}"), "true 137");
+    server.docker(&["run", "--network", "none", "--name", "fine", IMAGE, "true"]).ok();
+    assert_eq!(server.inspect("fine", "{{.State.OOMKilled}}"), "false");
+}
+
+#[test]
+fn an_init_is_there_when_it_is_asked_for() {
+    let server = Server::start();
+    let comm = server.run(&["--init"], &["cat", "/proc/1/comm"]).ok();
+    assert_eq!(comm.text(), "docker-init");
+    server.run(&["--init"], &["sh", "-c", "kill -9 $$"]).exited(137);
+    server.run(&[], &["sh", "-c", "kill -9 $$; exit 3"]).exited(3);
+}
+
+#[test]
+fn what_no_cell_has_is_refused_by_its_name() {
+    let server = Server::start();
+    let refused = |flags: &[&str]| server.run(flags, &["true"]).exited(125).stderr;
+    assert!(refused(&["--storage-opt", "size=1g"]).contains("StorageOpt"));
+    assert!(refused(&["--cap-add", "SYS_GOD"]).contains("CAP_SYS_GOD"));
+    assert!(refused(&["--oom-kill-disable"]).contains("OomKillDisable"));
+    assert!(refused(&["--cgroupns", "host"]).contains("cgroup namespace mode host"));
+    let made = finish(&mut server.command(&["create", "--blkio-weight", "100", IMAGE]), b"");
+    assert!(made.exited(1).stderr.contains("BlkioWeight"));
+}
