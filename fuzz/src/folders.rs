@@ -55,7 +55,7 @@ fn converse(wire: &[u8]) {
     guest.set_read_timeout(Some(PATIENCE)).expect("a time limit");
     let dir = fs::File::open(&inside).expect("the folder").into();
     let mut folder = Folder::new(dir, Rights::READ_WRITE, Arc::new(|| true));
-    folder.limits = Limits { fids_max: 64, msize_max: MSIZE_MAX };
+    folder.limits = Limits { fids_max: 64, msize_max: MSIZE_MAX, ..Limits::default() };
     let server = std::thread::spawn(move || serve(folder, host));
     let reader = guest.try_clone().expect("a descriptor");
     let answers = std::thread::spawn(move || drain(reader));
