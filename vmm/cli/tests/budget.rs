@@ -34,8 +34,10 @@ impl Budget {
     }
 
     fn start(&self, name: &str, memory: &str, guarantee: &str) -> Finished {
+        let held = ["--shm-size", "128m"];
         let flags = ["--pager", "credit", "--memory", memory, "--memory-guarantee", guarantee];
-        let words = [&["run", "-d", "--name", name], &flags[..], &[TINY, "sleep", "infinity"]];
+        let words =
+            [&["run", "-d", "--name", name], &flags[..], &held, &[TINY, "sleep", "infinity"]];
         self.root.run(words.concat())
     }
 

@@ -135,6 +135,10 @@ fn a_fork_bomb_leaves_the_operators_commands_alone() {
     let bomb = "import os\nopen('/tmp/ready', 'w').close()\nwhile True:\n  \
                 try: os.fork()\n  except OSError: pass";
     let _bomb = misbehave(&cell, "1000", bomb);
+    eventually("the bomb has gone off", || {
+        let stats = run(["stats", "--json", &cell.name]).ok().json();
+        stats["guest_claims"]["process_count"].as_u64() >= Some(150)
+    });
     for _ in 0..3 {
         // What a shell would fork for, the bomb has.
         run(["exec", &cell.name, "true"]).ok();

@@ -165,8 +165,14 @@ pub fn offered() -> Result<String, String> {
     }
 }
 
-/// Exocell's own group, made where there is none.
+/// Exocell's own group, made where there is none, in which the caller may make groups.
 fn parent() -> io::Result<(Version, PathBuf)> {
+    let found = own()?;
+    nix::unistd::access(&found.1, nix::unistd::AccessFlags::W_OK)?;
+    Ok(found)
+}
+
+fn own() -> io::Result<(Version, PathBuf)> {
     let one = Path::new(MOUNTED).join("memory");
     if one.join("memory.limit_in_bytes").exists() {
         return Ok((Version::One, made(&one)?));
