@@ -246,7 +246,8 @@ fn workload(shared: &std::path::Path, log: &std::path::Path) {
     let rules = named.iter().flat_map(|rule| ["--allow-net", rule.as_str()]);
     // In the other modes programs' calls are traced as the guest kernel's.
     let intra = ["--intra", "aspace"];
-    let fixed = ["-v", &volume, "--cpus", "2", "--timeout", "5m", "--pager", "credit"];
+    let fixed =
+        ["-v", &volume, "--cpus", "2", "--timeout", "5m", "--pager", "credit", "--privileged"];
     let options: Vec<&str> = intra.into_iter().chain(fixed).chain(rules).collect();
     let cell = Cell::traced(log, &options);
     let serving = std::thread::spawn(move || {
