@@ -7,7 +7,8 @@
 //!
 //! Both versions of control groups are known (kernel: Documentation/admin-guide/cgroup-v2.rst
 //! and cgroup-v1/memory.rst). As with other runtimes, groups lie below one of Exocell's at the
-//! top of the hierarchy, `exocell/CELL`.
+//! top of the hierarchy, `exocell/CELL`. Where the operator's own group has a limit, cells stay
+//! in it: that limit is his word on what they take.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom};
@@ -19,6 +20,8 @@ use std::time::{Duration, Instant};
 const MOUNTED: &str = "/sys/fs/cgroup";
 /// The group above those of all cells.
 const PARENT: &str = "exocell";
+/// A limit from here on is none.
+const UNLIMITED: u64 = 1 << 62;
 /// How long the last processes of a group may take to end.
 const EMPTY_MAX: Duration = Duration::from_secs(2);
 
@@ -172,9 +175,35 @@ fn parent() -> io::Result<(Version, PathBuf)> {
     Ok(found)
 }
 
+/// Whether a group that the caller is in, or one above it, has a limit.
+fn is_limited(version: Version) -> bool {
+    let text = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    let own = |line: &str| match version {
+        Version::One => line.split_once(":memory:").map(|(_, path)| path.to_owned()),
+        Version::Two => line.strip_prefix("0::").map(str::to_owned),
+    };
+    let Some(own) = text.lines().find_map(own) else { return false };
+    let mounted = match version {
+        Version::One => Path::new(MOUNTED).join("memory"),
+        Version::Two => PathBuf::from(MOUNTED),
+    };
+    let path = mounted.join(own.trim_start_matches('/'));
+    let above = path.ancestors().take_while(|path| path.starts_with(&mounted));
+    let limits = above.filter_map(|path| fs::read_to_string(path.join(version.limit())).ok());
+    // Version 1 has no word for none: it is the most that there can be, in whole pages.
+    limits.filter_map(|limit| limit.trim().parse().ok()).any(|limit: u64| limit < UNLIMITED)
+}
+
 fn own() -> io::Result<(Version, PathBuf)> {
+    let limited = |version| match is_limited(version) {
+        true => {
+            Err(io::Error::other("the operator's own group has a limit, which holds for cells"))
+        }
+        false => Ok(()),
+    };
     let one = Path::new(MOUNTED).join("memory");
     if one.join("memory.limit_in_bytes").exists() {
+        limited(Version::One)?;
         return Ok((Version::One, made(&one)?));
     }
     let two = Path::new(MOUNTED);
@@ -182,6 +211,7 @@ fn own() -> io::Result<(Version, PathBuf)> {
     if !controllers.split_whitespace().any(|name| name == "memory") {
         return Err(io::Error::other("the host has no memory controller"));
     }
+    limited(Version::Two)?;
     fs::write(two.join("cgroup.subtree_control"), "+memory")?;
     let parent = made(two)?;
     fs::write(parent.join("cgroup.subtree_control"), "+memory")?;

@@ -2,7 +2,7 @@
 
 use std::fs::{self, File};
 use std::io;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
@@ -113,7 +113,10 @@ fn bind(source: &Path, target: &Path, name: &str, writable: bool) -> Result<(), 
         ]
         .into_iter()
         .filter(|(flag, _)| kept.contains(*flag));
-        let flags = MsFlags::MS_BIND | MsFlags::MS_REMOUNT | MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
+        let flags = MsFlags::MS_BIND | MsFlags::MS_REMOUNT | MsFlags::MS_NOSUID;
+        // Who names a device has it; nobody finds one below a folder.
+        let is_device = fs::metadata(target).is_ok_and(|it| it.file_type().is_char_device());
+        let flags = if is_device { flags } else { flags | MsFlags::MS_NODEV };
         let flags = if writable { flags } else { flags | MsFlags::MS_RDONLY };
         let flags = kept.fold(flags, |flags, (_, flag)| flags | flag);
         mount(none, target, none, flags, none)

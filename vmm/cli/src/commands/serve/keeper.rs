@@ -23,7 +23,7 @@ use exocell_cell::agent::printable;
 use exocell_cell::compile::{Build, Code, Module};
 use exocell_cell::exovisor::{Metering, Policy, Use};
 use exocell_cell::relayed;
-use exocell_cell::vmm::jail::stage::{Given, Limits as StageLimits, Link, Order, Running};
+use exocell_cell::vmm::jail::stage::{Given, Limits as StageLimits, Link, Order, Running, Shown};
 use exocell_cell::xgate::CapabilitySet;
 use exocell_cell::{CellError, Layout};
 use exocell_service::{
@@ -49,6 +49,9 @@ const ISOLATE_BYTES: u64 = 2 << 20;
 const MODEL_BYTES: u64 = 1 << 30;
 /// Threads of a worker: its own, and those that wait for files and models.
 const WORKER_THREADS: u64 = 1024;
+/// Where a static command has random numbers from: its C library does not tell those who look for
+/// getrandom(2) by name that it is there.
+const RANDOM: [&str; 2] = ["/dev/random", "/dev/urandom"];
 /// What is kept of a worker's last words, in bytes.
 const WORDS_BYTES: usize = 512;
 
@@ -418,8 +421,12 @@ impl Keeper {
         drop(state);
         let failed = || CellError::host("cannot connect a worker");
         let (ours, theirs) = UnixStream::pair().map_err(failed())?;
+        let mut shown = outfit.shown();
+        if cfg!(target_feature = "crt-static") {
+            shown.extend(RANDOM.map(Shown::read_only));
+        }
         let order = Order {
-            shown: outfit.shown(),
+            shown,
             // What is shown belongs to the operator.
             keeps_id: !outfit.shown().is_empty(),
             ..Order::new(WORKER.name, vec![Given::file(&theirs)], limits)
