@@ -153,7 +153,7 @@ class AsyncFiles:
         """Copies a file or a directory to ``local``, which must not exist.
 
         Nothing is written outside of ``local``, whatever the sandbox sends:
-        links that lead out, devices and absolute names are refused.
+        links that lead out and absolute names are refused; devices do not come.
         """
         target = Path(local)
         if target.exists() or target.is_symlink():
