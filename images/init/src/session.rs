@@ -4,8 +4,9 @@ use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread;
+use std::time::Duration;
 
 use exocell_agent::{FrameReader, FrameWriter, Kind, Reply, Request};
 use nix::mount::{MntFlags, umount2};
@@ -24,8 +25,20 @@ pub const STACK_BYTES: usize = 256 * 1024;
 pub struct Agent {
     pub(crate) reaper: Arc<Reaper>,
     cell: Option<Cell>,
-    container: Mutex<Option<Arc<Container>>>,
+    programs: Mutex<Programs>,
+    begun: Condvar,
 }
+
+/// Where the cell's programs are.
+#[derive(Default)]
+struct Programs {
+    container: Option<Arc<Container>>,
+    /// Whether there has been one.
+    has_begun: bool,
+}
+
+/// How long who comes before the cell's own program waits for it.
+const BEGIN_MAX: Duration = Duration::from_secs(5);
 
 impl Agent {
     /// An agent for programs of this machine as it is: it runs programs and
@@ -33,13 +46,17 @@ impl Agent {
     ///
     /// It reaps every child of the calling process.
     pub fn new() -> io::Result<Arc<Self>> {
-        Ok(Arc::new(Self { reaper: Reaper::start()?, cell: None, container: Mutex::default() }))
+        Ok(Arc::new(Self::with(None)?))
     }
 
     /// The agent of the whole machine.
     pub(crate) fn of_cell(cell: Cell) -> io::Result<Arc<Self>> {
-        let container = Mutex::default();
-        Ok(Arc::new(Self { reaper: Reaper::start()?, cell: Some(cell), container }))
+        Ok(Arc::new(Self::with(Some(cell))?))
+    }
+
+    fn with(cell: Option<Cell>) -> io::Result<Self> {
+        let (programs, begun) = Default::default();
+        Ok(Self { reaper: Reaper::start()?, cell, programs, begun })
     }
 
     /// The control group of programs.
@@ -56,17 +73,25 @@ impl Agent {
             return Ok(None);
         }
         let none = || InitError::guest("the cell's own program does not run");
-        let container = self.container.lock().unwrap_or_else(PoisonError::into_inner);
-        container.clone().map(Some).ok_or_else(none)
+        let waits = |programs: &mut Programs| !programs.has_begun;
+        let programs = self.programs.lock().unwrap_or_else(PoisonError::into_inner);
+        let programs = self.begun.wait_timeout_while(programs, BEGIN_MAX, waits);
+        let (programs, _) = programs.unwrap_or_else(PoisonError::into_inner);
+        programs.container.clone().map(Some).ok_or_else(none)
     }
 
     pub(crate) fn set_container(&self, container: Option<Container>) {
-        *self.container.lock().unwrap_or_else(PoisonError::into_inner) = container.map(Arc::new);
+        let mut programs = self.programs.lock().unwrap_or_else(PoisonError::into_inner);
+        programs.has_begun |= container.is_some();
+        programs.container = container.map(Arc::new);
+        self.begun.notify_all();
     }
 
     /// Has this thread see files as programs do, if there are any.
     fn enter(&self) -> Result<(), InitError> {
-        let container = self.container.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let programs = self.programs.lock().unwrap_or_else(PoisonError::into_inner);
+        let container = programs.container.clone();
+        drop(programs);
         container.map_or(Ok(()), |container| container.enter())
     }
 
