@@ -21,7 +21,7 @@ pub mod stage;
 
 pub use filter::{ThreadClass, restrict_calls};
 pub use group::Group;
-pub use namespaces::{HostNetwork, IdentityMap, Spawned, leave_network, spawn};
+pub use namespaces::{HostNetwork, IdentityMap, Spawned, fork_into, leave_network, spawn};
 pub use paths::{PathAccess, PathGrant, landlock_abi, restrict_paths, restrict_to_sockets};
 pub use privileges::{Capability, forgo_capabilities, keep_capabilities};
 pub use root::JailRoot;

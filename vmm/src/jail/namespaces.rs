@@ -2,10 +2,12 @@
 
 use std::fs;
 use std::io::{self, Read, Write};
-use std::os::fd::{FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
-use super::JailError;
+use nix::unistd::{ForkResult, Pid};
+
+use super::{Group, JailError};
 
 /// The user id of guest kernels when the operator is root: this base plus the
 /// supervisor's pid, so that no two live cells share an id.
@@ -70,6 +72,30 @@ pub struct Spawned {
     pub pid: libc::pid_t,
     /// Becomes readable when the process ends, whoever reaps it.
     pub pidfd: OwnedFd,
+}
+
+/// Forks the caller, which must have one thread. The child is in `group` once it has joined it
+/// ([`Group::join`]), and where it can, from the start.
+///
+/// # Errors
+/// The host's (clone3(2)).
+pub fn fork_into(group: Option<&Group>) -> io::Result<ForkResult> {
+    /// linux/sched.h; what libc has does not fit its type.
+    const CLONE_INTO_CGROUP: u64 = 1 << 33;
+    // SAFETY: clone_args is plain data; zero is valid for every field.
+    let mut args: libc::clone_args = unsafe { std::mem::zeroed() };
+    args.exit_signal = libc::SIGCHLD as u64;
+    if let Some(birthplace) = group.and_then(Group::birthplace) {
+        args.flags = CLONE_INTO_CGROUP;
+        args.cgroup = birthplace.as_raw_fd() as u64;
+    }
+    // SAFETY: as in `spawn`: `args` has its true size, and the child has its own copy of
+    // everything. The caller has one thread, so the child may do what any process may.
+    match unsafe { libc::syscall(libc::SYS_clone3, &raw const args, size_of_val(&args)) } {
+        -1 => Err(io::Error::last_os_error()),
+        0 => Ok(ForkResult::Child),
+        pid => Ok(ForkResult::Parent { child: Pid::from_raw(pid as libc::pid_t) }),
+    }
 }
 
 /// Runs `body` as the first process of new namespaces with its pid as the host

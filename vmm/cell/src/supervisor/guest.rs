@@ -31,7 +31,7 @@ use exocell_vmm::jail::{self, Group, IdentityMap, JailRoot, ThreadClass};
 use exocell_vmm::para::{DeviceSocket, GuestKernel, INITRAMFS_FILE, KERNEL_FILE, VirtioId};
 use exocell_xgate::{Capability, Kind as CapabilityKind, Live, Quota, Rights, Scope, Table};
 use nix::sys::wait::{WaitStatus, waitpid};
-use nix::unistd::{ForkResult, Pid, fork};
+use nix::unistd::{ForkResult, Pid};
 
 use super::clients::{self, Services};
 use super::console::{CONSOLE_BYTES_MAX, ConsoleLog};
@@ -329,10 +329,7 @@ fn fork_kernel(
         limits: plan.limits,
         group: inheritance.group.as_deref(),
     };
-    // SAFETY: the supervisor has one thread here, so the child may do what any
-    // process may. Needed because the guest kernel is exec'd under a filter
-    // and an identity that the supervisor itself must not take on.
-    match unsafe { fork() } {
+    match jail::fork_into(kernel.group) {
         Ok(ForkResult::Parent { child }) => Ok(child),
         Ok(ForkResult::Child) => {
             let error = kernel.exec();
@@ -343,7 +340,7 @@ fn fork_kernel(
             let _ = writeln!(console, "{error}");
             std::process::exit(125)
         }
-        Err(errno) => Err(CellError::host("cannot fork the guest kernel")(errno.into())),
+        Err(error) => Err(CellError::host("cannot fork the guest kernel")(error)),
     }
 }
 
