@@ -130,6 +130,55 @@ fn the_private_memory_of_a_guest_kernels_process_is_bounded() {
     assert!(taken.is_some_and(|kib| kib <= 16 << 10), "{console}");
 }
 
+/// What reaches others that have its user id, or that nothing counts: the filter has an answer
+/// before the host's rights are asked.
+#[test]
+fn a_guest_kernel_reaches_nothing_that_is_not_its_own() {
+    let root = PrivateRoot::with_kernel(
+        r#"#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <linux/seccomp.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+static void tried(const char *what, long result) {
+    fprintf(stderr, "%s: %s\n", what, result < 0 ? strerror(errno) : "done");
+}
+int main(void) {
+    struct rlimit one = { 1, 1 };
+    int initramfs = open("/initramfs", O_RDONLY);
+    tried("limits of its supervisor", prlimit(1, RLIMIT_NOFILE, &one, NULL));
+    tried("a lease", fcntl(initramfs, F_SETLEASE, F_RDLCK));
+    tried("a lock", fcntl(initramfs, F_OFD_SETLK, &(struct flock){ .l_type = F_RDLCK }));
+    tried("a file of huge pages", memfd_create("huge", MFD_HUGETLB));
+    tried("huge pages", (long)mmap(NULL, 2 << 20, PROT_READ | PROT_WRITE,
+                                   MAP_SHARED | MAP_ANONYMOUS | MAP_HUGETLB, -1, 0));
+    tried("a session", setsid());
+    tried("strict calls", prctl(PR_SET_SECCOMP, SECCOMP_MODE_STRICT, 0, 0, 0));
+    tried("its own limits", prlimit(0, RLIMIT_CORE, NULL, &one));
+    return 0;
+}"#,
+    );
+    root.run(["run", "--name", "reach", TINY, "true"]).exited(125).complains_of(&["did not boot"]);
+    let console = console(&root, "reach");
+    let tried: Vec<(&str, &str)> =
+        console.lines().filter_map(|line| line.trim().split_once(": ")).collect();
+    let refused: Vec<&str> = tried
+        .iter()
+        .filter(|(_, how)| *how == "Function not implemented")
+        .map(|one| one.0)
+        .collect();
+    let reached: Vec<&str> =
+        tried.iter().filter(|(_, how)| *how == "done").map(|one| one.0).collect();
+    assert_eq!(reached, ["its own limits"], "{console}");
+    assert_eq!(refused.len(), 7, "{console}");
+}
+
 fn taken_kib(line: &str) -> Option<u64> {
     line.trim().strip_prefix("took ")?.strip_suffix(" KiB")?.parse().ok()
 }

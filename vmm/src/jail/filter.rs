@@ -247,6 +247,15 @@ const NEW_NAMESPACES: u64 = (libc::CLONE_NEWNS
 /// prctl(2) PR_SET_SYSCALL_USER_DISPATCH, which libc does not name.
 const SYSCALL_USER_DISPATCH: u64 = 59;
 
+/// Pages of the usual size: those of hugetlbfs are reserved for who asked for them, and no
+/// control group of memory counts them.
+const SMALL_PAGES: Pin = Without(3, libc::MAP_HUGETLB as u64);
+const NO_CODE: Pin = Pin::All(&[Without(2, libc::PROT_EXEC as u64), SMALL_PAGES]);
+
+/// fcntl(2) commands that libc does not name for every target.
+const F_SETSIG: u64 = 10;
+const F_ADD_SEALS: u64 = 1033;
+
 /// mremap(2) flags of a move to a given address.
 const MOVE_FIXED: &[u64] = &[(libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED) as u64];
 
@@ -300,7 +309,7 @@ mod numbers {
         sched_setaffinity = SYS_sched_setaffinity, sched_yield = SYS_sched_yield,
         seccomp = SYS_seccomp, sendmmsg = SYS_sendmmsg, sendmsg = SYS_sendmsg, sendto = SYS_sendto,
         set_robust_list = SYS_set_robust_list, set_tid_address = SYS_set_tid_address,
-        setsid = SYS_setsid, setsockopt = SYS_setsockopt, shutdown = SYS_shutdown,
+        setsockopt = SYS_setsockopt, shutdown = SYS_shutdown,
         sigaltstack = SYS_sigaltstack, signalfd4 = SYS_signalfd4, socket = SYS_socket,
         socketpair = SYS_socketpair, statx = SYS_statx, symlinkat = SYS_symlinkat,
         tgkill = SYS_tgkill, timer_create = SYS_timer_create, timer_delete = SYS_timer_delete,
@@ -332,7 +341,7 @@ const GUEST_KERNEL: &[Rule] = rules! {
     execveat Any, "starts the stub executable from memory";
     exit Any, "ends a thread or stub";
     exit_group Any, "ends the guest kernel process";
-    mmap Any, "guest physical memory, guest user mappings in stubs";
+    mmap SMALL_PAGES, "guest physical memory, guest user mappings in stubs";
     munmap Any, "guest user mappings in stubs";
     mremap OneOf(3, MOVE_FIXED), "a stub moves the host's vDSO to where guest programs find it";
     mprotect Any, "the guest kernel's read-only data";
@@ -340,7 +349,7 @@ const GUEST_KERNEL: &[Rule] = rules! {
     pkey_mprotect Any, "keys for the guest kernel's memory";
     madvise Any, "guest memory that goes back to the host";
     brk Any, "libc start-up";
-    memfd_create Any, "the stub executable";
+    memfd_create Without(1, libc::MFD_HUGETLB as u64), "the stub executable";
     ftruncate Any, "sizes the stub executable";
     fallocate OneOf(1, &[KEEP_SIZE, KEEP_SIZE | PUNCH_HOLE]),
         "takes guest memory from the host and gives it back; never resizes its file";
@@ -352,7 +361,16 @@ const GUEST_KERNEL: &[Rule] = rules! {
     openat Any, "the initramfs; the root holds nothing else";
     close Any, "descriptors handed to stubs and back";
     close_range Any, "a stub drops what it must not hold";
-    fcntl Any, "asynchronous notification of device sockets";
+    fcntl OneOf(1, &[
+        libc::F_DUPFD_CLOEXEC as u64,
+        libc::F_GETFD as u64,
+        libc::F_SETFD as u64,
+        libc::F_GETFL as u64,
+        libc::F_SETFL as u64,
+        libc::F_SETOWN as u64,
+        F_SETSIG,
+        F_ADD_SEALS,
+    ]), "notification of device sockets; seals the stub executable; no locks, no leases";
     dup2 Any, "a stub's descriptors";
     dup3 Any, "a stub's descriptors";
     fstat Any, "size of the memory file and initramfs";
@@ -383,12 +401,15 @@ const GUEST_KERNEL: &[Rule] = rules! {
     ppoll Any, "the notification thread";
     eventfd2 Any, "device doorbells";
     signalfd4 Any, "devices' signals where there are no stubs; idle vCPUs of the stock kernel";
-    seccomp Any, "stubs confine themselves further";
+    seccomp OneOf(0, &[
+        libc::SECCOMP_SET_MODE_FILTER as u64,
+        libc::SECCOMP_GET_ACTION_AVAIL as u64,
+        libc::SECCOMP_GET_NOTIF_SIZES as u64,
+    ]), "stubs confine themselves further";
     prctl OneOf(0, &[
         libc::PR_SET_NAME as u64,
         libc::PR_SET_PDEATHSIG as u64,
         libc::PR_SET_NO_NEW_PRIVS as u64,
-        libc::PR_SET_SECCOMP as u64,
         SYSCALL_USER_DISPATCH,
     ]), "a stub names and confines itself; calls of user code beside the guest kernel stop";
     arch_prctl Any, "thread-local storage of guest threads";
@@ -396,12 +417,11 @@ const GUEST_KERNEL: &[Rule] = rules! {
     set_tid_address Any, "libc start-up";
     set_robust_list Any, "libc thread start-up";
     rseq Any, "libc thread start-up";
-    prlimit64 Any, "stack and core limits";
+    prlimit64 OneOf(0, &[0]), "its own stack and core limits";
     getrandom Any, "libc start-up; early guest entropy";
     getpid Any, "addresses signals";
     gettid Any, "addresses signals";
     getppid Any, "start-up checks";
-    setsid Any, "a session of its own";
     uname Any, "libc start-up";
     tgkill Any, "stops a stub's thread; aborts itself";
     clock_gettime Any, "guest time where the vDSO does not answer";
@@ -414,7 +434,7 @@ const GUEST_KERNEL: &[Rule] = rules! {
 /// What every thread of the supervisor needs: the Rust runtime and libc.
 const SUPERVISOR: &[Rule] = rules! {
     futex Any, "locks and thread ends";
-    mmap Without(2, libc::PROT_EXEC as u64), "heap, thread stacks, guest memory; never executable";
+    mmap NO_CODE, "heap, thread stacks, guest memory; never executable";
     munmap Any, "heap, guest memory";
     mremap Any, "heap growth";
     madvise Any, "heap and thread stacks given back";
@@ -496,7 +516,7 @@ const DIALER: &[Rule] = rules! {
     sendmsg Without(2, libc::MSG_FASTOPEN as u64), "sockets of streams for the stack";
     close Any, "descriptors";
     getrandom Any, "numbers of questions; hash seeds";
-    mmap Without(2, libc::PROT_EXEC as u64), "heap; never executable";
+    mmap NO_CODE, "heap; never executable";
     munmap Any, "heap";
     mremap Any, "heap growth";
     madvise Any, "heap given back";
@@ -599,7 +619,7 @@ const WORKER: &[Rule] = rules! {
     epoll_ctl Any, "waits for streams";
     epoll_wait Any, "waits for streams";
     ioctl OneOf(1, &[libc::FIONBIO]), "non-blocking streams";
-    memfd_create Any, "standard streams; a memory's first contents";
+    memfd_create Without(1, libc::MFD_HUGETLB as u64), "standard streams; a memory's first contents";
     rename Any, "the log of a module's network is bounded";
     rt_sigaction Any, "traps of modules and ends of turns";
 };
@@ -617,7 +637,7 @@ const NARROWER: &[Rule] = rules! {
 
 /// Compiled code becomes part of the process.
 const CODE: &[Rule] = rules! {
-    mmap Any, "where compiled code comes to lie";
+    mmap SMALL_PAGES, "where compiled code comes to lie";
     mprotect Any, "compiled code becomes executable when it is written";
 };
 
@@ -668,7 +688,7 @@ const STAGE: &[Rule] = rules! {
     statx Any, "kinds and sizes of descriptors";
     newfstatat Any, "kinds and sizes of descriptors";
     poll Any, "waits";
-    mmap Without(2, libc::PROT_EXEC as u64), "heap, descriptors' contents; never executable";
+    mmap NO_CODE, "heap, descriptors' contents; never executable";
     munmap Any, "heap";
     mremap Any, "heap growth";
     madvise Any, "heap given back";
