@@ -66,8 +66,10 @@ pub struct Group {
     name: String,
     parent: File,
     entry: Entry,
+    limit: File,
     events: File,
-    /// Bytes that all its processes may have of the host's memory, their memory file included.
+    /// Bytes that all its processes may have of the host's memory, their memory file included,
+    /// when it was made.
     pub bytes_max: u64,
 }
 
@@ -98,8 +100,12 @@ impl Group {
             Version::One => {
                 drop(fs::write(path.join("memory.memsw.limit_in_bytes"), bytes_max.to_string()))
             }
-            // A guest without one of its processes is none.
-            Version::Two => fs::write(path.join("memory.oom.group"), "1")?,
+            // A guest without one of its processes is none, and one that is swapped out to make
+            // room for more has more. No such file is there where the host does not swap.
+            Version::Two => {
+                fs::write(path.join("memory.oom.group"), "1")?;
+                drop(fs::write(path.join("memory.swap.max"), "0"));
+            }
         }
         Ok(Self {
             name: name.to_owned(),
@@ -108,6 +114,7 @@ impl Group {
                 Version::One => Entry::Tasks(File::options().write(true).open(path.join("tasks"))?),
                 Version::Two => Entry::Birth(File::open(&path)?),
             },
+            limit: File::options().write(true).open(path.join(version.limit()))?,
             events: File::open(path.join(version.events()))?,
             bytes_max,
         })
@@ -129,6 +136,16 @@ impl Group {
             Entry::Tasks(_) => None,
             Entry::Birth(directory) => Some(directory.as_fd()),
         }
+    }
+
+    /// Changes what its processes may have.
+    ///
+    /// # Errors
+    /// The host's; version 1 refuses less than they have and do not give back (EBUSY).
+    pub fn limit(&self, bytes_max: u64) -> io::Result<()> {
+        nix::sys::uio::pwrite(&self.limit, bytes_max.to_string().as_bytes(), 0)
+            .map(drop)
+            .map_err(io::Error::from)
     }
 
     /// How many of its processes the host has ended because the group had all that it may have.
@@ -264,6 +281,10 @@ mod tests {
         assert_eq!((group.oom_kills(), group.bytes_max), (0, 64 << 20));
         let (_, parent) = parent().unwrap();
         assert!(parent.join(&name).exists());
+        group.limit(32 << 20).unwrap();
+        let (version, _) = own().unwrap();
+        let limit = fs::read_to_string(parent.join(&name).join(version.limit())).unwrap();
+        assert_eq!(limit.trim(), (32 << 20).to_string());
         group.remove();
         assert!(!parent.join(&name).exists());
         remove(&name);

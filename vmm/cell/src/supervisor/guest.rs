@@ -28,6 +28,7 @@ use exocell_vmm::devices::{
     BlockConfig, BlockMetrics, ConsoleConfig, DeviceLoop, VsockConfig, VsockHandle, VsockListener,
 };
 use exocell_vmm::jail::{self, Group, IdentityMap, JailRoot, ThreadClass};
+use exocell_vmm::limits::Limits;
 use exocell_vmm::para::{DeviceSocket, GuestKernel, INITRAMFS_FILE, KERNEL_FILE, VirtioId};
 use exocell_xgate::{Capability, Kind as CapabilityKind, Live, Quota, Rights, Scope, Table};
 use nix::sys::wait::{WaitStatus, waitpid};
@@ -72,6 +73,10 @@ struct Reach {
     memory: File,
     /// Bytes; never more than the memory file's.
     memory_limit: AtomicU64,
+    /// Whether its kernel was told to keep to a limit.
+    has_pager: bool,
+    limits: Limits,
+    group: Option<Arc<Group>>,
     credit: Option<Arc<Account>>,
     /// Its place in the budget, held while it lives; one with a credit has it there.
     _aside: Option<Member>,
@@ -125,11 +130,22 @@ impl Services for Reach {
     fn change_memory(&self, limit_bytes: u64) -> Result<bool, String> {
         let granted = self.memory.metadata().map_err(|error| error.to_string())?.len();
         memory::check(limit_bytes, granted)?;
+        if !self.has_pager {
+            return Err(memory::NO_PAGER.to_owned());
+        }
         let before = self.memory_limit.load(Ordering::Relaxed);
+        if limit_bytes > before {
+            self.hold_to(limit_bytes)?;
+        }
         self.set_credit_limit(limit_bytes);
-        let applied = memory::change(&self.agent, &self.memory, limit_bytes)
+        let mut applied = memory::change(&self.agent, &self.memory, limit_bytes)
             .inspect_err(|_| self.set_credit_limit(before))?;
         self.memory_limit.store(limit_bytes, Ordering::Relaxed);
+        // What the guest says of itself is a claim; from here on it is held to it. While it has
+        // more, the host may refuse: then the change is under way.
+        if applied && limit_bytes < before {
+            applied = self.hold_to(limit_bytes).is_ok();
+        }
         Ok(applied)
     }
 
@@ -151,6 +167,17 @@ impl Services for Reach {
 }
 
 impl Reach {
+    /// Bounds what the host gives the guest, where it has a control group.
+    fn hold_to(&self, limit_bytes: u64) -> Result<(), String> {
+        let bytes_max = limit_bytes.saturating_add(self.limits.beside_bytes_max());
+        match &self.group {
+            None => Ok(()),
+            Some(group) => group
+                .limit(bytes_max)
+                .map_err(|error| format!("cannot change the guest's control group: {error}")),
+        }
+    }
+
     fn set_credit_limit(&self, bytes: u64) {
         if let Some(credit) = &self.credit {
             credit.limit.store(bytes, Ordering::Relaxed);
@@ -235,6 +262,9 @@ pub(crate) fn start(
             agent: devices.vsock,
             memory: plan.memory.file().try_clone().map_err(CellError::host("dup"))?,
             memory_limit: AtomicU64::new(plan.memory.bytes()),
+            has_pager: plan.pager != Mode::Off,
+            limits: plan.limits,
+            group: inheritance.group.clone(),
             credit,
             _aside: aside,
             disk: devices.disk,

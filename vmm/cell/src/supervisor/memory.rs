@@ -19,6 +19,10 @@ use crate::plan::MEMORY_BYTES_MIN;
 const PATIENCE: Duration = Duration::from_secs(5);
 const POLL: Duration = Duration::from_millis(50);
 
+/// What a guest would answer that has nothing to keep to a limit with.
+pub(super) const NO_PAGER: &str = "the cell's memory was fixed when it started; run cells whose \
+                                   memory is to change with --pager eager or credit";
+
 /// Refuses limits that no guest could keep to.
 pub(super) fn check(limit_bytes: u64, granted_bytes: u64) -> Result<(), String> {
     if limit_bytes > granted_bytes {
