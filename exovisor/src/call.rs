@@ -106,6 +106,13 @@ impl Function {
         values.ok_or(ArgumentError { wanted: types.len(), given: texts.len() })
     }
 
+    /// Whether its module imports host functions, so that a call of it needs capabilities
+    /// ([`crate::Scheduler::attach`]).
+    #[must_use]
+    pub fn uses_host(&self) -> bool {
+        self.module.uses_host
+    }
+
     fn parameters(&self) -> &[ValType] {
         match &self.shape {
             Shape::Unit => &[],

@@ -8,6 +8,7 @@ use exocell_exovisor::{
 };
 use exocell_xgate::{CapabilitySet, Table, format_bytes};
 use serde_json::{Value as Json, json};
+use std::collections::HashMap;
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -99,6 +100,8 @@ pub(crate) struct Module {
     shared: Shared,
     /// What its calls reach others through; it goes with the module.
     network: Option<Arc<dyn Network>>,
+    /// Those of its functions that were called.
+    found: Mutex<HashMap<String, Function>>,
 }
 
 /// What a call finds that those before it left: a tenant's changes, and models.
@@ -126,7 +129,17 @@ impl Module {
         let mut table = Table::new(TABLE_SLOTS);
         caps.install(&mut table, HOLDER)
             .map_err(|error| AdmissionError::Engine { message: error.to_string() })?;
-        Ok(Self { tenant, admitted, caps, table, shared, network })
+        Ok(Self { tenant, admitted, caps, table, shared, network, found: Mutex::default() })
+    }
+
+    fn function(&self, name: &str) -> Result<Function, AdmissionError> {
+        let mut found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(function) = found.get(name) {
+            return Ok(function.clone());
+        }
+        let function = self.admitted.function(self.tenant.name(), name)?;
+        found.insert(name.to_owned(), function.clone());
+        Ok(function)
     }
 
     fn limits(&self) -> CallLimits {
@@ -152,7 +165,7 @@ impl Module {
 
     fn call(&self, scheduler: &Scheduler, name: &str, body: &[u8], told: Told) {
         let prepared = || -> Result<_, Answer> {
-            let function = self.admitted.function(self.tenant.name(), name);
+            let function = self.function(name);
             let function = function.map_err(|error| Answer::error(404, &error.to_string()))?;
             let numbers: Vec<serde_json::Number> =
                 serde_json::from_slice(body).map_err(|error| {
@@ -197,13 +210,15 @@ impl Module {
         told: Told,
         answer: impl FnOnce(&Report) -> Answer + Send + 'static,
     ) {
-        let Shared { layers, models } = self.shared.clone();
-        let spec = Spec { layers, models, network: self.network.clone(), ..spec };
-        let attached = match scheduler.attach(&self.table, HOLDER, spec) {
-            Ok(attached) => attached,
-            Err(error) => return told(Answer::error(500, &error.to_string()).into()),
-        };
-        let call = Call::new(function, arguments, self.limits()).with(attached);
+        let mut call = Call::new(function, arguments, self.limits());
+        if function.uses_host() {
+            let Shared { layers, models } = self.shared.clone();
+            let spec = Spec { layers, models, network: self.network.clone(), ..spec };
+            call = match scheduler.attach(&self.table, HOLDER, spec) {
+                Ok(attached) => call.with(attached),
+                Err(error) => return told(Answer::error(500, &error.to_string()).into()),
+            };
+        }
         // Who is told of a call that is not taken is the one who would be told of its end.
         let told = Arc::new(Mutex::new(Some(told)));
         let teller = Arc::clone(&told);

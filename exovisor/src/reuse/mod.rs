@@ -77,11 +77,13 @@ pub(crate) struct Keeper {
 }
 
 impl Keeper {
-    /// Keeps no more than half of a pool, and nothing where stores have rooms of their own, where
-    /// first contents are copied, or where the host does not say what was written to.
+    /// Keeps no more than half of a pool, and nothing where stores have rooms of their own or first
+    /// contents are copied. Where the host does not say what was written to, as in a jail, only what
+    /// has a small memory is made as new ([`crate::pages`]).
     pub fn new(policy: &Policy) -> Self {
-        let pool = policy.pool.as_ref();
-        let pool = pool.filter(|_| policy.copy_on_write && pages::can_be_found());
+        let pool = policy.pool.as_ref().filter(|_| policy.copy_on_write);
+        // What is asked is opened here, before anything runs that could be in the way.
+        pages::can_be_found();
         let max = pool.map_or(0, |pool| pool.kept_max() as usize);
         Self {
             max,

@@ -81,7 +81,7 @@ fn count(function: &Function) -> usize {
     function.module.host.keeper.count.load(Ordering::Relaxed)
 }
 
-/// Whether this host keeps anything.
+/// Whether this host keeps what has a memory that is not small.
 fn keeps() -> bool {
     pages::can_be_found()
 }
