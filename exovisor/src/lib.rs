@@ -81,7 +81,7 @@ pub use policy::{Metering, Policy, Pool, Slots};
 pub use scan::ModuleLimits;
 pub use sched::{
     Call, Priority, Report, Scheduler, SchedulerConfig, SchedulerError, Stats, SubmitError,
-    Submitter, Tenant,
+    Submitter, Take, Tenant,
 };
 pub use sealed::{Sealed, TooLong};
 pub use sockets::{Arrived, Connection, Done, Network, NetworkError};

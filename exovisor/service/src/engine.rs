@@ -4,10 +4,12 @@ use crate::ServiceError;
 use crate::call::{Module, Shared, Told, Work};
 use exocell_exovisor::{
     Admission, AdmissionError, Admitted, Compiled, Jailed, Layers, Models, Network, Policy, Pool,
-    Priority, Scheduler, SchedulerConfig, Tenant,
+    Priority, Scheduler, SchedulerConfig, Take, Tenant,
 };
 use exocell_xgate::CapabilitySet;
 use std::collections::HashMap;
+use std::io;
+use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// What runs the modules of one tenant or of several.
@@ -95,6 +97,19 @@ impl Engine {
             layers: Layers::default(),
         };
         tenants.entry(name.to_owned()).or_insert_with(new).clone()
+    }
+
+    /// Has calls come in at `from` ([`Scheduler::attend`]).
+    ///
+    /// # Errors
+    /// The host's.
+    pub fn attend(
+        &self,
+        from: BorrowedFd<'_>,
+        take: Take,
+        is_over: impl Fn() -> bool,
+    ) -> io::Result<()> {
+        self.scheduler.attend(from, take, is_over)
     }
 
     /// Begins `work` of `module`; `told` hears of its end.

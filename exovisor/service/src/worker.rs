@@ -10,9 +10,13 @@ use crate::http::Answer;
 use crate::wire::{self, Frames, REQUEST_BYTES_MAX};
 use exocell_exovisor::{AdmissionError, Compiled, Jailed, Network, Pool};
 use exocell_xgate::CapabilitySet;
+use nix::errno::Errno;
+use nix::sys::socket::{MsgFlags, recv};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
-use std::io::{self, Read, Write};
+use std::io::{self, Write};
+use std::net::Shutdown;
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -42,8 +46,50 @@ pub struct ModuleOrder {
 pub struct Worker {
     engine: Engine,
     known: Mutex<Known>,
+    incoming: Mutex<Incoming>,
     /// Where answers go.
     answers: Mutex<UnixStream>,
+}
+
+/// What has come and was not begun.
+struct Incoming {
+    from: UnixStream,
+    frames: Frames,
+    /// Why nothing more comes.
+    end: Option<io::Result<()>>,
+}
+
+impl Incoming {
+    /// What there is now, without waiting.
+    fn take(&mut self) -> Vec<(u64, u32, Work)> {
+        let mut requests = Vec::new();
+        if self.end.is_none() {
+            self.end = self.read(&mut requests).err().map(|error| match error.kind() {
+                io::ErrorKind::UnexpectedEof => Ok(()),
+                _ => Err(error),
+            });
+            if self.end.is_some() {
+                // All that wait here hear of it.
+                let _ = self.from.shutdown(Shutdown::Both);
+            }
+        }
+        requests
+    }
+
+    fn read(&mut self, requests: &mut Vec<(u64, u32, Work)>) -> io::Result<()> {
+        match recv(self.from.as_raw_fd(), self.frames.room(), MsgFlags::MSG_DONTWAIT) {
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(count) => self.frames.came(count),
+            // Another thread was first.
+            Err(Errno::EAGAIN | Errno::EINTR) => return Ok(()),
+            Err(error) => return Err(error.into()),
+        }
+        let broken = |error| io::Error::new(io::ErrorKind::InvalidData, error);
+        while let Some(frame) = self.frames.next(REQUEST_BYTES_MAX).map_err(broken)? {
+            requests.push(wire::read_request(frame).map_err(broken)?);
+        }
+        Ok(())
+    }
 }
 
 #[derive(Default)]
@@ -64,8 +110,14 @@ impl Worker {
     /// [`ServiceError`]: no threads, no descriptors.
     pub fn new(config: &WorkerConfig, requests: &UnixStream) -> Result<Arc<Self>, ServiceError> {
         let engine = Engine::new(config.pool.clone(), config.output_bytes, config.is_only)?;
-        let answers = requests.try_clone().map_err(ServiceError::Worker)?;
-        Ok(Arc::new(Self { engine, known: Mutex::default(), answers: Mutex::new(answers) }))
+        let socket = || requests.try_clone().map_err(ServiceError::Worker);
+        let incoming = Incoming { from: socket()?, frames: Frames::default(), end: None };
+        Ok(Arc::new(Self {
+            engine,
+            known: Mutex::default(),
+            incoming: Mutex::new(incoming),
+            answers: Mutex::new(socket()?),
+        }))
     }
 
     /// Takes a module that was compiled elsewhere, for requests that name it from now on or have
@@ -110,25 +162,25 @@ impl Worker {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Does what is asked, until nobody is left to ask.
+    /// Does what is asked, until nobody is left to ask: the threads that run calls wait for
+    /// requests, and this one while they have something to do.
     ///
     /// # Errors
     /// The socket's, and `InvalidData` for what is no request.
-    pub fn serve(self: &Arc<Self>, mut requests: &UnixStream) -> io::Result<()> {
-        let broken = |error| io::Error::new(io::ErrorKind::InvalidData, error);
-        let mut frames = Frames::default();
-        loop {
-            match requests.read(frames.room()) {
-                Ok(0) => return Ok(()),
-                Ok(count) => frames.came(count),
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(error),
+    pub fn serve(self: &Arc<Self>, requests: &UnixStream) -> io::Result<()> {
+        let worker = Arc::downgrade(self);
+        let take = move || {
+            if let Some(worker) = worker.upgrade() {
+                let came = worker.incoming().take();
+                came.into_iter().for_each(|(number, id, work)| worker.take(number, id, work));
             }
-            while let Some(frame) = frames.next(REQUEST_BYTES_MAX).map_err(broken)? {
-                let (number, module, work) = wire::read_request(frame).map_err(broken)?;
-                self.take(number, module, work);
-            }
-        }
+        };
+        self.engine.attend(requests.as_fd(), Box::new(take), || self.incoming().end.is_some())?;
+        self.incoming().end.take().unwrap_or(Ok(()))
+    }
+
+    fn incoming(&self) -> MutexGuard<'_, Incoming> {
+        self.incoming.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn take(self: &Arc<Self>, number: u64, id: u32, work: Work) {

@@ -7,6 +7,7 @@
 //!
 //! Start reading at [`Scheduler::submit`], then `worker.rs`.
 
+mod inlet;
 mod made;
 mod queue;
 mod shared;
@@ -14,6 +15,7 @@ mod task;
 mod turns;
 mod worker;
 
+pub use inlet::Take;
 pub use queue::Priority;
 pub use task::Report;
 pub(crate) use task::{Home, ThreadTask, Work, unlinked};
@@ -24,10 +26,13 @@ use crate::ending::Stopper;
 use crate::isolate::{Attached, PrepareError, Spec, State, Waits};
 use crate::preempt;
 use exocell_xgate::Table;
+use inlet::Inlet;
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
 use queue::Seat;
 use shared::{Refusal, Shared};
+use std::io;
+use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Weak, mpsc};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -276,6 +281,28 @@ impl Scheduler {
         let (send, receive) = mpsc::sync_channel(1);
         self.submit(tenant, call, move |report| drop(send.send(report)))?;
         receive.recv().map_err(|_| SubmitError::Closing)
+    }
+
+    /// Has calls come in at `from`: a worker that has nothing to do waits there, and takes what
+    /// comes by `take`. While none does, the caller does, which must stay here; it comes back when
+    /// `is_over` says so after something came. The scheduler is to be dropped then: workers go on to
+    /// see that `from` has an end.
+    ///
+    /// # Errors
+    /// No descriptors, or there is such a place already.
+    pub fn attend(
+        &self,
+        from: BorrowedFd<'_>,
+        take: Take,
+        is_over: impl Fn() -> bool,
+    ) -> io::Result<()> {
+        let inlet = Inlet::new(from, self.workers.len(), take)?;
+        let inlet = self.shared.open(inlet).ok_or(io::ErrorKind::AlreadyExists)?;
+        while !is_over() {
+            inlet.wait_last();
+            (inlet.take)();
+        }
+        Ok(())
     }
 
     /// A handle that submits from other threads, also from within `done`.

@@ -12,6 +12,7 @@
 
 use crate::isolate::Outcome;
 use crate::preempt;
+use crate::sched::inlet::Inlet;
 use crate::sched::queue::{Queue, Seat};
 use crate::sched::task::Task;
 use crate::sched::turns::{Apart, Turns};
@@ -19,7 +20,7 @@ use crate::sched::{SchedulerConfig, Stats, nanoseconds};
 use std::cell::Cell;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 /// An `Instant` as nanoseconds of CLOCK_MONOTONIC, which is what it counts too.
@@ -59,6 +60,8 @@ pub(super) struct State {
     parked: HashMap<usize, Arc<Task>>,
     pub stats: Vec<(String, Stats)>,
     idle_workers: usize,
+    /// Those that wait at the inlet and were not told that there is something else.
+    at_inlet: Vec<usize>,
     /// The worker that looks for work before it sleeps, if one does, by the number of its look.
     looks: Option<u64>,
     looks_begun: u64,
@@ -73,6 +76,8 @@ pub(super) struct Shared {
     /// Changed under the lock of the state, but for calls in a row.
     turns: Turns,
     work: Condvar,
+    /// Where idle workers wait, once there is one.
+    inlet: OnceLock<Inlet>,
     /// The last look that something was queued for.
     look_found: AtomicU64,
     slice_ns: AtomicU64,
@@ -100,6 +105,8 @@ pub(super) struct Next {
     pub now_ns: u64,
     /// Whether nothing else waits.
     pub alone: bool,
+    /// Whether a timer is to look at it meanwhile.
+    pub watched: bool,
     /// Whether it is to be dormant if it is preempted, because many wait.
     pub crowded: bool,
     /// Whether the worker slept before it.
@@ -146,6 +153,7 @@ impl Shared {
             parked: HashMap::new(),
             stats: Vec::new(),
             idle_workers: 0,
+            at_inlet: Vec::with_capacity(config.workers),
             looks: None,
             looks_begun: 0,
             workers: 0,
@@ -156,6 +164,7 @@ impl Shared {
             state: Apart(Mutex::new(state)),
             turns: Turns::new(config.workers),
             work: Condvar::new(),
+            inlet: OnceLock::new(),
             look_found: AtomicU64::new(0),
             slice_ns: AtomicU64::new(slice_ns),
             is_long: AtomicBool::new(false),
@@ -255,16 +264,27 @@ impl Shared {
             self.look_found.store(look, Ordering::Release);
             return;
         }
-        let idle = state.idle_workers > 0;
+        let told = state.at_inlet.pop();
+        let idle = told.is_some() || state.idle_workers > 0;
         let behind = |task: &Task| first.is_some_and(|seat| state.queue.is_before(seat, task.seat));
         let shortened = if idle { None } else { self.turns.shorten(behind, self.slice_ns()) };
         drop(state);
-        if idle {
-            self.work.notify_one();
+        match (told, self.inlet.get()) {
+            (Some(worker), Some(inlet)) => inlet.tell(worker),
+            _ if idle => self.work.notify_one(),
+            _ => {}
         }
-        if let Some((task, due_ns)) = shortened {
-            task.stopper.hurry(due_ns, first.is_some());
+        if let Some((task, due_ns, was_endless)) = shortened {
+            let is_unwatched = was_endless && self.leaves_alone();
+            task.stopper.hurry(due_ns, first.is_some() || is_unwatched);
         }
+    }
+
+    /// Whether no timer looks at a turn without end: whoever shortens it says so. A process with an
+    /// inlet is one of many, and what comes in is short, most likely: a timer would wake a worker
+    /// that has long had its answer out.
+    fn leaves_alone(&self) -> bool {
+        self.inlet.get().is_some()
     }
 
     /// A parked task was woken.
@@ -291,8 +311,7 @@ impl Shared {
         if let Some(spent) = spent {
             over = state.settle(spent);
         }
-        state.queue_kept();
-        let kept = KEEPS.replace(false);
+        let mut kept = state.take_kept();
         let mut waited = false;
         loop {
             if state.closing {
@@ -319,10 +338,35 @@ impl Shared {
                 continue;
             }
             waited = true;
-            state.idle_workers += 1;
-            state = self.work.wait(state).unwrap_or_else(PoisonError::into_inner);
-            state.idle_workers -= 1;
+            let Some(inlet) = self.inlet.get() else {
+                state.idle_workers += 1;
+                state = self.work.wait(state).unwrap_or_else(PoisonError::into_inner);
+                state.idle_workers -= 1;
+                continue;
+            };
+            state.at_inlet.push(worker);
+            drop(state);
+            let has_come = inlet.wait(worker);
+            state = self.lock();
+            state.at_inlet.retain(|waiting| *waiting != worker);
+            if has_come {
+                drop(state);
+                self.between_turns(&inlet.take);
+                state = self.lock();
+                kept |= state.take_kept();
+            }
         }
+    }
+
+    /// Has workers that have nothing to do wait there.
+    pub fn open(&self, inlet: Inlet) -> Option<&Inlet> {
+        {
+            // No worker is between its look for an inlet and its sleep.
+            let _state = self.lock();
+            self.inlet.set(inlet).ok()?;
+        }
+        self.work.notify_all();
+        self.inlet.get()
     }
 
     fn begin(&self, state: &State, worker: usize, task: Arc<Task>, waited: bool) -> Next {
@@ -331,8 +375,8 @@ impl Shared {
         let now_ns = preempt::now_ns();
         task.prepare();
         self.turns.begin(worker, &task, now_ns, alone);
-        let before = Stats::default();
-        Next { task, slice_ns: self.slice_ns(), now_ns, alone, crowded, waited, before }
+        let (before, watched) = (Stats::default(), !(alone && self.leaves_alone()));
+        Next { task, slice_ns: self.slice_ns(), now_ns, alone, watched, crowded, waited, before }
     }
 
     /// The next call in a row: the end of the one that is over queued it, its tenant has not had
@@ -357,7 +401,8 @@ impl Shared {
             return None;
         }
         KEEPS.set(false);
-        Some(Next { task, slice_ns, now_ns, alone: false, crowded, waited: false, before })
+        let (alone, watched, waited) = (false, true, false);
+        Some(Next { task, slice_ns, now_ns, alone, watched, crowded, waited, before })
     }
 
     /// Waits a little without sleeping, and frees what is over.
@@ -389,6 +434,9 @@ impl Shared {
         self.turns.close();
         drop(state);
         self.work.notify_all();
+        if let Some(inlet) = self.inlet.get() {
+            (0..self.workers).for_each(|worker| inlet.tell(worker));
+        }
     }
 
     /// What was queued or parked when the last worker had gone.
@@ -407,7 +455,14 @@ fn address(task: &Arc<Task>) -> usize {
 impl State {
     /// How many workers wait for work, and how many there are.
     pub fn workers(&self) -> (usize, usize) {
-        (self.idle_workers + usize::from(self.looks.is_some()), self.workers)
+        let idle = self.idle_workers + self.at_inlet.len();
+        (idle + usize::from(self.looks.is_some()), self.workers)
+    }
+
+    /// The same as [`State::queue_kept`], after which this worker keeps nothing; whether it did.
+    fn take_kept(&mut self) -> bool {
+        self.queue_kept();
+        KEEPS.replace(false)
     }
 
     /// What this worker was given since its last turn.

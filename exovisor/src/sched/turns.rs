@@ -76,12 +76,12 @@ impl Turns {
     }
 
     /// Which turn ends sooner because something was queued, and when: one without end after a
-    /// slice, or one that is `behind` what was queued, soon.
+    /// slice, or one that is `behind` what was queued, soon. And whether it had no end.
     pub fn shorten(
         &self,
         behind: impl Fn(&Task) -> bool,
         slice_ns: u64,
-    ) -> Option<(Arc<Task>, u64)> {
+    ) -> Option<(Arc<Task>, u64, bool)> {
         let since = |worker| {
             let turn = self.of(worker)?;
             let turn = turn.as_ref().filter(|turn| !turn.short)?;
@@ -92,8 +92,8 @@ impl Turns {
         let mut turn = self.of(worker)?;
         let turn = turn.as_mut()?;
         turn.short = behind(&turn.task);
-        turn.endless = false;
+        let was_endless = std::mem::take(&mut turn.endless);
         let span_ns = if turn.short { slice_ns / SHORTENED } else { slice_ns };
-        Some((Arc::clone(&turn.task), turn.since_ns.saturating_add(span_ns)))
+        Some((Arc::clone(&turn.task), turn.since_ns.saturating_add(span_ns), was_endless))
     }
 }

@@ -149,7 +149,7 @@ fn turn(next: &Next, thread: i32, clock: &mut Clock) -> TurnEnd {
 
 /// When the turn is over; at once if its task is.
 fn allowance(next: &Next) -> Allowance {
-    let Next { task, slice_ns, now_ns, alone, .. } = next;
+    let Next { task, slice_ns, now_ns, alone, watched, .. } = next;
     let left_ns = task.cpu_left_ns();
     if left_ns == 0 {
         task.stopper.stop(Cause::CpuTime);
@@ -163,6 +163,6 @@ fn allowance(next: &Next) -> Allowance {
         false => now_ns.saturating_add(left_ns).min(task.deadline_ns),
     };
     let slice_end = if *alone { preempt::NEVER } else { now_ns.saturating_add(*slice_ns) };
-    let period_ns = slice_ns.saturating_mul(TICK_SLICES);
+    let period_ns = if *watched { slice_ns.saturating_mul(TICK_SLICES) } else { preempt::NEVER };
     Allowance { due_ns: slice_end.min(hard_ns), hard_ns, period_ns }
 }
