@@ -1,12 +1,15 @@
 //! One request from a stream, and one answer to it. Nothing here is unbounded.
 
 use serde::{Deserialize, Serialize};
+use std::io::Write;
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::time::timeout;
 
 /// Headers of a request.
 const HEADERS_MAX: usize = 32;
+/// More than the head of an answer has.
+const HEAD_BYTES: usize = 256;
 
 /// How much of clients is borne.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
@@ -106,11 +109,15 @@ impl Answer {
         let Self { status, kind, body } = self;
         let connection = if keep_alive { "keep-alive" } else { "close" };
         let (reason, length) = (reason(*status), body.len());
-        let head = format!(
+        let mut bytes = Vec::with_capacity(HEAD_BYTES + length);
+        // Writing to memory cannot fail.
+        let _ = write!(
+            bytes,
             "HTTP/1.1 {status} {reason}\r\nContent-Type: {kind}\r\nContent-Length: {length}\r\n\
              Connection: {connection}\r\n\r\n"
         );
-        [head.as_bytes(), body].concat()
+        bytes.extend(body);
+        bytes
     }
 }
 
@@ -202,15 +209,21 @@ fn parse(bytes: &[u8]) -> Result<Option<(Request, usize, usize)>, Over> {
     let mut keep_alive = parsed.version == Some(1);
     for header in parsed.headers.iter() {
         let value = std::str::from_utf8(header.value).unwrap_or("").trim();
-        match header.name.to_ascii_lowercase().as_str() {
+        let is = |name: &str| header.name.eq_ignore_ascii_case(name);
+        if is("content-length") {
             // Two lengths are how requests are smuggled (RFC 9112, 6.3).
-            "content-length" if length.is_some() => return Err(refused(400, "two lengths")),
-            "content-length" => length = Some(parse_length(value)?),
-            "transfer-encoding" => return Err(refused(400, "only plain bodies are taken")),
-            "authorization" => key = value.strip_prefix("Bearer ").map(str::to_owned),
-            "accept" => wants_json |= value.contains("application/json"),
-            "connection" if value.eq_ignore_ascii_case("close") => keep_alive = false,
-            _ => {}
+            if length.is_some() {
+                return Err(refused(400, "two lengths"));
+            }
+            length = Some(parse_length(value)?);
+        } else if is("transfer-encoding") {
+            return Err(refused(400, "only plain bodies are taken"));
+        } else if is("authorization") {
+            key = value.strip_prefix("Bearer ").map(str::to_owned);
+        } else if is("accept") {
+            wants_json |= value.contains("application/json");
+        } else if is("connection") && value.eq_ignore_ascii_case("close") {
+            keep_alive = false;
         }
     }
     let target = parsed.path.unwrap_or_default();

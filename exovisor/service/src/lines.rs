@@ -36,6 +36,13 @@ const GRACE: Duration = Duration::from_secs(5);
 /// How long what was open on a dead line waits to be told how its worker ended.
 const OBITUARY_TIME: Duration = Duration::from_secs(2);
 
+/// Calls whose CPU time is less than this on average are short.
+const SHORT_NS: u64 = 100_000;
+/// Part of the average that the last call is.
+const LAST_PART: u64 = 8;
+/// How long a request waits at most for an answer to go with.
+const HOLD_TIME: Duration = Duration::from_millis(2);
+
 /// What the process that listens wants of the one that starts workers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Ask {
@@ -139,6 +146,21 @@ struct Open {
     used: Instant,
     /// It takes nothing more.
     is_over: bool,
+    /// Requests that were sent and have no answer.
+    sent: usize,
+    held: Held,
+    /// CPU time of a call, on average.
+    usual_ns: u64,
+}
+
+/// Requests that are not sent yet. To wake a worker costs as much as a short call takes, so where
+/// calls are short, and one is under way, what comes meanwhile goes together when that is over.
+#[derive(Default)]
+struct Held {
+    bytes: Vec<u8>,
+    count: usize,
+    /// Whether they go after a while in any case.
+    is_timed: bool,
 }
 
 impl Line {
@@ -163,10 +185,50 @@ impl Line {
         let mut open = self.open();
         let waiting = open.waiting.remove(&number).ok_or(Broken)?;
         open.used = Instant::now();
+        open.sent = open.sent.saturating_sub(1);
+        if let Some(spent) = &done.spent {
+            let before = open.usual_ns - open.usual_ns / LAST_PART;
+            open.usual_ns = before.saturating_add(spent.cpu_ns / LAST_PART);
+        }
         drop(open);
         // One that is gone does not want to know.
         let _ = waiting.send(done);
         Ok(())
+    }
+
+    /// Takes a request; whether it is to be sent now.
+    fn hold(self: &Arc<Self>, request: &[u8]) -> bool {
+        let mut open = self.open();
+        open.held.bytes.extend(request);
+        open.held.count += 1;
+        let is_to_wait = open.sent > 0 && open.usual_ns < SHORT_NS;
+        if is_to_wait && !std::mem::replace(&mut open.held.is_timed, true) {
+            let line = Arc::clone(self);
+            tokio::spawn(async move {
+                tokio::time::sleep(HOLD_TIME).await;
+                line.open().held.is_timed = false;
+                line.send().await;
+            });
+        }
+        !is_to_wait
+    }
+
+    fn is_holding(&self) -> bool {
+        self.open().held.count > 0
+    }
+
+    /// Sends all that is held.
+    async fn send(&self) {
+        let mut out = self.out.lock().await;
+        let bytes = {
+            let mut open = self.open();
+            open.sent += std::mem::take(&mut open.held.count);
+            std::mem::take(&mut open.held.bytes)
+        };
+        if !bytes.is_empty() {
+            // One that cannot be written to has ended, which is told.
+            let _ = out.write_all(&bytes).await;
+        }
     }
 
     /// Takes no more; whether it has nothing open either.
@@ -236,7 +298,15 @@ impl Lines {
         let wanted = state.places.iter_mut().find(|(_, place)| place.is_wanted(number));
         let Some((name, place)) = wanted else { return Ok(()) };
         let waiting = HashMap::new();
-        let open = Open { last: 0, waiting, used: Instant::now(), is_over: false };
+        let open = Open {
+            last: 0,
+            waiting,
+            used: Instant::now(),
+            is_over: false,
+            sent: 0,
+            held: Held::default(),
+            usual_ns: SHORT_NS,
+        };
         let line = Arc::new(Line {
             number,
             place: name.clone(),
@@ -300,6 +370,11 @@ impl Lines {
             }
             if self.take(&line, &mut frames).is_err() {
                 break "broke the protocol and was ended";
+            }
+            if line.is_holding() {
+                // Answers are read meanwhile: a worker may read no requests until they are.
+                let line = Arc::clone(&line);
+                tokio::spawn(async move { line.send().await });
             }
         };
         self.lost(&line);
@@ -412,8 +487,9 @@ impl Lines {
         let bytes = wire::request(number, callable.id, &work);
         drop(work);
         let answered = async {
-            // One that cannot be written to has ended, which is told.
-            let _ = line.out.lock().await.write_all(&bytes).await;
+            if line.hold(&bytes) {
+                line.send().await;
+            }
             told.await
         };
         match timeout(callable.deadline + GRACE, answered).await {

@@ -206,3 +206,42 @@ fn a_worker_that_ends_is_told_of_and_another_takes_its_place() {
     has(&world.call("mallory"), 200, "first");
     has(&world.call("bob"), 200, "well");
 }
+
+/// Answers with how many requests came together.
+fn counts(mut stream: UnixStream) {
+    let mut bytes = vec![0; 1 << 20];
+    while let Ok(count @ 1..) = stream.read(&mut bytes) {
+        let mut requests = &bytes[..count];
+        let mut numbers = Vec::new();
+        while let Some((length, rest)) = requests.split_first_chunk() {
+            let (request, rest) = rest.split_at(u32::from_le_bytes(*length) as usize);
+            numbers.push(u64::from_le_bytes(*request.first_chunk().unwrap()));
+            requests = rest;
+        }
+        // Others come meanwhile.
+        std::thread::sleep(Duration::from_millis(20));
+        let together = numbers.len().to_string();
+        for number in numbers {
+            // It exited, and took no time.
+            let mut answer = frame(number, 200, together.as_bytes());
+            answer[15] = 1;
+            let _ = stream.write_all(&answer);
+        }
+    }
+}
+
+#[test]
+fn requests_that_wait_for_an_answer_go_together_or_after_a_while() {
+    let world = World::new(counts, small());
+    // One by one nothing waits, and then calls are known to be short.
+    for _ in 0..5 {
+        has(&world.call("mallory"), 200, "\r\n\r\n1");
+    }
+    let together = std::thread::scope(|scope| {
+        let calls: Vec<_> = (0..16).map(|_| scope.spawn(|| world.call("mallory"))).collect();
+        let answers = calls.into_iter().map(|call| call.join().unwrap());
+        answers.filter(|answer| !answer.ends_with("\r\n\r\n1")).count()
+    });
+    assert!(together > 0);
+    has(&world.call("bob"), 200, "well");
+}
