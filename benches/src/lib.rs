@@ -2,7 +2,8 @@
 //! minima and medians of what this machine did just now, never stored numbers.
 //!
 //! The main path: [`BenchCommand`] (the command line of `exocell bench`) -> [`run`]
-//! -> one module a benchmark (`micro`, `apps`, `start`, `density`, `runs`, `elasticity`, `network`)
+//! -> one module a benchmark (`micro`, `apps`, `start`, `density`, `runs`, `elasticity`, `network`,
+//! `isolates`, `service`)
 //! -> [`Row`]s
 //! -> [`report`]:
 //! a table, JSON lines, a plot.
@@ -23,6 +24,7 @@ mod program;
 mod row;
 mod runs;
 mod scratch;
+mod service;
 mod start;
 mod subject;
 mod turns;
@@ -66,6 +68,7 @@ fn measure(root: &Path, benchmark: &Benchmark) -> Result<(), BenchError> {
         Benchmark::Preempt(args) => isolates::measure_preemption(args)?,
         Benchmark::Parallel(args) => isolates::measure_parallel(args)?,
         Benchmark::Colorguard(args) => isolates::measure_slots(args)?,
+        Benchmark::Service(args) => service::measure(args, &exocell)?,
     };
     report(options, &rows)
 }

@@ -6,6 +6,7 @@ use clap::{Args, Subcommand, ValueEnum};
 
 use crate::audit::AuditArgs;
 use crate::isolates::{ColorguardArgs, IsolatesArgs, ParallelArgs, PreemptArgs};
+use crate::service::ServiceArgs;
 use crate::subject::{GuestKernel, Peer};
 
 /// What `exocell bench` does.
@@ -62,6 +63,11 @@ pub enum Benchmark {
     Parallel(ParallelArgs),
     /// How isolates' memories lie: address space, how many fit, calls and loops.
     Colorguard(ColorguardArgs),
+    /// Calls a second of `exocell serve --http`, many tenants, beside another build of it.
+    #[command(after_help = "Examples:
+  exocell bench service --connections 16,64 --rounds 7
+  exocell bench service --before old/exocell --json")]
+    Service(ServiceArgs),
 }
 
 /// What every benchmark can be told.
@@ -281,6 +287,7 @@ impl Benchmark {
             Self::Preempt(args) => &args.options,
             Self::Parallel(args) => &args.options,
             Self::Colorguard(args) => &args.options,
+            Self::Service(args) => &args.options,
         }
     }
 }

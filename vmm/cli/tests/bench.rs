@@ -102,6 +102,31 @@ fn slots_share_guards_where_there_are_protection_keys() {
 }
 
 #[test]
+fn the_service_is_measured_beside_another_build() {
+    let before = common::program();
+    let words = ["bench", "service", "--tenants", "2", "--connections", "1,3", "--seconds", "1"];
+    let more = ["--rounds", "1", "--json", "--before", before.to_str().unwrap()];
+    let ended = run([&words[..], &more].concat()).ok();
+    let rows: Vec<Value> =
+        ended.text().lines().map(|line| serde_json::from_str(line).expect("a JSON line")).collect();
+    for subject in ["before", "worker-a-tenant", "worker-shared"] {
+        for bench in ["service_calls", "service_cpu"] {
+            let mine = rows.iter().filter(|row| row["bench"] == bench && row["subject"] == subject);
+            let loads: Vec<_> = mine
+                .map(|row| {
+                    assert!(row["min"].as_f64().unwrap() > 0.0, "{row}");
+                    row["params"]["connections"].as_str().unwrap()
+                })
+                .collect();
+            assert_eq!(loads, ["1", "3"], "{bench} {subject}");
+        }
+        let bytes = row(&rows, "service_worker_pss", subject)["min"].as_f64().unwrap();
+        assert!(bytes > 100_000.0, "{subject} {bytes}");
+        row(&rows, "service_call_pss", subject);
+    }
+}
+
+#[test]
 fn a_measurement_that_is_not_there_is_named_with_those_that_are() {
     let words = ["bench", "micro", "--only", "nul_syscall", "--peers", "none"];
     run(words).exited(125).complains_of(&["nul_syscall", "null_syscall", "fork_exec"]);

@@ -7,9 +7,9 @@ use std::fs;
 use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use common::{eventually, program};
 use tempfile::TempDir;
@@ -33,10 +33,6 @@ struct World {
 
 impl World {
     fn new(tenants: &[&str], flags: &[&str]) -> Self {
-        Self::of(&program(), tenants, flags)
-    }
-
-    fn of(program: &Path, tenants: &[&str], flags: &[&str]) -> Self {
         let root = tempfile::tempdir().unwrap();
         let file = root.path().join("m.wat");
         fs::write(&file, MODULE).unwrap();
@@ -45,11 +41,11 @@ impl World {
             .unwrap();
         let mut keys = BTreeMap::new();
         for tenant in tenants {
-            let key = add(program, root.path(), tenant, &format!("m-{tenant}"), &file, &caps);
+            let key = add(root.path(), tenant, &format!("m-{tenant}"), &file, &caps);
             keys.insert((*tenant).to_owned(), key);
         }
         let socket = root.path().join("http.sock").display().to_string();
-        let mut server = exocell(program, root.path())
+        let mut server = exocell(root.path())
             .args(["serve", "--http", &socket])
             .args(flags)
             .stdout(Stdio::piped())
@@ -117,15 +113,15 @@ impl Drop for World {
     }
 }
 
-fn exocell(program: &Path, root: &Path) -> Command {
-    let mut command = Command::new(program);
+fn exocell(root: &Path) -> Command {
+    let mut command = Command::new(program());
     command.arg("--root").arg(root);
     command
 }
 
 /// Adds a module; the tenant's key, if it is new.
-fn add(program: &Path, root: &Path, tenant: &str, name: &str, file: &Path, caps: &Path) -> String {
-    let added = exocell(program, root)
+fn add(root: &Path, tenant: &str, name: &str, file: &Path, caps: &Path) -> String {
+    let added = exocell(root)
         .args(["module", "add", "--tenant", tenant, "--caps"])
         .args([caps.as_os_str(), name.as_ref(), file.as_os_str()])
         .output()
@@ -422,7 +418,7 @@ fn modules_come_and_go_in_a_worker_that_runs() {
         stream.read_to_string(&mut answer).unwrap();
         answer
     };
-    add(&program(), root, "alice", "more", &file, &caps);
+    add(root, "alice", "more", &file, &caps);
     eventually("it is served", || post("more", "data").starts_with("HTTP/1.1 200 "));
     assert_eq!(world.worker(), worker);
     // One with a folder needs another jail; what has begun in the one before goes on there.
@@ -442,11 +438,11 @@ fn modules_come_and_go_in_a_worker_that_runs() {
     std::thread::scope(|scope| {
         let spinning = scope.spawn(|| post("more", "spin"));
         eventually("it runs", || is_busy(worker));
-        add(&program(), root, "alice", "makes", &makes, &caps);
+        add(root, "alice", "makes", &makes, &caps);
         eventually("it is served", || post("makes", "make").contains("\"results\":[0]"));
         assert!(folder.join("f").exists());
         assert!(!is_gone(worker));
-        let removed = exocell(&program(), root).args(["module", "rm", "more"]).status().unwrap();
+        let removed = exocell(root).args(["module", "rm", "more"]).status().unwrap();
         assert!(removed.success());
         eventually("it is not served", || post("more", "data").starts_with("HTTP/1.1 401 "));
         assert!(!is_gone(worker));
@@ -463,62 +459,3 @@ const MAKES: &str = r#"(module
   (func (export "make") (result i32)
     (call $open (i32.const 3) (i32.const 0) (i32.const 0) (i32.const 1) (i32.const 5)
       (i64.const 64) (i64.const 0) (i32.const 0) (i32.const 16))))"#;
-
-/// Calls a second of 16 tenants by `connections` clients that each have one connection.
-fn calls_a_second(world: &World, tenants: &[String], connections: usize, time: Duration) -> f64 {
-    let end = Instant::now() + time;
-    let begun = Instant::now();
-    let count: u64 = std::thread::scope(|scope| {
-        let clients: Vec<_> = (0..connections)
-            .map(|index| {
-                let tenant = &tenants[index % tenants.len()];
-                scope.spawn(move || {
-                    let request = world.request(tenant, "add", "[40, 2]").into_bytes();
-                    let (mut stream, mut count) = (world.connect(), 0_u64);
-                    let mut answer = vec![0; 4096];
-                    while Instant::now() < end {
-                        stream.write_all(&request).unwrap();
-                        let length = stream.read(&mut answer).unwrap();
-                        assert!(answer[..length].starts_with(b"HTTP/1.1 200"));
-                        count += 1;
-                    }
-                    count
-                })
-            })
-            .collect();
-        clients.into_iter().map(|client| client.join().unwrap()).sum()
-    });
-    count as f64 / begun.elapsed().as_secs_f64()
-}
-
-/// Prints calls a second beside those of another build, round by round in turn.
-#[test]
-#[ignore = "a measurement: EXOCELL_BEFORE_BIN names the other build"]
-fn throughput_beside_another_build() {
-    let before = PathBuf::from(std::env::var_os("EXOCELL_BEFORE_BIN").unwrap());
-    let tenants: Vec<String> = (0..16).map(|index| format!("t{index}")).collect();
-    let names: Vec<&str> = tenants.iter().map(String::as_str).collect();
-    let builds = [
-        ("before", World::of(&before, &names, &[])),
-        ("tenant", World::new(&names, &[])),
-        ("shared", World::new(&names, &["--workers", "shared"])),
-    ];
-    for connections in [1, 16, 64, 256] {
-        let mut found: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
-        for _ in 0..7 {
-            for (name, world) in &builds {
-                let calls = calls_a_second(world, &tenants, connections, Duration::from_secs(2));
-                found.entry(name).or_default().push(calls);
-            }
-        }
-        let mut medians = BTreeMap::new();
-        for (name, mut rounds) in found {
-            rounds.sort_by(f64::total_cmp);
-            medians.insert(name, rounds[rounds.len() / 2]);
-        }
-        for (name, median) in &medians {
-            let ratio = median / medians["before"];
-            println!("{connections} connections, {name}: {median:.0} calls/s, {ratio:.2}x");
-        }
-    }
-}
