@@ -10,6 +10,8 @@ use tokio::time::timeout;
 const HEADERS_MAX: usize = 32;
 /// More than the head of an answer has.
 const HEAD_BYTES: usize = 256;
+/// A body up to this goes with its head at once; a longer one is not copied for that.
+const SHORT_BODY_BYTES: usize = 16 << 10;
 
 /// How much of clients is borne.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
@@ -105,19 +107,28 @@ impl Answer {
         (400..500).contains(&self.status)
     }
 
-    fn bytes(&self, keep_alive: bool) -> Vec<u8> {
+    /// Its head, and its body where that is short.
+    fn first_bytes(&self, keep_alive: bool) -> Vec<u8> {
         let Self { status, kind, body } = self;
         let connection = if keep_alive { "keep-alive" } else { "close" };
         let (reason, length) = (reason(*status), body.len());
-        let mut bytes = Vec::with_capacity(HEAD_BYTES + length);
+        let is_short = length <= SHORT_BODY_BYTES;
+        let mut bytes = Vec::with_capacity(HEAD_BYTES + if is_short { length } else { 0 });
         // Writing to memory cannot fail.
         let _ = write!(
             bytes,
             "HTTP/1.1 {status} {reason}\r\nContent-Type: {kind}\r\nContent-Length: {length}\r\n\
              Connection: {connection}\r\n\r\n"
         );
-        bytes.extend(body);
+        if is_short {
+            bytes.extend(body);
+        }
         bytes
+    }
+
+    /// What [`Self::first_bytes`] leaves.
+    fn rest(&self) -> &[u8] {
+        if self.body.len() <= SHORT_BODY_BYTES { &[] } else { &self.body }
     }
 }
 
@@ -208,7 +219,8 @@ fn parse(bytes: &[u8]) -> Result<Option<(Request, usize, usize)>, Over> {
     let mut wants_json = false;
     let mut keep_alive = parsed.version == Some(1);
     for header in parsed.headers.iter() {
-        let value = std::str::from_utf8(header.value).unwrap_or("").trim();
+        // Only these two are blanks to HTTP (RFC 9110, 5.6.3).
+        let value = std::str::from_utf8(header.value).unwrap_or("").trim_matches([' ', '\t']);
         let is = |name: &str| header.name.eq_ignore_ascii_case(name);
         if is("content-length") {
             // Two lengths are how requests are smuggled (RFC 9112, 6.3).
@@ -219,6 +231,9 @@ fn parse(bytes: &[u8]) -> Result<Option<(Request, usize, usize)>, Over> {
         } else if is("transfer-encoding") {
             return Err(refused(400, "only plain bodies are taken"));
         } else if is("authorization") {
+            if key.is_some() {
+                return Err(refused(400, "two keys"));
+            }
             key = value.strip_prefix("Bearer ").map(str::to_owned);
         } else if is("accept") {
             wants_json |= value.contains("application/json");
@@ -253,8 +268,11 @@ pub(crate) async fn write(
     keep_alive: bool,
     limits: &Limits,
 ) -> bool {
-    let bytes = answer.bytes(keep_alive);
-    matches!(timeout(limits.client_time, stream.write_all(&bytes)).await, Ok(Ok(())))
+    let whole = async {
+        stream.write_all(&answer.first_bytes(keep_alive)).await?;
+        stream.write_all(answer.rest()).await
+    };
+    matches!(timeout(limits.client_time, whole).await, Ok(Ok(())))
 }
 
 #[cfg(test)]
@@ -282,7 +300,7 @@ mod tests {
 
     #[test]
     fn smuggling_and_nonsense_are_refused() {
-        let lengths = ["-1", "+2", "2,2", "0x2", "", "99999999999999999999999"];
+        let lengths = ["-1", "+2", "2,2", "0x2", "", "\u{a0}2", "99999999999999999999999"];
         for length in lengths {
             let text = format!("POST / HTTP/1.1\r\nContent-Length: {length}\r\n\r\n");
             assert_eq!(status(text.as_bytes()), Some(400), "{length}");
@@ -290,6 +308,8 @@ mod tests {
         let two = b"POST / HTTP/1.1\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\n";
         let chunked = b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n";
         assert_eq!([status(two), status(chunked), status(b"\0\x01 x\r\n\r\n")], [Some(400); 3]);
+        let keys = b"GET / HTTP/1.1\r\nAuthorization: Bearer a\r\nAuthorization: Bearer b\r\n\r\n";
+        assert_eq!(status(keys), Some(400));
         let many = format!("GET / HTTP/1.1\r\n{}\r\n", "a: b\r\n".repeat(HEADERS_MAX + 1));
         assert_eq!(status(many.as_bytes()), Some(431));
     }

@@ -22,6 +22,7 @@
 
 mod call;
 mod engine;
+mod guests;
 mod http;
 mod keys;
 mod lines;

@@ -46,8 +46,8 @@ pub(crate) struct Account {
     key_sha256: String,
     denials: AtomicU64,
     figures: Figures,
-    /// One for each call that it may have at once.
-    pub room: Semaphore,
+    /// One for each call that it may have at once, until its answer is taken.
+    pub room: Arc<Semaphore>,
 }
 
 #[derive(Default)]
@@ -89,7 +89,7 @@ impl Loaded {
                     key_sha256,
                     denials: AtomicU64::new(0),
                     figures: Figures::default(),
-                    room: Semaphore::new(calls_max),
+                    room: Arc::new(Semaphore::new(calls_max)),
                 })
             });
         }

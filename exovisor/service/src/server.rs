@@ -2,6 +2,7 @@
 
 use crate::call::{self, Done, Work};
 use crate::engine::{Engine, half};
+use crate::guests::Guests;
 use crate::http::{self, Answer, Limits, Over, Request};
 use crate::keys;
 use crate::lines::{Ask, Lines, WorkerRules};
@@ -18,10 +19,13 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::timeout;
 
 /// Threads that serve clients.
 const CLIENT_THREADS: usize = 2;
+/// How long a connection that was told to go may take until the next one is.
+const ROOM_TIME: Duration = Duration::from_millis(20);
 
 /// Why there is no service.
 #[derive(Debug, thiserror::Error)]
@@ -80,6 +84,21 @@ pub(crate) trait Runner: Send + Sync {
     ) -> Pin<Box<dyn Future<Output = Done> + Send + 'a>>;
 }
 
+/// What becomes of a request.
+struct Reply {
+    answer: Answer,
+    /// Of a client with a tenant's key: its place among the calls that the tenant may have at once.
+    _place: Option<OwnedSemaphorePermit>,
+    has_key: bool,
+}
+
+impl From<Answer> for Reply {
+    /// To a client that has shown no key.
+    fn from(answer: Answer) -> Self {
+        Self { answer, _place: None, has_key: false }
+    }
+}
+
 /// Answers clients. It knows keys, names and bounds, and nothing of what modules are.
 pub struct Gateway {
     loaded: RwLock<Arc<Loaded>>,
@@ -109,17 +128,27 @@ impl Gateway {
     /// Serves clients until the future is dropped.
     pub async fn serve(self: &Arc<Self>, listener: Listener, front: Front) {
         let room = Arc::new(Semaphore::new(self.limits.connections));
+        let guests = Arc::new(Guests::default());
         loop {
-            // It is never closed.
-            let Ok(permit) = Arc::clone(&room).acquire_owned().await else { return };
             let Ok(mut stream) = listener.accept().await else {
                 // Out of descriptors, most likely; some come back as clients go.
                 tokio::time::sleep(Duration::from_millis(50)).await;
                 continue;
             };
-            let gateway = Arc::clone(self);
+            let permit = loop {
+                match Arc::clone(&room).try_acquire_owned() {
+                    Ok(permit) => break permit,
+                    // Where all of them answer, the next client waits, and others with it.
+                    Err(_full) => guests.make_room(),
+                }
+                let came = timeout(ROOM_TIME, Arc::clone(&room).acquire_owned()).await;
+                if let Ok(Ok(permit)) = came {
+                    break permit;
+                }
+            };
+            let (gateway, guests) = (Arc::clone(self), Arc::clone(&guests));
             tokio::spawn(async move {
-                gateway.client(&mut stream, front).await;
+                gateway.attend(&mut stream, front, &guests).await;
                 drop(permit);
             });
         }
@@ -131,13 +160,29 @@ impl Gateway {
         stream: &mut (impl AsyncRead + AsyncWrite + Unpin + Send),
         front: Front,
     ) {
+        self.attend(stream, front, &Guests::default()).await;
+    }
+
+    async fn attend(
+        &self,
+        stream: &mut (impl AsyncRead + AsyncWrite + Unpin + Send),
+        front: Front,
+        guests: &Guests,
+    ) {
         let mut buffer = Vec::new();
         loop {
-            match http::read(stream, &mut buffer, &self.limits).await {
+            let wait = guests.wait();
+            let read = tokio::select! {
+                read = http::read(stream, &mut buffer, &self.limits) => read,
+                () = wait.told_to_go() => return,
+            };
+            drop(wait);
+            match read {
                 Ok(mut request) => {
-                    let answer = self.answer(&mut request, front).await;
-                    let keep = request.keep_alive;
-                    if !http::write(stream, &answer, keep, &self.limits).await || !keep {
+                    let reply = self.answer(&mut request, front).await;
+                    // Who asks on and on and takes no answers must have a key.
+                    let keep = request.keep_alive && (reply.has_key || front == Front::Metrics);
+                    if !http::write(stream, &reply.answer, keep, &self.limits).await || !keep {
                         return;
                     }
                 }
@@ -150,13 +195,15 @@ impl Gateway {
         }
     }
 
-    async fn answer(&self, request: &mut Request, front: Front) -> Answer {
+    async fn answer(&self, request: &mut Request, front: Front) -> Reply {
         let path = std::mem::take(&mut request.path);
         let method = std::mem::take(&mut request.method);
         let parts: Vec<&str> = path.split('/').skip(1).collect();
         match (front, method.as_str(), &parts[..]) {
-            (Front::Metrics, "GET", ["metrics"]) => self.metrics(),
-            (Front::Metrics, _, _) => Answer::error(404, "there is nothing here; try GET /metrics"),
+            (Front::Metrics, "GET", ["metrics"]) => self.metrics().into(),
+            (Front::Metrics, _, _) => {
+                Answer::error(404, "there is nothing here; try GET /metrics").into()
+            }
             (Front::Calls, "GET", ["v1", "stats"]) => self.stats(request),
             (Front::Calls, "POST", ["v1", "call", module, function]) => {
                 let function = (*function).to_owned();
@@ -173,12 +220,13 @@ impl Gateway {
                 self.permitted(request, name, command).await
             }
             (Front::Calls, _, ["v1", "stats"] | ["v1", "call", _, _] | ["v1", "run", _]) => {
-                Answer::error(405, "another method is needed")
+                Answer::error(405, "another method is needed").into()
             }
             _ => Answer::error(
                 404,
                 "there is nothing here; try /v1/run/MODULE or /v1/call/MODULE/FUNCTION",
-            ),
+            )
+            .into(),
         }
     }
 
@@ -189,39 +237,43 @@ impl Gateway {
         request: &mut Request,
         name: &str,
         work: impl FnOnce(Vec<u8>) -> Result<Work, &'static str>,
-    ) -> Answer {
+    ) -> Reply {
         let (loaded, hash) = (self.loaded(), hash(request));
-        let Some(callable) = loaded.module(name) else { return wrong_key() };
+        let Some(callable) = loaded.module(name) else { return wrong_key().into() };
         let owner = &callable.owner;
+        // What strangers try is not counted as the tenant's.
         if !hash.is_some_and(|hash| owner.has(&hash)) {
-            owner.deny();
-            return wrong_key();
+            return wrong_key().into();
         }
         let work = work(std::mem::take(&mut request.body));
-        let answer = match (work, owner.room.try_acquire()) {
-            (Err(message), _) => Answer::error(400, message),
+        let (answer, place) = match (work, Arc::clone(&owner.room).try_acquire_owned()) {
+            (Err(message), _) => (Answer::error(400, message), None),
             (_, Err(_full)) => {
-                Answer::error(429, "this tenant has too many calls at once; call again")
+                let message = "this tenant has too many calls at once; call again";
+                (Answer::error(429, message), None)
             }
-            (Ok(work), Ok(_place)) => {
+            (Ok(work), Ok(place)) => {
                 let Done { answer, spent } = self.runner.run(callable, work).await;
                 if let Some(spent) = spent {
                     owner.count(spent);
                 }
-                answer
+                (answer, Some(place))
             }
         };
         if answer.is_denial() {
             owner.deny();
         }
-        answer
+        Reply { answer, _place: place, has_key: true }
     }
 
-    fn stats(&self, request: &Request) -> Answer {
+    fn stats(&self, request: &Request) -> Reply {
         let loaded = self.loaded();
         match hash(request).and_then(|hash| loaded.owner(&hash)) {
-            Some(account) => Answer::json(200, &metrics::json(&account.used(), self.place)),
-            None => Answer::error(401, "a key of a tenant is needed"),
+            Some(account) => {
+                let answer = Answer::json(200, &metrics::json(&account.used(), self.place));
+                Reply { answer, _place: None, has_key: true }
+            }
+            None => Answer::error(401, "a key of a tenant is needed").into(),
         }
     }
 
