@@ -46,7 +46,7 @@ pub const LOG_OLD: &str = "network.log.old";
 /// verified, instead of those that browsers trust.
 pub const ROOTS_VARIABLE: &str = "EXOCELL_TLS_ROOTS";
 
-/// A port of the host that leads to one of the cell: `[ADDRESS:]PORT:PORT`.
+/// A port of the host that leads to one of the cell: `[[ADDRESS:]PORT:]PORT`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Publish {
@@ -57,12 +57,15 @@ pub struct Publish {
 impl FromStr for Publish {
     type Err = String;
 
-    /// Reads `8080:80`, `0.0.0.0:8080:80` or `[::1]:8080:80`; without an
-    /// address it is the host's loopback.
+    /// Reads `8080:80`, `0.0.0.0:8080:80`, `[::1]:8080:80` or `80`; without an address it is the
+    /// host's loopback, and without a port of the host, or with 0, any that is free.
     fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = || format!("`{text}` is not [ADDRESS:]HOST_PORT:CELL_PORT, like 8080:80");
+        let wrong = || format!("`{text}` is not [[ADDRESS:]HOST_PORT:]CELL_PORT, like 8080:80");
+        if text.ends_with("/udp") {
+            return Err(format!("`{text}`: only TCP ports are published; leave out /udp"));
+        }
         let bare = text.strip_suffix("/tcp").unwrap_or(text);
-        let (front, guest) = bare.rsplit_once(':').ok_or_else(wrong)?;
+        let (front, guest) = bare.rsplit_once(':').unwrap_or(("0", bare));
         let (address, port) = match front.rsplit_once(':') {
             Some((address, port)) => {
                 let address = address.trim_start_matches('[').trim_end_matches(']');
@@ -77,6 +80,22 @@ impl FromStr for Publish {
         } else {
             Ok(Self { host: (address, port).into(), guest_port })
         }
+    }
+}
+
+impl Publish {
+    /// With a port of the host that is free just now, where none is named.
+    ///
+    /// # Errors
+    /// [`CellError::Host`] where there is none at this address.
+    pub fn named(self) -> Result<Self, CellError> {
+        if self.host.port() != 0 {
+            return Ok(self);
+        }
+        let free = std::net::TcpListener::bind(self.host).and_then(|one| one.local_addr());
+        let host =
+            free.map_err(CellError::host(format!("no port of {} is free", self.host.ip())))?;
+        Ok(Self { host, ..self })
     }
 }
 
@@ -397,11 +416,12 @@ mod tests {
             ("8080:80", "127.0.0.1:8080", 80),
             ("0.0.0.0:8080:80", "0.0.0.0:8080", 80),
             ("[::1]:0:80/tcp", "[::1]:0", 80),
+            ("80", "127.0.0.1:0", 80),
         ] {
             let host = host.parse().unwrap();
             assert_eq!(text.parse(), Ok(Publish { host, guest_port }), "{text}");
         }
-        for text in ["80", "x:80", "80:0", "80:x", "host:80:80", "80:80/udp", ""] {
+        for text in ["x", "x:80", "80:0", "80:x", "host:80:80", "80:80/udp", ""] {
             assert!(text.parse::<Publish>().is_err(), "{text}");
         }
     }

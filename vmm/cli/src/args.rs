@@ -24,6 +24,7 @@ pub enum Command {
     Run(Box<RunArgs>),
     Exec(ExecArgs),
     Ps(PsArgs),
+    Port(PortArgs),
     Pool(Box<PoolArgs>),
     Commit(CommitArgs),
     Logs(LogsArgs),
@@ -130,8 +131,9 @@ pub struct RunArgs {
     /// the command starts. The cell has a placeholder in NAME and never sees the value.
     #[arg(long, value_name = "NAME[=VALUE]@[https://]HOST[:PORT]")]
     pub secret: Vec<String>,
-    /// Lead a port of this host into the cell [default address: loopback].
-    #[arg(short, long, value_name = "[ADDRESS:]PORT:PORT")]
+    /// Lead a port of this host into the cell [default address: loopback; default port: any that is
+    /// free, which exocell port tells].
+    #[arg(short, long, value_name = "[[ADDRESS:]PORT:]PORT")]
     pub publish: Vec<String>,
     /// No private overlay: the root file system cannot be written.
     #[arg(long)]
@@ -164,7 +166,7 @@ pub struct RunArgs {
     /// Processes and threads that may exist at once.
     #[arg(long, value_name = "N")]
     pub pids_limit: Option<String>,
-    /// Replace the image's entrypoint.
+    /// Replace the image's entrypoint; '' takes it away.
     #[arg(long, value_name = "PROGRAM")]
     pub entrypoint: Option<String>,
     /// End the cell after this long, like 30s (exit code 137).
@@ -312,6 +314,15 @@ pub struct PsArgs {
     /// One object a line.
     #[arg(long)]
     pub json: bool,
+}
+
+/// Print which ports of this host lead into a cell.
+#[derive(Args)]
+#[command(after_help = "Example: exocell port web 80")]
+pub struct PortArgs {
+    pub cell: String,
+    /// Only that of this port of the cell.
+    pub port: Option<u16>,
 }
 
 /// Print what a cell's program wrote.

@@ -50,6 +50,12 @@ pub enum Signalled {
 /// on `stream`.
 pub type SendSignal = dyn Fn(u32, u8) -> Signalled + Send + Sync;
 
+/// How long a program may go on that nobody hears.
+const UNHEARD_TIME: Duration = Duration::from_secs(1);
+/// Exit codes: 128 and SIGKILL, 128 and SIGPIPE.
+const KILLED: u8 = 137;
+const UNHEARD: u8 = 141;
+
 /// How long a signal may be on its way before another one ends this command.
 const SIGNAL_PATIENCE: Duration = Duration::from_secs(2);
 
@@ -82,20 +88,31 @@ pub fn follow(
     } else {
         send(&writer, Kind::StdinEof, &[]);
     }
-    let outcome = pump(stream, &mut io::stdout(), &mut io::stderr(), &signals.started);
+    let mut is_unheard = false;
+    let outcome = pump(stream, &mut io::stdout(), &mut io::stderr(), &signals.started, &mut || {
+        if !std::mem::replace(&mut is_unheard, true) {
+            let signals = signals.clone();
+            std::thread::spawn(move || signals.end_unheard());
+        }
+    });
     drop(lock(&signals.raw).take());
-    outcome
+    match outcome? {
+        Outcome::Exited { code, out_of_memory: false } if is_unheard && code == KILLED => {
+            Ok(Outcome::Exited { code: UNHEARD, out_of_memory: false })
+        }
+        outcome => Ok(outcome),
+    }
 }
 
 /// Copies out what a program on `stream` writes until it ends, without a
 /// hand in its input or its signals.
 pub fn watch(stream: &UnixStream) -> Result<Outcome, CellError> {
-    pump(stream, &mut io::stdout(), &mut io::stderr(), &AtomicU32::new(0))
+    pump(stream, &mut io::stdout(), &mut io::stderr(), &AtomicU32::new(0), &mut || {})
 }
 
 /// How a program on `stream` ends; what it writes is not shown.
 pub fn await_end(stream: &UnixStream) -> Result<Outcome, CellError> {
-    pump(stream, &mut io::sink(), &mut io::sink(), &AtomicU32::new(0))
+    pump(stream, &mut io::sink(), &mut io::sink(), &AtomicU32::new(0), &mut || {})
 }
 
 /// Waits until the program on `stream` runs.
@@ -198,6 +215,15 @@ impl Signals {
         *lock(&self.pending) = None;
     }
 
+    /// Ends a program that writes where nobody reads any more, as the host would without a cell
+    /// between them. The first program of a cell does not hear SIGPIPE unless it asks for it
+    /// (pid_namespaces(7)).
+    fn end_unheard(&self) {
+        self.send(Signal::SIGPIPE);
+        std::thread::sleep(UNHEARD_TIME);
+        self.send(Signal::SIGKILL);
+    }
+
     /// Ends this command as the signal would have.
     fn give_up(&self, signal: Signal) -> ! {
         drop(lock(&self.raw).take());
@@ -221,6 +247,7 @@ fn pump(
     stdout: &mut dyn Write,
     stderr: &mut dyn Write,
     started: &AtomicU32,
+    unheard: &mut dyn FnMut(),
 ) -> Result<Outcome, CellError> {
     let mut frames = FrameReader::new(stream);
     loop {
@@ -229,8 +256,8 @@ fn pump(
             Ok(None) | Err(_) => return Ok(Outcome::Lost),
         };
         match frame.kind {
-            Kind::Stdout => put(stdout, &frame.payload)?,
-            Kind::Stderr => put(stderr, &frame.payload)?,
+            Kind::Stdout => put(stdout, &frame.payload, unheard)?,
+            Kind::Stderr => put(stderr, &frame.payload, unheard)?,
             // Of the log, where its past is replayed.
             Kind::Time => {}
             Kind::Reply => match frame.json::<Reply>() {
@@ -249,13 +276,15 @@ fn pump(
     }
 }
 
-/// A reader that went away (`| head`) does not end the program.
-fn put(to: &mut dyn Write, bytes: &[u8]) -> Result<(), CellError> {
+/// A reader that went away (`| head`) is told to `unheard`.
+fn put(to: &mut dyn Write, bytes: &[u8], unheard: &mut dyn FnMut()) -> Result<(), CellError> {
     match to.write_all(bytes).and_then(|()| to.flush()) {
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
-            Err(CellError::host("cannot write the program's output")(error))
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {
+            unheard();
+            Ok(())
         }
-        _ => Ok(()),
+        Err(error) => Err(CellError::host("cannot write the program's output")(error)),
+        Ok(()) => Ok(()),
     }
 }
 

@@ -254,6 +254,28 @@ fn a_published_port_leads_into_the_cell() {
 }
 
 #[test]
+fn a_port_that_is_free_is_found_and_told() {
+    let server = ["python3", "-m", "http.server", "80", "--directory", "/etc"];
+    let cell = Cell::start("port", &["-p", "80", "-p", "127.0.0.1:0:81"], &server);
+    let told = cell.verb(&["port"]).ok();
+    let ports: Vec<&str> = told.text().lines().collect();
+    assert!(ports.len() == 2 && ports[1].starts_with("81/tcp -> 127.0.0.1:"), "{ports:?}");
+    let place = ports[0].strip_prefix("80/tcp -> ").expect("the first");
+    let get = || {
+        let mut answer = String::new();
+        let mut stream = TcpStream::connect(place)?;
+        stream.write_all(b"GET /hostname HTTP/1.0\r\n\r\n")?;
+        stream.read_to_string(&mut answer).map(|_| answer)
+    };
+    eventually("the server answers", || get().is_ok_and(|answer| answer.contains("200 OK")));
+    assert_eq!(run(["port", &cell.name, "80"]).ok().text(), place);
+    run(["port", &cell.name, "82"]).complains_of(&["82", "not published", "-p"]);
+    let row = common::cell::row(&cell.name).expect("a row");
+    assert_eq!(row["ports"][0], format!("{place}->80/tcp"));
+    assert_eq!(row["command"][0], "python3");
+}
+
+#[test]
 fn limits_are_kept() {
     let lan = Lan::new();
     let port = lan.at_peer(|| echo(&format!("{PEER}:0")));

@@ -2,6 +2,8 @@
 
 mod common;
 
+use std::process::Command;
+
 use common::pty::OnTerminal;
 use common::{IMAGE, exocell, finish, run, shell, text};
 use common::{cell, unique};
@@ -43,6 +45,22 @@ fn the_two_output_streams_stay_apart() {
     let ended = shell(&[], "echo out; echo err >&2").ok();
     assert_eq!(ended.text(), "out");
     assert_eq!(ended.stderr, "err\n");
+}
+
+#[test]
+fn a_program_ends_that_nobody_reads() {
+    let cell = cell::Cell::idle("unread", &[]);
+    let endless = [
+        format!("run --rm {IMAGE} yes"),
+        format!("run --rm {IMAGE} sh -c 'trap \"\" PIPE; while sleep 0.1; do echo y; done 2>&1'"),
+        format!("exec {} yes", cell.name),
+    ];
+    for program in endless {
+        let bin = common::program();
+        let script = format!("set -o pipefail; {} {program} | head -n 1", text(&bin));
+        let ended = finish(Command::new("bash").args(["-c", &script]), b"");
+        assert_eq!((ended.text(), ended.code), ("y", 128 + 13), "{program}: {}", ended.stderr);
+    }
 }
 
 #[test]

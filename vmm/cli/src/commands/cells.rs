@@ -12,7 +12,8 @@ use serde::Serialize;
 use super::print_json;
 use super::run::{must_run, network_rule};
 use crate::args::{
-    InspectArgs, KillArgs, LogsArgs, PauseArgs, PsArgs, RmArgs, StopArgs, UpdateArgs, WaitArgs,
+    InspectArgs, KillArgs, LogsArgs, PauseArgs, PortArgs, PsArgs, RmArgs, StopArgs, UpdateArgs,
+    WaitArgs,
 };
 use crate::session::{self, Outcome};
 use crate::show::{self, say};
@@ -22,11 +23,14 @@ struct PsRow<'a> {
     id: &'a str,
     name: &'a str,
     image: &'a str,
+    /// As it was given; the image's own where there is none.
+    command: Vec<&'a str>,
     strength: String,
     state: State,
     paused: bool,
     exit_code: Option<u8>,
     created_ms: u64,
+    ports: Vec<String>,
 }
 
 pub fn ps(layout: &Layout, args: &PsArgs) -> Result<u8, CellError> {
@@ -48,14 +52,53 @@ pub fn ps(layout: &Layout, args: &PsArgs) -> Result<u8, CellError> {
             vec![
                 record.id[..12].to_owned(),
                 spec.image.clone(),
+                shortened(&command(spec).join(" ")),
                 spec.strength.to_string(),
                 show::ago(spec.created_ms),
                 state(record, status),
+                ports(spec).join(", "),
                 spec.name.clone(),
             ]
         })
         .collect();
-    show::table(&["CELL ID", "IMAGE", "STRENGTH", "CREATED", "STATE", "NAME"], &rows);
+    let header = ["CELL ID", "IMAGE", "COMMAND", "STRENGTH", "CREATED", "STATE", "PORTS", "NAME"];
+    show::table(&header, &rows);
+    Ok(0)
+}
+
+/// As it was given.
+fn command(spec: &CellSpec) -> Vec<&str> {
+    spec.entrypoint.iter().flatten().chain(&spec.command).map(String::as_str).collect()
+}
+
+fn shortened(text: &str) -> String {
+    const SHOWN_MAX: usize = 24;
+    match text.char_indices().nth(SHOWN_MAX) {
+        Some((end, _)) => format!("{}...", &text[..end]),
+        None => text.to_owned(),
+    }
+}
+
+/// As docker shows them.
+fn ports(spec: &CellSpec) -> Vec<String> {
+    spec.publish.iter().map(|port| format!("{}->{}/tcp", port.host, port.guest_port)).collect()
+}
+
+pub fn port(layout: &Layout, args: &PortArgs) -> Result<u8, CellError> {
+    let (_, spec, _) = Record::find(layout, &args.cell)?;
+    let mut published = spec.publish;
+    if let Some(wanted) = args.port {
+        published.retain(|port| port.guest_port == wanted);
+        if published.is_empty() {
+            return Err(CellError::Usage(format!(
+                "port {wanted} of {} is not published; exocell run -p HOST_PORT:{wanted} does that",
+                args.cell
+            )));
+        }
+        published.iter().for_each(|port| say!("{}", port.host));
+    } else {
+        published.iter().for_each(|port| say!("{}/tcp -> {}", port.guest_port, port.host));
+    }
     Ok(0)
 }
 
@@ -64,6 +107,8 @@ fn ps_row<'a>(record: &'a Record, spec: &'a CellSpec, status: &Status) -> PsRow<
         id: &record.id,
         name: &spec.name,
         image: &spec.image,
+        command: command(spec),
+        ports: ports(spec),
         strength: spec.strength.to_string(),
         state: status.state,
         paused: is_paused(record, status),

@@ -36,6 +36,7 @@ pub fn dispatch(cli: Cli) -> Result<u8, CellError> {
         Command::Run(args) => run::run(&layout, *args),
         Command::Exec(args) => exec::exec(&layout, args),
         Command::Ps(args) => cells::ps(&layout, &args),
+        Command::Port(args) => cells::port(&layout, &args),
         Command::Commit(args) => image::commit(&layout, &args),
         Command::Pool(args) => pool::pool(&layout, *args),
         Command::Logs(args) => cells::logs(&layout, &args),

@@ -312,7 +312,8 @@ pub(super) fn spec(
     }
     env.extend(environment(&args.process)?);
     env.extend(secrets.iter().map(|own| format!("{}={}", own.name, own.placeholder)));
-    let publish = publishes(&args.publish)?;
+    let publish =
+        publishes(&args.publish)?.into_iter().map(Publish::named).collect::<Result<_, _>>()?;
     let guests =
         args.intra.is_some() || args.pager != Mode::default() || args.memory_guarantee.is_some();
     if strength == Strength::Isolate && guests {
@@ -347,7 +348,11 @@ pub(super) fn spec(
         name,
         strength,
         image: args.image,
-        entrypoint: args.entrypoint.map(|program| vec![program]),
+        // An empty one takes the image's away.
+        entrypoint: args.entrypoint.map(|program| match program.is_empty() {
+            true => Vec::new(),
+            false => vec![program],
+        }),
         command: args.command,
         env,
         working_dir: args.process.workdir,
