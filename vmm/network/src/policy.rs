@@ -4,10 +4,11 @@
 //! a name  --permits_name--> resolved on the host side --permits_address_of--> dialled
 //! address --permits_address--> dialled
 //! ```
-//! The dialer asks before it dials. The stack asks too, so that it can tell the
-//! guest at once and cut what was revoked, but nothing rests on its answer.
+//! The dialer asks before it dials. Who ends the flows, the stack or the relay, asks when a
+//! flow is opened and when the rules change: a stream that was handed over is out of the
+//! dialer's hands.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use exocell_xgate::{Endpoint, NamePattern, NetworkScope, Protocol};
 
@@ -28,6 +29,14 @@ impl std::fmt::Display for Target {
             Self::Address(address) => write!(f, "{address}"),
         }
     }
+}
+
+/// Where a flow leads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Peer {
+    pub at: SocketAddr,
+    /// Whether it is the host's own: only the dialer can find out.
+    pub is_own: bool,
 }
 
 /// Why something is not permitted, for the log and the person who reads it.
@@ -159,17 +168,17 @@ impl Policy {
     }
 
     /// Whether a flow to `target`, which goes to `peer`, is still permitted.
-    /// That `peer` is not the host's own was found when it was opened.
     pub fn permits(
         &self,
         protocol: Protocol,
         target: &Target,
-        peer: IpAddr,
+        peer: Peer,
         port: u16,
     ) -> Result<(), Denied> {
+        let (at, own) = (peer.at.ip(), |_| peer.is_own);
         match target {
-            Target::Name(name) => self.permits_address_of(protocol, name, peer, port, |_| false),
-            Target::Address(address) => self.permits_address(protocol, *address, port, |_| false),
+            Target::Name(name) => self.permits_address_of(protocol, name, at, port, own),
+            Target::Address(address) => self.permits_address(protocol, *address, port, own),
         }
     }
 

@@ -13,7 +13,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use super::protocol::{Failure, Id};
 use super::sys;
 use crate::address;
-use crate::policy::{Denied, Policy, Target};
+use crate::policy::{Denied, Peer, Policy, Target};
 
 /// How long an address has, if there is another one after it.
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -25,7 +25,7 @@ const ECHO_HEADER_BYTES: usize = 8;
 /// What came of a step.
 pub enum Step {
     Wait(Attempt),
-    Done { id: Id, protocol: Protocol, target: Target, peer: SocketAddr, socket: OwnedFd },
+    Done { id: Id, protocol: Protocol, target: Target, peer: Peer, socket: OwnedFd },
     Failed { id: Id, why: Failure, text: String },
 }
 
@@ -122,20 +122,24 @@ impl Attempt {
     }
 
     fn permitted(&self, policy: &Policy, address: IpAddr) -> Result<(), Denied> {
-        // What cannot be found out counts as the host's own.
-        let own = |address| sys::is_own(address).unwrap_or(true);
         match &self.target {
             Target::Name(name) => {
-                policy.permits_address_of(self.protocol, name, address, self.port, own)
+                policy.permits_address_of(self.protocol, name, address, self.port, is_own)
             }
-            Target::Address(_) => policy.permits_address(self.protocol, address, self.port, own),
+            Target::Address(_) => policy.permits_address(self.protocol, address, self.port, is_own),
         }
     }
 
-    fn done(self, peer: SocketAddr, socket: OwnedFd) -> Step {
+    fn done(self, at: SocketAddr, socket: OwnedFd) -> Step {
         let Self { id, protocol, target, .. } = self;
+        let peer = Peer { at, is_own: is_own(address::reached(at.ip())) };
         Step::Done { id, protocol, target, peer, socket }
     }
+}
+
+/// What cannot be found out counts as the host's own.
+fn is_own(address: IpAddr) -> bool {
+    sys::is_own(address).unwrap_or(true)
 }
 
 fn failure(protocol: Protocol, peer: SocketAddr, error: &io::Error) -> (Failure, String) {

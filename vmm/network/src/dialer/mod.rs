@@ -34,7 +34,7 @@ pub use hosts::Hosts;
 use protocol::{Failure, Id, MESSAGE_BYTES_MAX, Reply, Request};
 use resolver::{Outcome, Resolved, Resolver};
 
-use crate::policy::{Policy, Target};
+use crate::policy::{Peer, Policy, Target};
 
 /// Flows of datagrams, and connections under way, that may exist at once.
 const FLOWS_MAX: usize = 1024;
@@ -47,7 +47,7 @@ const BACKLOG_MAX: usize = 4 * FLOWS_MAX;
 struct Flow {
     protocol: Protocol,
     target: Target,
-    peer: std::net::SocketAddr,
+    peer: Peer,
     socket: OwnedFd,
 }
 
@@ -162,7 +162,7 @@ impl Dialer {
             Request::Resolve { id, name } => self.resolve(id, &name),
             Request::Datagram { id, data } => {
                 if let Some(flow) = self.flows.get(&id) {
-                    attempt::send_datagram(flow.protocol, flow.peer, &flow.socket, &data);
+                    attempt::send_datagram(flow.protocol, flow.peer.at, &flow.socket, &data);
                 }
             }
             Request::Close { id } => {
@@ -265,7 +265,7 @@ impl Dialer {
                 match sys::receive(flow.socket.as_fd(), &mut self.buffer) {
                     Ok(bytes) => {
                         let data = self.buffer.get(..bytes).unwrap_or_default();
-                        let Some(data) = attempt::received(flow.protocol, flow.peer, data) else {
+                        let Some(data) = attempt::received(flow.protocol, flow.peer.at, data) else {
                             continue;
                         };
                         // A full channel loses datagrams, as networks do.
@@ -291,8 +291,7 @@ impl Dialer {
         self.policy = policy;
         let policy = &self.policy;
         self.flows.retain(|_, flow| {
-            let (address, port) = (flow.peer.ip(), flow.peer.port());
-            policy.permits(flow.protocol, &flow.target, address, port).is_ok()
+            policy.permits(flow.protocol, &flow.target, flow.peer, flow.peer.at.port()).is_ok()
         });
         // Those under way are asked again before each step.
     }

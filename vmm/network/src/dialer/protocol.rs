@@ -12,7 +12,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use exocell_xgate::Protocol;
 
-use crate::policy::Target;
+use crate::policy::{Peer, Target};
 
 /// Bytes of the longest message: the longest datagram and what goes before it.
 pub const MESSAGE_BYTES_MAX: usize = 65_535 + 16;
@@ -66,10 +66,10 @@ pub enum Failure {
 /// What the dialer answers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reply {
-    /// Where it leads; the socket of a stream comes along.
+    /// Where it leads, and whether that is the host's own; the socket of a stream comes along.
     Connected {
         id: Id,
-        peer: SocketAddr,
+        peer: Peer,
     },
     Failed {
         id: Id,
@@ -186,8 +186,9 @@ impl Request {
 impl Reply {
     pub fn encode(&self) -> Vec<u8> {
         match self {
-            Self::Connected { id, peer } => {
-                message(0, *id, &[&address_bytes(peer.ip()), &peer.port().to_le_bytes()])
+            Self::Connected { id, peer: Peer { at, is_own } } => {
+                let (host, port) = (address_bytes(at.ip()), at.port().to_le_bytes());
+                message(0, *id, &[&host, &port, &[u8::from(*is_own)]])
             }
             Self::Failed { id, why, text } => {
                 message(1, *id, &[&[place(&FAILURES, why)], text.as_bytes()])
@@ -206,8 +207,8 @@ impl Reply {
         let (kind, id) = (fields.u8()?, fields.u32()?);
         Some(match kind {
             0 => {
-                let address = fields.address()?;
-                Self::Connected { id, peer: SocketAddr::new(address, fields.u16()?) }
+                let at = SocketAddr::new(fields.address()?, fields.u16()?);
+                Self::Connected { id, peer: Peer { at, is_own: fields.u8()? != 0 } }
             }
             1 => {
                 let why = *FAILURES.get(usize::from(fields.u8()?))?;
@@ -255,8 +256,14 @@ mod tests {
             assert_eq!(Request::decode(&request.encode()), Some(request));
         }
         let replies = [
-            Reply::Connected { id: 1, peer: "192.0.2.1:80".parse().unwrap() },
-            Reply::Connected { id: 1, peer: "[2001:db8::1]:80".parse().unwrap() },
+            Reply::Connected {
+                id: 1,
+                peer: Peer { at: "192.0.2.1:80".parse().unwrap(), is_own: false },
+            },
+            Reply::Connected {
+                id: 1,
+                peer: Peer { at: "[2001:db8::1]:80".parse().unwrap(), is_own: true },
+            },
             Reply::Failed { id: 2, why: Failure::Busy, text: "too many".into() },
             Reply::Datagram { id: 3, data: vec![] },
             Reply::Resolved { id: 4, addresses: vec!["::1".parse().unwrap()] },

@@ -62,7 +62,8 @@ fn a_permitted_peer_is_dialled_and_the_stream_handed_over() {
     let port = server.local_addr().unwrap().port();
     let stack = Stack::new(&format!("connect 127.0.0.1:{port}\n"));
     let (reply, passed) = stack.connect(Protocol::Tcp, address("127.0.0.1"), port);
-    assert_eq!(reply, Reply::Connected { id: 1, peer: server.local_addr().unwrap() });
+    let peer = Peer { at: server.local_addr().unwrap(), is_own: true };
+    assert_eq!(reply, Reply::Connected { id: 1, peer });
     let mut stream = TcpStream::from(passed.unwrap());
     stream.set_nonblocking(false).unwrap();
     server.accept().unwrap().0.write_all(b"hello").unwrap();

@@ -8,7 +8,7 @@ use nix::poll::PollFlags;
 
 use super::joint::Joint;
 use super::{Connection, Done};
-use crate::policy::Target;
+use crate::policy::{Peer, Target};
 
 /// How far a connection got.
 pub enum Stage {
@@ -26,7 +26,7 @@ pub struct Flow {
     /// Whom it means by that.
     pub target: Target,
     /// Where it really led.
-    pub peer: Option<SocketAddr>,
+    pub peer: Option<Peer>,
     /// Whether it came from outside, by a published port.
     pub inbound: bool,
     /// Whether a name's guard lets everything through.

@@ -31,7 +31,7 @@ use crate::dialer::{Client, sys};
 use crate::guard::Guard;
 use crate::link;
 use crate::names::Names;
-use crate::policy::{Policy, Target};
+use crate::policy::{Peer, Policy, Target};
 use crate::secrets::Secrets;
 use crate::stack::rate::Rate;
 use crate::stack::{CONNECTIONS_MAX, Published};
@@ -425,10 +425,17 @@ impl Relay {
         }
     }
 
-    fn connected(&mut self, id: Id, peer: SocketAddr, passed: Option<OwnedFd>) {
-        let Some(flow) = self.flows.remove(&id) else {
+    fn connected(&mut self, id: Id, peer: Peer, passed: Option<OwnedFd>) {
+        let Some(flow) = self.flows.get(&id) else {
             return self.dialer.say(&Request::Close { id });
         };
+        // The dialer may have connected it before it heard of the rules of now.
+        let permitted = self.policy.permits(flow.protocol, &flow.target, peer, flow.port());
+        if let Err(denied) = permitted {
+            self.dialer.say(&Request::Close { id });
+            return self.failed(id, Failure::Denied, &denied.to_string());
+        }
+        let Some(flow) = self.flows.remove(&id) else { return };
         let Flow { protocol, other, target, stage, .. } = flow;
         let Stage::Asking(done) = stage else { return };
         let is_raw = match &target {
@@ -447,7 +454,7 @@ impl Relay {
         let entry = Entry::new("connect", Decision::Allowed, &target).by(protocol, other.port());
         match joined {
             Ok((stage, connection)) => {
-                self.audit.record(entry.to(peer));
+                self.audit.record(entry.to(peer.at));
                 let peer = Some(peer);
                 let flow = Flow {
                     protocol,
@@ -544,7 +551,7 @@ impl Relay {
         let Some(flow) = self.flows.remove(&id) else { return };
         let event = if flow.inbound { "listen" } else { "connect" };
         let mut entry = Entry::new(event, decision, &flow.target).by(flow.protocol, flow.port());
-        entry.peer = flow.peer;
+        entry.peer = flow.peer.map(|peer| peer.at);
         entry.bytes = Some(flow.bytes());
         self.audit.record(entry.because(reason));
         match flow.stage {
@@ -565,11 +572,11 @@ impl Relay {
         self.ports.retain(|port| listens(port.published.guest_port));
         let is_kept = |flow: &Flow| match (flow.inbound, flow.peer) {
             (true, _) => listens(flow.port()),
-            // The dialer asks the rules itself before it connects.
+            // The rules are asked when the dialer's answer comes.
             (false, None) => true,
             (false, Some(peer)) => {
-                let (ip, port) = (peer.ip(), flow.port());
-                let permitted = self.policy.permits(flow.protocol, &flow.target, ip, port);
+                let port = flow.port();
+                let permitted = self.policy.permits(flow.protocol, &flow.target, peer, port);
                 permitted.is_ok() && self.policy.guards_no_less(flow.is_raw, &flow.target, port)
             }
         };

@@ -229,6 +229,30 @@ fn new_rules_cut_what_is_open() {
 }
 
 #[test]
+fn what_was_connected_under_the_rules_before_is_judged_by_those_of_now() {
+    let (ours, dialer) = sys::channel().unwrap();
+    let (requests, orders) = orders().unwrap();
+    let policy = Policy::new(scope(&["192.0.2.1:80".to_owned()]));
+    let audit = Box::new(|_| ());
+    let published = Vec::new();
+    let mut relay = Relay::new(Parts { policy, channel: ours, published, audit, orders });
+    let (done, answer) = channel();
+    let at = "192.0.2.1:80".parse().unwrap();
+    relay.connect(Protocol::Tcp, at, Box::new(move |result| drop(done.send(result))));
+    let (host, mut peers) = UnixStream::pair().unwrap();
+    let (id, passed) = (relay.next_id, Some(host.into()));
+    let reply = Reply::Connected { id, peer: Peer { at, is_own: false } }.encode();
+    sys::send_with(dialer.as_fd(), &reply, passed.as_ref()).unwrap();
+    drop(passed);
+    // The answer is on its way when the rules change.
+    relay.change(Policy::default());
+    relay.replies();
+    assert_eq!(answer.recv_timeout(PATIENCE).unwrap().err(), Some(Failure::Denied));
+    assert_eq!(rest_of(&mut peers), b"");
+    drop(requests);
+}
+
+#[test]
 fn a_peer_that_resets_is_told_from_one_that_ends() {
     let (server, at) = server();
     let host = Host::of(&[format!("{at}")]);

@@ -8,7 +8,7 @@ use exocell_xgate::Protocol;
 
 use super::stream::Stream;
 use crate::dialer::protocol::Id;
-use crate::policy::Target;
+use crate::policy::{Peer, Target};
 
 /// Datagrams that wait for their flow to be opened.
 pub const EARLY_MAX: usize = 16;
@@ -40,7 +40,7 @@ pub struct Flow {
     /// What the guest means by the address; of a published port, its caller.
     pub target: Target,
     pub port: u16,
-    pub peer: Option<SocketAddr>,
+    pub peer: Option<Peer>,
     /// Whether it came from outside, by a published port.
     pub inbound: bool,
     /// Whether a name's guard lets everything through.

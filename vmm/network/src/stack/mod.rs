@@ -372,3 +372,6 @@ impl Link for Stack {
         self.outbox.queue.clear();
     }
 }
+
+#[cfg(test)]
+mod tests;

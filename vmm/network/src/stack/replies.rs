@@ -1,6 +1,5 @@
 //! What the dialer answers.
 
-use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Instant;
 
@@ -16,7 +15,7 @@ use crate::dialer::sys;
 use crate::dns;
 use crate::guard::Guard;
 use crate::packet::{self, Refusal};
-use crate::policy::Target;
+use crate::policy::{Peer, Target};
 
 /// Answers taken before the guest gets its turn.
 const TURN_MAX: usize = 256;
@@ -61,17 +60,23 @@ impl Stack {
     fn connected(
         &mut self,
         slot: usize,
-        peer: SocketAddr,
+        peer: Peer,
         passed: Option<OwnedFd>,
         ops: &mut EventOps<'_>,
     ) {
         let (now, seed, id) = (self.now(), self.seed(), self.flows.id(slot));
         let Some(flow) = self.flows.get(slot) else { return };
+        let protocol = flow.key.protocol;
+        // The dialer may have connected it before it heard of the rules of now.
+        if let Err(denied) = self.policy.permits(protocol, &flow.target, peer, flow.port) {
+            self.dialer.say(&Request::Close { id });
+            return self.failed(id, Failure::Denied, &denied.to_string(), ops);
+        }
         flow.peer = Some(peer);
         flow.moved = Instant::now();
         let entry = Entry::new("connect", Decision::Allowed, &flow.target)
-            .by(flow.key.protocol, flow.port)
-            .to(peer);
+            .by(protocol, flow.port)
+            .to(peer.at);
         self.audit.record(entry);
         let Stage::Asking { first, early } = &mut flow.stage else { return };
         let Some(host) = passed else {

@@ -5,7 +5,6 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
 use event_manager::{EventOps, EventSet, Events};
-use exocell_xgate::Protocol;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::time::TimeSpec;
 use nix::sys::timerfd::{Expiration, TimerSetTimeFlags};
@@ -173,7 +172,7 @@ impl Stack {
         let Some(mut flow) = self.flows.remove(slot) else { return };
         let event = if flow.inbound { "listen" } else { "connect" };
         let mut entry = Entry::new(event, decision, &flow.target).by(flow.key.protocol, flow.port);
-        entry.peer = flow.peer;
+        entry.peer = flow.peer.map(|peer| peer.at);
         entry.bytes = Some(flow.bytes());
         self.audit.record(entry.because(reason));
         match &mut flow.stage {
@@ -211,11 +210,11 @@ impl Stack {
             let peer = flow.peer;
             let kept = match (flow.inbound, peer) {
                 (true, _) => is_published(&self.policy, flow),
-                // The dialer asks the rules itself before it connects.
+                // The rules are asked when the dialer's answer comes.
                 (false, None) => true,
                 (false, Some(peer)) => {
-                    let (protocol, port) = (flow.key.protocol, port_of(flow));
-                    let permitted = self.policy.permits(protocol, &flow.target, peer.ip(), port);
+                    let (protocol, port) = (flow.key.protocol, flow.port);
+                    let permitted = self.policy.permits(protocol, &flow.target, peer, port);
                     permitted.is_ok() && self.policy.guards_no_less(flow.is_raw, &flow.target, port)
                 }
             };
@@ -224,10 +223,6 @@ impl Stack {
             }
         }
     }
-}
-
-fn port_of(flow: &Flow) -> u16 {
-    if flow.key.protocol == Protocol::Icmp { 0 } else { flow.port }
 }
 
 fn is_published(policy: &Policy, flow: &Flow) -> bool {

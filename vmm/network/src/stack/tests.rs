@@ -1,0 +1,208 @@
+//! A stack between a guest, which is packets made by hand here, and a dialer that answers when
+//! and what a test wants.
+
+use std::net::Ipv4Addr;
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Mutex};
+
+use event_manager::{EventManager, MutEventSubscriber, SubscriberId, SubscriberOps};
+use exocell_xgate::NetworkScope;
+use smoltcp::phy::ChecksumCapabilities;
+use smoltcp::wire::{
+    IpProtocol, Ipv4Packet, Ipv4Repr, TcpControl, TcpPacket, TcpRepr, TcpSeqNumber,
+};
+
+use super::*;
+use crate::dialer::protocol::{MESSAGE_BYTES_MAX, Reply};
+use crate::policy::Peer;
+
+const OTHER: Ipv4Addr = Ipv4Addr::new(192, 31, 196, 80);
+
+/// What the stack's descriptors are watched by; the tests say themselves when what comes.
+struct Nobody;
+
+impl MutEventSubscriber for Nobody {
+    fn process(&mut self, _: Events, _: &mut EventOps<'_>) {}
+    fn init(&mut self, _: &mut EventOps<'_>) {}
+}
+
+struct Bench {
+    stack: Stack,
+    dialer: OwnedFd,
+    changer: Changer,
+    log: Arc<Mutex<Vec<Entry>>>,
+    watch: EventManager<Nobody>,
+    subscriber: SubscriberId,
+}
+
+fn policy(connect: &[&str]) -> Policy {
+    let connect = connect.iter().map(|rule| rule.parse().unwrap()).collect();
+    Policy::new(NetworkScope { connect, ..NetworkScope::default() })
+}
+
+impl Bench {
+    fn new(policy: Policy, published: Vec<Published>) -> Self {
+        let (channel, dialer) = sys::channel().unwrap();
+        let (changer, changes) = Changes::pair().unwrap();
+        let log = Arc::new(Mutex::new(Vec::new()));
+        let kept = log.clone();
+        let stack = Stack::new(Parts {
+            policy,
+            channel,
+            published,
+            audit: Box::new(move |entry| kept.lock().unwrap().push(entry)),
+            changes,
+            secrets: Secrets::default(),
+            authority: None,
+        });
+        let mut watch = EventManager::new().unwrap();
+        let subscriber = watch.add_subscriber(Nobody);
+        Self { stack: stack.unwrap(), dialer, changer, log, watch, subscriber }
+    }
+
+    /// What the stack asks next; `None` where it asks nothing.
+    fn asked(&self) -> Option<Request> {
+        let mut buffer = vec![0; MESSAGE_BYTES_MAX];
+        let bytes = sys::receive(self.dialer.as_fd(), &mut buffer).ok()?;
+        Request::decode(&buffer[..bytes])
+    }
+
+    /// The number of the flow that the stack asks for.
+    fn asked_to_connect(&self) -> Id {
+        match self.asked() {
+            Some(Request::Connect { id, .. }) => id,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// The dialer connects: to the peer's end of a pair, which is returned, or to nothing.
+    fn connected(&self, id: Id, is_own: bool, is_stream: bool) -> Option<UnixStream> {
+        let peer = Peer { at: SocketAddr::new(OTHER.into(), 80), is_own };
+        let (host, peers) = UnixStream::pair().unwrap();
+        host.set_nonblocking(true).unwrap();
+        let passed = is_stream.then(|| host.into());
+        let reply = Reply::Connected { id, peer }.encode();
+        sys::send_with(self.dialer.as_fd(), &reply, passed.as_ref()).unwrap();
+        is_stream.then_some(peers)
+    }
+
+    /// The stack takes what the dialer has answered.
+    fn replies(&mut self) {
+        let mut ops = self.watch.event_ops(self.subscriber).unwrap();
+        self.stack.replies(&mut ops);
+    }
+
+    fn turn(&mut self) {
+        let mut ops = self.watch.event_ops(self.subscriber).unwrap();
+        self.stack.turn(&mut ops);
+    }
+
+    fn change(&mut self, policy: Policy) {
+        self.changer.change(policy);
+        let mut ops = self.watch.event_ops(self.subscriber).unwrap();
+        self.stack.change(&mut ops);
+        assert!(matches!(self.asked(), Some(Request::Policy { .. })));
+    }
+
+    /// A stream of the guest from `port`, connected; the peer's end.
+    fn stream(&mut self, port: u16) -> UnixStream {
+        self.stack.packet(&segment(port, TcpControl::Syn, None));
+        let peers = self.connected(self.asked_to_connect(), false, true);
+        self.replies();
+        self.turn();
+        let first = self.segments()[0].1 + 1;
+        self.stack.packet(&segment(port, TcpControl::None, Some(first)));
+        self.turn();
+        peers.unwrap()
+    }
+
+    /// Takes what was said to the guest by TCP: what each segment is, and where it begins.
+    fn segments(&mut self) -> Vec<(bool, TcpSeqNumber)> {
+        let packets = std::mem::take(&mut self.stack.outbox.queue);
+        let read = |packet: &Vec<u8>| {
+            let ip = Ipv4Packet::new_checked(&packet[..]).unwrap();
+            let tcp = (ip.next_header() == IpProtocol::Tcp).then(|| ip.payload())?;
+            let tcp = TcpPacket::new_checked(tcp).unwrap();
+            Some((tcp.rst(), tcp.seq_number()))
+        };
+        packets.iter().filter_map(read).collect()
+    }
+
+    fn decisions(&self) -> Vec<(Decision, String)> {
+        let log = self.log.lock().unwrap();
+        log.iter().map(|entry| (entry.decision, entry.reason.clone())).collect()
+    }
+}
+
+/// A segment of the guest, the first or one that says `ack`.
+fn segment(port: u16, control: TcpControl, ack: Option<TcpSeqNumber>) -> Vec<u8> {
+    let tcp = TcpRepr {
+        src_port: port,
+        dst_port: 80,
+        control,
+        seq_number: TcpSeqNumber(i32::from(control != TcpControl::Syn)),
+        ack_number: ack,
+        window_len: 1000,
+        window_scale: None,
+        max_seg_size: None,
+        sack_permitted: false,
+        sack_ranges: [None; 3],
+        timestamp: None,
+        payload: &[],
+    };
+    let ip = Ipv4Repr {
+        src_addr: link::GUEST_V4,
+        dst_addr: OTHER,
+        next_header: IpProtocol::Tcp,
+        payload_len: tcp.buffer_len(),
+        hop_limit: 64,
+    };
+    let mut bytes = vec![0; ip.buffer_len() + tcp.buffer_len()];
+    let checksums = ChecksumCapabilities::ignored();
+    ip.emit(&mut Ipv4Packet::new_unchecked(&mut bytes), &checksums);
+    let rest = bytes.get_mut(ip.buffer_len()..).unwrap();
+    let (from, to) = (link::GUEST_V4.into(), OTHER.into());
+    tcp.emit(&mut TcpPacket::new_unchecked(rest), &from, &to, &checksums);
+    bytes
+}
+
+fn udp(port: u16, data: &[u8]) -> Vec<u8> {
+    let from = SocketAddr::new(link::GUEST_V4.into(), port);
+    packet::datagram(from, SocketAddr::new(OTHER.into(), 80), data).unwrap()
+}
+
+#[test]
+fn what_was_connected_under_the_rules_before_is_judged_by_those_of_now() {
+    let mut bench = Bench::new(policy(&["192.31.196.80:80", "192.31.196.80:80/udp"]), Vec::new());
+    bench.stack.packet(&segment(1000, TcpControl::Syn, None));
+    let stream = bench.asked_to_connect();
+    bench.stack.packet(&udp(1000, b"early"));
+    let datagrams = bench.asked_to_connect();
+    // The answers are on their way when the rules change.
+    let mut peers = bench.connected(stream, false, true).unwrap();
+    bench.connected(datagrams, false, false);
+    bench.change(policy(&[]));
+    bench.replies();
+    assert_eq!(bench.asked(), Some(Request::Close { id: stream }));
+    assert_eq!(bench.asked(), Some(Request::Close { id: datagrams }));
+    assert_eq!(bench.asked(), None, "no datagram goes out");
+    let mut rest = Vec::new();
+    std::io::Read::read_to_end(&mut peers, &mut rest).unwrap();
+    assert_eq!((rest, bench.stack.flows.len()), (vec![], 0));
+    let denied = (Decision::Denied, "no rule covers it".to_owned());
+    assert_eq!(bench.decisions(), [denied.clone(), denied]);
+}
+
+#[test]
+fn the_hosts_own_needs_a_rule_that_names_it_when_the_rules_change_too() {
+    let both = policy(&["192.31.196.80:80", "192.31.196.0/24:80"]);
+    for (is_own, left) in [(true, 0), (false, 1)] {
+        let mut bench = Bench::new(both.clone(), Vec::new());
+        bench.stack.packet(&segment(1000, TcpControl::Syn, None));
+        let _peers = bench.connected(bench.asked_to_connect(), is_own, true);
+        bench.replies();
+        assert_eq!(bench.stack.flows.len(), 1);
+        bench.change(policy(&["192.31.196.0/24:80"]));
+        assert_eq!(bench.stack.flows.len(), left, "{is_own}");
+    }
+}
