@@ -6,6 +6,7 @@ use smoltcp::phy::{Checksum, ChecksumCapabilities, Device, DeviceCapabilities, M
 use smoltcp::phy::{RxToken, TxToken};
 use smoltcp::time::Instant;
 
+use super::CONNECTIONS_MAX;
 use crate::link::MTU;
 
 /// Packets that wait for the guest; smoltcp sends no more until some are gone. That is a MiB
@@ -13,10 +14,22 @@ use crate::link::MTU;
 const WAITING_MAX: usize = 16;
 /// Packets that the stack itself may add to those, refusals and datagrams.
 const EXTRA_MAX: usize = 256;
+/// Resets beside all of those, one for each flow that may be open: none is lost when all are
+/// ended at once.
+const RESETS_MAX: usize = CONNECTIONS_MAX as usize;
 /// Buffers kept for the next packets.
 const SPARE_MAX: usize = WAITING_MAX;
 /// Bytes from which on a packet's buffer is worth keeping.
 const SPARE_BYTES_MIN: usize = 16 << 10;
+
+/// What smoltcp may send.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum May {
+    /// As much as the guest takes.
+    Stream,
+    /// The reset of a stream that is over, in any case.
+    Reset,
+}
 
 /// The queue towards the guest.
 #[derive(Debug, Default)]
@@ -38,6 +51,12 @@ impl Outbox {
         }
     }
 
+    fn push_reset(&mut self, packet: Vec<u8>) {
+        if self.queue.len() < WAITING_MAX + EXTRA_MAX + RESETS_MAX {
+            self.queue.push_back(packet);
+        }
+    }
+
     /// Keeps the buffer for another packet.
     pub fn recycle(&mut self, buffer: Vec<u8>) {
         if self.spare.len() < SPARE_MAX && buffer.len() >= SPARE_BYTES_MIN {
@@ -49,6 +68,7 @@ impl Outbox {
 /// The link of one stream: at most one packet comes in.
 pub struct Wire<'a> {
     pub received: Option<&'a [u8]>,
+    pub may: May,
     pub outbox: &'a mut Outbox,
 }
 
@@ -56,7 +76,7 @@ pub struct Wire<'a> {
 pub struct Received<'a>(&'a [u8]);
 
 /// Room for a packet to it.
-pub struct Room<'a>(&'a mut Outbox);
+pub struct Room<'a>(&'a mut Outbox, May);
 
 impl RxToken for Received<'_> {
     fn consume<R, F: FnOnce(&[u8]) -> R>(self, f: F) -> R {
@@ -71,7 +91,10 @@ impl TxToken for Room<'_> {
         let mut buffer = spare.unwrap_or_default();
         buffer.resize(len, 0);
         let result = f(&mut buffer);
-        self.0.push(Some(buffer));
+        match self.1 {
+            May::Stream => self.0.push(Some(buffer)),
+            May::Reset => self.0.push_reset(buffer),
+        }
         result
     }
 }
@@ -87,11 +110,12 @@ impl Device for Wire<'_> {
         Self: 'a;
 
     fn receive(&mut self, _: Instant) -> Option<(Received<'_>, Room<'_>)> {
-        self.received.take().map(|packet| (Received(packet), Room(self.outbox)))
+        self.received.take().map(|packet| (Received(packet), Room(self.outbox, May::Stream)))
     }
 
     fn transmit(&mut self, _: Instant) -> Option<Room<'_>> {
-        (!self.outbox.is_full()).then_some(Room(self.outbox))
+        let has_room = self.may == May::Reset || !self.outbox.is_full();
+        has_room.then_some(Room(self.outbox, self.may))
     }
 
     fn capabilities(&self) -> DeviceCapabilities {

@@ -18,7 +18,7 @@ use smoltcp::time::Instant;
 use smoltcp::wire::{HardwareAddress, IpAddress, IpCidr, IpListenEndpoint};
 
 use super::opened::{HostEnd, Opened, Stop};
-use super::outbox::{Outbox, Wire};
+use super::outbox::{May, Outbox, Wire};
 use super::rate::Rate;
 use crate::guard::{Guard, Unlike};
 
@@ -98,7 +98,7 @@ impl Stream {
     fn new(own: IpAddr, ends: Ends, now: Instant, seed: u64) -> Self {
         let Ends { host, guard, others } = ends;
         let mut nowhere = Outbox::default();
-        let mut wire = Wire { received: None, outbox: &mut nowhere };
+        let mut wire = Wire { received: None, may: May::Stream, outbox: &mut nowhere };
         let mut config = Config::new(HardwareAddress::Ip);
         config.random_seed = seed;
         let mut interface = Interface::new(config, &mut wire, now);
@@ -179,7 +179,7 @@ impl Stream {
 
     /// Takes a packet of the guest that belongs to this stream.
     pub fn receive(&mut self, packet: &[u8], now: Instant, outbox: &mut Outbox) {
-        let mut wire = Wire { received: Some(packet), outbox };
+        let mut wire = Wire { received: Some(packet), may: May::Stream, outbox };
         self.interface.poll_ingress_single(now, &mut wire, &mut self.sockets);
     }
 
@@ -262,14 +262,18 @@ impl Stream {
     pub fn abort(&mut self, now: Instant, outbox: &mut Outbox) {
         if !self.is_over() {
             self.socket().abort();
-            self.emit(now, outbox);
+            self.send(May::Reset, now, outbox);
         }
     }
 
     fn emit(&mut self, now: Instant, outbox: &mut Outbox) {
         let socket = self.socket();
         socket.set_nagle_enabled(socket.send_queue() >= WHOLE_BYTES_MIN);
-        let mut wire = Wire { received: None, outbox };
+        self.send(May::Stream, now, outbox);
+    }
+
+    fn send(&mut self, may: May, now: Instant, outbox: &mut Outbox) {
+        let mut wire = Wire { received: None, may, outbox };
         while self.interface.poll_egress(now, &mut wire, &mut self.sockets) != PollResult::None {}
     }
 

@@ -206,3 +206,12 @@ fn the_hosts_own_needs_a_rule_that_names_it_when_the_rules_change_too() {
         assert_eq!(bench.stack.flows.len(), left, "{is_own}");
     }
 }
+
+#[test]
+fn each_of_many_streams_that_are_cut_is_reset() {
+    let mut bench = Bench::new(policy(&["192.31.196.80:80"]), Vec::new());
+    let _peers: Vec<UnixStream> = (0..100).map(|index| bench.stream(1000 + index)).collect();
+    bench.change(policy(&[]));
+    let resets = bench.segments().into_iter().filter(|(is_reset, _)| *is_reset).count();
+    assert_eq!((resets, bench.stack.flows.len()), (100, 0));
+}
