@@ -11,7 +11,7 @@ use smoltcp::wire::{
 };
 
 /// Bytes of a refused packet that go back with the refusal (RFC 792, RFC 4443).
-const QUOTED_BYTES_MAX: usize = 512;
+pub const QUOTED_BYTES_MAX: usize = 512;
 const HOP_LIMIT: u8 = 64;
 
 /// What a packet of the guest carries.
@@ -227,9 +227,14 @@ pub enum Refusal {
     Port,
 }
 
+/// What of `packet` its refusal has: [`refuse`] says the same of it.
+pub fn quoted(packet: &[u8]) -> &[u8] {
+    packet.get(..QUOTED_BYTES_MAX).unwrap_or(packet)
+}
+
 /// The message of ICMP that refuses `packet`.
 pub fn refuse(packet: &[u8], why: Refusal) -> Option<Vec<u8>> {
-    let quoted = packet.get(..packet.len().min(QUOTED_BYTES_MAX))?;
+    let quoted = quoted(packet);
     match packet.first()? >> 4 {
         4 => refuse_v4(quoted, why),
         _ => refuse_v6(quoted, why),

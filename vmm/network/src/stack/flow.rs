@@ -11,7 +11,10 @@ use crate::dialer::protocol::Id;
 use crate::policy::{Peer, Target};
 
 /// Datagrams that wait for their flow to be opened.
-pub const EARLY_MAX: usize = 16;
+const EARLY_MAX: usize = 16;
+/// Bytes that wait for all flows that are being opened, beside the little that each of them
+/// needs; what comes beyond that is lost, as in any network.
+const EARLY_BYTES_MAX: usize = 1 << 20;
 
 /// A flow as its packets show it, from the guest's side. Echoes have the
 /// number of their sender for the guest's port.
@@ -24,7 +27,8 @@ pub struct Key {
 
 /// How far a flow got.
 pub enum Stage {
-    /// The dialer was asked; the packet that opened it, and datagrams meanwhile.
+    /// The dialer was asked; the packet that opened it, of datagrams what a refusal quotes of
+    /// it, and datagrams meanwhile.
     Asking {
         first: Vec<u8>,
         early: VecDeque<Vec<u8>>,
@@ -73,6 +77,16 @@ impl Flow {
         }
     }
 
+    /// Bytes of the guest that wait until it is opened.
+    fn waiting(&self) -> usize {
+        match &self.stage {
+            Stage::Asking { first, early } => {
+                first.len() + early.iter().map(Vec::len).sum::<usize>()
+            }
+            Stage::Stream(_) | Stage::Datagrams => 0,
+        }
+    }
+
     /// Bytes from the guest and to it.
     pub fn bytes(&self) -> (u64, u64) {
         match &self.stage {
@@ -94,6 +108,24 @@ pub struct Flows {
 impl Flows {
     pub fn len(&self) -> usize {
         self.by_key.len()
+    }
+
+    /// Whether `bytes` more may wait for flows that are being opened.
+    pub fn may_wait(&self, bytes: usize) -> bool {
+        let flows = self.slots.iter().flatten();
+        flows.map(Flow::waiting).sum::<usize>() + bytes <= EARLY_BYTES_MAX
+    }
+
+    /// Keeps a datagram until the flow in `slot` is opened, where there is room for it.
+    pub fn keep(&mut self, slot: usize, data: &[u8]) {
+        if !self.may_wait(data.len()) {
+            return;
+        }
+        if let Some(Flow { stage: Stage::Asking { early, .. }, .. }) = self.get(slot)
+            && early.len() < EARLY_MAX
+        {
+            early.push_back(data.to_vec());
+        }
     }
 
     /// Adds a flow; its slot.

@@ -40,7 +40,7 @@ use crate::names::Names;
 use crate::packet::{self, Carried, Packet, Refusal};
 use crate::policy::{Policy, Target};
 use crate::secrets::Secrets;
-use flow::{EARLY_MAX, Flow, Flows, Key, Stage};
+use flow::{Flow, Flows, Key, Stage};
 use outbox::Outbox;
 pub use publish::Published;
 use rate::Rate;
@@ -250,7 +250,7 @@ impl Stack {
             return;
         }
         match opens {
-            true if !link::is_stack(other.ip()) => return self.open(key, bytes, VecDeque::new()),
+            true if !link::is_stack(other.ip()) => return self.open(key, bytes, None),
             true => self.nobody_listens(Protocol::Tcp, other),
             // What belongs to no stream is answered as any host does.
             false => {}
@@ -261,18 +261,16 @@ impl Stack {
     fn datagram(&mut self, packet: &Packet<'_>, bytes: &[u8], protocol: Protocol, data: &[u8]) {
         let key = Key { protocol, guest: packet.source, other: packet.destination };
         let Some(slot) = self.flows.find(&key) else {
-            return self.open(key, bytes, VecDeque::from([data.to_vec()]));
+            return self.open(key, bytes, Some(data));
         };
         let id = self.flows.id(slot);
         let Some(flow) = self.flows.get(slot) else { return };
         flow.moved = Instant::now();
         flow.bytes.0 += data.len() as u64;
-        match &mut flow.stage {
-            Stage::Asking { early, .. } if early.len() < EARLY_MAX => {
-                early.push_back(data.to_vec())
-            }
+        match &flow.stage {
+            Stage::Asking { .. } => self.flows.keep(slot, data),
             Stage::Datagrams => self.pass(id, data),
-            _ => {}
+            Stage::Stream(_) => {}
         }
     }
 
@@ -285,8 +283,8 @@ impl Stack {
         }
     }
 
-    /// Asks the dialer for a flow that the guest wants.
-    fn open(&mut self, key: Key, first: &[u8], early: VecDeque<Vec<u8>>) {
+    /// Asks the dialer for a flow that the guest wants, whose first datagram `early` is.
+    fn open(&mut self, key: Key, first: &[u8], early: Option<&[u8]>) {
         let address = key.other.ip();
         let target = match self.names.name(address) {
             Some(name) => Target::Name(name.to_owned()),
@@ -304,8 +302,14 @@ impl Stack {
             self.audit.record(entry.because(reason));
             return self.refuse(first, Refusal::Unreachable);
         }
-        let stage = Stage::Asking { first: first.to_vec(), early };
+        let first = if early.is_some() { packet::quoted(first) } else { first };
+        if first.len() > packet::QUOTED_BYTES_MAX && !self.flows.may_wait(first.len()) {
+            // A segment with much in it; the guest's next try may find room.
+            return;
+        }
+        let stage = Stage::Asking { first: first.to_vec(), early: VecDeque::new() };
         let slot = self.flows.add(Flow::new(key, target.clone(), port, stage));
+        early.into_iter().for_each(|data| self.flows.keep(slot, data));
         let id = self.flows.id(slot);
         self.dialer.say(&Request::Connect { id, protocol, target, port });
     }

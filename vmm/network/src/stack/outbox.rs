@@ -12,8 +12,10 @@ use crate::link::MTU;
 /// Packets that wait for the guest; smoltcp sends no more until some are gone. That is a MiB
 /// of large ones: with twice as much, or half of it and half the turns, 8 streams are slower.
 const WAITING_MAX: usize = 16;
-/// Packets that the stack itself may add to those, refusals and datagrams.
+/// Packets that the stack itself may add to those, refusals and datagrams; large ones have no
+/// more room than smoltcp's.
 const EXTRA_MAX: usize = 256;
+const LARGE_BYTES: usize = 16 << 10;
 /// Resets beside all of those, one for each flow that may be open: none is lost when all are
 /// ended at once.
 const RESETS_MAX: usize = CONNECTIONS_MAX as usize;
@@ -46,7 +48,9 @@ impl Outbox {
     /// Adds a packet, unless the guest takes none: what it asks for without
     /// reading the answers is lost.
     pub fn push(&mut self, packet: Option<Vec<u8>>) {
-        if self.queue.len() < WAITING_MAX + EXTRA_MAX {
+        let is_large = packet.as_ref().is_some_and(|packet| packet.len() > LARGE_BYTES);
+        let most = if is_large { WAITING_MAX } else { WAITING_MAX + EXTRA_MAX };
+        if self.queue.len() < most {
             self.queue.extend(packet);
         }
     }

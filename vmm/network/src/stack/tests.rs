@@ -13,7 +13,7 @@ use smoltcp::wire::{
 };
 
 use super::*;
-use crate::dialer::protocol::{MESSAGE_BYTES_MAX, Reply};
+use crate::dialer::protocol::{Failure, MESSAGE_BYTES_MAX, Reply};
 use crate::policy::Peer;
 
 const OTHER: Ipv4Addr = Ipv4Addr::new(192, 31, 196, 80);
@@ -214,4 +214,60 @@ fn each_of_many_streams_that_are_cut_is_reset() {
     bench.change(policy(&[]));
     let resets = bench.segments().into_iter().filter(|(is_reset, _)| *is_reset).count();
     assert_eq!((resets, bench.stack.flows.len()), (100, 0));
+}
+
+/// Bytes of the guest that the stack holds for flows that are being opened.
+fn held(stack: &mut Stack) -> usize {
+    let mut bytes = 0;
+    for slot in stack.flows.all() {
+        if let Stage::Asking { first, early } = &stack.flows.get(slot).unwrap().stage {
+            bytes += first.capacity() + early.iter().map(Vec::capacity).sum::<usize>();
+        }
+    }
+    bytes
+}
+
+#[test]
+fn what_waits_for_flows_to_be_opened_is_bounded_in_all() {
+    let rules = ["192.31.196.80:80", "192.31.196.80:80/udp"];
+    let mut bench = Bench::new(policy(&rules), Vec::new());
+    let large = vec![7; 60_000];
+    for port in 1000..1100 {
+        (0..4).for_each(|_| bench.stack.packet(&udp(port, &large)));
+    }
+    // And what may be quoted of each flow.
+    let most = (1 << 20) + 256 * 512;
+    assert!((900_000..most).contains(&held(&mut bench.stack)), "{}", held(&mut bench.stack));
+    // A first segment with much in it waits no more than that; other flows are opened as ever.
+    let mut first = segment(1000, TcpControl::Syn, None);
+    let all = first.len() + large.len();
+    first.extend(&large);
+    Ipv4Packet::new_unchecked(&mut first[..]).set_total_len(all as u16);
+    Ipv4Packet::new_unchecked(&mut first[..]).fill_checksum();
+    (0..20).for_each(|_| bench.stack.packet(&first));
+    assert_eq!((held(&mut bench.stack) < most, bench.stack.flows.len()), (true, 100));
+    bench.stack.packet(&segment(1000, TcpControl::Syn, None));
+    assert_eq!(bench.stack.flows.len(), 101);
+    // What was kept goes out when the answers come, and a refusal quotes what it should.
+    let (kept, refused) = (bench.asked_to_connect(), bench.asked_to_connect());
+    while bench.asked().is_some() {}
+    bench.connected(kept, false, false);
+    bench.replies();
+    assert!(matches!(bench.asked(), Some(Request::Datagram { id, data }) if id == kept && data == large));
+    let failed = Reply::Failed { id: refused, why: Failure::Denied, text: String::new() };
+    sys::send(bench.dialer.as_fd(), &failed.encode()).unwrap();
+    bench.replies();
+    let refusal = packet::refuse(&udp(1001, &large), Refusal::Prohibited);
+    assert_eq!(bench.stack.outbox.queue.pop_back(), refusal);
+}
+
+#[test]
+fn large_datagrams_that_the_guest_does_not_take_are_bounded() {
+    let mut outbox = Outbox::default();
+    for _ in 0..1000 {
+        outbox.push(Some(vec![7; 65_000]));
+        outbox.push(Some(vec![7; 1_500]));
+    }
+    let bytes: usize = outbox.queue.iter().map(Vec::len).sum();
+    assert!(bytes < 2 << 20 && outbox.queue.len() > 200, "{bytes} in {}", outbox.queue.len());
 }
