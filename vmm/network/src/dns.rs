@@ -135,7 +135,17 @@ pub fn query(id: u16, name: &str, v6: bool) -> Option<Vec<u8>> {
     packet.build_bytes_vec().ok()
 }
 
-/// What a server said of a name.
+/// What a server answered.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Answer {
+    Found(Found),
+    /// A datagram has no room for it; a stream has.
+    Truncated,
+    /// The server cannot tell. Another one may.
+    Failed,
+}
+
+/// What a server said of a name: no addresses where it has none, or there is no such name.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Found {
     pub addresses: Vec<IpAddr>,
@@ -143,22 +153,33 @@ pub struct Found {
     pub ttl_s: u32,
 }
 
-/// The addresses in a server's answer to the question `id` for `name`: those
-/// of the name itself and of what it is an alias of. `None` where the message
-/// does not answer that question.
-pub fn found(message: &[u8], id: u16, name: &str, v6: bool) -> Option<Found> {
+/// A server's answer to the question `id` for `name`, with the addresses of the name itself
+/// and of what it is an alias of. `None` where the message does not answer that question.
+pub fn found(message: &[u8], id: u16, name: &str, v6: bool) -> Option<Answer> {
     let packet = Packet::parse(message).ok()?;
     let kind = QTYPE::TYPE(if v6 { TYPE::AAAA } else { TYPE::A });
-    let [question] = packet.questions.as_slice() else { return None };
-    let asked = host_name(&question.qname)?.eq_ignore_ascii_case(name) && question.qtype == kind;
+    let tells = matches!(packet.rcode(), RCODE::NoError | RCODE::NameError);
+    let asked = match packet.questions.as_slice() {
+        [question] => {
+            let is_name = host_name(&question.qname)?.eq_ignore_ascii_case(name);
+            let is_in = question.qclass == QCLASS::CLASS(CLASS::IN);
+            is_name && is_in && question.qtype == kind
+        }
+        // A server that does not understand a question need not repeat it.
+        [] => !tells,
+        _ => false,
+    };
     if !packet.has_flags(PacketFlag::RESPONSE) || packet.id() != id || !asked {
         return None;
+    }
+    if !tells {
+        return Some(Answer::Failed);
     }
     let mut known = vec![name.to_ascii_lowercase()];
     let mut found = Found { addresses: Vec::new(), ttl_s: u32::MAX };
     for record in &packet.answers {
         let Some(owner) = host_name(&record.name) else { continue };
-        if !known.contains(&owner.to_ascii_lowercase()) {
+        if record.class != CLASS::IN || !known.contains(&owner.to_ascii_lowercase()) {
             continue;
         }
         match &record.rdata {
@@ -171,7 +192,8 @@ pub fn found(message: &[u8], id: u16, name: &str, v6: bool) -> Option<Found> {
         }
         found.ttl_s = found.ttl_s.min(record.ttl);
     }
-    Some(found)
+    let is_short = packet.has_flags(PacketFlag::TRUNCATION) && found.addresses.is_empty();
+    Some(if is_short { Answer::Truncated } else { Answer::Found(found) })
 }
 
 #[cfg(test)]
@@ -193,8 +215,15 @@ mod tests {
         match react(&message, policy, &mut Names::default()) {
             Reaction::Answer { bytes, .. } => {
                 let code = Packet::parse(&bytes).unwrap().rcode();
-                (code, found(&bytes, 7, name, v6).unwrap().addresses)
+                (code, addresses(&bytes, 7, name, v6).addresses)
             }
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn addresses(message: &[u8], id: u16, name: &str, v6: bool) -> Found {
+        match found(message, id, name, v6) {
+            Some(Answer::Found(found)) => found,
             other => panic!("{other:?}"),
         }
     }
@@ -224,7 +253,7 @@ mod tests {
         };
         let real: IpAddr = "192.0.2.7".parse().unwrap();
         let bytes = resolved(&asked, Some(&[real, "::1".parse().unwrap()]));
-        assert_eq!(found(&bytes, 9, "a.test", false).unwrap().addresses, [real]);
+        assert_eq!(addresses(&bytes, 9, "a.test", false).addresses, [real]);
         assert_eq!(Packet::parse(&resolved(&asked, None)).unwrap().rcode(), RCODE::NameError);
     }
 
@@ -258,13 +287,49 @@ mod tests {
         packet.answers.push(record("a.test", alias));
         packet.answers.push(record("b.test", RData::A(A { address: 0xc000_0201 })));
         packet.answers.push(record("evil.test", RData::A(A { address: 0x7f00_0001 })));
+        let mut other_class = record("a.test", RData::A(A { address: 0x7f00_0001 }));
+        other_class.class = CLASS::CH;
+        packet.answers.push(other_class);
         let bytes = packet.build_bytes_vec().unwrap();
-        let found_it = found(&bytes, 3, "a.test", false).unwrap();
+        let found_it = addresses(&bytes, 3, "a.test", false);
         assert_eq!(found_it.addresses, ["192.0.2.1".parse::<IpAddr>().unwrap()]);
         assert_eq!(found_it.ttl_s, 5);
         assert_eq!(found(&bytes, 4, "a.test", false), None);
         assert_eq!(found(&bytes, 3, "b.test", false), None);
         assert_eq!(found(&bytes, 3, "a.test", true), None);
+    }
+
+    #[test]
+    fn a_server_that_cannot_tell_has_not_said_that_there_is_no_such_name() {
+        let mut packet = Packet::new_reply(3);
+        let question = |kind: TYPE, class: CLASS| {
+            Question::new(Name::new_unchecked("a.test"), kind.into(), class.into(), false)
+        };
+        packet.questions.push(question(TYPE::A, CLASS::IN));
+        let none = Some(Answer::Found(Found { addresses: vec![], ttl_s: u32::MAX }));
+        let answer = |packet: &Packet| {
+            found(&packet.build_bytes_vec().unwrap(), 3, "a.test", false)
+        };
+        for (code, said) in [
+            (RCODE::NoError, &none),
+            (RCODE::NameError, &none),
+            (RCODE::FormatError, &Some(Answer::Failed)),
+            (RCODE::ServerFailure, &Some(Answer::Failed)),
+            (RCODE::NotImplemented, &Some(Answer::Failed)),
+            (RCODE::Refused, &Some(Answer::Failed)),
+        ] {
+            *packet.rcode_mut() = code;
+            assert_eq!(&answer(&packet), said, "{code:?}");
+        }
+        packet.questions.clear();
+        assert_eq!(answer(&packet), Some(Answer::Failed));
+        *packet.rcode_mut() = RCODE::NoError;
+        assert_eq!(answer(&packet), None);
+        packet.questions.push(question(TYPE::A, CLASS::CH));
+        assert_eq!(answer(&packet), None);
+        packet.questions = vec![question(TYPE::A, CLASS::IN)];
+        packet.set_flags(PacketFlag::TRUNCATION);
+        assert_eq!(answer(&packet), Some(Answer::Truncated));
     }
 
     #[test]

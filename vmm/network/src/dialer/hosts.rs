@@ -56,9 +56,9 @@ impl Hosts {
 
 #[cfg(test)]
 impl Hosts {
-    /// Knows nothing itself and asks `server`.
-    pub fn asking(server: SocketAddr) -> Self {
-        Self { known: HashMap::new(), servers: vec![server] }
+    /// Knows nothing itself and asks `servers`.
+    pub fn asking(servers: &[SocketAddr]) -> Self {
+        Self { known: HashMap::new(), servers: servers.to_vec() }
     }
 }
 

@@ -115,7 +115,7 @@ impl Dialer {
         let input = PollFlags::POLLIN;
         let output = if self.backlog.is_empty() { PollFlags::empty() } else { PollFlags::POLLOUT };
         let mut watched = vec![PollFd::new(self.channel.as_fd(), input | output)];
-        watched.extend(self.resolver.sockets().map(|socket| PollFd::new(socket, input)));
+        watched.extend(self.resolver.watched().map(|(socket, events)| PollFd::new(socket, events)));
         let connecting = self.attempts.iter().filter_map(Attempt::socket);
         watched.extend(connecting.map(|socket| PollFd::new(socket, PollFlags::POLLOUT)));
         watched.extend(self.flows.values().map(|flow| PollFd::new(flow.socket.as_fd(), input)));
