@@ -509,7 +509,7 @@ const DIALER: &[Rule] = rules! {
     connect Any, "what the policy permits, and the host's name servers";
     bind Any, "finds out whether an address is the host's own";
     setsockopt OneOf(2, &[libc::TCP_NODELAY as u64]), "the guest decides when to send";
-    getsockopt Any, "how a connection that was begun ended";
+    getsockopt Any, "how a connection that was begun ended; whether a way leaves the host";
     poll Any, "the loop";
     recvfrom Any, "requests of the stack, datagrams, answers of name servers";
     sendto Without(3, libc::MSG_FASTOPEN as u64), "answers to the stack, datagrams, questions";

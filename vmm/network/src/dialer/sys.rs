@@ -58,7 +58,13 @@ pub fn outcome(socket: &OwnedFd) -> io::Result<()> {
     }
 }
 
-/// Whether `address` is one of the host's own: only those can be bound.
+/// No link takes packets that are longer, except the host's to itself: the length of a
+/// packet of IPv6 has 16 bits (RFC 8200).
+const LINK_BYTES_MAX: libc::c_int = 65_535;
+
+/// Whether `address` is one of the host's own: only those can be bound. There are others in
+/// IPv6, those of its subnets that any router of them answers to (RFC 4291, 2.6.1): of them
+/// the way is the host's to itself.
 pub fn is_own(address: IpAddr) -> io::Result<bool> {
     let family = if address.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
     let socket = match socket(family, SockType::Datagram, FLAGS, None) {
@@ -70,7 +76,26 @@ pub fn is_own(address: IpAddr) -> io::Result<bool> {
         SocketAddr::V4(own) => bind(socket.as_raw_fd(), &SockaddrIn::from(own)),
         SocketAddr::V6(own) => bind(socket.as_raw_fd(), &SockaddrIn6::from(own)),
     };
-    Ok(bound.is_ok())
+    Ok(bound.is_ok() || address.is_ipv6() && stays_here(address)?)
+}
+
+/// Whether what is sent to an address of IPv6 never leaves the host.
+fn stays_here(address: IpAddr) -> io::Result<bool> {
+    // Of datagrams that is only a question to the host's table of ways.
+    let Ok(socket) = udp(SocketAddr::new(address, 9)) else { return Ok(false) };
+    let (mut most, mut length) = (0, size_of::<libc::c_int>() as libc::socklen_t);
+    // SAFETY: the pointers are to local numbers, and the length is that of the first. Needed
+    // because nix does not wrap this option.
+    let asked = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::IPPROTO_IPV6,
+            libc::IPV6_MTU,
+            (&raw mut most).cast(),
+            &raw mut length,
+        )
+    };
+    if asked == 0 { Ok(most > LINK_BYTES_MAX) } else { Err(io::Error::last_os_error()) }
 }
 
 /// One message, if there is one.

@@ -133,3 +133,44 @@ fn a_stack_that_says_nonsense_is_not_answered_and_costs_nothing() {
     }
     assert!(stack.denied(Protocol::Tcp, address("192.0.2.1"), 1).contains("no rule"));
 }
+
+/// As root: a network of the thread's own, with a host that forwards.
+fn forwarding_host() -> bool {
+    use nix::sched::{CloneFlags, unshare};
+    if !nix::unistd::geteuid().is_root() || unshare(CloneFlags::CLONE_NEWNET).is_err() {
+        return false;
+    }
+    for line in [
+        "link set lo up",
+        "link add cable type veth peer name other",
+        "link set cable up",
+        "link set other up",
+        "addr add 192.31.196.1/24 dev cable",
+        "addr add 2620:4f:8000::1/64 dev cable nodad",
+        "-6 route add local 2620:4f:8001::/64 dev lo",
+    ] {
+        let status = std::process::Command::new("ip").args(line.split(' ')).status();
+        assert!(status.expect("ip is installed by scripts/setup").success(), "ip {line}");
+    }
+    std::fs::write("/proc/sys/net/ipv6/conf/all/forwarding", "1").is_ok()
+}
+
+#[test]
+fn every_address_at_which_the_host_answers_is_its_own() {
+    if !std::thread::spawn(|| {
+        let is_made = forwarding_host();
+        let own = |text: &str| sys::is_own(text.parse().unwrap()).unwrap();
+        for address in ["192.31.196.1", "2620:4f:8000::1", "2620:4f:8000::", "2620:4f:8001::7"] {
+            assert!(!is_made || own(address), "{address}");
+        }
+        for address in ["192.31.196.80", "2620:4f:8000::80", "2620:4f:8002::"] {
+            assert!(!is_made || !own(address), "{address}");
+        }
+        is_made
+    })
+    .join()
+    .unwrap()
+    {
+        eprintln!("not tried: this needs root and networks of a thread's own");
+    }
+}
