@@ -307,9 +307,8 @@ mod tests {
         };
         packet.questions.push(question(TYPE::A, CLASS::IN));
         let none = Some(Answer::Found(Found { addresses: vec![], ttl_s: u32::MAX }));
-        let answer = |packet: &Packet| {
-            found(&packet.build_bytes_vec().unwrap(), 3, "a.test", false)
-        };
+        let answer =
+            |packet: &Packet| found(&packet.build_bytes_vec().unwrap(), 3, "a.test", false);
         for (code, said) in [
             (RCODE::NoError, &none),
             (RCODE::NameError, &none),

@@ -265,7 +265,8 @@ impl Dialer {
                 match sys::receive(flow.socket.as_fd(), &mut self.buffer) {
                     Ok(bytes) => {
                         let data = self.buffer.get(..bytes).unwrap_or_default();
-                        let Some(data) = attempt::received(flow.protocol, flow.peer.at, data) else {
+                        let Some(data) = attempt::received(flow.protocol, flow.peer.at, data)
+                        else {
                             continue;
                         };
                         // A full channel loses datagrams, as networks do.

@@ -173,8 +173,7 @@ impl Resolver {
     /// What came of a question; `None` where the next server is asked.
     fn finish(&mut self, question: Question) -> Option<Resolved> {
         // One family's answer is better than none.
-        let (addresses, is_done, name) =
-            (question.addresses(), question.is_done(), question.name);
+        let (addresses, is_done, name) = (question.addresses(), question.is_done(), question.name);
         let is_known = question.halves.iter().all(|half| matches!(half.answer, Answer::Known(_)));
         if addresses.is_empty() && !is_known {
             let Some(next) = self.ask(&name, question.attempt + 1) else {

@@ -34,7 +34,7 @@ use crate::names::Names;
 use crate::policy::{Peer, Policy, Target};
 use crate::secrets::Secrets;
 use crate::stack::rate::Rate;
-use crate::stack::{CONNECTIONS_MAX, Published};
+use crate::stack::{Published, may_call, may_open};
 use flow::{Flow, Stage};
 use joint::{After, Joint};
 use orders::Order;
@@ -248,17 +248,19 @@ impl Relay {
 
     /// Why nothing more may be asked for, if so.
     fn refusal(&self) -> Option<(Failure, String)> {
-        let limit = self.policy.scope().connections_max.unwrap_or(CONNECTIONS_MAX);
-        let open = self.flows.len();
         if !self.dialer_is_there {
             Some((Failure::Unreachable, "nobody dials any more".to_owned()))
         } else if self.dialer.is_behind() {
             Some((Failure::Busy, "too much is asked for at once".to_owned()))
-        } else if open >= limit.min(CONNECTIONS_MAX) as usize {
-            Some((Failure::Busy, format!("{open} flows are open, which is the limit")))
         } else {
-            None
+            let may_open = may_open(&self.policy, self.flows.len(), self.callers_now());
+            may_open.err().map(|reason| (Failure::Busy, reason))
         }
+    }
+
+    /// How many flows are callers of published ports.
+    fn callers_now(&self) -> usize {
+        self.flows.values().filter(|flow| flow.inbound).count()
     }
 
     fn connect(&mut self, protocol: Protocol, other: SocketAddr, done: Done<Connection>) {
@@ -347,22 +349,20 @@ impl Relay {
         let Some(port) = self.ports.get(index) else { return };
         let mut entry = Entry::new("listen", Decision::Allowed, "published port")
             .by(Protocol::Tcp, port.published.guest_port);
+        let other = SocketAddr::new(link::STACK_V4.into(), port.published.guest_port);
         let joined = match &port.arrived {
-            None => Err("nobody listens"),
-            Some(_) if self.flows.len() >= CONNECTIONS_MAX as usize => {
-                Err("too many flows are open")
-            }
+            None => Err("nobody listens".to_owned()),
             Some(arrived) => {
-                let other = SocketAddr::new(link::STACK_V4.into(), port.published.guest_port);
-                let joined = join(other, caller, Guard::open());
+                let may_call = may_call(self.flows.len(), self.callers_now());
+                let joined = may_call.and_then(|()| Ok(join(other, caller, Guard::open())?));
                 joined.map(|(stage, connection)| {
                     arrived(connection);
-                    (other, stage)
+                    stage
                 })
             }
         };
         match joined {
-            Ok((other, stage)) => {
+            Ok(stage) => {
                 let target = Target::Address(other.ip());
                 let flow = Flow {
                     protocol: Protocol::Tcp,

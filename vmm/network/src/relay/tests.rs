@@ -12,6 +12,7 @@ use exocell_xgate::NetworkScope;
 
 use super::*;
 use crate::dialer::{Dialer, Hosts};
+use crate::stack::CALLERS_MAX;
 
 /// An answer that does not come is a failure.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -351,6 +352,27 @@ fn callers_of_a_published_port_reach_who_listens() {
     assert_eq!(rest_of(caller), b"welcome");
     host.requests().change(Policy::default());
     host.logged(|entry| entry.event == "listen" && entry.decision == Decision::Denied);
+}
+
+#[test]
+fn callers_leave_room_for_the_modules_own_connections() {
+    let ((listener, at), (server, peer)) = (server(), server());
+    listener.set_nonblocking(true).unwrap();
+    let listen = vec!["80".parse().unwrap()];
+    let scope = NetworkScope { listen, ..scope(&[format!("{peer}")]) };
+    let host = Host::new(scope, vec![Published { listener, guest_port: 80 }]);
+    let arrived = host.listen(80).unwrap();
+    let mut callers = Vec::new();
+    for _ in 0..CALLERS_MAX {
+        callers.push((TcpStream::connect(at).unwrap(), arrived.recv_timeout(PATIENCE).unwrap()));
+    }
+    let mut more = TcpStream::connect(at).unwrap();
+    more.set_read_timeout(Some(PATIENCE)).unwrap();
+    assert!(matches!(more.read(&mut [0]), Ok(0) | Err(_)));
+    host.logged(|entry| entry.event == "listen" && entry.reason.contains("192"));
+    let _own: Vec<UnixStream> = (0..64).map(|_| host.stream(peer)).collect();
+    assert_eq!(host.connect(Protocol::Tcp, peer).err(), Some(Failure::Busy));
+    drop(server);
 }
 
 #[test]

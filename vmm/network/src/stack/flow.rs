@@ -110,6 +110,11 @@ impl Flows {
         self.by_key.len()
     }
 
+    /// How many of them are callers of published ports.
+    pub fn callers(&self) -> usize {
+        self.slots.iter().flatten().filter(|flow| flow.inbound).count()
+    }
+
     /// Whether `bytes` more may wait for flows that are being opened.
     pub fn may_wait(&self, bytes: usize) -> bool {
         let flows = self.slots.iter().flatten();

@@ -46,8 +46,11 @@ pub use publish::Published;
 use rate::Rate;
 pub use work::{Changer, Changes};
 
-/// Flows at once, unless the grant says less.
+/// Flows at once, unless the grant says less of those that the cell opens.
 pub const CONNECTIONS_MAX: u32 = 256;
+/// Callers of published ports among them: whoever calls and says nothing does not take the
+/// cell's own way out.
+pub const CALLERS_MAX: usize = 192;
 /// Questions for names that the host is asked.
 const QUESTIONS_MAX: usize = 64;
 const DNS_PORT: u16 = 53;
@@ -295,9 +298,7 @@ impl Stack {
             // The dialer is behind; the guest's next try may find it ready.
             return self.refuse(first, Refusal::Unreachable);
         }
-        let limit = self.policy.scope().connections_max.unwrap_or(CONNECTIONS_MAX);
-        if self.flows.len() >= limit.min(CONNECTIONS_MAX) as usize {
-            let reason = format!("{} flows are open, which is the limit", self.flows.len());
+        if let Err(reason) = may_open(&self.policy, self.flows.len(), self.flows.callers()) {
             let entry = Entry::new("connect", Decision::Denied, &target).by(protocol, port);
             self.audit.record(entry.because(reason));
             return self.refuse(first, Refusal::Unreachable);
@@ -321,6 +322,31 @@ impl Stack {
             self.dialer.say(&Request::Close { id });
         }
     }
+}
+
+/// Whether there is room for one flow more that the cell opens, beside `all` and the callers
+/// of published ports among them.
+pub(crate) fn may_open(policy: &Policy, all: usize, callers: usize) -> Result<(), String> {
+    let limit = policy.scope().connections_max.unwrap_or(CONNECTIONS_MAX);
+    let own = all.saturating_sub(callers);
+    if own < limit as usize && all < CONNECTIONS_MAX as usize {
+        return Ok(());
+    }
+    let callers = match callers {
+        0 => String::new(),
+        _ => format!(", {callers} more by callers of published ports"),
+    };
+    Err(format!("{own} flows are open, which is the limit{callers}"))
+}
+
+/// Whether there is room for one caller more.
+pub(crate) fn may_call(all: usize, callers: usize) -> Result<(), String> {
+    if callers < CALLERS_MAX && all < CONNECTIONS_MAX as usize {
+        return Ok(());
+    }
+    Err(format!(
+        "{all} flows are open, {callers} of them by callers, of whom the limit is {CALLERS_MAX}"
+    ))
 }
 
 impl Link for Stack {

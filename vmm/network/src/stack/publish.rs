@@ -9,7 +9,7 @@ use nix::sys::socket::{SockFlag, accept4};
 
 use super::flow::{Flow, Key, Stage};
 use super::stream::{Ends, Stream};
-use super::{CONNECTIONS_MAX, Stack};
+use super::{Stack, may_call};
 use crate::audit::{Decision, Entry};
 use crate::guard::Guard;
 use crate::link;
@@ -45,9 +45,9 @@ impl Stack {
         let target = Target::Address(link::STACK_V4.into());
         let mut entry = Entry::new("listen", Decision::Allowed, "published port");
         entry = entry.by(Protocol::Tcp, guest_port);
-        if self.flows.len() >= CONNECTIONS_MAX as usize {
+        if let Err(reason) = may_call(self.flows.len(), self.flows.callers()) {
             entry.decision = Decision::Denied;
-            self.audit.record(entry.because("too many flows are open"));
+            self.audit.record(entry.because(reason));
             return;
         }
         let guest = SocketAddr::new(link::GUEST_V4.into(), guest_port);

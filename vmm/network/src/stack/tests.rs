@@ -253,7 +253,9 @@ fn what_waits_for_flows_to_be_opened_is_bounded_in_all() {
     while bench.asked().is_some() {}
     bench.connected(kept, false, false);
     bench.replies();
-    assert!(matches!(bench.asked(), Some(Request::Datagram { id, data }) if id == kept && data == large));
+    assert!(
+        matches!(bench.asked(), Some(Request::Datagram { id, data }) if id == kept && data == large)
+    );
     let failed = Reply::Failed { id: refused, why: Failure::Denied, text: String::new() };
     sys::send(bench.dialer.as_fd(), &failed.encode()).unwrap();
     bench.replies();
@@ -270,4 +272,33 @@ fn large_datagrams_that_the_guest_does_not_take_are_bounded() {
     }
     let bytes: usize = outbox.queue.iter().map(Vec::len).sum();
     assert!(bytes < 2 << 20 && outbox.queue.len() > 200, "{bytes} in {}", outbox.queue.len());
+}
+
+#[test]
+fn callers_of_published_ports_leave_room_for_the_cells_own_connections() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.set_nonblocking(true).unwrap();
+    let at = listener.local_addr().unwrap();
+    let scope = NetworkScope {
+        listen: vec!["80".parse().unwrap()],
+        connections_max: Some(32),
+        ..policy(&["192.31.196.80:80"]).scope().clone()
+    };
+    let published = vec![Published { listener, guest_port: 80 }];
+    let mut bench = Bench::new(Policy::new(scope), published);
+    let mut callers = Vec::new();
+    for _ in 0..300 {
+        callers.push(std::net::TcpStream::connect(at).unwrap());
+        let mut ops = bench.watch.event_ops(bench.subscriber).unwrap();
+        bench.stack.accept(0, &mut ops);
+    }
+    assert_eq!((bench.stack.flows.len(), bench.stack.flows.callers()), (CALLERS_MAX, CALLERS_MAX));
+    bench.turn();
+    bench.stack.outbox.queue.clear();
+    let _peers: Vec<UnixStream> = (0..32).map(|index| bench.stream(1000 + index)).collect();
+    // The grant's own bound holds for those.
+    bench.stack.packet(&segment(2000, TcpControl::Syn, None));
+    assert_eq!(bench.asked(), None);
+    let reason = "32 flows are open, which is the limit, 192 more by callers of published ports";
+    assert_eq!(bench.decisions().pop(), Some((Decision::Denied, reason.to_owned())));
 }
