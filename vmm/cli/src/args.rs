@@ -128,7 +128,8 @@ pub struct RunArgs {
     /// Put a secret into the cell's requests to HOST: NAME=VALUE@HOST[:PORT] over plain HTTP,
     /// NAME=VALUE@https://HOST[:PORT] over TLS, which is then opened for this host; without
     /// =VALUE the value of this environment's NAME, which no other user of the host can read while
-    /// the command starts. The cell has a placeholder in NAME and never sees the value.
+    /// the command starts. The cell has a placeholder in NAME and never sees the value, which is put
+    /// into fields for credentials (Authorization, X-Api-Key, Cookie, ...).
     #[arg(long, value_name = "NAME[=VALUE]@[https://]HOST[:PORT]")]
     pub secret: Vec<String>,
     /// Lead a port of this host into the cell [default address: loopback; default port: any that is

@@ -5,9 +5,10 @@
 //! guest: Authorization: Bearer exocell-secret-… ──> stack, for HOST:PORT alone
 //!                                    Authorization: Bearer VALUE ──> HOST
 //! ```
-//! Plain HTTP is read, and TLS where the secret says so ([`crate::authority`]). What the server sends back is passed on as it is:
-//! one that repeats its requests gives the value away, which is why TRACE
-//! (RFC 9110, 9.3.8) gets none.
+//! Plain HTTP is read, and TLS where the secret says so ([`crate::authority`]). What the server
+//! sends back is passed on as it is: one that repeats a field gives its value away. So values go
+//! only into fields that are for credentials, by their names: others are repeated by ordinary
+//! servers (`Origin`, `X-Request-Id`), and all of them by TRACE (RFC 9110, 9.3.8), which gets none.
 
 use std::fmt;
 use std::sync::Arc;
@@ -22,6 +23,14 @@ pub const SECRETS_MAX: usize = 64;
 /// Places in one head that values are put into: what a guest sends may not
 /// grow without end.
 pub const PLACES_MAX: usize = 32;
+/// What the names of fields for credentials have in them.
+const OF_CREDENTIALS: [&str; 8] =
+    ["auth", "cookie", "credential", "key", "pass", "secret", "session", "token"];
+/// How the names of fields begin that have it too, but come back by what standards say
+/// (RFC 6455, 4.2.2; Fetch, 3.3).
+const REPEATED: [&str; 3] = ["access-control-", "idempotency-", "sec-"];
+/// Methods whose answers are the requests.
+const ECHOES: [&[u8]; 2] = [b"TRACE", b"TRACK"];
 /// The ports where none is said, of plain HTTP and over TLS.
 const PORT: u16 = 80;
 const PORT_OF_TLS: u16 = 443;
@@ -165,12 +174,11 @@ impl Secrets {
     }
 
     /// Puts values in the place of placeholders in `head`, a whole head of a
-    /// request, after its first line; also in credentials of the scheme Basic
+    /// request, in the fields for credentials; also in those of the scheme Basic
     /// (RFC 7617). `None` where there is nothing to put in.
     pub fn fill(&self, head: &[u8]) -> Result<Option<Filled>, TooMany> {
         let (first, fields) = request_line(head);
-        let method = first.trim_ascii_start().get(..6).unwrap_or_default();
-        if self.0.is_empty() || method.eq_ignore_ascii_case(b"TRACE ") {
+        if self.0.is_empty() || is_echo(first, fields) {
             return Ok(None);
         }
         let mut filled = Filled { head: first.to_vec(), names: Vec::new() };
@@ -184,7 +192,14 @@ impl Secrets {
                         false => [start, STANDARD.encode(put).as_bytes(), b"\r\n"].concat(),
                     }
                 }
-                None => self.put(line, &mut filled.names, &mut places)?,
+                None => {
+                    let (name, value) = field(line).unwrap_or((line, &[]));
+                    let put = match is_for_credentials(name) {
+                        true => self.put(value, &mut filled.names, &mut places)?,
+                        false => value.to_vec(),
+                    };
+                    [name, &put].concat()
+                }
             };
             filled.head.extend_from_slice(&line);
         }
@@ -224,10 +239,33 @@ fn request_line(head: &[u8]) -> (&[u8], &[u8]) {
     head.split_at_checked(end).unwrap_or((head, &[]))
 }
 
+/// A field's name with its colon, and the rest of its line.
+fn field(line: &[u8]) -> Option<(&[u8], &[u8])> {
+    let colon = line.iter().position(|byte| *byte == b':')?;
+    line.split_at_checked(colon + 1)
+}
+
+fn is_for_credentials(name: &[u8]) -> bool {
+    let name = String::from_utf8_lossy(name).to_ascii_lowercase().replace('_', "-");
+    OF_CREDENTIALS.iter().any(|part| name.contains(part))
+        && !REPEATED.iter().any(|start| name.starts_with(start))
+}
+
+/// Whether the answer may be the request: by its method, or one that a field puts in its place.
+fn is_echo(first: &[u8], fields: &[u8]) -> bool {
+    let is_one = |text: &[u8]| ECHOES.iter().any(|own| own.eq_ignore_ascii_case(text));
+    let method = first.trim_ascii_start().split(|byte| *byte == b' ').next();
+    let mut named = fields.split(|byte| *byte == b'\n').filter_map(field);
+    method.is_some_and(is_one)
+        || named.any(|(name, value)| {
+            let name = String::from_utf8_lossy(name).to_ascii_lowercase();
+            name.contains("method") && is_one(value.trim_ascii())
+        })
+}
+
 /// The line of Basic credentials up to them, and what they say.
 fn basic(line: &[u8]) -> Option<(&[u8], Vec<u8>)> {
-    let colon = line.iter().position(|byte| *byte == b':')?;
-    let (name, value) = line.split_at_checked(colon + 1)?;
+    let (name, value) = field(line)?;
     let is_it = [&b"authorization:"[..], b"proxy-authorization:"];
     if !is_it.iter().any(|own| own.eq_ignore_ascii_case(name)) {
         return None;

@@ -74,18 +74,67 @@ fn filled(head: &str) -> Option<String> {
 #[test]
 fn values_go_into_fields_and_nowhere_else() {
     let head =
-        format!("GET /{PLACEHOLDER} HTTP/1.1\r\nA: x{PLACEHOLDER}{PLACEHOLDER}y\r\nB: c\r\n\r\n");
-    let expected = format!("GET /{PLACEHOLDER} HTTP/1.1\r\nA: xva lueva luey\r\nB: c\r\n\r\n");
+        format!("GET /{PLACEHOLDER} HTTP/1.1\r\nKey: x{PLACEHOLDER}{PLACEHOLDER}y\r\nB: c\r\n\r\n");
+    let expected = format!("GET /{PLACEHOLDER} HTTP/1.1\r\nKey: xva lueva luey\r\nB: c\r\n\r\n");
     assert_eq!(filled(&head).as_deref(), Some(expected.as_str()));
     for empty in ["", "\r\n", "\r\n\n"] {
         assert_eq!(filled(&format!("{empty}{head}")), Some(format!("{empty}{expected}")));
-        for method in ["TRACE", "trace"] {
-            let traced = format!("{empty}{method} / HTTP/1.1\r\nA: {PLACEHOLDER}\r\n\r\n");
+        for (method, more) in [
+            ("TRACE", ""),
+            ("trace", ""),
+            ("TRACK", ""),
+            ("POST", "X-HTTP-Method-Override: TRACE\r\n"),
+            ("POST", "x-http-method: trace \r\n"),
+        ] {
+            let traced = format!("{empty}{method} / HTTP/1.1\r\n{more}Key: {PLACEHOLDER}\r\n\r\n");
             assert_eq!(filled(&traced), None, "its answer would tell the value");
         }
     }
-    assert_eq!(filled("GET / HTTP/1.1\r\nA: exocell-secret-012\r\n\r\n"), None);
+    assert_eq!(filled("GET / HTTP/1.1\r\nKey: exocell-secret-012\r\n\r\n"), None);
     assert_eq!(Secrets::default().fill(head.as_bytes()), Ok(None));
+}
+
+#[test]
+fn values_go_only_into_fields_for_credentials() {
+    for name in [
+        "Authorization",
+        "proxy-authorization",
+        "Cookie",
+        "X-Api-Key",
+        "apikey",
+        "PRIVATE-TOKEN",
+        "X_Vault_Token",
+        "Client-Secret",
+        "X-Auth",
+        "X-Amz-Security-Token",
+    ] {
+        let head = format!("GET / HTTP/1.1\r\n{name}: {PLACEHOLDER}\r\n\r\n");
+        let expected = format!("GET / HTTP/1.1\r\n{name}: va lue\r\n\r\n");
+        assert_eq!(filled(&head), Some(expected));
+    }
+    for name in [
+        "Origin",
+        "Referer",
+        "User-Agent",
+        "Access-Control-Request-Headers",
+        "X-Request-Id",
+        "X-Correlation-ID",
+        "Sec-WebSocket-Protocol",
+        "Sec-WebSocket-Key",
+        "Idempotency-Key",
+        "Host",
+        "Connection",
+        "Content-Length",
+        "Range",
+        "Forwarded",
+        PLACEHOLDER,
+    ] {
+        let head = format!("GET / HTTP/1.1\r\n{name}: {PLACEHOLDER}\r\n\r\n");
+        assert!(name == PLACEHOLDER || filled(&head).is_none(), "{name}");
+        // A value in the place of a name would be a field that nobody has judged.
+        let whole = filled(&format!("GET / HTTP/1.1\r\n{PLACEHOLDER}: {name}\r\n\r\n"));
+        assert!(whole.is_none_or(|whole| whole.contains(&format!("{PLACEHOLDER}: "))), "{name}");
+    }
 }
 
 #[test]
@@ -108,7 +157,7 @@ fn values_go_into_basic_credentials() {
 
 #[test]
 fn a_head_gets_a_bounded_number_of_values() {
-    let head = |count| format!("GET / HTTP/1.1\r\nA: {}\r\n\r\n", PLACEHOLDER.repeat(count));
+    let head = |count| format!("GET / HTTP/1.1\r\nKey: {}\r\n\r\n", PLACEHOLDER.repeat(count));
     let own = secrets("KEY=v@api.test");
     assert!(own.fill(head(PLACES_MAX).as_bytes()).unwrap().is_some());
     assert_eq!(own.fill(head(PLACES_MAX + 1).as_bytes()), Err(TooMany));
@@ -117,7 +166,7 @@ fn a_head_gets_a_bounded_number_of_values() {
 proptest! {
     #[test]
     fn any_bytes_are_filled_without_harm(parts in prop::collection::vec(
-        prop_oneof![Just(PLACEHOLDER.as_bytes().to_vec()), Just(b"\r\nAuthorization: Basic ".to_vec()),
+        prop_oneof![Just(PLACEHOLDER.as_bytes().to_vec()), Just(b"\r\nAuthorization: Basic ".to_vec()), Just(b"\r\nKey: ".to_vec()),
                     prop::collection::vec(any::<u8>(), 0..20)], 0..12)) {
         let head = parts.concat();
         if let Ok(Some(filled)) = secrets("KEY=v@api.test").fill(&head) {
