@@ -1,20 +1,13 @@
 //! A cell's network, from the grant to the running halves: what the plan
 //! opens, the dialer that the supervisor forks, the changes that it takes.
 
-use std::fs::File;
-use std::io::Write;
-use std::iter;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::os::fd::OwnedFd;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::str::FromStr;
-use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::sync::{Mutex, PoisonError};
-use std::thread;
-use std::time::Duration;
 
-use exocell_agent::{AUTHORITY_BUNDLE, AUTHORITY_CERTIFICATE, NetworkSetup, printable};
-use exocell_network::audit::{Audit, Decision, Entry};
+use exocell_agent::{AUTHORITY_BUNDLE, AUTHORITY_CERTIFICATE, NetworkSetup};
 use exocell_network::authority::Authority;
 use exocell_network::dialer::{Dialer, Hosts, sys};
 use exocell_network::secrets::SECRETS_MAX;
@@ -28,20 +21,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::relayed::Relaying;
 use crate::{CellError, CellSpec};
-use exocell_images::private;
+pub use log::{LOGS, Log, Written};
 
-/// The decisions are kept in two files of at most this many bytes; the older
-/// is dropped.
-const LOG_BYTES_MAX: u64 = 1 << 20;
-/// Decisions that may wait to be written; more are counted and lost.
-pub(crate) const WAITING_MAX: usize = 1024;
-/// Decisions that are written at once.
-const WRITTEN_MAX: usize = 128;
-/// How long their writer rests after that, so that a guest that opens and closes connections
-/// wakes it now and then, not twice for each.
-const REST: Duration = Duration::from_millis(2);
-pub const LOG: &str = "network.log";
-pub const LOG_OLD: &str = "network.log.old";
+pub(crate) mod log;
+
 /// Names a file of certificates by which the hosts of secrets over TLS are
 /// verified, instead of those that browsers trust.
 pub const ROOTS_VARIABLE: &str = "EXOCELL_TLS_ROOTS";
@@ -266,17 +249,17 @@ pub struct Control {
 impl Network {
     /// The device's other end, the control over it, and the decisions that a
     /// [`Log`] writes down.
-    pub fn link(self) -> Result<(NetConfig, Control, Receiver<Entry>), CellError> {
+    pub fn link(self) -> Result<(NetConfig, Control, Written), CellError> {
         let failed = "cannot make the network's stack";
         let (changer, changes) = Changes::pair().map_err(CellError::host(failed))?;
-        let (entries, written) = sync_channel(WAITING_MAX);
+        let (entries, written) = log::waiting();
         let Self { scope, channel, published, secrets, authority } = self;
         let kept = secrets.clone();
         let stack = Stack::new(Parts {
             policy: Policy::new(scope.clone()),
             channel,
             published,
-            audit: Box::new(Waiting::new(entries)),
+            audit: Box::new(entries),
             changes,
             secrets,
             authority,
@@ -337,72 +320,6 @@ impl Control {
     fn put(&self, scope: NetworkScope) {
         self.scope.lock().unwrap_or_else(PoisonError::into_inner).clone_from(&scope);
         (self.change)(Policy::new(scope));
-    }
-}
-
-/// Entries on their way to the thread that writes them.
-pub(crate) struct Waiting {
-    entries: SyncSender<Entry>,
-    lost: u64,
-}
-
-impl Waiting {
-    pub fn new(entries: SyncSender<Entry>) -> Self {
-        Self { entries, lost: 0 }
-    }
-}
-
-impl Audit for Waiting {
-    fn record(&mut self, entry: Entry) {
-        if self.lost > 0 {
-            let note = Entry::new("log", Decision::Failed, format!("{} entries", self.lost));
-            if self.entries.try_send(note.because("came too fast to be written")).is_ok() {
-                self.lost = 0;
-            }
-        }
-        if let Err(TrySendError::Full(_)) = self.entries.try_send(entry) {
-            self.lost += 1;
-        }
-    }
-}
-
-/// Where decisions are written down: a directory.
-pub struct Log(PathBuf);
-
-impl Log {
-    /// The working directory.
-    pub fn here() -> Self {
-        Self(PathBuf::new())
-    }
-
-    pub fn within(directory: &Path) -> Self {
-        Self(directory.to_owned())
-    }
-
-    /// Writes entries until nobody is left who could send one.
-    pub fn write(&self, entries: &Receiver<Entry>) {
-        let (path, old) = (self.0.join(LOG), self.0.join(LOG_OLD));
-        let mut file: Option<File> = None;
-        let mut bytes = 0;
-        while let Ok(first) = entries.recv() {
-            if bytes > LOG_BYTES_MAX && std::fs::rename(&path, &old).is_ok() {
-                (file, bytes) = (None, 0);
-            }
-            if file.is_none() {
-                file = private::create(&path).ok();
-            }
-            let mut lines = Vec::new();
-            for entry in iter::once(first).chain(entries.try_iter()).take(WRITTEN_MAX) {
-                let Ok(line) = serde_json::to_string(&entry) else { continue };
-                // Host names are the guest's word; what is JSON stays the same JSON.
-                lines.extend_from_slice(printable(&line).as_bytes());
-                lines.push(b'\n');
-            }
-            bytes += lines.len() as u64;
-            // A full disk costs the log, not the cell.
-            let _ = file.as_mut().map(|file| file.write_all(&lines));
-            thread::sleep(REST);
-        }
     }
 }
 

@@ -4,12 +4,10 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread::JoinHandle;
 
 use exocell_exovisor::{self as exovisor, Done, NetworkError};
 use exocell_network::Policy;
-use exocell_network::audit::Entry;
 use exocell_network::dialer::protocol::Failure;
 use exocell_network::dialer::{Dialer, Hosts, sys};
 use exocell_network::relay::{self, Parts, Relay, Requests};
@@ -20,7 +18,7 @@ use exocell_xgate::{CapabilitySet, NetworkScope, Protocol};
 use serde::{Deserialize, Serialize};
 
 use crate::CellError;
-use crate::network::{Log, WAITING_MAX, Waiting};
+use crate::network::{Log, Written, log};
 use crate::supervisor::thread;
 
 /// What a dialer of its own process may have open, and use of memory, in bytes.
@@ -65,7 +63,7 @@ pub(crate) struct Relaying {
     requests: Requests,
     relay: Relay,
     log: Log,
-    written: Receiver<Entry>,
+    written: Written,
 }
 
 impl Relaying {
@@ -78,8 +76,8 @@ impl Relaying {
     ) -> Result<Self, CellError> {
         let (requests, orders) =
             relay::orders().map_err(CellError::host("cannot make the isolate's network"))?;
-        let (entries, written) = sync_channel(WAITING_MAX);
-        let audit = Box::new(Waiting::new(entries));
+        let (entries, written) = log::waiting();
+        let audit = Box::new(entries);
         let relay = Relay::new(Parts { policy, channel, published, audit, orders });
         Ok(Self { requests, relay, log, written })
     }

@@ -22,7 +22,6 @@ use exocell_agent::{
     AGENT_PORT, CONTROL_PORT, FOLDER_PORT_BASE, FailureKind, FrameError, Kind, Patient, Reply,
 };
 use exocell_folders::Folder as ServedFolder;
-use exocell_network::audit::Entry;
 use exocell_pager::{Account, Member, Mode, Pressure};
 use exocell_vmm::devices::{
     BlockConfig, BlockMetrics, ConsoleConfig, DeviceLoop, VsockConfig, VsockHandle, VsockListener,
@@ -499,7 +498,7 @@ fn start_network(
     network: network::Network,
     listener: UnixListener,
     memory: &File,
-) -> Result<(network::Control, Receiver<Entry>), CellError> {
+) -> Result<(network::Control, network::Written), CellError> {
     let failed = |error: exocell_vmm::devices::DeviceError| {
         CellError::Guest(format!("its network device cannot start: {error}"))
     };

@@ -159,7 +159,7 @@ pub fn logs(layout: &Layout, args: &LogsArgs) -> Result<u8, CellError> {
 
 /// The decisions that are kept, older ones first; none where there is no network.
 fn network_log(record: &Record) -> Result<u8, CellError> {
-    for name in [network::LOG_OLD, network::LOG] {
+    for name in network::LOGS {
         let path = record.path(name);
         let file = match std::fs::File::open(&path) {
             Ok(file) => file,
