@@ -502,13 +502,17 @@ const NETWORK: &[Rule] = rules! {
     timerfd_settime Any, "timers of streams";
 };
 
+/// ip(7); libc has no name for it.
+const IP_LOCAL_PORT_RANGE: u64 = 51;
+
 /// The only list with `connect` to the host's network. It opens no file and
 /// starts nothing.
 const DIALER: &[Rule] = rules! {
     socket OneOf(0, &[libc::AF_INET as u64, libc::AF_INET6 as u64]), "streams, datagrams, echoes";
     connect Any, "what the policy permits, and the host's name servers";
     bind Any, "finds out whether an address is the host's own";
-    setsockopt OneOf(2, &[libc::TCP_NODELAY as u64]), "the guest decides when to send";
+    setsockopt OneOf(2, &[libc::TCP_NODELAY as u64, IP_LOCAL_PORT_RANGE]),
+        "the guest decides when to send; half of the host's ports are not for cells";
     getsockopt Any, "how a connection that was begun ended; whether a way leaves the host";
     poll Any, "the loop";
     recvfrom Any, "requests of the stack, datagrams, answers of name servers";

@@ -14,6 +14,13 @@ use nix::sys::socket::{
 
 const FLAGS: SockFlag = SockFlag::SOCK_NONBLOCK.union(SockFlag::SOCK_CLOEXEC);
 
+/// The ports of the host that cells' connections leave from end here, in the middle of Linux's
+/// own range (32,768 to 60,999). Each that was closed is taken for a minute more, so a cell that
+/// opens and closes connections uses them up for its peer: the host keeps the rest.
+pub const PORT_LAST: u16 = 46_883;
+/// ip(7); of Linux 6.3.
+const IP_LOCAL_PORT_RANGE: libc::c_int = 51;
+
 /// The two ends of a channel of messages.
 pub fn channel() -> io::Result<(OwnedFd, OwnedFd)> {
     Ok(socketpair(AddressFamily::Unix, SockType::SeqPacket, None, FLAGS)?)
@@ -30,6 +37,7 @@ pub fn start(protocol: Protocol, peer: SocketAddr) -> io::Result<(OwnedFd, bool)
         Protocol::Icmp => (SockType::Datagram, Some(SockProtocol::IcmpV6)),
     };
     let socket = socket(family, kind, FLAGS, number)?;
+    keep_to_ports(&socket);
     if protocol == Protocol::Tcp {
         // The guest has its own idea of when to send.
         setsockopt(&socket, sockopt::TcpNoDelay, &true)?;
@@ -42,6 +50,23 @@ pub fn start(protocol: Protocol, peer: SocketAddr) -> io::Result<(OwnedFd, bool)
         Ok(()) => Ok((socket, true)),
         Err(Errno::EINPROGRESS) => Ok((socket, false)),
         Err(errno) => Err(errno.into()),
+    }
+}
+
+/// Has `socket` leave by ports to [`PORT_LAST`], where the host's own range goes on after them
+/// and its Linux knows of ranges; elsewhere by any.
+fn keep_to_ports(socket: &OwnedFd) {
+    let range = u32::from(PORT_LAST) << 16;
+    // SAFETY: pointer and length describe a local number. Needed because nix does not wrap
+    // this option.
+    unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::IPPROTO_IP,
+            IP_LOCAL_PORT_RANGE,
+            (&raw const range).cast(),
+            size_of::<u32>() as libc::socklen_t,
+        );
     }
 }
 

@@ -174,3 +174,25 @@ fn every_address_at_which_the_host_answers_is_its_own() {
         eprintln!("not tried: this needs root and networks of a thread's own");
     }
 }
+
+#[test]
+fn connections_leave_the_host_a_half_of_its_ports() {
+    let range = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap();
+    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
+    let version: Vec<u32> =
+        release.split('.').take(2).map(|part| part.parse().unwrap_or(0)).collect();
+    if range.split_whitespace().ne(["32768", "60999"]) || version < vec![6, 3] {
+        eprintln!("not tried: this needs Linux 6.3 with the range of ports that it comes with");
+        return;
+    }
+    for at in ["127.0.0.1:0", "[::1]:0"] {
+        // To each peer they begin anywhere: of any 50 some would be beyond it.
+        for _ in 0..50 {
+            let server = TcpListener::bind(at).unwrap();
+            let at = server.local_addr().unwrap();
+            let (socket, _) = sys::start(Protocol::Tcp, at).unwrap();
+            let from = TcpStream::from(socket).local_addr().unwrap().port();
+            assert!((32_768..=sys::PORT_LAST).contains(&from), "{from}");
+        }
+    }
+}
