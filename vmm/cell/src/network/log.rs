@@ -135,7 +135,10 @@ impl First {
         if !let_through(entry) {
             return;
         }
-        let kind = Entry { time_ms: 0, bytes: None, ..entry.clone() };
+        let mut kind = Entry { time_ms: 0, bytes: None, ..entry.clone() };
+        // Callers come from any port of theirs.
+        let caller = kind.peer.as_mut().filter(|_| entry.event == "listen");
+        caller.into_iter().for_each(|peer| peer.set_port(0));
         let Ok(kind) = serde_json::to_string(&kind) else { return };
         if self.known.contains(&kind) {
             return;

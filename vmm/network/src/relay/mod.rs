@@ -15,7 +15,7 @@ mod orders;
 use std::collections::BTreeMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 use exocell_xgate::Protocol;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::socket::{AddressFamily, SockFlag, SockType, accept4, socketpair};
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
 
 use crate::audit::{Audit, Decision, Entry};
 use crate::dialer::protocol::{Failure, Id, MESSAGE_BYTES_MAX, Reply, Request};
@@ -336,19 +336,19 @@ impl Relay {
     fn callers(&mut self, index: usize) {
         for _ in 0..TURN_MAX {
             let Some(port) = self.ports.get(index) else { return };
-            let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
-            let Ok(caller) = accept4(port.published.listener.as_raw_fd(), flags) else { return };
-            // SAFETY: accept4 just returned this descriptor and nothing else owns it. Needed
-            // because nix returns it bare.
-            self.caller(index, unsafe { OwnedFd::from_raw_fd(caller) });
+            let Ok((caller, at)) = port.published.listener.accept() else { return };
+            if caller.set_nonblocking(true).is_ok() {
+                self.caller(index, caller.into(), at);
+            }
         }
     }
 
-    fn caller(&mut self, index: usize, caller: OwnedFd) {
+    fn caller(&mut self, index: usize, caller: OwnedFd, at: SocketAddr) {
         let id = self.id();
         let Some(port) = self.ports.get(index) else { return };
         let mut entry = Entry::new("listen", Decision::Allowed, "published port")
-            .by(Protocol::Tcp, port.published.guest_port);
+            .by(Protocol::Tcp, port.published.guest_port)
+            .to(at);
         let other = SocketAddr::new(link::STACK_V4.into(), port.published.guest_port);
         let joined = match &port.arrived {
             None => Err("nobody listens".to_owned()),
@@ -368,7 +368,7 @@ impl Relay {
                     protocol: Protocol::Tcp,
                     other,
                     target,
-                    peer: None,
+                    peer: Some(Peer { at, is_own: false }),
                     inbound: true,
                     is_raw: false,
                     stage,

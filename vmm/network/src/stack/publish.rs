@@ -1,11 +1,11 @@
 //! Published ports: callers from outside, joined to a port of the guest.
 
 use std::net::{SocketAddr, TcpListener};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 
 use event_manager::{EventOps, Events};
 use exocell_xgate::Protocol;
-use nix::sys::socket::{SockFlag, accept4};
+use nix::sys::socket::{Shutdown, shutdown};
 
 use super::flow::{Flow, Key, Stage};
 use super::stream::{Ends, Stream};
@@ -13,7 +13,7 @@ use super::{Stack, may_call};
 use crate::audit::{Decision, Entry};
 use crate::guard::Guard;
 use crate::link;
-use crate::policy::Target;
+use crate::policy::{Peer, Target};
 
 /// The ports from which the stack calls the guest.
 pub const PORT_FIRST: u16 = 32_768;
@@ -32,19 +32,22 @@ impl Stack {
         loop {
             let Some(published) = self.published.get(index) else { return };
             let guest_port = published.guest_port;
-            let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
-            let Ok(caller) = accept4(published.listener.as_raw_fd(), flags) else { return };
-            // SAFETY: accept4 just returned this descriptor and nothing else
-            // owns it. Needed because nix returns it bare.
-            let caller = unsafe { OwnedFd::from_raw_fd(caller) };
-            self.call(guest_port, caller, ops);
+            let Ok((caller, at)) = published.listener.accept() else { return };
+            if caller.set_nonblocking(true).is_ok() {
+                self.call(guest_port, (caller.into(), at), ops);
+            }
         }
     }
 
-    fn call(&mut self, guest_port: u16, caller: OwnedFd, ops: &mut EventOps<'_>) {
+    fn call(
+        &mut self,
+        guest_port: u16,
+        (caller, at): (OwnedFd, SocketAddr),
+        ops: &mut EventOps<'_>,
+    ) {
         let target = Target::Address(link::STACK_V4.into());
         let mut entry = Entry::new("listen", Decision::Allowed, "published port");
-        entry = entry.by(Protocol::Tcp, guest_port);
+        entry = entry.by(Protocol::Tcp, guest_port).to(at);
         if let Err(reason) = may_call(self.flows.len(), self.flows.callers()) {
             entry.decision = Decision::Denied;
             self.audit.record(entry.because(reason));
@@ -58,6 +61,7 @@ impl Stack {
         self.audit.record(entry);
         let mut flow = Flow::new(key, target, guest_port, Stage::Datagrams);
         flow.inbound = true;
+        flow.peer = Some(Peer { at, is_own: false });
         let slot = self.flows.add(flow);
         self.join(slot, stream, ops);
     }
@@ -84,6 +88,8 @@ impl Stack {
             let permitted = listen.iter().any(|ports| ports.permits(published.guest_port));
             if !permitted && published.guest_port != 0 {
                 let _ = ops.remove(Events::empty(&published.listener));
+                // Callers would wait for somebody who never comes.
+                let _ = shutdown(published.listener.as_raw_fd(), Shutdown::Both);
                 gone.push(published.guest_port);
                 // Its place in the list is its token: it stays, and takes nobody.
                 published.guest_port = 0;

@@ -293,6 +293,8 @@ fn callers_of_published_ports_leave_room_for_the_cells_own_connections() {
         bench.stack.accept(0, &mut ops);
     }
     assert_eq!((bench.stack.flows.len(), bench.stack.flows.callers()), (CALLERS_MAX, CALLERS_MAX));
+    let called = bench.log.lock().unwrap()[0].peer;
+    assert_eq!(called, callers[0].local_addr().ok());
     bench.turn();
     bench.stack.outbox.queue.clear();
     let _peers: Vec<UnixStream> = (0..32).map(|index| bench.stream(1000 + index)).collect();
@@ -301,4 +303,19 @@ fn callers_of_published_ports_leave_room_for_the_cells_own_connections() {
     assert_eq!(bench.asked(), None);
     let reason = "32 flows are open, which is the limit, 192 more by callers of published ports";
     assert_eq!(bench.decisions().pop(), Some((Decision::Denied, reason.to_owned())));
+}
+
+#[test]
+fn nobody_listens_at_a_port_that_is_no_longer_published() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.set_nonblocking(true).unwrap();
+    let at = listener.local_addr().unwrap();
+    let listen = vec!["80".parse().unwrap()];
+    let scope = NetworkScope { listen, ..NetworkScope::default() };
+    let published = vec![Published { listener, guest_port: 80 }];
+    let mut bench = Bench::new(Policy::new(scope), published);
+    drop(std::net::TcpStream::connect(at).unwrap());
+    bench.change(policy(&[]));
+    let refused = std::net::TcpStream::connect(at).map_err(|error| error.kind());
+    assert_eq!(refused.err(), Some(std::io::ErrorKind::ConnectionRefused));
 }
