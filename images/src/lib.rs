@@ -27,6 +27,7 @@ mod source;
 mod store;
 mod tar;
 mod tree;
+pub mod walk;
 
 pub use config::ImageConfig;
 pub use digest::{Digest, Hashing};

@@ -19,7 +19,7 @@ use crate::error::{ImageError, Result};
 use crate::limits::ImportLimits;
 use crate::reference::Reference;
 use crate::{Digest, digest};
-pub(crate) use directory::import_directory;
+pub(crate) use directory::{Extents, extents, import_directory, meta};
 use files::Files;
 pub use registry::{Credentials, ProxyOptions, RegistryOptions};
 use remote::{Distant, Remote};

@@ -1,13 +1,12 @@
 //! A plain directory as the only layer of an image.
 
 use std::collections::HashMap;
-use std::fs::{self, File, Metadata, OpenOptions};
+use std::fs::{File, Metadata};
 use std::io::{self, Read};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
-use std::path::{Path, PathBuf};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::Path;
 
-use rustix::fs::{OFlags, lgetxattr, llistxattr};
 use sha2::{Digest as _, Sha256};
 
 use crate::Digest;
@@ -16,7 +15,8 @@ use crate::error::{ImageError, Result, shown};
 use crate::progress::{Progress, ProgressEvent};
 use crate::rootfs::RootfsBuilder;
 use crate::tar::Extent;
-use crate::tree::{Kind, Meta, Timestamp, Xattrs};
+use crate::tree::{Kind, Meta, Timestamp};
+use crate::walk::{self, Directory, Found};
 
 /// Reads all of `root` into `rootfs`; a digest of all that was read.
 pub(crate) fn import_directory(
@@ -24,16 +24,20 @@ pub(crate) fn import_directory(
     root: &Path,
     progress: &mut dyn Progress,
 ) -> Result<Digest> {
-    let metadata = fs::metadata(root).map_err(|error| ImageError::read(root, error))?;
-    if !metadata.is_dir() {
-        let why = "it is not a directory".into();
-        return Err(ImageError::NotAnImage { path: root.to_path_buf(), why });
-    }
+    let failed = |error| ImageError::read(root, error);
+    let directory = match Directory::at(root) {
+        Err(error) if error.kind() == io::ErrorKind::NotADirectory => {
+            let why = "it is not a directory".into();
+            return Err(ImageError::NotAnImage { path: root.to_path_buf(), why });
+        }
+        opened => opened.map_err(failed)?,
+    };
+    let metadata = directory.metadata().map_err(failed)?;
     let device = metadata.dev();
     let mut walk =
         Walk { rootfs, progress, device, links: HashMap::new(), content: Sha256::new(), bytes: 0 };
     walk.rootfs.begin_layer();
-    walk.run(root)?;
+    walk.run(root, directory)?;
     let digest: [u8; 32] = walk.content.finalize().into();
     Ok(Digest::of(&digest))
 }
@@ -50,24 +54,23 @@ struct Walk<'w, 'r> {
 
 impl Walk<'_, '_> {
     /// Visits parents before children, names in byte order.
-    fn run(&mut self, root: &Path) -> Result<()> {
-        let mut waiting: Vec<(PathBuf, Vec<u8>)> = vec![(root.to_path_buf(), Vec::new())];
-        while let Some((host, path)) = waiting.pop() {
+    fn run(&mut self, root: &Path, directory: Directory) -> Result<()> {
+        let mut tree = walk::Walk::of(directory);
+        while let Some((path, found)) = tree.next() {
+            let host = root.join(&path);
+            let failed = |error| ImageError::read(&host, error);
             self.rootfs.count_entry()?;
-            let metadata = match path.is_empty() {
-                true => fs::metadata(&host),
-                false => fs::symlink_metadata(&host),
-            }
-            .map_err(|error| ImageError::read(&host, error))?;
-            self.visit(&host, &path, &metadata)?;
-            if metadata.is_dir() && metadata.dev() == self.device {
-                waiting.extend(children(&host, &path)?.into_iter().rev());
+            let found = found.map_err(failed)?;
+            self.visit(&host, path.as_os_str().as_bytes(), &found)?;
+            if found.is_directory() && found.metadata().dev() == self.device {
+                tree.enter(&path, &found).map_err(failed)?;
             }
         }
         Ok(())
     }
 
-    fn visit(&mut self, host: &Path, path: &[u8], metadata: &Metadata) -> Result<()> {
+    fn visit(&mut self, host: &Path, path: &[u8], found: &Found) -> Result<()> {
+        let metadata = found.metadata();
         let kind = metadata.file_type();
         if kind.is_char_device() || kind.is_block_device() {
             return self.device_node(path);
@@ -80,21 +83,21 @@ impl Walk<'_, '_> {
             }
             self.links.insert(metadata.ino(), path.to_vec());
         }
-        let meta = meta(host, metadata).map_err(|error| ImageError::read(host, error))?;
+        let failed = |error| ImageError::read(host, error);
+        let meta = Meta { xattrs: found.xattrs().map_err(failed)?, ..meta(metadata) };
         self.note(path, b"meta", format!("{:o} {meta:?}", metadata.mode()).as_bytes());
         let kind = if kind.is_dir() {
             Kind::Directory(Default::default())
         } else if kind.is_symlink() {
-            let target = fs::read_link(host).map_err(|error| ImageError::read(host, error))?;
-            let target = target.as_os_str().as_bytes();
-            self.note(path, b"target", target);
+            let target = found.target().map_err(failed)?;
+            self.note(path, b"target", &target);
             Kind::Symlink(target.into())
         } else if kind.is_fifo() {
             Kind::Fifo
         } else if kind.is_socket() {
             Kind::Socket
         } else {
-            return self.file(host, path, meta);
+            return self.file(host, path, found, meta);
         };
         self.rootfs.add(path, meta, kind)
     }
@@ -109,8 +112,8 @@ impl Walk<'_, '_> {
         Ok(())
     }
 
-    fn file(&mut self, host: &Path, path: &[u8], meta: Meta) -> Result<()> {
-        let file = open(host).map_err(|error| ImageError::read(host, error))?;
+    fn file(&mut self, host: &Path, path: &[u8], found: &Found, meta: Meta) -> Result<()> {
+        let file = found.file().map_err(|error| ImageError::read(host, error))?;
         let metadata = file.metadata().map_err(|error| ImageError::read(host, error))?;
         let size = metadata.len();
         self.count_bytes(path, size)?;
@@ -142,57 +145,19 @@ impl Walk<'_, '_> {
     }
 }
 
-fn children(host: &Path, path: &[u8]) -> Result<Vec<(PathBuf, Vec<u8>)>> {
-    let failed = |error| ImageError::read(host, error);
-    let mut found = Vec::new();
-    for child in fs::read_dir(host).map_err(failed)? {
-        let name = child.map_err(failed)?.file_name();
-        let below = match path.is_empty() {
-            true => name.as_bytes().to_vec(),
-            false => [path, b"/", name.as_bytes()].concat(),
-        };
-        found.push((host.join(&name), below));
-    }
-    found.sort_by(|a, b| a.1.cmp(&b.1));
-    Ok(found)
-}
-
-fn open(path: &Path) -> io::Result<File> {
-    let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
-    OpenOptions::new().read(true).custom_flags(flags.bits() as i32).open(path)
-}
-
-fn meta(host: &Path, metadata: &Metadata) -> io::Result<Meta> {
-    Ok(Meta {
+/// What is known of an entry without its attributes.
+pub(crate) fn meta(metadata: &Metadata) -> Meta {
+    Meta {
         mode: (metadata.mode() & 0o7777) as u16,
         uid: metadata.uid(),
         gid: metadata.gid(),
         mtime: Timestamp { seconds: metadata.mtime(), nanos: metadata.mtime_nsec() as u32 },
-        xattrs: xattrs(host)?,
-    })
-}
-
-/// The extended attributes; none where the file system has none.
-fn xattrs(host: &Path) -> io::Result<Xattrs> {
-    let mut names = vec![0; 64 << 10];
-    let count = match llistxattr(host, &mut names[..]) {
-        Ok(count) => count,
-        Err(rustix::io::Errno::OPNOTSUPP) => 0,
-        Err(error) => return Err(error.into()),
-    };
-    names.truncate(count);
-    let mut xattrs = Xattrs::new();
-    for name in names.split(|byte| *byte == 0).filter(|name| !name.is_empty()) {
-        let mut value = vec![0; 64 << 10];
-        let count = lgetxattr(host, name, &mut value[..])?;
-        value.truncate(count);
-        xattrs.insert(name.to_vec(), value);
+        ..Meta::default()
     }
-    Ok(xattrs)
 }
 
 /// The data runs of a file; the whole of it where holes cannot be asked for.
-fn extents(file: &File, metadata: &Metadata) -> io::Result<Vec<Extent>> {
+pub(crate) fn extents(file: &File, metadata: &Metadata) -> io::Result<Vec<Extent>> {
     use rustix::fs::{SeekFrom, seek};
     let size = metadata.len();
     if metadata.blocks().saturating_mul(512) >= size {
@@ -217,7 +182,7 @@ fn extents(file: &File, metadata: &Metadata) -> io::Result<Vec<Extent>> {
 }
 
 /// Reads the data runs of a file one after the other.
-struct Extents<'a> {
+pub(crate) struct Extents<'a> {
     file: &'a File,
     extents: std::slice::Iter<'a, Extent>,
     offset: u64,
@@ -225,7 +190,7 @@ struct Extents<'a> {
 }
 
 impl<'a> Extents<'a> {
-    fn new(file: &'a File, extents: &'a [Extent]) -> Self {
+    pub fn new(file: &'a File, extents: &'a [Extent]) -> Self {
         Self { file, extents: extents.iter(), offset: 0, left: 0 }
     }
 }
