@@ -12,16 +12,19 @@ mod pax;
 mod sparse;
 #[cfg(test)]
 mod tests;
+mod write;
 
 use std::io::{self, Read};
 
 use crate::error::{ImageError, Result, shown};
 use crate::limits::ImportLimits;
 use crate::tree::{Meta, Timestamp};
-use header::{BLOCK_BYTES, Header};
+pub(crate) use header::BLOCK_BYTES;
+use header::Header;
 pub use pass::{FirstEntry, first_entry, pass};
 use pax::Extensions;
 pub(crate) use sparse::Extent;
+pub(crate) use write::TarWriter;
 
 /// What an entry is.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use crate::error::{ImageError, Result};
 
-pub(super) const BLOCK_BYTES: usize = 512;
+pub(crate) const BLOCK_BYTES: usize = 512;
 
 const NAME: Range<usize> = 0..100;
 const MODE: Range<usize> = 100..108;

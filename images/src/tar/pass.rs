@@ -1,9 +1,12 @@
 //! Passing an archive on to somebody who will unpack it on the host: entry for entry, without
-//! what gives rights there.
+//! what gives rights there, and without names that lead out.
 
+use std::collections::HashMap;
+use std::collections::hash_map::RandomState;
+use std::hash::BuildHasher;
 use std::io::{self, Read, Write};
 
-use super::header::{BLOCK_BYTES, Header};
+use super::write::TarWriter;
 use super::{EntryKind, TarEntry, TarReader};
 use crate::error::{ImageError, Result, shown};
 use crate::limits::ImportLimits;
@@ -11,171 +14,126 @@ use crate::tree::split;
 
 /// Permissions without the set-id bits.
 const MODE_KEPT: u16 = 0o1777;
-/// What names an extended attribute in a PAX record, and what takes its place: no reader knows it.
-const XATTR_KEYS: [(&[u8], &[u8]); 2] =
-    [(b" SCHILY.xattr.", b" EXOCELL.gone."), (b" LIBARCHIVE.xattr.", b" EXOCELL.gone.also.")];
-/// The name of a header that holds a long name.
-const LONG_NAME: &[u8] = b"././@LongLink";
-/// The longest name that a header holds itself.
-const NAME_BYTES: usize = 100;
 
-/// Copies the archive `from` to `to`. Set-id bits and extended attributes are taken off, devices
-/// are left out. With `strip` each name loses its first part; the entry that has no other is `./`.
+/// Copies the archive `from` to `to`, each entry written anew. Set-id bits and extended attributes
+/// are left out, and so are devices. No name leads out of where it is unpacked, by itself or by a
+/// link before it, whoever unpacks it; with `base` all begin with that. With `strip` each name
+/// loses its first part; the entry that has no other is `./`.
 ///
 /// # Errors
 /// What is wrong with the archive.
 pub fn pass(
     from: &mut dyn Read,
     to: &mut dyn Write,
+    base: Option<&[u8]>,
     strip: bool,
     limits: &ImportLimits,
 ) -> Result<()> {
-    let mut tar = TarReader::new(Recording { from, kept: None }, limits);
-    loop {
-        tar.skip_data()?;
-        tar.stream.kept = Some(Vec::new());
-        let entry = tar.next_entry()?;
-        let headers = tar.stream.kept.take().unwrap_or_default();
-        let Some(entry) = entry else {
-            write(to, &[0; 2 * BLOCK_BYTES])?;
-            return to.flush().map_err(write_error);
-        };
-        if matches!(entry.kind, EntryKind::Device { .. }) {
+    let mut tar = TarReader::new(from, limits);
+    let mut writer = TarWriter::new(to);
+    let mut names =
+        Names { base, limits, seen: HashMap::new(), keys: RandomState::new(), count: 0 };
+    while let Some(TarEntry { path, mut kind, mut meta }) = tar.next_entry()? {
+        let parts = names.admit(&path, &kind)?;
+        if matches!(kind, EntryKind::Device { .. }) {
             continue;
         }
-        write(to, &changed(headers, &entry, strip)?)?;
-        let padding = tar.padding;
-        io::copy(&mut tar, to)
-            .map_err(|error| ImageError::io("cannot pass the archive on", error))?;
-        write(to, &vec![0; padding as usize])?;
+        let kept =
+            |parts: &[&[u8]]| parts.get(usize::from(strip)..).unwrap_or_default().join(&b'/');
+        if let EntryKind::HardLink(target) = &mut kind {
+            *target = kept(&split(target)?);
+        }
+        meta.mode &= MODE_KEPT;
+        writer.entry(&kept(&parts), &kind, &meta, &mut tar).map_err(pass_error)?;
     }
+    writer.finish().map_err(pass_error)
 }
 
-fn write(to: &mut dyn Write, bytes: &[u8]) -> Result<()> {
-    to.write_all(bytes).map_err(write_error)
-}
-
-fn write_error(error: io::Error) -> ImageError {
+fn pass_error(error: io::Error) -> ImageError {
     ImageError::io("cannot pass the archive on", error)
 }
 
-/// The headers of an entry, and what was read of its data with them.
-fn changed(mut headers: Vec<u8>, entry: &TarEntry, strip: bool) -> Result<Vec<u8>> {
-    let (at, is_plain) = main_header(&headers)?;
-    let (extensions, own) = headers.split_at_mut(at);
-    XATTR_KEYS.iter().for_each(|(key, other)| replace(extensions, key, other));
-    let (header, rest) = own.split_at_mut(BLOCK_BYTES);
-    let mode = entry.meta.mode & MODE_KEPT;
-    header[100..108].copy_from_slice(format!("{mode:07o}\0").as_bytes());
-    if !strip {
-        seal(header);
-        return Ok(headers);
-    }
-    if !is_plain {
-        let what = format!("`{}`", shown(&entry.path));
-        let why = "its name is in a PAX header, which is not changed here".to_owned();
-        return Err(ImageError::Unsupported { what, why });
-    }
-    let mut whole = Vec::new();
-    if let EntryKind::HardLink(target) = &entry.kind {
-        whole.extend(long_name(b'K', header, 157, &stripped(target)?));
-    } else if let EntryKind::Symlink(target) = &entry.kind {
-        whole.extend(long_name(b'K', header, 157, target));
-    }
-    whole.extend(long_name(b'L', header, 0, &stripped(&entry.path)?));
-    // Only this form has the beginning of a name there.
-    if &header[257..265] == b"ustar\x0000" {
-        header[345..500].fill(0);
-    }
-    seal(header);
-    whole.extend_from_slice(header);
-    whole.extend_from_slice(rest);
-    Ok(whole)
+/// What an entry is to those after it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Seen {
+    Directory,
+    File,
+    Other,
 }
 
-/// Where the entry's own header is behind those that only say more of it, and whether they are
-/// long names alone.
-fn main_header(headers: &[u8]) -> Result<(usize, bool)> {
-    let (mut at, mut is_plain) = (0, true);
-    loop {
-        let block = headers.get(at..at + BLOCK_BYTES).and_then(|block| block.try_into().ok());
-        let header = Header::new(block.ok_or_else(super::cut)?)?;
-        match header.kind() {
-            b'L' | b'K' => {}
-            b'x' => is_plain = false,
-            b'g' => {
-                let why = "it has a header for all entries, which is not passed on";
-                return Err(ImageError::malformed("the archive", why));
+/// The names of an archive so far. Of each there is a hash alone, with keys that nobody knows.
+struct Names<'a> {
+    base: Option<&'a [u8]>,
+    limits: &'a ImportLimits,
+    seen: HashMap<u64, Seen>,
+    keys: RandomState,
+    count: u64,
+}
+
+impl Names<'_> {
+    /// The parts of the name `path`, if an entry of that name may come now.
+    fn admit<'p>(&mut self, path: &'p [u8], kind: &EntryKind) -> Result<Vec<&'p [u8]>> {
+        self.count += 1;
+        if self.count > self.limits.entries_max {
+            let max = self.limits.entries_max;
+            return Err(ImageError::limit("the number of files", "entries_max", max));
+        }
+        let parts = self.parts(path)?;
+        let seen = match kind {
+            EntryKind::Directory => Seen::Directory,
+            EntryKind::File { .. } => Seen::File,
+            EntryKind::HardLink(target) => self.link(path, target)?,
+            _ => Seen::Other,
+        };
+        let Some((_, above)) = parts.split_last() else {
+            return match seen {
+                Seen::Directory => Ok(parts),
+                _ => Err(ImageError::malformed(format!("`{}`", shown(path)), "it has no name")),
+            };
+        };
+        for depth in 1..=above.len() {
+            let parent = &parts[..depth];
+            let known = self.seen.entry(self.keys.hash_one(parent)).or_insert(Seen::Directory);
+            if *known != Seen::Directory {
+                let parent = shown(&parent.join(&b'/'));
+                return Err(ImageError::ParentNotDirectory { path: shown(path), parent });
             }
-            _ => return Ok((at, is_plain)),
         }
-        let bytes = usize::try_from(header.size()?).map_err(|_| super::cut())?;
-        at += BLOCK_BYTES + bytes.next_multiple_of(BLOCK_BYTES);
-    }
-}
-
-fn replace(bytes: &mut [u8], what: &[u8], by: &[u8]) {
-    let mut at = 0;
-    while let Some(place) = bytes.get_mut(at..at + what.len()) {
-        if place == what {
-            place.copy_from_slice(by);
+        match self.seen.insert(self.keys.hash_one(&parts[..]), seen) {
+            // Who unpacks the second may write through the first.
+            Some(before) if (before, seen) != (Seen::Directory, Seen::Directory) => {
+                Err(ImageError::malformed(format!("`{}`", shown(path)), "it is there twice"))
+            }
+            _ => Ok(parts),
         }
-        at += 1;
     }
-}
 
-fn stripped(path: &[u8]) -> Result<Vec<u8>> {
-    let parts = split(path)?;
-    match parts.get(1..) {
-        Some(rest @ [_, ..]) => Ok(rest.join(&b'/')),
-        _ => Ok(b"./".to_vec()),
-    }
-}
-
-/// Puts `name` into the field of `header` at `place`; the header before it that a longer one needs.
-fn long_name(kind: u8, header: &mut [u8], place: usize, name: &[u8]) -> Vec<u8> {
-    let short = &name[..name.len().min(NAME_BYTES)];
-    header[place..place + NAME_BYTES].fill(0);
-    header[place..place + short.len()].copy_from_slice(short);
-    if short.len() == name.len() {
-        return Vec::new();
-    }
-    let mut before = vec![0; BLOCK_BYTES];
-    before[..LONG_NAME.len()].copy_from_slice(LONG_NAME);
-    before[100..108].copy_from_slice(b"0000644\0");
-    before[108..116].copy_from_slice(b"0000000\0");
-    before[116..124].copy_from_slice(b"0000000\0");
-    before[124..136].copy_from_slice(format!("{:011o}\0", name.len() + 1).as_bytes());
-    before[136..148].copy_from_slice(b"00000000000\0");
-    before[156] = kind;
-    before[257..265].copy_from_slice(b"ustar  \0");
-    seal(&mut before);
-    before.extend_from_slice(name);
-    before.push(0);
-    before.resize(before.len().next_multiple_of(BLOCK_BYTES), 0);
-    before
-}
-
-/// Writes the header's checksum.
-fn seal(header: &mut [u8]) {
-    header[148..156].fill(b' ');
-    let sum: u32 = header.iter().map(|byte| u32::from(*byte)).sum();
-    header[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
-}
-
-/// Keeps what is read, while it is asked to.
-struct Recording<'a> {
-    from: &'a mut dyn Read,
-    kept: Option<Vec<u8>>,
-}
-
-impl Read for Recording<'_> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let count = self.from.read(buffer)?;
-        if let Some(kept) = &mut self.kept {
-            kept.extend_from_slice(&buffer[..count]);
+    fn parts<'p>(&self, path: &'p [u8]) -> Result<Vec<&'p [u8]>> {
+        let parts = split(path)?;
+        if parts.len() > self.limits.depth_max + 1 {
+            let max = self.limits.depth_max as u64;
+            return Err(ImageError::limit(format!("`{}`", shown(path)), "depth_max", max));
         }
-        Ok(count)
+        match self.base {
+            Some(base) if parts.first() != Some(&base) => {
+                let why = format!("`{}` was asked for", shown(base));
+                Err(ImageError::malformed(format!("`{}`", shown(path)), why))
+            }
+            _ => Ok(parts),
+        }
+    }
+
+    /// A hard link is to a file that came before.
+    fn link(&self, path: &[u8], target: &[u8]) -> Result<Seen> {
+        let parts = self.parts(target)?;
+        match self.seen.get(&self.keys.hash_one(&parts[..])) {
+            Some(Seen::File) => Ok(Seen::File),
+            _ => Err(ImageError::BadHardLink {
+                path: shown(path),
+                target: shown(target),
+                why: "which is no file of the archive before it",
+            }),
+        }
     }
 }
 
@@ -241,7 +199,7 @@ mod tests {
 
     fn passed(bytes: &[u8], strip: bool) -> Result<Vec<u8>> {
         let mut out = Vec::new();
-        pass(&mut &*bytes, &mut out, strip, &ImportLimits::default()).map(|()| out)
+        pass(&mut &*bytes, &mut out, Some(b"d"), strip, &ImportLimits::default()).map(|()| out)
     }
 
     /// Name, link, mode and content of each.
@@ -259,6 +217,7 @@ mod tests {
         entries.collect()
     }
 
+    use super::super::header::BLOCK_BYTES;
     use tar::EntryType::{Block, Char, Directory, Link, Regular, Symlink};
 
     #[test]
@@ -291,7 +250,6 @@ mod tests {
         ];
         assert_eq!(entries(&out), expected);
         assert!(!out.windows(7).any(|part| part == b"SCHILY."), "an attribute came through");
-        assert!(out.windows(8).any(|part| part == b"EXOCELL."), "its record was taken out");
     }
 
     #[test]
@@ -324,6 +282,77 @@ mod tests {
         assert!(passed(&bytes[..3 * BLOCK_BYTES / 2], false).is_err());
         assert!(passed(&bytes[..bytes.len() - 3 * BLOCK_BYTES], false).is_err(), "cut in the data");
         assert!(passed(b"no archive at all", false).is_err());
+    }
+
+    /// An entry whose names are what they are.
+    fn raw(kind: tar::EntryType, name: &[u8], link: &[u8]) -> Vec<u8> {
+        let mut header = tar::Header::new_gnu();
+        header.as_old_mut().name[..name.len()].copy_from_slice(name);
+        header.as_old_mut().linkname[..link.len()].copy_from_slice(link);
+        header.set_entry_type(kind);
+        header.set_mode(0o644);
+        header.set_size(0);
+        header.set_cksum();
+        header.as_bytes().to_vec()
+    }
+
+    #[test]
+    fn names_that_lead_out_are_not_passed_on() {
+        let directory = raw(Directory, b"d", b"");
+        for hostile in [
+            vec![raw(Regular, b"../evil", b"")],
+            vec![raw(Regular, b"/abs/evil", b"")],
+            vec![raw(Regular, b"d/../../evil", b"")],
+            vec![raw(Regular, b"", b"")],
+            vec![raw(Regular, b"d/..", b"")],
+            // Not what was asked for, or not below it.
+            vec![raw(Regular, b".bashrc", b"")],
+            vec![directory.clone(), raw(Regular, b".ssh/authorized_keys", b"")],
+            // Through a link, as one reader or another would go.
+            vec![raw(Symlink, b"d/l", b"/victim"), raw(Regular, b"d/l/evil", b"")],
+            vec![raw(Symlink, b"d/l", b"/victim"), raw(Directory, b"d/l", b"")],
+            vec![raw(Symlink, b"d/l", b"/victim"), raw(Regular, b"d/l", b"")],
+            vec![raw(Symlink, b"d/./l", b"/victim"), raw(Regular, b"d//l/", b"")],
+            vec![raw(Symlink, b"d", b"/victim"), raw(Regular, b"d/evil", b"")],
+            vec![raw(Regular, b"d/x/f", b""), raw(Symlink, b"d/x", b"/victim")],
+            // Hard links to what is there already.
+            vec![raw(Link, b"d/h", b"../../../../etc/passwd")],
+            vec![raw(Link, b"d/h", b"/etc/passwd")],
+            vec![raw(Link, b"d/h", b"d/missing")],
+            vec![raw(Symlink, b"d/l", b"/victim"), raw(Link, b"d/h", b"d/l")],
+            vec![directory.clone(), raw(Link, b"d/h", b"d")],
+        ] {
+            let hostile = hostile.concat();
+            let said = passed(&hostile, false).expect_err(&String::from_utf8_lossy(&hostile));
+            assert!(!matches!(said, ImageError::Io { .. }), "{said}");
+            passed(&hostile, true).unwrap_err();
+        }
+        // With no base any name is fine that leads nowhere.
+        let bytes = [directory, raw(Symlink, b"l", b"../x"), raw(Regular, b"d/f", b"")].concat();
+        let mut out = Vec::new();
+        pass(&mut &*bytes, &mut out, None, false, &ImportLimits::default()).unwrap();
+        assert_eq!(entries(&out).len(), 3);
+    }
+
+    #[test]
+    fn one_reader_sees_the_names_that_another_sees() {
+        // Some readers take this field for the beginning of a name in every form.
+        let mut header = tar::Header::new_gnu();
+        header.as_old_mut().name[..3].copy_from_slice(b"d/f");
+        header.set_mode(0o644);
+        header.set_size(0);
+        header.as_mut_bytes()[345..350].copy_from_slice(b"../..");
+        header.set_cksum();
+        // And some the one name, some the other.
+        let mut pax = tar::Builder::new(Vec::new());
+        pax.append_pax_extensions([("path", &b"d/g"[..])]).unwrap();
+        let mut pax = pax.into_inner().unwrap();
+        pax.truncate(pax.len() - 2 * BLOCK_BYTES);
+        let bytes = [header.as_bytes().to_vec(), pax, raw(Regular, b"../evil", b"")].concat();
+        let out = passed(&bytes, false).unwrap();
+        let names: Vec<_> = entries(&out).into_iter().map(|entry| entry.0).collect();
+        assert_eq!(names, ["d/f", "d/g"]);
+        assert!(!out.windows(2).any(|part| part == b".."), "a name that was not read came through");
     }
 
     #[test]

@@ -5,9 +5,11 @@
 //!                    pipe ─> `extract`, a stage ─> one directory of the operator's
 //! ```
 
+use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{self, PipeWriter, Read, Write};
-use std::os::fd::OwnedFd;
+use std::os::fd::AsFd;
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -54,7 +56,7 @@ impl From<StageError> for ArchiveError {
 #[derive(Serialize, Deserialize)]
 enum Request {
     /// Descriptors: from where, and where to.
-    Pass { strip: bool },
+    Pass(Names),
     /// Descriptors: from where, and where to; it is compressed with gzip.
     Gunzip,
     /// A descriptor: the beginning of an archive.
@@ -65,17 +67,49 @@ fn limits(time: Duration) -> Limits {
     Limits { deadline: Some(Instant::now() + time), ..Limits::of_memory(MEMORY_BYTES) }
 }
 
-/// Passes on to `out` the archive that `write` writes, without what gives rights on a host:
-/// set-id bits, attributes, devices. With `strip` each name loses its first part.
+/// The names that an archive may have, and those that it is to have.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Names {
+    /// What all begin with; without it any name is fine that leads nowhere.
+    base: Option<Vec<u8>>,
+    /// Whether each loses that.
+    strip: bool,
+}
+
+impl Names {
+    /// Of an archive of `path` in a guest.
+    #[must_use]
+    pub fn of(path: &str) -> Self {
+        let base = base_name(path).map(|name| name.as_bytes().to_vec());
+        Self { base, strip: false }
+    }
+
+    /// The same for who wants a directory's entries, without its own name.
+    #[must_use]
+    pub fn inside(path: &str) -> Self {
+        let names = Self::of(path);
+        Self { strip: names.base.is_some(), ..names }
+    }
+}
+
+/// What `path` in a guest is called, and all that is below it in an archive of it; `None` of the
+/// root, whose archive has no name of its own.
+#[must_use]
+pub fn base_name(path: &str) -> Option<&OsStr> {
+    Path::new(path).file_name()
+}
+
+/// Passes on to `out` the archive that `write` writes, without what gives rights on a host (set-id
+/// bits, attributes, devices), and if its names are `names`, none of which leads out.
 ///
 /// # Errors
 /// What is wrong with it, or what `write` or `out` say.
 pub fn passed(
-    strip: bool,
+    names: &Names,
     write: impl FnOnce(PipeWriter) -> io::Result<()> + Send,
     out: &mut dyn Write,
 ) -> Result<(), ArchiveError> {
-    through(&Request::Pass { strip }, write, |mut read| io::copy(&mut read, out).map(drop))
+    through(&Request::Pass(names.clone()), write, |mut read| io::copy(&mut read, out).map(drop))
 }
 
 /// Has `read` read what `write` writes with gzip.
@@ -140,19 +174,19 @@ pub fn first(head: &[u8]) -> Result<FirstEntry, ArchiveError> {
     })
 }
 
-/// Unpacks the archive that `write` writes into `directory`, which the operator alone may use.
+/// Unpacks the archive that `write` writes into `directory`, which is empty. No name and no link in
+/// it leads out, whoever else changes it meanwhile.
 ///
 /// # Errors
 /// What is wrong with it, or what `write` says.
 pub fn extract(
-    directory: &Path,
+    directory: &impl AsFd,
     write: impl FnOnce(PipeWriter) -> io::Result<()> + Send,
 ) -> Result<(), ArchiveError> {
-    let directory = OwnedFd::from(File::open(directory)?);
     let (from, to_stage) = io::pipe()?;
     std::thread::scope(|scope| {
         let writer = scope.spawn(move || write(to_stage));
-        let given = vec![Given::file(&from), Given::directory(&directory, PathAccess::Write)];
+        let given = vec![Given::file(&from), Given::directory(directory, PathAccess::Write)];
         let limits = Limits { file_bytes: FILE_BYTES_MAX, ..limits(EXTRACT_MAX) };
         let mut order = Order::new(EXTRACT.name, given, limits);
         // Files are the operator's.
@@ -169,8 +203,18 @@ pub fn extract(
     })
 }
 
+/// In words about an archive: those of the error itself are about images.
 fn refused(error: ImageError) -> Fault {
-    Fault::Input(error.to_string())
+    Fault::Input(match error {
+        ImageError::UnsafePath { path, why } => format!("`{path}` leads out: {why}"),
+        ImageError::BadHardLink { path, target, why } => {
+            format!("`{path}` is a hard link to `{target}`, {why}")
+        }
+        ImageError::ParentNotDirectory { path, parent } => {
+            format!("`{path}` lies under `{parent}`, which is not a directory")
+        }
+        error => error.to_string(),
+    })
 }
 
 fn answer(answer: &impl Serialize) -> Result<Vec<u8>, Fault> {
@@ -183,9 +227,9 @@ fn work(task: &mut Task) -> Result<Vec<u8>, Fault> {
     let request = task.request()?;
     let mut from = File::from(task.take(0)?);
     match request {
-        Request::Pass { strip } => {
+        Request::Pass(Names { base, strip }) => {
             let mut to = io::BufWriter::with_capacity(64 << 10, File::from(task.take(1)?));
-            pass(&mut from, &mut to, strip, &bounds).map_err(refused)?;
+            pass(&mut from, &mut to, base.as_deref(), strip, &bounds).map_err(refused)?;
             answer(&())
         }
         Request::Gunzip => {
@@ -206,4 +250,24 @@ fn extract_below(task: &mut Task) -> Result<Vec<u8>, Fault> {
     let bounds = ImportLimits { apparent_bytes_max: FILE_BYTES_MAX, ..ImportLimits::default() };
     exocell_images::extract(&mut from, &directory, &bounds).map_err(refused)?;
     answer(&())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_archive_is_of_what_was_asked_for() {
+        let names = |base: Option<&str>, strip| Names {
+            base: base.map(|base| base.as_bytes().to_vec()),
+            strip,
+        };
+        for (path, base) in
+            [("/one.txt", Some("one.txt")), ("/d/", Some("d")), ("/d/.", Some("d")), ("/", None)]
+        {
+            assert_eq!(Names::of(path), names(base, false), "{path}");
+        }
+        assert_eq!(Names::inside("/d/."), names(Some("d"), true));
+        assert_eq!(Names::inside("/."), names(None, false));
+    }
 }

@@ -102,9 +102,15 @@ fn stat(reach: &Reach, path: &str) -> ApiResult<PathStat> {
         Ok(_) | Err(ClientError::TooMuch { .. }) => {}
         Err(error) => return Err(refused(path, error)),
     }
-    archive::first(&head)
-        .map(PathStat::of)
-        .map_err(|error| ApiError::internal(format!("the guest's archive of {path}: {error}")))
+    let of_another =
+        |said: String| ApiError::internal(format!("the guest's archive of {path}: {said}"));
+    let first = archive::first(&head).map_err(|error| of_another(error.to_string()))?;
+    // Clients may make a file of that name.
+    let name = archive::base_name(path).unwrap_or_default();
+    match first.name.as_str() == name {
+        true => Ok(PathStat::of(first)),
+        false => Err(of_another(format!("it is of {:?}", first.name))),
+    }
 }
 
 fn path_of(call: &Call) -> ApiResult<String> {
@@ -149,12 +155,15 @@ pub async fn get(server: &Arc<Server>, key: &str, call: &Call) -> ApiResult<Resp
     Ok(with_header(stream("application/x-tar", body), STAT_HEADER, &stat.header()))
 }
 
-/// Sends the archive of `path` without what gives rights on a host; of `DIRECTORY/.` its entries
-/// begin with `./`.
+/// Sends the archive of `path` without what gives rights on a host, and with no names but `path`'s
+/// own and those below; of `DIRECTORY/.` its entries, without it.
 fn send(guest: &Patient, path: &str, out: &mut impl Write) -> io::Result<()> {
-    let contents = path.ends_with("/.");
+    let names = match path.ends_with("/.") {
+        true => archive::Names::inside(path),
+        false => archive::Names::of(path),
+    };
     let passed = archive::passed(
-        contents,
+        &names,
         |mut write| {
             let sent = client::download(guest, guest, path, &mut write, ARCHIVE_BYTES_MAX);
             sent.map(drop).map_err(local)

@@ -40,7 +40,7 @@ pub async fn export(server: &Arc<Server>, key: &str) -> ApiResult<Response> {
         .await?;
     Ok(sent(move |out| {
         let packed = archive::passed(
-            false,
+            &archive::Names::of("/"),
             |mut write| {
                 let sent = client::download_layer(&guest, &guest, &mut write, LAYER_BYTES_MAX);
                 sent.map(drop).map_err(local)

@@ -119,7 +119,7 @@ fn download(layout: &Layout, cell: &str, from: &str, to: &str) -> Result<(), Cel
         })
     };
     let done = match to {
-        "-" => archive::passed(false, get, &mut io::stdout()).map_err(CopyError::from),
+        "-" => archive::passed(&archive::Names::of(from), get, &mut io::stdout()).map_err(CopyError::from),
         _ => unpack(layout, get, Path::new(to)),
     };
     match (done, refusal) {
@@ -168,7 +168,7 @@ fn unpack(
         (parent.unwrap_or(Path::new(".")), to.file_name())
     };
     let staging = Staging::new(layout, base)?;
-    archive::extract(staging.path(), get)?;
+    archive::extract(&fs::File::open(staging.path())?, get)?;
     for entry in fs::read_dir(staging.path())? {
         let entry = entry?;
         let name = entry.file_name();
