@@ -10,6 +10,7 @@
 //! Every image is hostile: [`ImportLimits`] bounds what an import may cost.
 #![forbid(unsafe_code)]
 
+mod archive;
 pub mod build;
 mod config;
 mod digest;
@@ -29,6 +30,7 @@ mod tar;
 mod tree;
 pub mod walk;
 
+pub use archive::archive;
 pub use config::ImageConfig;
 pub use digest::{Digest, Hashing};
 pub use error::{Fault, ImageError, Refusal, Result};

@@ -1,11 +1,14 @@
 //! `exocell cp`: tar streams into and out of a running cell.
 
+use std::ffi::OsStr;
 use std::fs;
-use std::io::{self, PipeWriter, Write};
+use std::io::{self, PipeWriter};
 use std::path::Path;
 
 use exocell_cell::agent::{TRANSFER_MAX, client};
 use exocell_cell::archive::{self, ArchiveError};
+use exocell_cell::images;
+use exocell_cell::images::walk::Found;
 use exocell_cell::{CellError, Layout};
 
 use super::exec::guest_stream;
@@ -42,13 +45,13 @@ fn upload(layout: &Layout, from: &str, cell: &str, to: &str) -> Result<(), CellE
         return client::upload(&stream, &stream, to, &mut io::stdin()).map(drop).map_err(refused);
     }
     let path = Path::new(from);
-    let metadata =
-        fs::symlink_metadata(path).map_err(CellError::host(format!("cannot read {from}")))?;
+    let found = Found::at(path).map_err(CellError::host(format!("cannot read {from}")))?;
     let (directory, name) = target(layout, cell, to, path)?;
     // The archive is made while it is sent: a pipe joins the two.
     let (read, write) = io::pipe().map_err(CellError::host("cannot make a pipe"))?;
     std::thread::scope(|scope| {
-        let archiver = scope.spawn(move || archive(path, &name, metadata.is_dir(), write));
+        let mut write = io::BufWriter::with_capacity(64 << 10, write);
+        let archiver = scope.spawn(move || images::archive(&found, OsStr::new(&name), &mut write));
         let sent = client::upload(&stream, &stream, &directory, &mut { read }).map_err(refused);
         let archived = match archiver.join() {
             Ok(result) => result.map_err(CellError::host(format!("cannot read {from}"))),
@@ -91,17 +94,6 @@ fn is_directory(layout: &Layout, cell: &str, path: &str) -> Result<bool, CellErr
         Err(client::ClientError::Failed { .. }) => Ok(false),
         Err(error) => Err(refused(error)),
     }
-}
-
-fn archive(path: &Path, name: &str, directory: bool, write: impl Write) -> io::Result<()> {
-    let mut builder = tar::Builder::new(write);
-    builder.follow_symlinks(false);
-    if directory {
-        builder.append_dir_all(name, path)?;
-    } else {
-        builder.append_path_with_name(path, name)?;
-    }
-    builder.into_inner()?.flush()
 }
 
 fn download(layout: &Layout, cell: &str, from: &str, to: &str) -> Result<(), CellError> {
