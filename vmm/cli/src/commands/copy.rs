@@ -1,14 +1,13 @@
 //! `exocell cp`: tar streams into and out of a running cell.
 
-use std::ffi::OsStr;
-use std::fs;
+use std::ffi::{OsStr, OsString};
 use std::io::{self, PipeWriter};
 use std::path::Path;
 
 use exocell_cell::agent::{TRANSFER_MAX, client};
 use exocell_cell::archive::{self, ArchiveError};
 use exocell_cell::images;
-use exocell_cell::images::walk::Found;
+use exocell_cell::images::walk::{Directory, Found};
 use exocell_cell::{CellError, Layout};
 
 use super::exec::guest_stream;
@@ -111,8 +110,11 @@ fn download(layout: &Layout, cell: &str, from: &str, to: &str) -> Result<(), Cel
         })
     };
     let done = match to {
-        "-" => archive::passed(&archive::Names::of(from), get, &mut io::stdout()).map_err(CopyError::from),
-        _ => unpack(layout, get, Path::new(to)),
+        "-" => {
+            let names = archive::Names::of(from);
+            archive::passed(&names, get, &mut io::stdout()).map_err(CopyError::from)
+        }
+        _ => unpack(layout, get, from, Path::new(to)),
     };
     match (done, refusal) {
         (_, Some(error)) => Err(refused(error)),
@@ -145,42 +147,55 @@ impl From<io::Error> for CopyError {
     }
 }
 
-/// Unpacks the archive that `get` gets from a guest: into the directory `to`, or as `to` when that
-/// does not exist. Nothing lands outside, and nothing but files, directories and links is made.
+/// Unpacks the archive of `from` that `get` gets from a guest: into the directory `to`, or as `to`
+/// when that does not exist. Nothing lands outside, and nothing but files, directories and links
+/// is made, all called or below what `from` is called.
+///
+/// What lies in `to` may be a cell's, which changes it meanwhile: its names are used in directories
+/// that are open, and no link is followed.
 fn unpack(
     layout: &Layout,
     get: impl FnOnce(PipeWriter) -> io::Result<()> + Send,
+    from: &str,
     to: &Path,
 ) -> Result<(), CopyError> {
-    let into_directory = to.is_dir();
-    let (base, rename) = if into_directory {
+    let (base, rename) = if to.is_dir() {
         (to, None)
     } else {
         let parent = to.parent().filter(|parent| !parent.as_os_str().is_empty());
         (parent.unwrap_or(Path::new(".")), to.file_name())
     };
-    let staging = Staging::new(layout, base)?;
-    archive::extract(&fs::File::open(staging.path())?, get)?;
-    for entry in fs::read_dir(staging.path())? {
-        let entry = entry?;
-        let name = entry.file_name();
-        merge(&entry.path(), &base.join(rename.unwrap_or(&name)))?;
+    let directory = Directory::at(base)?;
+    let staging = Staging::new(layout, base, &directory)?;
+    archive::extract(staging.directory(), get)?;
+    let names = staging.directory().names()?;
+    let names = wanted(names, archive::base_name(from), rename.is_some())?;
+    for name in names {
+        staging.directory().merge(&name, &directory, rename.unwrap_or(&name))?;
     }
     Ok(())
 }
 
-/// Moves `from` to `to`; directories are merged, files replaced.
-fn merge(from: &Path, to: &Path) -> io::Result<()> {
-    let both_directories = fs::symlink_metadata(from)?.is_dir()
-        && fs::symlink_metadata(to).is_ok_and(|metadata| metadata.is_dir());
-    if !both_directories {
-        return fs::rename(from, to);
+/// Those of `names` that come of a copy of what is called `base`: all, or none. As `one`, no more.
+fn wanted(
+    names: Vec<OsString>,
+    base: Option<&OsStr>,
+    one: bool,
+) -> Result<Vec<OsString>, ArchiveError> {
+    let other = base.and_then(|base| names.iter().find(|name| *name != base));
+    if let Some(other) = other {
+        let (other, base) = (other.display(), base.unwrap_or_default().display());
+        return Err(ArchiveError::Refused(format!("`{other}`, where `{base}` was asked for")));
     }
-    for entry in fs::read_dir(from)? {
-        let entry = entry?;
-        merge(&entry.path(), &to.join(entry.file_name()))?;
+    match names.len() {
+        1 => Ok(names),
+        0 => Err(ArchiveError::Refused("no file, directory or link".to_owned())),
+        count if one => {
+            let why = format!("{count} files and directories; copy into a directory that is there");
+            Err(ArchiveError::Refused(why))
+        }
+        _ => Ok(names),
     }
-    Ok(())
 }
 
 #[cfg(test)]
@@ -193,5 +208,19 @@ mod tests {
         assert_eq!(split("./a:b"), None);
         assert_eq!(split("/a:b"), None);
         assert_eq!(split("plain"), None);
+    }
+
+    #[test]
+    fn a_guest_names_nothing_but_what_was_asked_for() {
+        let names = |names: &[&str]| names.iter().map(OsString::from).collect::<Vec<_>>();
+        let base = Some(OsStr::new("wanted.txt"));
+        assert_eq!(wanted(names(&["wanted.txt"]), base, true).unwrap(), ["wanted.txt"]);
+        for hostile in [&[".bashrc", "wanted.txt"][..], &[".ssh"], &[]] {
+            wanted(names(hostile), base, false).unwrap_err();
+            wanted(names(hostile), base, true).unwrap_err();
+        }
+        // Of its whole root: into a directory, not as one.
+        assert_eq!(wanted(names(&["bin", "etc"]), None, false).unwrap(), ["bin", "etc"]);
+        wanted(names(&["bin", "etc"]), None, true).unwrap_err();
     }
 }

@@ -1,14 +1,16 @@
 //! The folder in which `exocell cp` unpacks: beside what it is to become, so anywhere on the host.
 //! A note under the state root says where, and is locked as long as the folder is used; whoever
-//! finds one that is not locked removes both.
+//! finds one that is not locked removes both. Where a cell has that place, the folder is the
+//! cell's too: it is used open, never by its path.
 
-use std::fs::{self, DirBuilder, File, TryLockError};
+use std::ffi::OsString;
+use std::fs::{self, File, TryLockError};
 use std::io::{self, Read, Write};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use exocell_cell::images::private;
+use exocell_cell::images::walk::Directory;
 use exocell_cell::{CellSpec, Layout};
 
 /// How the folders' names begin.
@@ -20,42 +22,49 @@ const PATH_BYTES_MAX: u64 = 4096;
 
 /// An empty folder that is the operator's alone. Dropped, it is gone.
 pub struct Staging {
-    path: PathBuf,
+    /// Where it lies, and under which name.
+    base: Directory,
+    name: OsString,
+    directory: Directory,
     note: PathBuf,
     /// Locked.
     _held: File,
 }
 
 impl Staging {
-    /// Makes one in the folder `base`.
-    pub fn new(layout: &Layout, base: &Path) -> io::Result<Self> {
+    /// Makes one in the folder `base`, which is open as `directory`.
+    pub fn new(layout: &Layout, base: &Path, directory: &Directory) -> io::Result<Self> {
         let notes = layout.copies();
         private::folder(&notes)?;
         let _lock = lock(&notes)?;
         let id = CellSpec::new_id().map_err(io::Error::other)?;
-        let (path, note) = (base.canonicalize()?.join(format!("{PREFIX}{id}")), notes.join(&id));
+        let name = OsString::from(format!("{PREFIX}{id}"));
+        let (path, note) = (base.canonicalize()?.join(&name), notes.join(&id));
         let mut held = private::options().write(true).create_new(true).open(&note)?;
         held.lock()?;
         let made = held
             .write_all(path.as_os_str().as_bytes())
-            .and_then(|()| DirBuilder::new().mode(0o700).create(&path));
-        if let Err(error) = made {
-            // The first error is the one to tell.
-            let _ = fs::remove_file(&note);
-            return Err(error);
+            .and_then(|()| directory.make(&name, 0o700))
+            .and_then(|made| Ok((made, directory.enter("")?)));
+        match made {
+            Ok((directory, base)) => Ok(Self { base, name, directory, note, _held: held }),
+            Err(error) => {
+                // The first error is the one to tell.
+                let _ = fs::remove_file(&note);
+                Err(error)
+            }
         }
-        Ok(Self { path, note, _held: held })
     }
 
-    pub fn path(&self) -> &Path {
-        &self.path
+    pub fn directory(&self) -> &Directory {
+        &self.directory
     }
 }
 
 impl Drop for Staging {
     fn drop(&mut self) {
         // What is left is swept by the next command.
-        if remove(&self.path).is_ok() {
+        if self.base.remove(&self.name).is_ok() {
             let _ = fs::remove_file(&self.note);
         }
     }
@@ -68,10 +77,16 @@ fn lock(notes: &Path) -> io::Result<File> {
     Ok(file)
 }
 
+/// Removes `folder`, unless a link has come between: then it is not where it was, and not ours.
 fn remove(folder: &Path) -> io::Result<()> {
-    match fs::remove_dir_all(folder) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-        _ => Ok(()),
+    use rustix::io::Errno;
+    let (Some(base), Some(name)) = (folder.parent(), folder.file_name()) else { return Ok(()) };
+    match Directory::real(base).and_then(|base| base.remove(name)) {
+        Err(error) => match Errno::from_io_error(&error) {
+            Some(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => Ok(()),
+            _ => Err(error),
+        },
+        Ok(()) => Ok(()),
     }
 }
 
@@ -118,7 +133,8 @@ mod tests {
     fn what_is_used_stays_and_what_was_left_goes() {
         let place = tempfile::tempdir().unwrap();
         let layout = Layout::new(place.path().join("root"));
-        let used = Staging::new(&layout, place.path()).unwrap();
+        let base = Directory::at(place.path()).unwrap();
+        let used = Staging::new(&layout, place.path(), &base).unwrap();
         let left = place.path().join(format!("{PREFIX}left"));
         fs::create_dir_all(left.join("deep")).unwrap();
         let note = layout.copies().join("left");
@@ -129,10 +145,38 @@ mod tests {
         fs::write(&forged, other.as_os_str().as_bytes()).unwrap();
         sweep(&layout);
         assert!(!left.exists() && !note.exists() && !forged.exists());
-        assert!(used.path().exists() && other.exists());
-        let path = used.path().to_owned();
+        let path = place.path().join(&used.name);
+        assert!(path.exists() && other.exists());
         drop(used);
         assert!(!path.exists());
         assert_eq!(fs::read_dir(layout.copies()).unwrap().count(), 1, "its lock");
+    }
+
+    #[test]
+    fn a_folder_that_a_cell_swaps_for_a_link_leads_nowhere() {
+        let place = tempfile::tempdir().unwrap();
+        let (shared, host) = (place.path().join("shared"), place.path().join("host"));
+        fs::create_dir(&shared).unwrap();
+        fs::create_dir(&host).unwrap();
+        fs::write(host.join("kept"), "kept").unwrap();
+        let layout = Layout::new(place.path().join("root"));
+        let base = Directory::at(&shared).unwrap();
+        let staging = Staging::new(&layout, &shared, &base).unwrap();
+        let (path, moved) = (shared.join(&staging.name), shared.join("moved"));
+        fs::rename(&path, &moved).unwrap();
+        std::os::unix::fs::symlink(&host, &path).unwrap();
+        // It is the folder that was made, whatever has its name.
+        assert!(staging.directory().names().unwrap().is_empty());
+        drop(staging);
+        assert!(!path.is_symlink() && host.join("kept").exists());
+        // The same of one that was left, with the link further up.
+        let left = host.join(format!("{PREFIX}left"));
+        fs::create_dir(&left).unwrap();
+        let note = layout.copies().join("left");
+        std::os::unix::fs::symlink(&host, shared.join("up")).unwrap();
+        fs::write(&note, shared.join("up").join(format!("{PREFIX}left")).as_os_str().as_bytes())
+            .unwrap();
+        sweep(&layout);
+        assert!(left.exists() && !note.exists());
     }
 }
