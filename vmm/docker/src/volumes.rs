@@ -7,6 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::UNIX_EPOCH;
 
+use exocell_cell::images::walk;
 use hyper::StatusCode;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -118,7 +119,9 @@ pub async fn remove(server: &Arc<Server>, name: &str) -> ApiResult<Response> {
                     seen.id()
                 )));
             }
-            match fs::remove_dir_all(server.containers.volumes().join(&gone)) {
+            let path = server.containers.volumes().join(&gone);
+            // As deep as its containers have made it.
+            match path.symlink_metadata().and_then(|_| walk::remove(&path)) {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => Err(no_such(&gone)),
                 other => other.map_err(failed("remove", &gone)),
             }
