@@ -29,12 +29,12 @@ use crate::layout::Layout;
 use crate::network::{self, Control, Network, PlannedNetwork};
 use crate::output::Output;
 use crate::parent::Place;
-use crate::plan::{PlannedFolder, open_folders};
+use crate::plan::PlannedFolder;
 use crate::record::Status;
 use crate::relayed::Relaying;
 use crate::supervisor::clients::{self, Services};
 use crate::supervisor::{Event, Shared, Signal, Sink, ending, restrict_paths, thread};
-use crate::{CellError, CellSpec};
+use crate::{CellError, CellSpec, granted};
 
 /// The stack of the thread that runs the module.
 const STACK_BYTES: usize = 8 << 20;
@@ -96,7 +96,7 @@ impl IsolatePlan {
         let name = path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into());
         let args = std::iter::once(name).chain(spec.command.iter().cloned()).collect();
         let network = PlannedNetwork::new(spec, caps, Vec::new())?;
-        let (folders, env) = (open_folders(caps)?, pairs(&spec.env));
+        let (folders, env) = (granted::open(layout, caps, &spec.locations)?, pairs(&spec.env));
         Ok(Self { code, admission, folders, network, args, env, place: Place::take()? })
     }
 }

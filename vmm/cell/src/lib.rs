@@ -15,6 +15,7 @@ mod disk;
 pub mod end;
 mod error;
 mod follower;
+pub mod granted;
 mod initramfs;
 pub mod isolate;
 pub mod launch;

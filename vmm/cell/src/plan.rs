@@ -3,7 +3,6 @@
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -20,7 +19,7 @@ use exocell_xgate::{CapabilitySet, Folder, Rights};
 
 use crate::network::PlannedNetwork;
 use crate::parent::Parent;
-use crate::{CellError, CellSpec, Layout, command, disk, initramfs, models, oci};
+use crate::{CellError, CellSpec, Layout, command, disk, granted, initramfs, models, oci};
 
 /// Names a guest kernel to use instead of the built one.
 pub const KERNEL_VARIABLE: &str = "EXOCELL_KERNEL";
@@ -140,7 +139,7 @@ impl VmPlan {
             disk,
             command: isolates.then(|| command::prepare(layout)).transpose()?,
             models: isolates.then(|| models::prepare(layout, caps.models())).transpose()?.flatten(),
-            folders: open_folders(caps)?,
+            folders: granted::open(layout, caps, &spec.locations)?,
         })
     }
 }
@@ -219,19 +218,6 @@ pub(crate) fn kernel(layout: &Layout) -> Result<PathBuf, CellError> {
             path.display()
         ))),
     }
-}
-
-/// Opens every folder of the grant.
-pub fn open_folders(caps: &CapabilitySet) -> Result<Vec<PlannedFolder>, CellError> {
-    caps.folders().iter().map(open_folder).collect()
-}
-
-fn open_folder(granted: &Folder) -> Result<PlannedFolder, CellError> {
-    let dir =
-        File::options().read(true).custom_flags(libc::O_DIRECTORY).open(&granted.host).map_err(
-            CellError::host(format!("cannot open the folder {}", granted.host.display())),
-        )?;
-    Ok(PlannedFolder { dir: dir.into(), granted: granted.clone() })
 }
 
 fn boot(

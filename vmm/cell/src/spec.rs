@@ -82,6 +82,9 @@ pub struct CellSpec {
     pub warm: Option<String>,
     /// The capability table in its TOML form, after the command line's flags.
     pub capabilities: String,
+    /// Where its folders were when it was made, if it may start again; found at its start else.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub locations: Vec<crate::granted::Location>,
     /// Milliseconds since the epoch.
     pub created_ms: u64,
 }

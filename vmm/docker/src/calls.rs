@@ -53,8 +53,8 @@ pub async fn create(server: &Arc<Server>, call: Call) -> ApiResult<Response> {
             let image = server.images()?.resolve(&wanted.config.image)?;
             let volumes = server.containers.volumes();
             let admitted = admit::admit(&wanted, &image.config, &server.defaults, &volumes)?;
-            server.containers.prepare(&admitted.mounts)?;
             let mut container = container(wanted, &image, admitted, id, name);
+            server.containers.prepare(&mut container)?;
             let keeps = !container.spec.remove && !container.spec.read_only;
             container.spec.disk = keeps.then(|| server.containers.disk(container.id()));
             let caps = CapabilitySet::parse(&container.spec.capabilities, Path::new("/"));
@@ -128,6 +128,7 @@ fn container(
         disk: None,
         idle: false,
         warm: None,
+        locations: Vec::new(),
         created_ms: now_ms(),
     };
     Container {

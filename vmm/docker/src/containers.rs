@@ -16,7 +16,9 @@ use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
+use exocell_cell::granted::{Links, Location};
 use exocell_cell::images::private;
+use exocell_cell::xgate::CapabilitySet;
 use exocell_cell::{CellError, CellSpec, Layout, Record, State, Status, plan};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -376,29 +378,34 @@ impl Containers {
         }
     }
 
-    /// Makes the folders of a container that are to be made, and checks that
-    /// all are folders.
-    pub fn prepare(&self, mounts: &[MountPoint]) -> ApiResult<()> {
+    /// Makes the folders of a container that are to be made, and finds all of them, once: they stay
+    /// what they are then, whatever takes their places.
+    pub fn prepare(&self, container: &mut Container) -> ApiResult<()> {
+        if !container.spec.locations.is_empty() {
+            return Ok(());
+        }
+        let mounts = &container.mounts;
         let volumes: Vec<&str> = mounts.iter().filter_map(|m| m.volume.as_deref()).collect();
         self.check_volumes(&volumes)?;
-        mounts.iter().try_for_each(|mount| prepare(&mount.source, mount.make))
+        let caps = CapabilitySet::parse(&container.spec.capabilities, Path::new("/"));
+        let caps = caps.map_err(CellError::from)?;
+        let links = Links::of(&self.layout, &caps);
+        let found = mounts.iter().map(|mount| prepare(&links, mount));
+        container.spec.locations = found.collect::<ApiResult<_>>()?;
+        Ok(())
     }
 }
 
-fn prepare(source: &Path, make: bool) -> ApiResult<()> {
-    let shown = source.display();
-    if make && !source.exists() {
-        fs::create_dir_all(source)
-            .map_err(|error| ApiError::internal(format!("cannot make {shown}: {error}")))?;
-    }
-    match fs::metadata(source) {
-        Ok(data) if data.is_dir() => Ok(()),
-        Ok(_) => Err(ApiError::unsupported(
+fn prepare(links: &Links<'_>, mount: &MountPoint) -> ApiResult<Location> {
+    let shown = mount.source.display();
+    links.locate(&mount.source, mount.make).map_err(|error| match error.kind() {
+        io::ErrorKind::NotADirectory => ApiError::unsupported(
             format!("the bind mount of {shown}, which is not a folder,"),
             "mount the folder that it lies in",
-        )),
-        Err(error) => Err(ApiError::bad_request(format!(
+        ),
+        io::ErrorKind::NotFound => ApiError::bad_request(format!(
             "invalid mount config: bind source path does not exist: {shown} ({error})"
-        ))),
-    }
+        )),
+        _ => ApiError::bad_request(format!("invalid mount config: {shown}: {error}")),
+    })
 }

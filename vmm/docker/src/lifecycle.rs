@@ -71,7 +71,7 @@ pub async fn start(server: &Arc<Server>, key: &str) -> ApiResult<bool> {
 
 /// Makes `container` a cell; what it is from then on, and its session. Blocks.
 fn launch(server: &Server, mut container: Container) -> ApiResult<(Container, BlockingStream)> {
-    server.containers.prepare(&container.mounts)?;
+    server.containers.prepare(&mut container)?;
     ports::number(&mut container.spec.publish)
         .map_err(|error| ApiError::internal(format!("cannot publish a port: {error}")))?;
     // The launcher reads it.

@@ -72,8 +72,8 @@ pub async fn container(server: &Arc<Server>, key: &str) -> ApiResult<Reach> {
     }
     server
         .blocking(move |server| {
-            let container = on_disk(server, seen)?;
-            server.containers.prepare(&container.mounts)?;
+            let mut container = on_disk(server, seen)?;
+            server.containers.prepare(&mut container)?;
             begin(server, &idle(&container)?, Some(held))
         })
         .await
@@ -102,7 +102,8 @@ fn idle(container: &Container) -> ApiResult<CellSpec> {
     if let Some(sections) = caps.as_object_mut() {
         sections.remove("network");
     }
-    Ok(CellSpec { disk: container.spec.disk.clone(), ..bare(&container.spec.image, &caps)? })
+    let (disk, locations) = (container.spec.disk.clone(), container.spec.locations.clone());
+    Ok(CellSpec { disk, locations, ..bare(&container.spec.image, &caps)? })
 }
 
 fn bare(image: &str, caps: &Value) -> ApiResult<CellSpec> {
@@ -131,6 +132,7 @@ fn bare(image: &str, caps: &Value) -> ApiResult<CellSpec> {
         disk: None,
         idle: true,
         warm: None,
+        locations: Vec::new(),
         capabilities: caps.to_string(),
         created_ms: now_ms(),
     })

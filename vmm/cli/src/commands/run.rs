@@ -371,6 +371,7 @@ pub(super) fn spec(
         disk: None,
         idle: false,
         warm: None,
+        locations: Vec::new(),
         created_ms: now_ms(),
     })
 }

@@ -1,0 +1,235 @@
+//! The host's folders that a cell is granted: found once, when the cell is made, and the same ones
+//! at each start.
+//!
+//! A folder may lie in another that a cell may write. That cell can put a link in its place, and
+//! would be given what the link leads to at the next start. So links on the way are followed once,
+//! for the operator, and only where no cell can have made them; what was found then is written
+//! down, and opened later without following any.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use exocell_images::walk::Directory;
+use exocell_xgate::{CapabilitySet, Folder, Rights};
+use nix::errno::Errno;
+use serde::{Deserialize, Serialize};
+
+use crate::plan::PlannedFolder;
+use crate::{CellError, Layout, Record};
+
+/// Tells one start of the host from another (random(4)).
+const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+
+/// Where a granted folder was found.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Location {
+    /// As the capability table has it.
+    folder: PathBuf,
+    /// Where that is; no part is a link.
+    real: PathBuf,
+    device: u64,
+    inode: u64,
+    /// Devices are numbered anew at each start of the host.
+    boot: String,
+}
+
+impl Location {
+    fn new(folder: &Path, directory: &Directory) -> io::Result<Self> {
+        let metadata = directory.metadata()?;
+        let boot = fs::read_to_string(BOOT_ID)?.trim().to_owned();
+        let (device, inode) = (metadata.dev(), metadata.ino());
+        Ok(Self { folder: folder.to_owned(), real: directory.path()?, device, inode, boot })
+    }
+
+    /// Opens what was found, if it is still there.
+    fn open(&self) -> Result<Directory, CellError> {
+        let replaced = || {
+            CellError::Usage(format!(
+                "the folder {} was replaced since the cell was made: {} is not the folder that it \
+                 was; put that back, or make the cell anew",
+                self.folder.display(),
+                self.real.display()
+            ))
+        };
+        let failed =
+            || CellError::host(format!("cannot open the folder {}", self.folder.display()));
+        let opened = match Directory::real(&self.real) {
+            Err(error) => match error.raw_os_error().map(Errno::from_raw) {
+                Some(Errno::ELOOP | Errno::ENOTDIR | Errno::ENOENT) => return Err(replaced()),
+                _ => return Err(failed()(error)),
+            },
+            Ok(opened) => opened,
+        };
+        let now = Self::new(&self.folder, &opened).map_err(failed())?;
+        let same_device = self.device == now.device || self.boot != now.boot;
+        match same_device && self.inode == now.inode {
+            true => Ok(opened),
+            false => Err(replaced()),
+        }
+    }
+}
+
+/// Which links the operator's paths may go through.
+pub struct Links<'a> {
+    layout: &'a Layout,
+    caps: &'a CapabilitySet,
+}
+
+impl<'a> Links<'a> {
+    /// For a cell that is to have `caps`.
+    #[must_use]
+    pub fn of(layout: &'a Layout, caps: &'a CapabilitySet) -> Self {
+        Self { layout, caps }
+    }
+
+    /// Finds `folder`, with `make` where it is missing, too.
+    ///
+    /// # Errors
+    /// As of open(2) and mkdir(2), and for a link that a cell can have made.
+    pub fn locate(&self, folder: &Path, make: bool) -> io::Result<Location> {
+        Location::new(folder, &self.open(folder, make)?)
+    }
+
+    fn open(&self, folder: &Path, make: bool) -> io::Result<Directory> {
+        Directory::resolve(folder, make, &mut |link| match self.writer(link)? {
+            None => Ok(()),
+            Some(writable) => Err(io::Error::other(format!(
+                "its path goes through the link {}, and a cell may write {}; name the folder that \
+                 the link leads to",
+                link.display(),
+                writable.display()
+            ))),
+        })
+    }
+
+    /// The folder with `link` in it that this cell, or another, may write.
+    fn writer(&self, link: &Path) -> io::Result<Option<PathBuf>> {
+        let others = Record::all(self.layout).map_err(io::Error::other)?;
+        let others = others.iter().filter_map(|(_, spec, _)| {
+            let caps = CapabilitySet::parse(&spec.capabilities, Path::new("/")).ok()?;
+            Some((caps, spec.locations.clone()))
+        });
+        let all = others.chain([(self.caps.clone(), Vec::new())]);
+        for (caps, locations) in all {
+            let is_writable = |folder: &&Folder| folder.rights.contains(Rights::WRITE);
+            for folder in caps.folders().iter().filter(is_writable) {
+                let found = locations.iter().find(|found| found.folder == folder.host);
+                let real = found.map(|found| found.real.clone());
+                // One that is not there yet holds no link.
+                let real = real.or_else(|| folder.host.canonicalize().ok());
+                if real.is_some_and(|real| link.starts_with(real)) {
+                    return Ok(Some(folder.host.clone()));
+                }
+            }
+        }
+        Ok(None)
+    }
+}
+
+/// Opens every folder of the grant, each where it was found when the cell was made.
+pub(crate) fn open(
+    layout: &Layout,
+    caps: &CapabilitySet,
+    locations: &[Location],
+) -> Result<Vec<PlannedFolder>, CellError> {
+    let links = Links::of(layout, caps);
+    let open = |granted: &Folder| {
+        let found = locations.iter().find(|found| found.folder == granted.host);
+        let dir = match found {
+            Some(found) => found.open()?,
+            None => links.open(&granted.host, false).map_err(CellError::host(format!(
+                "cannot open the folder {}",
+                granted.host.display()
+            )))?,
+        };
+        Ok(PlannedFolder { dir: dir.into(), granted: granted.clone() })
+    };
+    caps.folders().iter().map(open).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::symlink;
+
+    fn caps(folders: &[(&Path, &str)]) -> CapabilitySet {
+        let folders: Vec<_> = folders
+            .iter()
+            .enumerate()
+            .map(|(at, (host, right))| {
+                serde_json::json!({
+                    "host": host, "guest": format!("/f{at}"), "rights": ["read", right],
+                })
+            })
+            .collect();
+        let table = serde_json::json!({ "version": 1, "folder": folders });
+        CapabilitySet::parse(&table.to_string(), Path::new("/")).unwrap()
+    }
+
+    fn is(opened: &PlannedFolder, path: &Path) -> bool {
+        let stat = nix::sys::stat::fstat(&opened.dir).unwrap();
+        fs::metadata(path).unwrap().ino() == stat.st_ino
+    }
+
+    #[test]
+    fn a_folder_is_at_each_start_what_it_was_when_the_cell_was_made() {
+        let place = tempfile::tempdir().unwrap();
+        let base = place.path().canonicalize().unwrap();
+        let (app, data, host) = (base.join("app"), base.join("app/data"), base.join("host"));
+        fs::create_dir_all(&data).unwrap();
+        fs::create_dir(&host).unwrap();
+        symlink(&base, base.join("operators")).unwrap();
+        let layout = Layout::new(base.join("root"));
+        let named = base.join("operators/app/data");
+        let caps = caps(&[(&app, "write"), (&named, "write")]);
+        let links = Links::of(&layout, &caps);
+        // The operator's own link is not in a folder of a cell's.
+        let found = vec![links.locate(&named, false).unwrap()];
+        let opened = open(&layout, &caps, &found).unwrap();
+        assert!(is(&opened[0], &app) && is(&opened[1], &data));
+        // The cell puts a link in the folder's place; one of its own folders; nothing.
+        fs::rename(&data, app.join("moved")).unwrap();
+        symlink(&host, &data).unwrap();
+        let refused = |locations: &[Location], word: &str| {
+            let said = open(&layout, &caps, locations).map(drop).unwrap_err().to_string();
+            assert!(said.contains(word), "{said}");
+        };
+        refused(&found, "was replaced since the cell was made");
+        // For a new cell the link may be one that a cell has left.
+        refused(&[], "goes through the link");
+        fs::remove_file(&data).unwrap();
+        fs::create_dir(&data).unwrap();
+        refused(&found, "was replaced since the cell was made");
+        fs::remove_dir(&data).unwrap();
+        refused(&found, "was replaced since the cell was made");
+        // Put back, it is the folder again, under another name of the device after a boot, too.
+        fs::rename(app.join("moved"), &data).unwrap();
+        let mut later = found.clone();
+        (later[0].boot, later[0].device) = ("another".to_owned(), 0);
+        assert!(is(&open(&layout, &caps, &later).unwrap()[1], &data));
+        (later[0].boot, later[0].device) = (found[0].boot.clone(), 0);
+        refused(&later, "was replaced");
+    }
+
+    #[test]
+    fn folders_are_made_and_not_behind_a_cells_links() {
+        let place = tempfile::tempdir().unwrap();
+        let base = place.path().canonicalize().unwrap();
+        let (app, host) = (base.join("app"), base.join("host"));
+        fs::create_dir(&app).unwrap();
+        fs::create_dir(&host).unwrap();
+        symlink(&host, app.join("link")).unwrap();
+        symlink(&host, base.join("operators")).unwrap();
+        let layout = Layout::new(base.join("root"));
+        let caps = caps(&[(&app, "write")]);
+        let links = Links::of(&layout, &caps);
+        links.locate(&app.join("link/made"), true).unwrap_err();
+        assert_eq!(fs::read_dir(&host).unwrap().count(), 0);
+        let made = links.locate(&base.join("operators/a/b"), true).unwrap();
+        assert_eq!(made.real, host.join("a/b"));
+        links.locate(&base.join("operators/c"), false).unwrap_err();
+    }
+}
