@@ -18,6 +18,7 @@ use crate::config::ImageConfig;
 use crate::error::{ImageError, Result};
 use crate::limits::ImportLimits;
 use crate::reference::Reference;
+use crate::walk::Directory;
 use crate::{Digest, digest};
 pub(crate) use directory::{Extents, extents, import_directory, meta};
 use files::Files;
@@ -163,8 +164,9 @@ pub fn layout_server(stream: &UnixStream, path: &Path) -> io::Result<()> {
         if name != "index.json" && digest.is_none() {
             return Err(ImageError::malformed("the layout", "a file of it has another name"));
         }
-        let file = path.join(name);
-        Ok(Box::new(File::open(&file).map_err(|error| ImageError::read(&file, error))?))
+        // It is hostile, and links in it could lead to any file of the operator's.
+        let opened = Directory::at(path).and_then(|folder| folder.find(name)?.file());
+        Ok(Box::new(opened.map_err(|error| ImageError::read(&path.join(name), error))?))
     })
 }
 
@@ -205,4 +207,38 @@ fn read_document(stream: &mut dyn Read, what: &str, limits: &ImportLimits) -> Re
 
 fn parse<T: DeserializeOwned>(bytes: &[u8], what: &str) -> Result<T> {
     serde_json::from_slice(bytes).map_err(|error| ImageError::malformed(what, error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+    use std::os::unix::fs::symlink;
+
+    #[test]
+    fn links_in_a_layout_show_nothing_of_the_host() {
+        let place = tempfile::tempdir().unwrap();
+        let (layout, host) = (place.path().join("layout"), place.path().join("host"));
+        let name = format!("blobs/sha256/{}", Digest::of(b"x").hex());
+        fs::create_dir(&layout).unwrap();
+        fs::create_dir_all(host.join("sha256")).unwrap();
+        fs::write(host.join(&name["blobs/".len()..]), "of the host").unwrap();
+        fs::write(host.join("secret"), "of the host").unwrap();
+        symlink(host.join("secret"), layout.join("index.json")).unwrap();
+        symlink(&host, layout.join("blobs")).unwrap();
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| layout_server(&ours, &layout).unwrap());
+            let remote = Remote::new(theirs);
+            let read = |name: &str| {
+                read_document(&mut *remote.open(name)?, name, &ImportLimits::default())
+            };
+            read("index.json").unwrap_err();
+            read(&name).unwrap_err();
+            fs::remove_file(layout.join("index.json")).unwrap();
+            fs::write(layout.join("index.json"), "{}").unwrap();
+            assert_eq!(read("index.json").unwrap(), b"{}");
+            drop(remote);
+        });
+    }
 }

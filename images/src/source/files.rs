@@ -12,6 +12,7 @@ use crate::error::{ImageError, Result, shown};
 use crate::limits::ImportLimits;
 use crate::tar::{EntryKind, TarReader};
 use crate::tree::split;
+use crate::walk::Directory;
 
 /// Links followed for one name (old `docker save` links layers it repeats).
 const HOPS_MAX: usize = 8;
@@ -79,9 +80,9 @@ impl Files {
             Place::Archive(file, members) => (file, members),
             Place::Remote(remote) => return remote.open(name),
             Place::Folder => {
+                let found = Directory::at(&self.path).and_then(|folder| folder.find(name)?.file());
                 let path = self.path.join(name);
-                let file = File::open(&path).map_err(|error| ImageError::read(&path, error))?;
-                return Ok(Box::new(file));
+                return Ok(Box::new(found.map_err(|error| ImageError::read(&path, error))?));
             }
         };
         let mut name = components.join(&b'/');
