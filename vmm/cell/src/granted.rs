@@ -8,10 +8,11 @@
 
 use std::fs;
 use std::io;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use exocell_images::walk::Directory;
+use exocell_images::walk::{Directory, Found};
 use exocell_xgate::{CapabilitySet, Folder, Rights};
 use nix::errno::Errno;
 use serde::{Deserialize, Serialize};
@@ -75,14 +76,41 @@ impl Location {
 /// Which links the operator's paths may go through.
 pub struct Links<'a> {
     layout: &'a Layout,
-    caps: &'a CapabilitySet,
+    caps: Option<&'a CapabilitySet>,
 }
 
 impl<'a> Links<'a> {
     /// For a cell that is to have `caps`.
     #[must_use]
     pub fn of(layout: &'a Layout, caps: &'a CapabilitySet) -> Self {
-        Self { layout, caps }
+        Self { layout, caps: Some(caps) }
+    }
+
+    /// For what is no folder of a cell's, but may lie in one.
+    #[must_use]
+    pub fn outside(layout: &'a Layout) -> Self {
+        Self { layout, caps: None }
+    }
+
+    /// The directory at `path`.
+    ///
+    /// # Errors
+    /// As of open(2), and for a link that a cell can have made.
+    pub fn directory(&self, path: &Path) -> io::Result<Directory> {
+        self.open(path, false)
+    }
+
+    /// What `path` names, a link if it is one.
+    ///
+    /// # Errors
+    /// As of open(2), and for a link on the way that a cell can have made.
+    pub fn find(&self, path: &Path) -> io::Result<Found> {
+        let bytes = path.as_os_str().as_bytes();
+        let is_directory = bytes.ends_with(b"/") || bytes.ends_with(b"/.");
+        match (path.parent(), path.file_name()) {
+            (Some(parent), Some(name)) if !is_directory => self.open(parent, false)?.find(name),
+            _ => self.open(path, false)?.find("."),
+        }
     }
 
     /// Finds `folder`, with `make` where it is missing, too.
@@ -112,7 +140,7 @@ impl<'a> Links<'a> {
             let caps = CapabilitySet::parse(&spec.capabilities, Path::new("/")).ok()?;
             Some((caps, spec.locations.clone()))
         });
-        let all = others.chain([(self.caps.clone(), Vec::new())]);
+        let all = others.chain(self.caps.map(|caps| (caps.clone(), Vec::new())));
         for (caps, locations) in all {
             let is_writable = |folder: &&Folder| folder.rights.contains(Rights::WRITE);
             for folder in caps.folders().iter().filter(is_writable) {
@@ -227,6 +255,13 @@ mod tests {
         let caps = caps(&[(&app, "write")]);
         let links = Links::of(&layout, &caps);
         links.locate(&app.join("link/made"), true).unwrap_err();
+        fs::write(host.join("s"), "of the host").unwrap();
+        links.find(&app.join("link/s")).unwrap_err();
+        assert!(links.find(&app.join("link")).unwrap().metadata().is_symlink());
+        links.find(&base.join("operators/s")).unwrap();
+        assert!(links.find(&base.join("operators/")).unwrap().is_directory());
+        links.find(&base.join("operators/..")).unwrap();
+        fs::remove_file(host.join("s")).unwrap();
         assert_eq!(fs::read_dir(&host).unwrap().count(), 0);
         let made = links.locate(&base.join("operators/a/b"), true).unwrap();
         assert_eq!(made.real, host.join("a/b"));

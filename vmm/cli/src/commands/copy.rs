@@ -1,13 +1,14 @@
 //! `exocell cp`: tar streams into and out of a running cell.
 
 use std::ffi::{OsStr, OsString};
+use std::io::ErrorKind::{NotADirectory, NotFound};
 use std::io::{self, PipeWriter};
 use std::path::Path;
 
 use exocell_cell::agent::{TRANSFER_MAX, client};
 use exocell_cell::archive::{self, ArchiveError};
+use exocell_cell::granted::Links;
 use exocell_cell::images;
-use exocell_cell::images::walk::{Directory, Found};
 use exocell_cell::{CellError, Layout};
 
 use super::exec::guest_stream;
@@ -44,7 +45,9 @@ fn upload(layout: &Layout, from: &str, cell: &str, to: &str) -> Result<(), CellE
         return client::upload(&stream, &stream, to, &mut io::stdin()).map(drop).map_err(refused);
     }
     let path = Path::new(from);
-    let found = Found::at(path).map_err(CellError::host(format!("cannot read {from}")))?;
+    let found = Links::outside(layout)
+        .find(path)
+        .map_err(CellError::host(format!("cannot read {from}")))?;
     let (directory, name) = target(layout, cell, to, path)?;
     // The archive is made while it is sent: a pipe joins the two.
     let (read, write) = io::pipe().map_err(CellError::host("cannot make a pipe"))?;
@@ -152,21 +155,22 @@ impl From<io::Error> for CopyError {
 /// is made, all called or below what `from` is called.
 ///
 /// What lies in `to` may be a cell's, which changes it meanwhile: its names are used in directories
-/// that are open, and no link is followed.
+/// that are open, and no link of a cell's is followed.
 fn unpack(
     layout: &Layout,
     get: impl FnOnce(PipeWriter) -> io::Result<()> + Send,
     from: &str,
     to: &Path,
 ) -> Result<(), CopyError> {
-    let (base, rename) = if to.is_dir() {
-        (to, None)
-    } else {
-        let parent = to.parent().filter(|parent| !parent.as_os_str().is_empty());
-        (parent.unwrap_or(Path::new(".")), to.file_name())
+    let links = Links::outside(layout);
+    let (directory, rename) = match links.directory(to) {
+        Err(error) if matches!(error.kind(), NotFound | NotADirectory) => {
+            let parent = to.parent().unwrap_or(Path::new("."));
+            (links.directory(parent)?, to.file_name())
+        }
+        opened => (opened?, None),
     };
-    let directory = Directory::at(base)?;
-    let staging = Staging::new(layout, base, &directory)?;
+    let staging = Staging::new(layout, &directory)?;
     archive::extract(staging.directory(), get)?;
     let names = staging.directory().names()?;
     let names = wanted(names, archive::base_name(from), rename.is_some())?;

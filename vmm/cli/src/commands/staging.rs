@@ -32,20 +32,20 @@ pub struct Staging {
 }
 
 impl Staging {
-    /// Makes one in the folder `base`, which is open as `directory`.
-    pub fn new(layout: &Layout, base: &Path, directory: &Directory) -> io::Result<Self> {
+    /// Makes one in `base`.
+    pub fn new(layout: &Layout, base: &Directory) -> io::Result<Self> {
         let notes = layout.copies();
         private::folder(&notes)?;
         let _lock = lock(&notes)?;
         let id = CellSpec::new_id().map_err(io::Error::other)?;
         let name = OsString::from(format!("{PREFIX}{id}"));
-        let (path, note) = (base.canonicalize()?.join(&name), notes.join(&id));
+        let (path, note) = (base.path()?.join(&name), notes.join(&id));
         let mut held = private::options().write(true).create_new(true).open(&note)?;
         held.lock()?;
         let made = held
             .write_all(path.as_os_str().as_bytes())
-            .and_then(|()| directory.make(&name, 0o700))
-            .and_then(|made| Ok((made, directory.enter("")?)));
+            .and_then(|()| base.make(&name, 0o700))
+            .and_then(|made| Ok((made, base.enter("")?)));
         match made {
             Ok((directory, base)) => Ok(Self { base, name, directory, note, _held: held }),
             Err(error) => {
@@ -134,7 +134,7 @@ mod tests {
         let place = tempfile::tempdir().unwrap();
         let layout = Layout::new(place.path().join("root"));
         let base = Directory::at(place.path()).unwrap();
-        let used = Staging::new(&layout, place.path(), &base).unwrap();
+        let used = Staging::new(&layout, &base).unwrap();
         let left = place.path().join(format!("{PREFIX}left"));
         fs::create_dir_all(left.join("deep")).unwrap();
         let note = layout.copies().join("left");
@@ -161,7 +161,7 @@ mod tests {
         fs::write(host.join("kept"), "kept").unwrap();
         let layout = Layout::new(place.path().join("root"));
         let base = Directory::at(&shared).unwrap();
-        let staging = Staging::new(&layout, &shared, &base).unwrap();
+        let staging = Staging::new(&layout, &base).unwrap();
         let (path, moved) = (shared.join(&staging.name), shared.join("moved"));
         fs::rename(&path, &moved).unwrap();
         std::os::unix::fs::symlink(&host, &path).unwrap();
