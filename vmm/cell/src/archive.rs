@@ -10,7 +10,7 @@ use std::fs::File;
 use std::io::{self, PipeWriter, Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::path::{Component, Path};
 use std::time::{Duration, Instant};
 
 use exocell_images::{FirstEntry, ImageError, ImportLimits, first_entry, pass, unzip};
@@ -96,7 +96,11 @@ impl Names {
 /// root, whose archive has no name of its own.
 #[must_use]
 pub fn base_name(path: &str) -> Option<&OsStr> {
-    Path::new(path).file_name()
+    match Path::new(path).components().next_back() {
+        Some(Component::RootDir) => None,
+        // `..` and nothing are names that no entry has: no guest has an archive of those.
+        part => Some(part.map_or(OsStr::new(""), Component::as_os_str)),
+    }
 }
 
 /// Passes on to `out` the archive that `write` writes, without what gives rights on a host (set-id
@@ -262,9 +266,14 @@ mod tests {
             base: base.map(|base| base.as_bytes().to_vec()),
             strip,
         };
-        for (path, base) in
-            [("/one.txt", Some("one.txt")), ("/d/", Some("d")), ("/d/.", Some("d")), ("/", None)]
-        {
+        for (path, base) in [
+            ("/one.txt", Some("one.txt")),
+            ("/d/", Some("d")),
+            ("/d/.", Some("d")),
+            ("/", None),
+            ("/d/..", Some("..")),
+            ("", Some("")),
+        ] {
             assert_eq!(Names::of(path), names(base, false), "{path}");
         }
         assert_eq!(Names::inside("/d/."), names(Some("d"), true));
