@@ -409,3 +409,52 @@ fn prepare(links: &Links<'_>, mount: &MountPoint) -> ApiResult<Location> {
         _ => ApiError::bad_request(format!("invalid mount config: {shown}: {error}")),
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::symlink;
+
+    /// One with `source` as a folder that it may write, made where `make` says so.
+    fn container(source: &Path, make: bool) -> Container {
+        let folder = json!({ "host": source, "guest": "/d", "rights": ["read", "write"] });
+        let table = json!({ "version": 1, "folder": [folder] }).to_string();
+        let spec = serde_json::from_value(json!({
+            "version": 1, "id": "0123456789abcdef", "name": "c", "strength": "vm", "image": "i",
+            "entrypoint": null, "command": [], "env": [], "working_dir": null, "user": null,
+            "hostname": null, "tty": false, "stdin": false, "remove": false, "read_only": false,
+            "capabilities": table, "created_ms": 0,
+        }));
+        let mut container = Container::of_cell(spec.unwrap());
+        let (source, target) = (source.to_owned(), "/d".to_owned());
+        container.mounts = vec![MountPoint { volume: None, source, target, writable: true, make }];
+        container
+    }
+
+    #[test]
+    fn folders_are_made_and_found_once() {
+        let place = tempfile::tempdir().unwrap();
+        let base = place.path().canonicalize().unwrap();
+        let containers = Containers::open(&Layout::new(base.join("root"))).unwrap();
+        let (source, host) = (base.join("app/data"), base.join("host"));
+        fs::create_dir(&host).unwrap();
+        let status = |source: &Path| {
+            let refused = containers.prepare(&mut container(source, false));
+            refused.unwrap_err().status.as_u16()
+        };
+        assert_eq!(status(&source), 400);
+        fs::write(base.join("file"), "").unwrap();
+        assert_eq!(status(&base.join("file")), 501);
+        let mut container = container(&source, true);
+        containers.prepare(&mut container).unwrap();
+        assert!(source.is_dir());
+        let found = container.spec.locations.clone();
+        assert_eq!(found.len(), 1);
+        // What a cell puts in its place, the next start neither makes nor looks at.
+        fs::remove_dir(&source).unwrap();
+        symlink(host.join("made"), &source).unwrap();
+        containers.prepare(&mut container).unwrap();
+        assert_eq!(container.spec.locations, found);
+        assert_eq!(fs::read_dir(&host).unwrap().count(), 0);
+    }
+}
