@@ -13,8 +13,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::error::{ApiError, ApiResult};
+use crate::fields::says;
 use crate::ports;
-use crate::wire::{Config, Create, HostConfig, Mount, Names, TmpfsOptions, Ulimit};
+use crate::wire::{BindOptions, Config, Create, HostConfig, Mount, Names, TmpfsOptions, Ulimit};
 
 /// What a container gets where its client names no limit.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -65,8 +66,7 @@ pub fn admit(
     volumes: &Path,
 ) -> ApiResult<Admitted> {
     let host = &create.host;
-    refuse(host)?;
-    refuse_unknown(&create.host_value)?;
+    refuse(create)?;
     let args = args(&create.config, image);
     if args.is_empty() || args.iter().all(String::is_empty) {
         return Err(ApiError::bad_request(format!(
@@ -78,10 +78,10 @@ pub fn admit(
     let publish = publish(create, image)?;
     Ok(Admitted {
         args,
-        capabilities: table(host, defaults, &mounts, &publish)?.to_string(),
+        capabilities: table(create, defaults, &mounts, &publish)?.to_string(),
         intra: defaults.intra,
         settings: settings(create)?,
-        warnings: warnings(host, defaults),
+        warnings: warnings(create, defaults),
         mounts,
         publish,
     })
@@ -91,9 +91,9 @@ fn publish(create: &Create, image: &ImageConfig) -> ApiResult<Vec<Publish>> {
     let mut exposed: Names = create.config.exposed_ports.clone();
     exposed.extend(image.exposed_ports.iter().map(|port| (port.clone(), json!({}))));
     let publish = ports::published(&create.host, &exposed)?;
-    if !publish.is_empty() && create.host.network_mode == "none" {
+    if !publish.is_empty() && !create.wants_network() {
         return Err(ApiError::bad_request(
-            "conflicting options: published ports and the network mode none",
+            "conflicting options: published ports and no network (NetworkMode none, NetworkDisabled)",
         ));
     }
     Ok(publish)
@@ -120,7 +120,8 @@ fn is_foreign(mode: &str) -> bool {
     mode == "host" || mode.starts_with("container:") || mode.starts_with("ns:")
 }
 
-fn refuse(host: &HostConfig) -> ApiResult<()> {
+fn refuse(create: &Create) -> ApiResult<()> {
+    let host = &create.host;
     let own_kernel = "a cell has a kernel of its own and never reaches into the host's";
     let modes = [
         ("pid", &host.pid_mode),
@@ -133,11 +134,22 @@ fn refuse(host: &HostConfig) -> ApiResult<()> {
     if let Some((name, mode)) = modes.into_iter().find(|(_, mode)| is_foreign(mode)) {
         return Err(ApiError::unsupported(format!("the {name} mode {mode}"), own_kernel));
     }
-    if !matches!(host.network_mode.as_str(), "" | "default" | "bridge" | "none") {
-        return Err(ApiError::not_found(format!("network {} not found", host.network_mode)));
+    check_networks(create)?;
+    let known: [(&str, &String, &[&str]); 6] = [
+        ("PidMode", &host.pid_mode, &[""]),
+        ("IpcMode", &host.ipc_mode, &["", "private", "shareable"]),
+        ("UTSMode", &host.uts_mode, &[""]),
+        ("UsernsMode", &host.userns_mode, &[""]),
+        ("CgroupnsMode", &host.cgroupns_mode, &["", "private"]),
+        ("Isolation", &host.isolation, &["", "default"]),
+    ];
+    if let Some((name, mode, _)) =
+        known.into_iter().find(|(_, mode, known)| !known.contains(&mode.as_str()))
+    {
+        return Err(ApiError::unsupported(format!("the {name} {mode:?}"), "leave it out"));
     }
     let log = host.log_config.kind.as_str();
-    let runtime = host.runtime.as_str();
+    let is_runtime = |name: &String| matches!(name.as_str(), "" | "exocell" | "runc");
     let refused = [
         (!host.devices.is_empty(), "Devices", own_kernel),
         (!host.device_requests.is_empty(), "DeviceRequests (--gpus)", own_kernel),
@@ -149,7 +161,11 @@ fn refuse(host: &HostConfig) -> ApiResult<()> {
             "this log driver",
             "use json-file, whose logs are kept with the cell",
         ),
-        (!matches!(runtime, "" | "exocell" | "runc"), "this runtime", "leave it out"),
+        (
+            !is_runtime(&host.runtime) || !is_runtime(&create.runtime),
+            "this runtime",
+            "leave it out",
+        ),
     ];
     match refused.into_iter().find(|(asked, ..)| *asked) {
         Some((_, what, remedy)) => Err(ApiError::unsupported(what, remedy)),
@@ -157,23 +173,58 @@ fn refuse(host: &HostConfig) -> ApiResult<()> {
     }
 }
 
+/// The network that a container is to be in, by every name that the client gives it.
+fn check_networks(create: &Create) -> ApiResult<()> {
+    let mode = create.host.network_mode.as_str();
+    let named = create.endpoints.keys().map(String::as_str);
+    for network in [mode].into_iter().chain(named) {
+        if !matches!(network, "" | "default" | "bridge" | "none") {
+            return Err(ApiError::not_found(format!("network {network} not found")));
+        }
+        if (network == "none") != (mode == "none") {
+            return Err(ApiError::bad_request(format!(
+                "conflicting options: the network mode {mode:?} and the network {network}"
+            )));
+        }
+    }
+    Ok(())
+}
+
 /// What is taken but not done, in words for the client.
-fn warnings(host: &HostConfig, defaults: &Defaults) -> Vec<String> {
+fn warnings(create: &Create, defaults: &Defaults) -> Vec<String> {
+    let host = &create.host;
     let restarts = !matches!(host.restart_policy.name.as_str(), "" | "no");
+    let checks = create.config.healthcheck.as_ref().is_some_and(asks_for_checks);
     [
         (
-            host.network_mode != "none" && defaults.connect.is_empty(),
+            create.wants_network() && defaults.connect.is_empty(),
             "the container has no network to connect to: exocell serve grants one with --allow-net",
         ),
-        (!host.dns.is_empty(), "Dns is not used: the host resolves every name"),
-        (!host.dns_options.is_empty(), "DnsOptions are not used: the host resolves every name"),
-        (!host.dns_search.is_empty(), "DnsSearch is not used: the host resolves every name"),
         (restarts, "the restart policy is not used: an ended container stays so"),
+        (
+            host.memory_swap < 0 || host.memory_swap > host.memory,
+            "MemorySwap is not used: a container has its memory and no swap",
+        ),
+        (checks, "Healthcheck is not used: no container is looked after; look with exec"),
+        (
+            !create.config.volumes.is_empty(),
+            "Volumes without a name are not made: what is written there is on the container's \
+             own disk",
+        ),
     ]
     .into_iter()
     .filter(|(applies, _)| *applies)
     .map(|(_, text)| text.to_owned())
+    .chain(create.warnings.iter().cloned())
     .collect()
+}
+
+/// Whether a health check is to be made: an empty one is the image's, and `NONE` is none.
+fn asks_for_checks(check: &Value) -> bool {
+    let test = check.as_object().and_then(|fields| {
+        fields.iter().find_map(|(name, test)| name.eq_ignore_ascii_case("test").then_some(test))
+    });
+    test.is_some_and(|test| says(test) && test[0] != "NONE")
 }
 
 /// How much of the CPUs the client limits the container to.
@@ -240,85 +291,13 @@ fn tmpfs(host: &HostConfig) -> ApiResult<Vec<Tmpfs>> {
     by_path.chain(mounts).collect::<Result<_, _>>().map_err(bad)
 }
 
-/// What `HostConfig` may hold: what is read, and what says nothing of a cell.
-const KNOWN: [&str; 50] = [
-    "AutoRemove",
-    "Binds",
-    "CapAdd",
-    "CapDrop",
-    "CgroupnsMode",
-    "ConsoleSize",
-    "ContainerIDFile",
-    "CpuPeriod",
-    "CpuQuota",
-    "CpuShares",
-    "CpusetCpus",
-    "DeviceCgroupRules",
-    "DeviceRequests",
-    "Devices",
-    "Dns",
-    "DnsOptions",
-    "DnsSearch",
-    "ExtraHosts",
-    "GroupAdd",
-    "Init",
-    "IpcMode",
-    "Isolation",
-    "Links",
-    "LogConfig",
-    "MaskedPaths",
-    "Memory",
-    "MemoryReservation",
-    "MemorySwap",
-    "MemorySwappiness",
-    "Mounts",
-    "NanoCpus",
-    "NetworkMode",
-    "OomScoreAdj",
-    "PidMode",
-    "PidsLimit",
-    "PortBindings",
-    "Privileged",
-    "PublishAllPorts",
-    "ReadonlyPaths",
-    "ReadonlyRootfs",
-    "RestartPolicy",
-    "Runtime",
-    "SecurityOpt",
-    "ShmSize",
-    "Sysctls",
-    "Tmpfs",
-    "UTSMode",
-    "Ulimits",
-    "UsernsMode",
-    "VolumesFrom",
-];
-
-/// Refuses by its name what is asked for and no cell has.
-fn refuse_unknown(host: &Value) -> ApiResult<()> {
-    let says = |value: &Value| match value {
-        Value::Null => false,
-        Value::Bool(set) => *set,
-        Value::Number(number) => number.as_i64() != Some(0) && number.as_f64() != Some(0.0),
-        Value::String(text) => !text.is_empty(),
-        Value::Array(list) => !list.is_empty(),
-        Value::Object(fields) => !fields.is_empty(),
-    };
-    let asked = host.as_object().into_iter().flatten().find(|(name, value)| {
-        says(value) && !KNOWN.iter().any(|known| known.eq_ignore_ascii_case(name))
-    });
-    match asked {
-        Some((name, _)) => Err(ApiError::unsupported(format!("HostConfig.{name}"), "leave it out")),
-        None => Ok(()),
-    }
-}
-
 fn table(
-    host: &HostConfig,
+    create: &Create,
     defaults: &Defaults,
     mounts: &[MountPoint],
     publish: &[Publish],
 ) -> ApiResult<Value> {
+    let host = &create.host;
     if host.memory < 0 || host.nano_cpus < 0 {
         return Err(ApiError::bad_request("a limit is negative"));
     }
@@ -348,7 +327,7 @@ fn table(
         "clock": {}, "random": {}, "stdio": {},
         "folder": folders,
     });
-    if host.network_mode != "none" && !(defaults.connect.is_empty() && publish.is_empty()) {
+    if create.wants_network() && !(defaults.connect.is_empty() && publish.is_empty()) {
         let listen: BTreeSet<u16> = publish.iter().map(|publish| publish.guest_port).collect();
         let listen: Vec<String> = listen.iter().map(u16::to_string).collect();
         table["network"] = json!({ "connect": defaults.connect, "listen": listen });
@@ -392,7 +371,16 @@ fn read_bind(bind: &str, volumes: &Path) -> ApiResult<MountPoint> {
 fn read_mount(mount: &Mount, volumes: &Path) -> ApiResult<MountPoint> {
     match (mount.kind.as_str(), mount.source.as_str()) {
         ("bind", source) if source.starts_with('/') => {
-            point(source, &mount.target, !mount.read_only, false, volumes)
+            let BindOptions { propagation, create_mountpoint } = &mount.bind_options;
+            if !matches!(propagation.as_str(), "" | "private" | "rprivate") {
+                return Err(no_propagation(propagation));
+            }
+            point(source, &mount.target, !mount.read_only, *create_mountpoint, volumes)
+        }
+        ("volume", _)
+            if !matches!(mount.volume_options.driver_config.name.as_str(), "" | "local") =>
+        {
+            Err(ApiError::unsupported("this volume driver", "use local, without options"))
         }
         ("volume", "") => Err(ApiError::unsupported(
             "a volume without a name",
@@ -409,6 +397,13 @@ fn read_mount(mount: &Mount, volumes: &Path) -> ApiResult<MountPoint> {
             "use a bind mount or a named volume",
         )),
     }
+}
+
+fn no_propagation(word: &str) -> ApiError {
+    ApiError::unsupported(
+        format!("the mount propagation {word:?}"),
+        "what is mounted on one side of a cell is not seen on the other",
+    )
 }
 
 fn point(
@@ -457,13 +452,12 @@ mod tests {
         }
     }
 
-    fn create(host: Value) -> Create {
-        let body = json!({ "Image": "i", "Cmd": ["c"], "HostConfig": host });
-        Create::read(body).expect("a request")
+    fn create(host: Value) -> ApiResult<Create> {
+        Create::read(json!({ "Image": "i", "Cmd": ["c"], "HostConfig": host }))
     }
 
     fn admitted(host: Value) -> ApiResult<Admitted> {
-        admit(&create(host), &ImageConfig::default(), &defaults(&[]), Path::new("/volumes"))
+        admit(&create(host)?, &ImageConfig::default(), &defaults(&[]), Path::new("/volumes"))
     }
 
     #[test]
@@ -492,7 +486,8 @@ mod tests {
         let table = |host: Value, connect: &[&str]| {
             let image = ImageConfig::default();
             let admitted =
-                admit(&create(host), &image, &defaults(connect), Path::new("/volumes")).unwrap();
+                admit(&create(host).unwrap(), &image, &defaults(connect), Path::new("/volumes"))
+                    .unwrap();
             let caps = CapabilitySet::parse(&admitted.capabilities, Path::new("/")).unwrap();
             (caps.network().map(ToString::to_string), admitted.warnings.len())
         };
@@ -525,6 +520,50 @@ mod tests {
     }
 
     #[test]
+    fn a_container_that_wants_no_network_has_none_however_it_says_so() {
+        let body = |more: Value| {
+            let mut body = json!({ "Image": "i", "Cmd": ["c"] });
+            body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            let create = Create::read(body)?;
+            admit(&create, &ImageConfig::default(), &defaults(&["x:1"]), Path::new("/volumes"))
+        };
+        let networked = |more: Value| {
+            let caps = CapabilitySet::parse(&body(more).unwrap().capabilities, Path::new("/"));
+            caps.unwrap().network().is_some()
+        };
+        assert!(networked(json!({})));
+        assert!(networked(json!({"NetworkingConfig": {"EndpointsConfig": {"bridge": {}}}})));
+        assert!(!networked(json!({"NetworkDisabled": true})));
+        assert!(!networked(
+            json!({"networkdisabled": true, "HostConfig": {"NetworkMode": "bridge"}})
+        ));
+        assert!(!networked(json!({"HostConfig": {"networkMode": "none"}})));
+        let none = json!({"HostConfig": {"NetworkMode": "none"},
+            "NetworkingConfig": {"EndpointsConfig": {"none": {"IPAMConfig": null}}}});
+        assert!(!networked(none));
+        let endpoint = |name: &str| json!({"NetworkingConfig": {"EndpointsConfig": { name: {} }}});
+        let ports =
+            json!({"NetworkDisabled": true, "HostConfig": {"PortBindings": {"80/tcp": []}}});
+        for (more, status, word) in [
+            (endpoint("mynet"), 404, "network mynet not found"),
+            (endpoint("none"), 400, "conflicting options"),
+            (ports, 400, "conflicting options"),
+            (json!({"MacAddress": "02:00:00:00:00:01"}), 501, "MacAddress"),
+            (json!({"Runtime": "kata"}), 501, "runtime"),
+        ] {
+            let error = body(more.clone()).unwrap_err();
+            assert_eq!(error.status.as_u16(), status, "{more}: {error}");
+            assert!(error.message.contains(word), "{more}: {error}");
+        }
+        let warned = json!({"Healthcheck": {"Test": ["CMD", "true"]}, "Volumes": {"/data": {}}});
+        let warnings = body(warned).unwrap().warnings.join("; ");
+        assert!(warnings.contains("Healthcheck") && warnings.contains("Volumes"), "{warnings}");
+        for none in [json!({}), json!({"Test": []}), json!({"test": ["NONE"]})] {
+            assert_eq!(body(json!({ "Healthcheck": none })).unwrap().warnings, [""; 0]);
+        }
+    }
+
+    #[test]
     fn what_a_cell_cannot_be_is_refused_by_name() {
         for (host, status, word) in [
             (json!({"StorageOpt": {"size": "1g"}}), 501, "HostConfig.StorageOpt"),
@@ -546,6 +585,21 @@ mod tests {
             (json!({"Mounts": [{"Type": "volume", "Target": "/x"}]}), 501, "without a name"),
             (json!({"Memory": -1}), 400, "negative"),
             (json!({"NanoCpus": 9_000_000_000i64}), 400, "only 2 CPUs"),
+            (json!({"IpcMode": "none"}), 501, "IpcMode"),
+            (json!({"UTSMode": "mine"}), 501, "UTSMode"),
+            (json!({"Isolation": "hyperv"}), 501, "Isolation"),
+            (
+                json!({"Mounts": [{"Type": "bind", "Source": "/a", "Target": "/b",
+                "BindOptions": {"Propagation": "rshared"}}]}),
+                501,
+                "rshared",
+            ),
+            (
+                json!({"Mounts": [{"Type": "volume", "Source": "a", "Target": "/b",
+                "VolumeOptions": {"DriverConfig": {"Name": "nfs"}}}]}),
+                501,
+                "volume driver",
+            ),
             (json!({"Binds": ["x"]}), 400, "'x'"),
             (json!({"Binds": ["/a:b"]}), 400, "'b'"),
             (json!({"Binds": ["/a:/../b"]}), 400, "without .."),

@@ -38,8 +38,7 @@ pub async fn create(server: &Arc<Server>, call: Call) -> ApiResult<Response> {
         )));
     }
     let body: Value = call.json().await?;
-    let wanted = Create::read(body)
-        .map_err(|error| ApiError::bad_request(format!("the body cannot be read: {error}")))?;
+    let wanted = Create::read(body)?;
     if wanted.config.image.is_empty() {
         return Err(ApiError::bad_request("no image is named (Image)"));
     }

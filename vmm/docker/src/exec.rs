@@ -21,6 +21,7 @@ use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 
 use crate::containers::Seen;
 use crate::error::{ApiError, ApiResult};
+use crate::fields;
 use crate::frames::{Chunk, read_frame, write_frame, write_json};
 use crate::hijack::{self, Feed, Hijacked};
 use crate::http::{Call, Response, empty, json as reply_json};
@@ -123,7 +124,7 @@ impl Execs {
 
 /// `POST /containers/{id}/exec`
 pub async fn create(server: &Arc<Server>, key: &str, call: Call) -> ApiResult<Response> {
-    let wire: ExecCreate = call.json().await?;
+    let wire: ExecCreate = call.fields(fields::EXEC_CREATE).await?;
     let args = wire.cmd.clone().unwrap_or_default();
     if args.is_empty() {
         return Err(ApiError::bad_request("No exec command specified"));
@@ -193,7 +194,7 @@ pub async fn resize(server: &Server, id: &str, call: &Call) -> ApiResult<Respons
 pub async fn start(server: &Arc<Server>, id: &str, mut call: Call) -> ApiResult<Response> {
     let exec = server.execs.find(id)?;
     let hijack = hijack::Offer::of(&mut call);
-    let wire: ExecStart = call.json().await?;
+    let wire: ExecStart = call.fields(fields::EXEC_START).await?;
     let seen = server.find(&exec.container).await?;
     let record = seen.awake()?.0.clone();
     if std::mem::replace(&mut exec.progress().started, true) {

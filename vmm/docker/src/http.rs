@@ -13,10 +13,12 @@ use hyper::header::{CONTENT_TYPE, HeaderName, HeaderValue};
 use hyper::{HeaderMap, StatusCode};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use tokio::time::timeout;
 
 use crate::error::{ApiError, ApiResult};
+use crate::fields::{self, Field};
 use crate::target::Target;
 
 /// The longest JSON that a client may send, in bytes.
@@ -63,6 +65,29 @@ impl Call {
         serde_json::from_slice(text)
             .map_err(|error| ApiError::bad_request(format!("the body cannot be read: {error}")))
     }
+}
+
+impl Call {
+    /// The body as an object whose fields are those of `table`; an empty one has none of them.
+    ///
+    /// # Errors
+    /// As [`Call::json`]; 501 for a field that says something and is not there.
+    pub async fn fields<T: DeserializeOwned>(self, table: &[Field]) -> ApiResult<T> {
+        of_fields(self.json().await?, table)
+    }
+}
+
+fn of_fields<T: DeserializeOwned>(mut body: Value, table: &[Field]) -> ApiResult<T> {
+    if body.is_null() {
+        body = Value::Object(Map::new());
+    }
+    // A list would be taken for the fields in their order.
+    if !body.is_object() {
+        return Err(ApiError::bad_request("the body cannot be read: it is no object"));
+    }
+    fields::canonical(&mut body, table)?;
+    serde_json::from_value(body)
+        .map_err(|error| ApiError::bad_request(format!("the body cannot be read: {error}")))
 }
 
 /// The body of a call. Of one that nobody wants a little is read all the same:
@@ -313,4 +338,35 @@ fn reply(status: StatusCode, content_type: &'static str, body: Body) -> Response
         response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
     }
     response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::{ExecCreate, ExecStart};
+    use serde_json::json;
+
+    #[test]
+    fn a_body_is_read_whatever_the_case_of_its_names() {
+        let exec: ExecCreate = of_fields(
+            json!({"cmd": ["id"], "USER": "1", "attachStdin": true, "Tty": false}),
+            fields::EXEC_CREATE,
+        )
+        .unwrap();
+        assert_eq!((exec.cmd.unwrap().join(" ").as_str(), exec.user.as_str()), ("id", "1"));
+        assert!(exec.attach_stdin);
+        let start: ExecStart =
+            of_fields(json!({"detach": true, "hijack": true}), fields::EXEC_START).unwrap();
+        assert!(start.detach);
+        assert!(!of_fields::<ExecStart>(Value::Null, fields::EXEC_START).unwrap().detach);
+        for (body, status) in [
+            (json!([true]), 400),
+            (json!({"Whatever": 1}), 501),
+            (json!({"User": "1", "user": "0"}), 400),
+            (json!({"User": 1}), 400),
+        ] {
+            let read = of_fields::<ExecCreate>(body.clone(), fields::EXEC_CREATE);
+            assert_eq!(read.unwrap_err().status.as_u16(), status, "{body}");
+        }
+    }
 }

@@ -20,6 +20,7 @@ use serde_json::{Value, json};
 use crate::archive::known;
 use crate::error::{ApiError, ApiResult};
 use crate::events::Event;
+use crate::fields::says;
 use crate::filters::Filters;
 use crate::http::{Body, BodyReader, BodySender, Call, Response, empty, json as reply, stream};
 use crate::reach;
@@ -223,7 +224,7 @@ pub async fn commit(server: &Arc<Server>, call: Call) -> ApiResult<Response> {
     let tag = tag.map(|tag| tag.parse::<Reference>()).transpose()?;
     let changes = query.get("changes").is_some_and(|changes| !changes.is_empty());
     let config: Value = call.json().await?;
-    if changes || config.as_object().is_some_and(|config| !config.is_empty()) {
+    if changes || says(&config) {
         return Err(ApiError::unsupported(
             "changing an image's configuration",
             "say program, user and environment when the container is made",

@@ -19,6 +19,7 @@ mod discard;
 mod error;
 mod events;
 mod exec;
+mod fields;
 mod filters;
 mod frames;
 mod hijack;

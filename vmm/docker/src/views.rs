@@ -75,6 +75,7 @@ fn mount(point: &MountPoint) -> Value {
 /// The network that a container is said to be in; it has no address there.
 fn networks(container: &Container) -> Value {
     let name = match container.host["NetworkMode"].as_str() {
+        _ if container.config.network_disabled => "none",
         Some("none") => "none",
         _ => "bridge",
     };

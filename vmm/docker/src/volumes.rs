@@ -17,6 +17,7 @@ use crate::clock::rfc3339_ms;
 use crate::error::{ApiError, ApiResult};
 use crate::events::Event;
 use crate::exec::new_id;
+use crate::fields;
 use crate::filters::Filters;
 use crate::http::{Call, Response, empty, json as reply};
 use crate::state::Server;
@@ -66,8 +67,7 @@ pub async fn list(server: &Arc<Server>, call: &Call) -> ApiResult<Response> {
 
 /// `POST /volumes/create`
 pub async fn create(server: &Arc<Server>, call: Call) -> ApiResult<Response> {
-    let wanted: Option<Wanted> = call.json().await?;
-    let wanted = wanted.unwrap_or_default();
+    let wanted: Wanted = call.fields(fields::VOLUME_CREATE).await?;
     if !matches!(wanted.driver.as_deref(), None | Some("" | "local"))
         || !wanted.driver_opts.unwrap_or_default().is_empty()
     {

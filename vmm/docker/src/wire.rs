@@ -6,6 +6,9 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 
+use crate::error::{ApiError, ApiResult};
+use crate::fields;
+
 /// `null` is the default of its type.
 fn or_default<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(
     deserializer: D,
@@ -66,6 +69,9 @@ pub struct Config {
     pub volumes: Names,
     #[serde(deserialize_with = "or_default")]
     pub working_dir: String,
+    /// Whether the container is to have no network, whatever the host's part says.
+    #[serde(deserialize_with = "or_default", skip_serializing_if = "std::ops::Not::not")]
+    pub network_disabled: bool,
     #[serde(deserialize_with = "or_default")]
     pub labels: BTreeMap<String, String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -146,14 +152,13 @@ pub struct HostConfig {
     /// Bytes; 0 is none.
     #[serde(deserialize_with = "or_default")]
     pub memory_reservation: i64,
+    /// Bytes of memory and swap together; -1 is no limit.
+    #[serde(deserialize_with = "or_default")]
+    pub memory_swap: i64,
+    #[serde(deserialize_with = "or_default")]
+    pub isolation: String,
     #[serde(deserialize_with = "or_default")]
     pub cgroupns_mode: String,
-    #[serde(deserialize_with = "or_default")]
-    pub dns: Vec<String>,
-    #[serde(deserialize_with = "or_default")]
-    pub dns_options: Vec<String>,
-    #[serde(deserialize_with = "or_default")]
-    pub dns_search: Vec<String>,
     #[serde(deserialize_with = "or_default")]
     pub security_opt: Vec<String>,
     #[serde(deserialize_with = "or_default")]
@@ -196,7 +201,37 @@ pub struct Mount {
     #[serde(deserialize_with = "or_default")]
     pub read_only: bool,
     #[serde(deserialize_with = "or_default")]
+    pub bind_options: BindOptions,
+    #[serde(deserialize_with = "or_default")]
+    pub volume_options: VolumeOptions,
+    #[serde(deserialize_with = "or_default")]
     pub tmpfs_options: TmpfsOptions,
+}
+
+/// What a mount of type `bind` says of itself.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(default, rename_all = "PascalCase")]
+pub struct BindOptions {
+    #[serde(deserialize_with = "or_default")]
+    pub propagation: String,
+    /// Whether a folder that does not exist is made.
+    #[serde(deserialize_with = "or_default")]
+    pub create_mountpoint: bool,
+}
+
+/// What a mount of type `volume` says of itself.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(default, rename_all = "PascalCase")]
+pub struct VolumeOptions {
+    #[serde(deserialize_with = "or_default")]
+    pub driver_config: DriverConfig,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(default, rename_all = "PascalCase")]
+pub struct DriverConfig {
+    #[serde(deserialize_with = "or_default")]
+    pub name: String,
 }
 
 /// What a mount of type `tmpfs` says of itself.
@@ -250,25 +285,59 @@ pub struct LogConfig {
 pub struct Create {
     pub config: Config,
     pub host: HostConfig,
-    /// `HostConfig` as it came.
+    /// `HostConfig` as it came, its names as Docker spells them.
     pub host_value: Value,
+    /// The networks that `NetworkingConfig` names.
+    pub endpoints: Names,
+    /// Beside the one in `HostConfig`.
+    pub runtime: String,
+    /// Of fields that are taken and not used.
+    pub warnings: Vec<String>,
 }
 
 impl Create {
     /// Reads the body's JSON.
-    pub fn read(mut body: Value) -> serde_json::Result<Self> {
-        let host_value = body.get_mut("HostConfig").map(Value::take).unwrap_or_default();
-        let host_value = if host_value.is_null() { serde_json::json!({}) } else { host_value };
+    ///
+    /// # Errors
+    /// 400 for what is no such body, 501 for what it asks for and no cell has.
+    pub fn read(mut body: Value) -> ApiResult<Self> {
+        let warnings = fields::canonical(&mut body, fields::CREATE)?;
+        Self::of(body, warnings)
+            .map_err(|error| ApiError::bad_request(format!("the body cannot be read: {error}")))
+    }
+
+    /// Whether the container may have a network at all.
+    pub fn wants_network(&self) -> bool {
+        self.host.network_mode != "none" && !self.config.network_disabled
+    }
+
+    fn of(mut body: Value, warnings: Vec<String>) -> serde_json::Result<Self> {
+        let mut part = |name: &str| {
+            let value = body.get_mut(name).map(Value::take).unwrap_or_default();
+            if value.is_null() { serde_json::json!({}) } else { value }
+        };
+        let (host_value, networking) = (part("HostConfig"), part("NetworkingConfig"));
+        let runtime = body.get_mut("Runtime").map(Value::take).unwrap_or_default();
         // Lists would be taken for the fields in their order.
-        if !body.is_object() || !host_value.is_object() {
+        if !body.is_object() || !host_value.is_object() || !networking.is_object() {
             return Err(serde::de::Error::custom("it is no object"));
         }
         Ok(Self {
             config: serde_json::from_value(body)?,
             host: serde_json::from_value(host_value.clone())?,
             host_value,
+            endpoints: serde_json::from_value::<Networking>(networking)?.endpoints_config,
+            runtime: or_default(runtime)?,
+            warnings,
         })
     }
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default, rename_all = "PascalCase")]
+struct Networking {
+    #[serde(deserialize_with = "or_default")]
+    endpoints_config: Names,
 }
 
 /// The body of `POST /containers/{id}/exec`.
@@ -331,7 +400,7 @@ mod tests {
         assert_eq!(create.host_value["Memory"], 5);
         assert_eq!(Create::read(json!({"Image": "a"})).unwrap().host_value, json!({}));
         for bad in [json!(null), json!([]), json!({"Env": 1}), json!({"HostConfig": []})] {
-            assert!(Create::read(bad.clone()).is_err(), "{bad}");
+            assert_eq!(Create::read(bad.clone()).unwrap_err().status.as_u16(), 400, "{bad}");
         }
     }
 }
