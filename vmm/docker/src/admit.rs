@@ -361,11 +361,42 @@ fn read_bind(bind: &str, volumes: &Path) -> ApiResult<MountPoint> {
         [source, target, options] => (*source, *target, *options),
         _ => return Err(invalid()),
     };
-    let writable = !options.split(',').any(|option| option == "ro");
     if source.is_empty() {
         return Err(invalid());
     }
-    point(source, target, writable, true, volumes)
+    point(source, target, is_writable(options)?, true, volumes)
+}
+
+/// Whether a bind with these options may be written to. A word that is not understood may have
+/// meant that it may not.
+fn is_writable(options: &str) -> ApiResult<bool> {
+    const KINDS: [&[&str]; 5] = [
+        &["rw", "ro"],
+        // Labels of SELinux, which a cell has not.
+        &["z", "Z"],
+        // Nothing is ever copied into a volume.
+        &["nocopy"],
+        &["private", "rprivate"],
+        // Of the Mac.
+        &["consistent", "cached", "delegated"],
+    ];
+    let invalid = || ApiError::bad_request(format!("invalid mode: {options}"));
+    let words: Vec<&str> = match options {
+        "" => Vec::new(),
+        options => options.split(',').collect(),
+    };
+    let shared = ["shared", "rshared", "slave", "rslave"];
+    if let Some(word) = words.iter().find(|word| shared.contains(*word)) {
+        return Err(no_propagation(word));
+    }
+    if !words.iter().all(|word| KINDS.iter().any(|kind| kind.contains(word))) {
+        return Err(invalid());
+    }
+    let often = |kind: &&[&str]| words.iter().filter(|word| kind.contains(*word)).count() > 1;
+    if KINDS.iter().any(often) {
+        return Err(invalid());
+    }
+    Ok(!words.contains(&"ro"))
 }
 
 fn read_mount(mount: &Mount, volumes: &Path) -> ApiResult<MountPoint> {
@@ -517,6 +548,31 @@ mod tests {
         let targets: Vec<_> = settings.tmpfs.iter().map(|own| own.target.as_str()).collect();
         assert_eq!((targets, settings.hosts.len()), (vec!["/t", "/m"], 1));
         assert!(admitted(json!({"BlkioWeight": 0, "OomKillDisable": false})).is_ok());
+    }
+
+    #[test]
+    fn options_of_a_bind_that_are_not_understood_give_no_rights() {
+        let bind = |options: &str| admitted(json!({ "Binds": [format!("/a:/b:{options}")] }));
+        for (options, writable) in [
+            ("", true),
+            ("rw", true),
+            ("z", true),
+            ("ro", false),
+            ("ro,Z", false),
+            ("cached,rprivate,ro", false),
+            ("nocopy,rw", true),
+        ] {
+            let found = bind(options).unwrap().mounts[0].writable;
+            assert_eq!(found, writable, "{options}");
+        }
+        for options in
+            ["readonly", "RO", "nonsense,ro ", " ro", "ro,", ",", "ro,rw", "ro,ro", "z,Z", "ro;z"]
+        {
+            let error = bind(options).unwrap_err();
+            assert_eq!(error.status.as_u16(), 400, "{options}: {error}");
+            assert_eq!(error.message, format!("invalid mode: {options}"));
+        }
+        assert_eq!(bind("ro,rshared").unwrap_err().status.as_u16(), 501);
     }
 
     #[test]
