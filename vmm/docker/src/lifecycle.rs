@@ -2,7 +2,7 @@
 
 use std::os::unix::net::UnixStream as BlockingStream;
 use std::path::Path;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -279,16 +279,28 @@ pub async fn stop(server: &Arc<Server>, key: &str, how: Stop) -> ApiResult<bool>
     if !grace.is_zero() {
         // Listens before it signals: a quick end is not to be missed.
         let ended = await_end(server, &seen, grace);
-        let (ended, signalled) = tokio::join!(ended, signal(server, &seen, first));
-        if ended {
+        if in_order(ended, signal(server, &seen, first)).await {
             server.tell(&seen.container, "stop", &[]);
             return Ok(true);
         }
-        signalled?;
     }
     kill_now(server, &seen).await?;
     server.tell(&seen.container, "stop", &[]);
     Ok(true)
+}
+
+/// Whether a program ended as it was asked to. A guest that does not take the signal, or does not
+/// say so in time, does not keep the container alive: false says that it is to be killed.
+async fn in_order(
+    ended: impl Future<Output = bool>,
+    signalled: impl Future<Output = ApiResult<()>>,
+) -> bool {
+    let mut ended = pin!(ended);
+    tokio::select! {
+        biased;
+        ended = &mut ended => ended,
+        signalled = signalled => signalled.is_ok() && ended.await,
+    }
 }
 
 /// Ends a running container at once and waits until that is told.
@@ -335,4 +347,24 @@ pub async fn remove(server: &Arc<Server>, key: &str, force: bool) -> ApiResult<(
     live.close().await;
     server.bury(&live.id);
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::future::{pending, ready};
+
+    #[tokio::test]
+    async fn a_guest_that_does_not_answer_is_killed_all_the_same() {
+        let refused = || Err(ApiError::internal("signal 15 was not delivered"));
+        assert!(!in_order(pending(), ready(refused())).await, "it need not be waited for");
+        assert!(!in_order(ready(false), pending()).await, "nor its agent's answer");
+        assert!(!in_order(ready(false), ready(Ok(()))).await);
+        assert!(in_order(ready(true), ready(refused())).await, "it ended before the signal came");
+        let late = async {
+            tokio::task::yield_now().await;
+            true
+        };
+        assert!(in_order(late, ready(Ok(()))).await);
+    }
 }
