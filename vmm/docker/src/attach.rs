@@ -1,19 +1,24 @@
 //! `POST /containers/{id}/attach`, and a container's terminal.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use hyper::StatusCode;
 
 use crate::error::ApiResult;
 use crate::frames::Chunk;
-use crate::hijack::{self, Feed, Hijacked, Offer};
+use crate::hijack::{self, Feed, Hijacked, Listener, Offer};
 use crate::http::{Call, Response, empty};
 use crate::lifecycle;
 use crate::live::Live;
 use crate::logs::{self, Wanted};
 use crate::state::Server;
 use tokio::sync::mpsc::Receiver;
+use tokio::time::timeout;
+
+/// How long the last words of a client that is gone may take to be read.
+const LAST_WORDS_MAX: Duration = Duration::from_secs(10);
 
 /// A container's own standard input.
 struct Stdin {
@@ -91,6 +96,7 @@ async fn serve(
             return;
         }
     }
+    let live = stdin.live.clone();
     let feed = || {
         tokio::spawn(async move {
             // What a client says before the start is kept for the program.
@@ -99,17 +105,33 @@ async fn serve(
         })
     };
     let feeder = (wish.stdin && output.is_some()).then(feed);
-    if let Some(mut output) = output {
-        while let Some(chunk) = output.recv().await {
-            let wanted = if chunk.stderr { wish.stderr } else { wish.stdout };
-            if wanted && !listener.say(&chunk).await {
-                break;
-            }
-        }
-    }
+    let heard = match output {
+        Some(output) => tell(output, &wish, &mut listener).await,
+        None => true,
+    };
     listener.end().await;
-    if let Some(feeder) = feeder {
+    if let Some(mut feeder) = feeder {
+        if !heard && live.is_followed() {
+            // What a client said before it went is in the socket still.
+            let _ = timeout(LAST_WORDS_MAX, &mut feeder).await;
+        }
         feeder.abort();
+    }
+}
+
+/// Tells what the program writes. False when the client is gone before that is over.
+async fn tell(mut output: Receiver<Chunk>, wish: &Wish, listener: &mut Listener) -> bool {
+    let place = listener.place();
+    loop {
+        let chunk = tokio::select! {
+            chunk = output.recv() => chunk,
+            () = place.gone() => return false,
+        };
+        let Some(chunk) = chunk else { return true };
+        let wanted = if chunk.stderr { wish.stderr } else { wish.stdout };
+        if wanted && !listener.say(&chunk).await {
+            return false;
+        }
     }
 }
 

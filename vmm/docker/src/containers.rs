@@ -458,3 +458,21 @@ mod tests {
         assert_eq!(fs::read_dir(&host).unwrap().count(), 0);
     }
 }
+
+#[cfg(test)]
+pub mod tests {
+    use super::*;
+    use crate::reach;
+
+    /// The containers of a fresh state root in `root`, one of them `name`, which was never started.
+    pub fn with_one(root: &Path, name: &str) -> Containers {
+        let layout = Layout::new(root);
+        private::folder(&Containers::root(&layout)).unwrap();
+        let containers = Containers::open(&layout).unwrap();
+        let bare = reach::bare("an image", &json!({ "version": 1 })).unwrap();
+        let spec = CellSpec { name: name.to_owned(), stdin: true, idle: false, ..bare };
+        let container = Container { started: false, ..Container::of_cell(spec) };
+        containers.write(&container).unwrap();
+        containers
+    }
+}

@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::os::unix::net::UnixStream as BlockingStream;
+use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
@@ -22,9 +23,11 @@ use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use crate::containers::Seen;
 use crate::error::{ApiError, ApiResult};
 use crate::fields;
-use crate::frames::{Chunk, read_frame, write_frame, write_json};
-use crate::hijack::{self, Feed, Hijacked};
+use crate::frames::{Chunk, read_frame, write_json};
+use crate::hijack::{self, Feed, Hijacked, Listener};
 use crate::http::{Call, Response, empty, json as reply_json};
+use crate::input::Input;
+use crate::place::Place;
 use crate::state::Server;
 use crate::wire::{ExecCreate, ExecStart};
 
@@ -304,8 +307,18 @@ async fn run(
         }
         None => (None, None),
     };
+    let mut place = listener.as_ref().map(Listener::place);
     let mut code = 128 + 9;
-    while let Ok(Some(frame)) = read_frame(&mut output).await {
+    loop {
+        let mut next = pin!(read_frame(&mut output));
+        let frame = loop {
+            tokio::select! {
+                frame = &mut next => break frame,
+                // The program runs on.
+                () = gone(place.as_ref()) => (listener, place) = (None, None),
+            }
+        };
+        let Ok(Some(frame)) = frame else { break };
         if frame.kind == Kind::Reply {
             if let Ok(Reply::Exited { code: told, .. }) = frame.json() {
                 code = told;
@@ -332,6 +345,14 @@ async fn run(
     server.tell(&seen.container, "exec_die", &more);
     if let Some(mut listener) = listener {
         listener.end().await;
+    }
+}
+
+/// Waits until the client is gone, if there is one.
+async fn gone(place: Option<&Place>) {
+    match place {
+        Some(place) => place.gone().await,
+        None => std::future::pending().await,
     }
 }
 

@@ -13,7 +13,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt, ReadHalf, WriteHalf};
 
 use crate::error::{ApiError, ApiResult};
 use crate::frames::Chunk;
-use crate::http::{Body, BodySender, Call, Place, Response, stream};
+use crate::http::{Body, BodySender, Call, Response, stream};
+use crate::place::Place;
 
 /// From this version on (as its part after `1.`) the content type says
 /// whether output is multiplexed.
@@ -99,7 +100,7 @@ impl Hijacked {
             }
             End::Body(sender) => (Input(None), Ear::Body(sender)),
         };
-        (input, Listener { end, tty: self.tty, _place: self.place })
+        (input, Listener { end, tty: self.tty, place: self.place })
     }
 
     /// Says one thing and hangs up.
@@ -120,7 +121,7 @@ enum Ear {
 pub struct Listener {
     end: Ear,
     tty: bool,
-    _place: Place,
+    place: Place,
 }
 
 impl Listener {
@@ -131,6 +132,11 @@ impl Listener {
             Ear::Io(io) => io.write_all(&bytes).await.is_ok() && io.flush().await.is_ok(),
             Ear::Body(sender) => sender.send(bytes).await,
         }
+    }
+
+    /// Where it is known whether anybody listens.
+    pub fn place(&self) -> Place {
+        self.place.clone()
     }
 
     /// Ends the output.

@@ -2,7 +2,6 @@
 
 use std::io::{self, Read, Write};
 use std::pin::Pin;
-use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -14,11 +13,12 @@ use hyper::{HeaderMap, StatusCode};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
-use tokio::sync::{OwnedSemaphorePermit, mpsc};
+use tokio::sync::mpsc;
 use tokio::time::timeout;
 
 use crate::error::{ApiError, ApiResult};
 use crate::fields::{self, Field};
+use crate::place::Place;
 use crate::target::Target;
 
 /// The longest JSON that a client may send, in bytes.
@@ -50,9 +50,6 @@ pub struct Call {
     /// The connection's place among those that are open.
     pub place: Place,
 }
-
-/// Held as long as its connection is open, taken over or not.
-pub type Place = Arc<OwnedSemaphorePermit>;
 
 impl Call {
     /// The body as JSON; an empty one is read as `null`.
@@ -139,7 +136,11 @@ async fn read_all(body: Option<Incoming>) -> ApiResult<Bytes> {
 pub enum Body {
     Whole(Option<Bytes>),
     Stream(mpsc::Receiver<io::Result<Bytes>>),
+    /// A stream for a client that is still there.
+    Heard(mpsc::Receiver<io::Result<Bytes>>, Gone),
 }
+
+type Gone = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 impl Body {
     pub fn empty() -> Self {
@@ -151,6 +152,17 @@ impl Body {
         let (sender, receiver) = mpsc::channel(CHUNKS_WAITING);
         (BodySender(sender), Self::Stream(receiver))
     }
+
+    /// The same body, cut short when the client at `place` is gone: who feeds it may have
+    /// nothing to say for a long time, and is to hear of that.
+    pub fn for_client(self, place: Place) -> Self {
+        match self {
+            Self::Stream(receiver) => {
+                Self::Heard(receiver, Box::pin(async move { place.gone().await }))
+            }
+            other => other,
+        }
+    }
 }
 
 impl hyper::body::Body for Body {
@@ -161,9 +173,15 @@ impl hyper::body::Body for Body {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<io::Result<Frame<Bytes>>>> {
+        if let Self::Heard(_, gone) = &mut *self
+            && gone.as_mut().poll(context).is_ready()
+        {
+            *self = Self::empty();
+            return Poll::Ready(Some(Err(io::ErrorKind::BrokenPipe.into())));
+        }
         match &mut *self {
             Self::Whole(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
-            Self::Stream(receiver) => {
+            Self::Stream(receiver) | Self::Heard(receiver, _) => {
                 receiver.poll_recv(context).map(|chunk| chunk.map(|chunk| chunk.map(Frame::data)))
             }
         }
@@ -178,7 +196,7 @@ impl hyper::body::Body for Body {
             Self::Whole(bytes) => {
                 SizeHint::with_exact(bytes.as_ref().map_or(0, |bytes| bytes.len() as u64))
             }
-            Self::Stream(_) => SizeHint::default(),
+            Self::Stream(_) | Self::Heard(..) => SizeHint::default(),
         }
     }
 }

@@ -30,6 +30,7 @@ mod lifecycle;
 mod listen;
 mod live;
 mod logs;
+mod place;
 mod ports;
 mod reach;
 mod route;

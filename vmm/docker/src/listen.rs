@@ -15,6 +15,7 @@ use hyper::header::{HeaderValue, SERVER, UPGRADE};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::Semaphore;
@@ -22,14 +23,17 @@ use tokio::sync::Semaphore;
 use crate::admit::Defaults;
 use crate::containers::Containers;
 use crate::error::{ApiError, ApiResult, ServeError};
-use crate::http::{Call, Inlet, Place, Response, failed};
+use crate::http::{Body, Call, Inlet, Response, failed};
 use crate::lifecycle;
+use crate::place::{Place, Seat};
 use crate::route::route;
 use crate::state::Server;
 use crate::target::{Target, VERSION_MAX};
 
 /// Connections at once.
 const CONNECTIONS_MAX: usize = 1024;
+/// Descriptors for that: two for each, and as many for what calls open.
+const DESCRIPTORS: u64 = 4 * CONNECTIONS_MAX as u64;
 /// How long a client may take to send a request's head, or to send another
 /// request.
 const HEAD_TIME_MAX: Duration = Duration::from_secs(300);
@@ -52,6 +56,7 @@ pub struct Options {
 /// # Errors
 /// The socket or the state root cannot be used, or another server has one.
 pub fn serve(options: &Options, ready: impl FnOnce()) -> Result<(), ServeError> {
+    raise_descriptors();
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .worker_threads(2)
@@ -62,6 +67,14 @@ pub fn serve(options: &Options, ready: impl FnOnce()) -> Result<(), ServeError> 
     // Clients that still stream do not hold the end up.
     runtime.shutdown_background();
     served
+}
+
+/// Descriptors for as many connections as there may be, if the host gives so many.
+fn raise_descriptors() {
+    if let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE) {
+        // With fewer some clients wait longer.
+        let _ = setrlimit(Resource::RLIMIT_NOFILE, soft.max(hard.min(DESCRIPTORS)), hard);
+    }
 }
 
 async fn run(options: &Options, ready: impl FnOnce()) -> Result<(), ServeError> {
@@ -162,7 +175,10 @@ async fn accept(server: &Arc<Server>, listener: &UnixListener) {
         let Ok(place) = places.clone().acquire_owned().await else { return };
         match listener.accept().await {
             Ok((stream, _)) => {
-                tokio::spawn(converse(server.clone(), stream, Arc::new(place)));
+                // Out of descriptors: this client may come again.
+                if let Ok(seat) = Seat::new(place, &stream) {
+                    tokio::spawn(converse(server.clone(), stream, Arc::new(seat)));
+                }
             }
             // Out of descriptors: some will be free again.
             Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
@@ -187,8 +203,9 @@ async fn converse(server: Arc<Server>, stream: UnixStream, place: Place) {
 }
 
 async fn answer(server: &Arc<Server>, request: hyper::Request<Incoming>, place: Place) -> Response {
-    let result = try_answer(server, request, place).await;
-    let mut response = result.unwrap_or_else(|error| failed(&error));
+    let result = try_answer(server, request, place.clone()).await;
+    let response = result.unwrap_or_else(|error| failed(&error));
+    let mut response = response.map(|body: Body| body.for_client(place));
     let headers = response.headers_mut();
     let version = HeaderValue::from_str(&format!("1.{VERSION_MAX}"));
     headers.extend(
@@ -218,4 +235,101 @@ async fn try_answer(
     let (server, method) = (server.clone(), head.method);
     let answered = tokio::spawn(async move { route(&server, method.as_str(), call).await });
     answered.await.unwrap_or_else(|_| Err(ApiError::internal("the call failed")))
+}
+
+#[cfg(test)]
+pub mod tests {
+    use super::*;
+    use crate::containers;
+    use exocell_cell::intra::Intra;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::time::timeout;
+
+    /// Nothing that is waited for in a test takes so long.
+    const LONG: Duration = Duration::from_secs(60);
+
+    /// A server whose one container, `quiet`, was never started.
+    pub fn server(root: &Path) -> Arc<Server> {
+        let defaults = Defaults {
+            memory_bytes: 1 << 30,
+            disk_bytes: 1 << 30,
+            vcpus: 1,
+            processes: 64,
+            intra: Intra::default(),
+            connect: Vec::new(),
+        };
+        Arc::new(Server::new(containers::tests::with_one(root, "quiet"), defaults))
+    }
+
+    /// A connection on which `bytes` were said, once it has one of `places`.
+    pub async fn say(server: &Arc<Server>, places: &Arc<Semaphore>, bytes: &str) -> UnixStream {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        let permit = timeout(LONG, places.clone().acquire_owned()).await;
+        let permit = permit.expect("a place is free in time").unwrap();
+        let seat = Arc::new(Seat::new(permit, &ours).unwrap());
+        tokio::spawn(converse(server.clone(), ours, seat));
+        theirs.write_all(bytes.as_bytes()).await.unwrap();
+        theirs
+    }
+
+    /// The beginning of the answer.
+    pub async fn status(client: &mut UnixStream) -> String {
+        let mut head = [0; 12];
+        timeout(LONG, client.read_exact(&mut head)).await.expect("an answer in time").unwrap();
+        String::from_utf8_lossy(&head).into_owned()
+    }
+
+    #[test]
+    fn bodies_that_come_slowly_hold_up_no_other_call() {
+        // Of its pool of threads there is one, instead of 512.
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .enable_all()
+            .worker_threads(2)
+            .max_blocking_threads(1)
+            .build()
+            .unwrap();
+        runtime.block_on(async {
+            let root = tempfile::tempdir().unwrap();
+            let server = server(root.path());
+            let places = Arc::new(Semaphore::new(8));
+            let slow =
+                "POST /images/load HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n0123456789";
+            let mut held = Vec::new();
+            for _ in 0..4 {
+                held.push(say(&server, &places, slow).await);
+            }
+            for _ in 0..4 {
+                // Their bodies are waited for by now, or after the next answer.
+                let line = "GET /containers/quiet/json HTTP/1.1\r\nHost: x\r\n\r\n";
+                let mut client = say(&server, &places, line).await;
+                assert_eq!(status(&mut client).await, "HTTP/1.1 200");
+            }
+        });
+        runtime.shutdown_background();
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn clients_that_went_away_give_their_places_back() {
+        let root = tempfile::tempdir().unwrap();
+        let server = server(root.path());
+        let places = Arc::new(Semaphore::new(4));
+        let upgrade = "Connection: Upgrade\r\nUpgrade: tcp\r\n";
+        for (line, more) in [
+            ("GET /events", ""),
+            ("POST /containers/quiet/wait?condition=next-exit", ""),
+            ("POST /containers/quiet/wait?condition=removed", ""),
+            ("POST /containers/quiet/attach?stream=1&stdout=1", ""),
+            ("POST /containers/quiet/attach?stream=1&stdout=1", upgrade),
+            ("POST /containers/quiet/attach?stream=1&stdin=1&stdout=1", upgrade),
+        ] {
+            let request = format!("{line} HTTP/1.1\r\nHost: x\r\n{more}\r\n");
+            for _ in 0..12 {
+                let mut client = say(&server, &places, &request).await;
+                let status = status(&mut client).await;
+                assert!(status.ends_with("200") || status.ends_with("101"), "{line}: {status}");
+            }
+            let all = timeout(LONG, places.acquire_many(4)).await;
+            assert!(all.is_ok(), "{line}: a place was not given back");
+        }
+    }
 }

@@ -106,7 +106,7 @@ fn idle(container: &Container) -> ApiResult<CellSpec> {
     Ok(CellSpec { disk, locations, ..bare(&container.spec.image, &caps)? })
 }
 
-fn bare(image: &str, caps: &Value) -> ApiResult<CellSpec> {
+pub(crate) fn bare(image: &str, caps: &Value) -> ApiResult<CellSpec> {
     let id = CellSpec::new_id()?;
     Ok(CellSpec {
         version: CellSpec::VERSION,
