@@ -3,7 +3,6 @@
 
 use std::io::{self, Read, Write};
 use std::sync::Arc;
-use std::thread;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -141,8 +140,7 @@ pub async fn get(server: &Arc<Server>, key: &str, call: &Call) -> ApiResult<Resp
         })
         .await?;
     let (sender, body) = Body::stream();
-    // A thread of its own: a client may take its time, and hold it.
-    thread::spawn(move || {
+    server.begin(move |_| {
         let failures = sender.clone();
         let mut writer = sender.writer();
         let sent = send(&stream_in, &path, &mut writer);
@@ -151,7 +149,7 @@ pub async fn get(server: &Arc<Server>, key: &str, call: &Call) -> ApiResult<Resp
         if let Err(error) = sent {
             failures.fail(error);
         }
-    });
+    })?;
     Ok(with_header(stream("application/x-tar", body), STAT_HEADER, &stat.header()))
 }
 

@@ -284,14 +284,13 @@ pub async fn create(server: &Arc<Server>, call: &Call) -> ApiResult<Response> {
     let proxy = ProxyOptions::read(|name| std::env::var(name).ok());
     let options = RegistryOptions { plain_http: false, credentials: credentials(call)?, proxy };
     let (sender, body) = Body::stream();
-    let server = server.clone();
-    tokio::task::spawn_blocking(move || {
+    server.begin(move |server| {
         let shown = reference.to_string();
         sender.line_now(&json!({ "status": format!("Pulling from {shown}"), "id": shown }));
         let source = Source::Registry { reference, options };
-        match pull(&server, &source, &sender) {
+        match pull(server, &source, &sender) {
             Ok(image) => {
-                tell(&server, "pull", &shown, &shown);
+                tell(server, "pull", &shown, &shown);
                 let id = image.id.to_string();
                 sender.line_now(&json!({ "status": format!("Digest: {}", image.manifest.map_or(id, |d| d.to_string())) }));
                 sender.line_now(
@@ -300,7 +299,7 @@ pub async fn create(server: &Arc<Server>, call: &Call) -> ApiResult<Response> {
             }
             Err(error) => say_failure(&sender, &error),
         }
-    });
+    })?;
     Ok(stream("application/json", body))
 }
 
@@ -360,15 +359,14 @@ impl Progress for Told<'_> {
 /// `POST /images/load`: an archive of `docker save`, or an OCI layout in one.
 pub async fn load(server: &Arc<Server>, call: Call) -> ApiResult<Response> {
     let body = BodyReader::new(call.body);
-    let archive = server.blocking(move |server| spool(server, body)).await?;
+    let archive = server.at_its_pace(move |server| spool(server, body)).await?;
     let (sender, body) = Body::stream();
-    let server = server.clone();
-    tokio::task::spawn_blocking(move || match load_all(&server, archive, &sender) {
+    server.begin(move |server| match load_all(server, archive, &sender) {
         Ok(loaded) => loaded.iter().for_each(|name| {
             sender.line_now(&json!({ "stream": format!("Loaded image: {name}\n") }));
         }),
         Err(error) => say_failure(&sender, &error),
-    });
+    })?;
     Ok(stream("application/json", body))
 }
 

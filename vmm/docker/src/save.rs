@@ -8,7 +8,6 @@
 use std::fs::File;
 use std::io::{self, Read, Seek, Write};
 use std::sync::Arc;
-use std::thread;
 
 use exocell_cell::agent::client;
 use exocell_cell::archive;
@@ -38,7 +37,7 @@ pub async fn export(server: &Arc<Server>, key: &str) -> ApiResult<Response> {
             Ok((reach, guest))
         })
         .await?;
-    Ok(sent(move |out| {
+    sent(server, move |out| {
         let packed = archive::passed(
             &archive::Names::of("/"),
             |mut write| {
@@ -54,15 +53,18 @@ pub async fn export(server: &Arc<Server>, key: &str) -> ApiResult<Response> {
 
 /// A reply that `write` writes, on a thread of its own: a client may take its
 /// time, and hold it.
-fn sent(write: impl FnOnce(&mut BodyWriter) -> io::Result<()> + Send + 'static) -> Response {
+fn sent(
+    server: &Arc<Server>,
+    write: impl FnOnce(&mut BodyWriter) -> io::Result<()> + Send + 'static,
+) -> ApiResult<Response> {
     let (sender, body) = Body::stream();
-    thread::spawn(move || {
+    server.begin(move |_| {
         let failures = sender.clone();
         if let Err(error) = write(&mut sender.writer()) {
             failures.fail(error);
         }
-    });
-    stream("application/x-tar", body)
+    })?;
+    Ok(stream("application/x-tar", body))
 }
 
 /// An image that is ready to be sent.
@@ -91,7 +93,7 @@ pub async fn save(server: &Arc<Server>, names: Vec<String>) -> ApiResult<Respons
         found.iter().map(pack).collect::<ApiResult<Vec<_>>>()
     });
     let saved = saved.await?;
-    Ok(sent(move |out| write_archive(saved, out)))
+    sent(server, move |out| write_archive(saved, out))
 }
 
 fn pack(server: &Server, name: &str, image: &ImageRecord, document: &str) -> ApiResult<Saved> {

@@ -2,9 +2,12 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
 
 use exocell_cell::Layout;
 use exocell_cell::images::Store;
+use hyper::StatusCode;
+use tokio::sync::oneshot;
 
 use crate::admit::Defaults;
 use crate::containers::{Container, Containers, Seen};
@@ -44,7 +47,9 @@ impl Server {
         Ok(Store::open(self.layout().images())?)
     }
 
-    /// Runs what may block on a thread that may.
+    /// Runs what may block on a thread that may. There are many, but no end of them: what waits
+    /// for a client, or for another who may take his time, is to have its own
+    /// ([`Self::at_its_pace`]).
     pub async fn blocking<T: Send + 'static>(
         self: &Arc<Self>,
         work: impl FnOnce(&Self) -> ApiResult<T> + Send + 'static,
@@ -52,6 +57,39 @@ impl Server {
         let server = self.clone();
         let joined = tokio::task::spawn_blocking(move || work(&server)).await;
         joined.unwrap_or_else(|error| Err(ApiError::internal(format!("the call failed: {error}"))))
+    }
+
+    /// Runs `work` on a thread of its own, which whoever feeds it may hold for as long as he has
+    /// a place.
+    pub async fn at_its_pace<T: Send + 'static>(
+        self: &Arc<Self>,
+        work: impl FnOnce(&Self) -> ApiResult<T> + Send + 'static,
+    ) -> ApiResult<T> {
+        let (sender, done) = oneshot::channel();
+        self.begin(move |server| {
+            // Its call may be over.
+            let _ = sender.send(work(server));
+        })?;
+        done.await.unwrap_or_else(|_| Err(ApiError::internal("the call failed")))
+    }
+
+    /// Begins `work` on a thread of its own.
+    ///
+    /// # Errors
+    /// The host has no more threads.
+    pub fn begin(
+        self: &Arc<Self>,
+        work: impl FnOnce(&Arc<Self>) + Send + 'static,
+    ) -> ApiResult<()> {
+        let server = self.clone();
+        let thread = thread::Builder::new().name("docker-stream".to_owned());
+        match thread.spawn(move || work(&server)) {
+            Ok(_) => Ok(()),
+            Err(error) => Err(ApiError::new(
+                StatusCode::SERVICE_UNAVAILABLE,
+                format!("there is no thread for the call ({error}); try again later"),
+            )),
+        }
     }
 
     /// The container whose name, id or id prefix is `key`.
