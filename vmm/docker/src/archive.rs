@@ -124,21 +124,17 @@ fn path_of(call: &Call) -> ApiResult<String> {
 /// `HEAD /containers/{id}/archive`
 pub async fn head(server: &Arc<Server>, key: &str, call: &Call) -> ApiResult<Response> {
     let path = path_of(call)?;
-    let reach = reach::container(server, key).await?;
-    let stat = server.blocking(move |_| stat(&reach, &path)).await?;
+    let (_, stat) = begun(server, key, &call.place, move |reach| stat(reach, &path)).await?;
     Ok(with_header(empty(StatusCode::OK), STAT_HEADER, &stat.header()))
 }
 
 /// `GET /containers/{id}/archive`
 pub async fn get(server: &Arc<Server>, key: &str, call: &Call) -> ApiResult<Response> {
     let path = path_of(call)?;
-    let reach = reach::container(server, key).await?;
-    let (stat, stream_in, reach) = server
-        .blocking({
-            let path = path.clone();
-            move |_| Ok((stat(&reach, &path)?, reach.guest()?, reach))
-        })
-        .await?;
+    let of = path.clone();
+    let (reach, (stat, stream_in)) =
+        begun(server, key, &call.place, move |reach| Ok((stat(reach, &of)?, reach.guest()?)))
+            .await?;
     let (sender, body) = Body::stream();
     server.begin(move |_| {
         let failures = sender.clone();
@@ -182,17 +178,22 @@ pub fn local(error: ClientError) -> io::Error {
 /// `PUT /containers/{id}/archive`
 pub async fn put(server: &Arc<Server>, key: &str, call: Call) -> ApiResult<Response> {
     let path = path_of(&call)?;
-    let reach = reach::container(server, key).await?;
+    let folder = path.clone();
+    let (reach, stream) = begun(server, key, &call.place, move |reach| {
+        if !stat(reach, &format!("{}/.", folder.trim_end_matches('/')))?.directory {
+            return Err(ApiError::bad_request(format!("{folder}: not a directory")));
+        }
+        reach.guest()
+    })
+    .await?;
     let body = BodyReader::new(call.body);
-    server
-        .blocking(move |_| {
-            if !stat(&reach, &format!("{}/.", path.trim_end_matches('/')))?.directory {
-                return Err(ApiError::bad_request(format!("{path}: not a directory")));
-            }
-            let stream = reach.guest()?;
-            upload(&stream, &path, body)
-        })
-        .await?;
+    let id = reach.running().map(str::to_owned);
+    let sent = server
+        .at_its_pace(move |_| upload(&stream, &path, body).map_err(|error| reach.failure(error)));
+    match (sent.await, id) {
+        (sent, Some(id)) => lifecycle::unless_over(server, &id, sent).await?,
+        (sent, None) => sent?,
+    }
     Ok(empty(StatusCode::OK))
 }
 

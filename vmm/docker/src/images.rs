@@ -223,6 +223,7 @@ pub async fn commit(server: &Arc<Server>, call: Call) -> ApiResult<Response> {
     };
     let tag = tag.map(|tag| tag.parse::<Reference>()).transpose()?;
     let changes = query.get("changes").is_some_and(|changes| !changes.is_empty());
+    let place = call.place.clone();
     let config: Value = call.json().await?;
     if changes || says(&config) {
         return Err(ApiError::unsupported(
@@ -231,7 +232,7 @@ pub async fn commit(server: &Arc<Server>, call: Call) -> ApiResult<Response> {
         ));
     }
     let image = seen.container.spec.image.clone();
-    let reach = reach::container(server, seen.id()).await?;
+    let reach = reach::container(server, seen.id(), &place).await?;
     let shown = tag.as_ref().map_or_else(String::new, Reference::to_string);
     let made = server.blocking(move |server| {
         let layout = server.layout();

@@ -28,6 +28,12 @@ const KILLED: u8 = 128 + 9;
 /// How long a program gets to end where nobody says.
 const STOP_SECONDS: i64 = 10;
 
+/// How often and how soon a container whose guest has broken off is looked at.
+const ENDING_LOOKS: u32 = 40;
+const ENDING_LOOK: Duration = Duration::from_millis(50);
+/// How long those who read or write a container's files have to be done before it is started.
+const READERS_PATIENCE: Duration = Duration::from_secs(5);
+
 type Started = oneshot::Sender<ApiResult<()>>;
 
 /// Starts container `key` and waits until its program runs. False when it runs
@@ -37,7 +43,7 @@ type Started = oneshot::Sender<ApiResult<()>>;
 /// 400 when the program cannot be executed, in words that clients know.
 pub async fn start(server: &Arc<Server>, key: &str) -> ApiResult<bool> {
     let live = server.live(server.find(key).await?.id());
-    let _changing = live.changing.lock().await;
+    let _changing = live.claim(READERS_PATIENCE).await;
     let seen = server.find(&live.id).await?;
     if seen.is_running() {
         return Ok(false);
@@ -314,7 +320,7 @@ pub async fn kill_now(server: &Arc<Server>, seen: &Seen) -> ApiResult<()> {
 pub async fn remove(server: &Arc<Server>, key: &str, force: bool) -> ApiResult<()> {
     let seen = server.find(key).await?;
     let live = server.live(seen.id());
-    let changing = live.changing.lock().await;
+    let changing = live.claim(if force { Duration::ZERO } else { READERS_PATIENCE }).await;
     // It may have ended, or begun, while we waited.
     let seen = server.find(seen.id()).await?;
     if seen.is_running() {

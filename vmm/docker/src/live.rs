@@ -8,12 +8,13 @@
 //! ```
 //! A server that is started while cells run follows them as an onlooker does.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::pin::pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use exocell_cell::agent::{Kind, TtySize};
 use tokio::net::unix::OwnedWriteHalf;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{OwnedMutexGuard, mpsc, watch};
 use tokio::time::timeout;
 
 use crate::frames::{Chunk, write_frame, write_json};
@@ -21,6 +22,8 @@ use crate::frames::{Chunk, write_frame, write_json};
 /// Chunks that wait for one attached client; then the program waits, as it
 /// does for a pipe.
 const CHUNKS_WAITING: usize = 64;
+/// How soon one who wants a container looks again who shows its files.
+const CLAIM_AGAIN: Duration = Duration::from_millis(100);
 /// How often a client that holds the program up is looked at.
 const HELD_UP: Duration = Duration::from_secs(1);
 
@@ -39,6 +42,51 @@ pub trait Overseer: Sync {
     fn is_over(&self) -> impl Future<Output = bool> + Send;
 }
 
+/// Counted as long as it is there.
+struct Claim<'a>(&'a Mutex<usize>);
+
+impl<'a> Claim<'a> {
+    fn new(claims: &'a Mutex<usize>) -> Self {
+        *claims.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+        Self(claims)
+    }
+}
+
+impl Drop for Claim<'_> {
+    fn drop(&mut self) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
+    }
+}
+
+/// An idle cell on a container's disk. It ends when its user is done with it, or when the
+/// container itself is wanted: a user's client may stop for ever.
+pub struct Idle(Mutex<Option<Showing>>);
+
+struct Showing {
+    /// Ends the cell and waits until its disk is whole. May block.
+    end: Box<dyn FnOnce() + Send>,
+    /// Keeps the container from being started meanwhile.
+    _held: Option<OwnedMutexGuard<()>>,
+}
+
+impl Idle {
+    pub fn new(held: Option<OwnedMutexGuard<()>>, end: impl FnOnce() + Send + 'static) -> Self {
+        Self(Mutex::new(Some(Showing { end: Box::new(end), _held: held })))
+    }
+
+    /// Ends it, where it has not ended. May block.
+    pub fn end(&self) {
+        let showing = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(Showing { end, _held }) = showing {
+            end();
+        }
+    }
+
+    pub fn has_ended(&self) -> bool {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).is_none()
+    }
+}
+
 #[derive(Default)]
 struct Attached {
     following: bool,
@@ -48,8 +96,13 @@ struct Attached {
 /// See the module's head.
 pub struct Live {
     pub id: String,
-    /// Held while the container is started, stopped or removed.
+    /// Held while the container is started, stopped or removed, and while an idle cell shows its
+    /// files.
     pub changing: Arc<tokio::sync::Mutex<()>>,
+    /// The idle cell that shows its files, if there is one.
+    idle: Mutex<Weak<Idle>>,
+    /// How many want the container itself.
+    claims: Mutex<usize>,
     attached: Mutex<Attached>,
     input: tokio::sync::Mutex<Option<OwnedWriteHalf>>,
     life: watch::Sender<Life>,
@@ -64,6 +117,8 @@ impl Live {
         Self {
             id: id.to_owned(),
             changing: Arc::default(),
+            idle: Mutex::default(),
+            claims: Mutex::default(),
             attached: Mutex::default(),
             input: tokio::sync::Mutex::default(),
             life: watch::Sender::default(),
@@ -74,6 +129,35 @@ impl Live {
 
     fn attached(&self) -> MutexGuard<'_, Attached> {
         self.attached.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes the container itself. Who reaches into its files has `patience` to be done; after
+    /// that what he has begun is broken off, and nobody else begins meanwhile.
+    pub async fn claim(&self, patience: Duration) -> OwnedMutexGuard<()> {
+        let _claim = Claim::new(&self.claims);
+        let mut changing = pin!(self.changing.clone().lock_owned());
+        let mut wait = patience;
+        loop {
+            if let Ok(held) = timeout(wait, &mut changing).await {
+                return held;
+            }
+            wait = CLAIM_AGAIN;
+            let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).upgrade();
+            if let Some(idle) = idle {
+                // A server that ends breaks everything off.
+                let _ = tokio::task::spawn_blocking(move || idle.end()).await;
+            }
+        }
+    }
+
+    /// Whether somebody wants the container itself.
+    pub fn is_claimed(&self) -> bool {
+        *self.claims.lock().unwrap_or_else(PoisonError::into_inner) > 0
+    }
+
+    /// Notes the idle cell that shows its files.
+    pub fn show(&self, idle: &Arc<Idle>) {
+        *self.idle.lock().unwrap_or_else(PoisonError::into_inner) = Arc::downgrade(idle);
     }
 
     pub fn life(&self) -> watch::Receiver<Life> {
@@ -237,6 +321,41 @@ mod tests {
             heard += 1;
         }
         assert_eq!(heard, CHUNKS_WAITING);
+    }
+
+    #[tokio::test]
+    async fn whoever_wants_a_container_does_not_wait_for_those_who_read_its_files() {
+        let live = Live::new("x");
+        let held = live.changing.clone().lock_owned().await;
+        let (sender, mut ended) = tokio::sync::oneshot::channel::<()>();
+        // Its reader is at it for ever.
+        let idle = Arc::new(Idle::new(Some(held), move || drop(sender)));
+        live.show(&idle);
+        assert!(!live.is_claimed() && !idle.has_ended());
+        let next = live.changing.clone().lock_owned();
+        let mut next = Box::pin(next);
+        assert!(timeout(Duration::ZERO, &mut next).await.is_err(), "another waits to read them");
+        let reader = async {
+            let held = next.await;
+            assert!(live.is_claimed(), "it is told to go");
+            drop(held);
+        };
+        let (claimed, ()) = tokio::join!(live.claim(Duration::ZERO), reader);
+        assert!(idle.has_ended() && !live.is_claimed());
+        assert!(
+            ended.try_recv().is_err_and(|e| e == tokio::sync::oneshot::error::TryRecvError::Closed)
+        );
+        drop(claimed);
+        // One who is done in time is not broken off.
+        let held = live.changing.clone().lock_owned().await;
+        let idle = Arc::new(Idle::new(Some(held), || ()));
+        live.show(&idle);
+        let done = async {
+            tokio::task::yield_now().await;
+            assert!(!idle.has_ended());
+            idle.end();
+        };
+        tokio::join!(live.claim(Duration::from_secs(60)), done);
     }
 
     #[tokio::test]

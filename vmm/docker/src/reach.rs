@@ -7,7 +7,6 @@
 //! an image     ──> idle cell on a disk that goes with it
 //! ```
 
-use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
 use exocell_cell::agent::{FrameReader, Kind, Patient, Reply, TRANSFER_MAX};
@@ -19,6 +18,8 @@ use tokio::sync::OwnedMutexGuard;
 use crate::containers::{Container, Seen};
 use crate::error::{ApiError, ApiResult};
 use crate::launcher::{self, Start};
+use crate::live::Idle;
+use crate::place::Place;
 use crate::state::Server;
 
 /// What a cell gets that only shows an image's files.
@@ -29,20 +30,13 @@ const IMAGE_DISK: &str = "64M";
 /// block: an idle one ends with it.
 pub struct Reach {
     pub record: Record,
-    idle: Option<Idle>,
-}
-
-/// Keeps an idle cell alive, and its container from being started meanwhile.
-struct Idle {
-    session: Option<UnixStream>,
-    _held: Option<OwnedMutexGuard<()>>,
+    idle: Option<Arc<Idle>>,
 }
 
 impl Drop for Reach {
     fn drop(&mut self) {
-        if let Some(idle) = &mut self.idle {
-            idle.session = None;
-            self.record.await_release();
+        if let Some(idle) = &self.idle {
+            idle.end();
         }
     }
 }
@@ -52,19 +46,43 @@ impl Reach {
     pub fn guest(&self) -> ApiResult<Patient> {
         Ok(Client::connect(&self.record)?.guest_stream()?.within(TRANSFER_MAX))
     }
+
+    /// The cell's id where it is the container's own, whose program runs.
+    pub fn running(&self) -> Option<&str> {
+        self.idle.is_none().then_some(self.record.id.as_str())
+    }
+
+    /// Why what was done here failed: `error`, or who wanted the container itself.
+    pub fn failure(&self, error: ApiError) -> ApiError {
+        match self.idle.as_ref().is_some_and(|idle| idle.has_ended()) {
+            true => wanted(),
+            false => error,
+        }
+    }
 }
 
-/// Reaches into container `key`.
+fn wanted() -> ApiError {
+    ApiError::conflict("the container is being started or removed; look at its files after that")
+}
+
+/// Reaches into container `key` for the client at `place`.
 ///
 /// # Errors
-/// 409 when it is paused, or has ended and kept no disk.
-pub async fn container(server: &Arc<Server>, key: &str) -> ApiResult<Reach> {
+/// 409 when it is paused, or has ended and kept no disk, or is about to be started or removed.
+pub async fn container(server: &Arc<Server>, key: &str, place: &Place) -> ApiResult<Reach> {
     let live = server.live(server.find(key).await?.id());
     let seen = server.find(&live.id).await?;
     if seen.is_running() {
         return Ok(Reach { record: seen.awake()?.0.clone(), idle: None });
     }
-    let held = live.changing.clone().lock_owned().await;
+    let held = tokio::select! {
+        held = live.changing.clone().lock_owned() => held,
+        // No cell is begun for nobody.
+        () = place.gone() => return Err(ApiError::bad_request("the client is gone")),
+    };
+    if live.is_claimed() {
+        return Err(wanted());
+    }
     // It may have been started while we waited.
     let seen = server.find(&live.id).await?;
     if seen.is_running() {
@@ -74,7 +92,11 @@ pub async fn container(server: &Arc<Server>, key: &str) -> ApiResult<Reach> {
         .blocking(move |server| {
             let mut container = on_disk(server, seen)?;
             server.containers.prepare(&mut container)?;
-            begin(server, &idle(&container)?, Some(held))
+            let reach = begin(server, &idle(&container)?, Some(held))?;
+            if let Some(idle) = &reach.idle {
+                live.show(idle);
+            }
+            Ok(reach)
         })
         .await
 }
@@ -152,8 +174,12 @@ fn begin(server: &Server, spec: &CellSpec, held: Option<OwnedMutexGuard<()>>) ->
     let session = launcher::launch(server.layout(), &Start::Idle(spec))?;
     let (record, _, _) = Record::find(server.layout(), &spec.id)?;
     let began = FrameReader::new(&session).expect::<Reply>(Kind::Reply);
-    let idle = Some(Idle { session: Some(session), _held: held });
-    let reach = Reach { record, idle };
+    let ends = record.clone();
+    let idle = Idle::new(held, move || {
+        drop(session);
+        ends.await_release();
+    });
+    let reach = Reach { record, idle: Some(Arc::new(idle)) };
     match began {
         Ok(Reply::Started { .. }) => Ok(reach),
         Ok(Reply::Failed { message, .. }) => Err(ApiError::internal(message)),

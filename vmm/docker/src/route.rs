@@ -72,7 +72,7 @@ async fn containers(
         ("HEAD", [id, "archive"]) => archive::head(server, id, &call).await,
         ("GET", [id, "archive"]) => archive::get(server, id, &call).await,
         ("PUT", [id, "archive"]) => archive::put(server, id, call).await,
-        ("GET", [id, "export"]) => save::export(server, id).await,
+        ("GET", [id, "export"]) => save::export(server, id, &call.place).await,
         ("POST", [id, "exec"]) => exec::create(server, id, call).await,
         (_, [id, verb]) => {
             // A container that is not there is the first thing to say.

@@ -19,6 +19,7 @@ use crate::archive::local;
 use crate::containers::Containers;
 use crate::error::{ApiError, ApiResult};
 use crate::http::{Body, BodyWriter, Response, stream};
+use crate::place::Place;
 use crate::reach::{self, Reach};
 use crate::state::Server;
 
@@ -29,8 +30,8 @@ const IMAGES_MAX: usize = 64;
 
 /// `GET /containers/{id}/export`: all its files, but what is mounted and what gives rights on a
 /// host.
-pub async fn export(server: &Arc<Server>, key: &str) -> ApiResult<Response> {
-    let reach = reach::container(server, key).await?;
+pub async fn export(server: &Arc<Server>, key: &str, place: &Place) -> ApiResult<Response> {
+    let reach = reach::container(server, key, place).await?;
     let (reach, guest) = server
         .blocking(move |_| {
             let guest = reach.guest()?;
@@ -48,7 +49,7 @@ pub async fn export(server: &Arc<Server>, key: &str) -> ApiResult<Response> {
         );
         drop(reach);
         packed.map_err(io::Error::other)
-    }))
+    })
 }
 
 /// A reply that `write` writes, on a thread of its own: a client may take its
