@@ -30,7 +30,7 @@ struct Stdin {
 impl Feed for Stdin {
     async fn feed(&self, bytes: Option<Bytes>) -> bool {
         match bytes {
-            Some(bytes) => self.live.stdin(&bytes).await,
+            Some(bytes) => self.live.stdin(bytes).await,
             None if self.ends => self.live.stdin_eof().await,
             None => {}
         }
@@ -141,6 +141,6 @@ pub async fn resize(server: &Arc<Server>, key: &str, call: &Call) -> ApiResult<R
     let seen = server.find(key).await?;
     seen.running()?;
     lifecycle::adopt(server, &seen).await?;
-    server.live(seen.id()).resize(size).await;
+    server.live(seen.id()).resize(size);
     Ok(empty(StatusCode::OK))
 }

@@ -51,12 +51,16 @@ pub struct Exec {
     program: Program,
     wire: ExecCreate,
     progress: Mutex<Progress>,
-    input: tokio::sync::Mutex<Option<OwnedWriteHalf>>,
+    input: Mutex<Option<Arc<Input>>>,
 }
 
 impl Exec {
     fn progress(&self) -> MutexGuard<'_, Progress> {
         self.progress.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn input(&self) -> MutexGuard<'_, Option<Arc<Input>>> {
+        self.input.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn ended(&self, code: u8) {
@@ -159,7 +163,7 @@ pub async fn create(server: &Arc<Server>, key: &str, call: Call) -> ApiResult<Re
         program,
         wire,
         progress: Mutex::default(),
-        input: tokio::sync::Mutex::default(),
+        input: Mutex::default(),
     })?;
     Ok(reply_json(StatusCode::CREATED, &json!({ "Id": id })))
 }
@@ -183,12 +187,12 @@ pub fn inspect(server: &Server, id: &str) -> ApiResult<Response> {
 }
 
 /// `POST /exec/{id}/resize`
-pub async fn resize(server: &Server, id: &str, call: &Call) -> ApiResult<Response> {
+pub fn resize(server: &Server, id: &str, call: &Call) -> ApiResult<Response> {
     let exec = server.execs.find(id)?;
     let size = hijack::wanted_size(call)?;
-    if let Some(input) = &mut *exec.input.lock().await {
-        // A program that is over has no terminal.
-        let _ = write_json(input, Kind::Resize, &size).await;
+    // A program that is over has no terminal.
+    if let Some(input) = exec.input().as_ref() {
+        input.resize(size);
     }
     Ok(empty(StatusCode::OK))
 }
@@ -274,7 +278,7 @@ async fn try_begin(
     };
     match reply {
         Some(Reply::Started { guest_pid }) => {
-            *exec.input.lock().await = Some(input);
+            *exec.input() = Some(Arc::new(Input::new(input)));
             let mut progress = exec.progress();
             (progress.running, progress.pid) = (true, guest_pid);
             Ok(output)
@@ -336,11 +340,13 @@ async fn run(
         }
     }
     if let Some(feeder) = feeder {
-        // It may wait with the input in its hands.
         feeder.abort();
     }
     exec.ended(code);
-    *exec.input.lock().await = None;
+    let input = exec.input().take();
+    if let Some(input) = input {
+        input.end();
+    }
     let more = [("execID", exec.id.clone()), ("exitCode", code.to_string())];
     server.tell(&seen.container, "exec_die", &more);
     if let Some(mut listener) = listener {
@@ -358,14 +364,13 @@ async fn gone(place: Option<&Place>) {
 
 impl Feed for Exec {
     async fn feed(&self, bytes: Option<Bytes>) -> bool {
-        let mut input = self.input.lock().await;
-        let Some(stream) = &mut *input else { return false };
-        let written = match bytes {
-            Some(bytes) => write_frame(stream, Kind::Stdin, &bytes).await,
+        let input = self.input().clone();
+        let Some(input) = input else { return false };
+        match bytes {
+            Some(bytes) => input.send(Kind::Stdin, bytes).await,
             // A terminal's user types the end.
-            None if self.wire.tty => Ok(()),
-            None => write_frame(stream, Kind::StdinEof, &[]).await,
-        };
-        written.is_ok()
+            None if self.wire.tty => true,
+            None => input.send(Kind::StdinEof, Bytes::new()).await,
+        }
     }
 }

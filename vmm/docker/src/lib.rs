@@ -25,6 +25,7 @@ mod frames;
 mod hijack;
 mod http;
 mod images;
+mod input;
 pub mod launcher;
 mod lifecycle;
 mod listen;

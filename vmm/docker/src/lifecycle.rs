@@ -63,7 +63,7 @@ pub async fn start(server: &Arc<Server>, key: &str) -> ApiResult<bool> {
     let (container, session) = match launched {
         Ok(launched) => launched,
         Err(error) => {
-            live.close().await;
+            live.close();
             return Err(error);
         }
     };
@@ -130,13 +130,13 @@ async fn follow(
     let failed = |error| ApiError::internal(format!("cannot follow the cell: {error}"));
     session.set_nonblocking(true).map_err(failed)?;
     let (mut output, input) = UnixStream::from_std(session).map_err(failed)?.into_split();
-    if !live.begin(input).await {
+    if !live.begin(input) {
         return Ok(());
     }
     let (server, live) = (server.clone(), live.clone());
     tokio::spawn(async move {
         let told = hear(&server, &live, &mut output, started).await;
-        live.close().await;
+        live.close();
         settle(&server, &live, &container, told).await;
     });
     Ok(())
@@ -350,7 +350,7 @@ pub async fn remove(server: &Arc<Server>, key: &str, force: bool) -> ApiResult<(
     if !(seen.container.spec.remove && seen.is_running()) {
         server.tell(&seen.container, "destroy", &[]);
     }
-    live.close().await;
+    live.close();
     server.bury(&live.id);
     Ok(())
 }

@@ -12,12 +12,14 @@ use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
+use bytes::Bytes;
 use exocell_cell::agent::{Kind, TtySize};
 use tokio::net::unix::OwnedWriteHalf;
 use tokio::sync::{OwnedMutexGuard, mpsc, watch};
 use tokio::time::timeout;
 
-use crate::frames::{Chunk, write_frame, write_json};
+use crate::frames::Chunk;
+use crate::input::Input;
 
 /// Chunks that wait for one attached client; then the program waits, as it
 /// does for a pipe.
@@ -104,7 +106,7 @@ pub struct Live {
     /// How many want the container itself.
     claims: Mutex<usize>,
     attached: Mutex<Attached>,
-    input: tokio::sync::Mutex<Option<OwnedWriteHalf>>,
+    input: Mutex<Option<Arc<Input>>>,
     life: watch::Sender<Life>,
     /// Whether there is a session.
     session: watch::Sender<bool>,
@@ -120,7 +122,7 @@ impl Live {
             idle: Mutex::default(),
             claims: Mutex::default(),
             attached: Mutex::default(),
-            input: tokio::sync::Mutex::default(),
+            input: Mutex::default(),
             life: watch::Sender::default(),
             session: watch::Sender::default(),
             written: watch::Sender::default(),
@@ -180,14 +182,14 @@ impl Live {
     }
 
     /// Takes the session's writing half. False when there is a session already.
-    pub async fn begin(&self, input: OwnedWriteHalf) -> bool {
-        let mut current = self.input.lock().await;
+    pub fn begin(&self, input: OwnedWriteHalf) -> bool {
+        let mut current = self.input.lock().unwrap_or_else(PoisonError::into_inner);
         let mut attached = self.attached();
         if attached.following {
             return false;
         }
         attached.following = true;
-        *current = Some(input);
+        *current = Some(Arc::new(Input::new(input)));
         self.session.send_replace(true);
         true
     }
@@ -220,8 +222,11 @@ impl Live {
     }
 
     /// The session is over: nobody is attached any more.
-    pub async fn close(&self) {
-        *self.input.lock().await = None;
+    pub fn close(&self) {
+        let input = self.input.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(input) = input {
+            input.end();
+        }
         *self.attached() = Attached::default();
         self.session.send_replace(false);
     }
@@ -246,25 +251,28 @@ impl Live {
     }
 
     /// Writes to the program's input; one that is over takes nothing.
-    pub async fn stdin(&self, bytes: &[u8]) {
+    pub async fn stdin(&self, bytes: Bytes) {
         self.send(Kind::Stdin, bytes).await;
     }
 
     pub async fn stdin_eof(&self) {
-        self.send(Kind::StdinEof, &[]).await;
+        self.send(Kind::StdinEof, Bytes::new()).await;
     }
 
-    async fn send(&self, kind: Kind, bytes: &[u8]) {
-        if let Some(input) = &mut *self.input.lock().await {
-            // Its end is told by the other half.
-            let _ = write_frame(input, kind, bytes).await;
+    async fn send(&self, kind: Kind, bytes: Bytes) {
+        if let Some(input) = self.input() {
+            input.send(kind, bytes).await;
         }
     }
 
-    pub async fn resize(&self, size: TtySize) {
-        if let Some(input) = &mut *self.input.lock().await {
-            let _ = write_json(input, Kind::Resize, &size).await;
+    pub fn resize(&self, size: TtySize) {
+        if let Some(input) = self.input() {
+            input.resize(size);
         }
+    }
+
+    fn input(&self) -> Option<Arc<Input>> {
+        self.input.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
@@ -288,7 +296,7 @@ mod tests {
     async fn following() -> Live {
         let live = Live::new("x");
         let (ours, _theirs) = tokio::net::UnixStream::pair().unwrap();
-        assert!(live.begin(ours.into_split().1).await);
+        assert!(live.begin(ours.into_split().1));
         live
     }
 
@@ -298,10 +306,10 @@ mod tests {
         let mut early = live.attach(true);
         assert!(live.attach(false).recv().await.is_none());
         let (ours, _theirs) = tokio::net::UnixStream::pair().unwrap();
-        assert!(live.begin(ours.into_split().1).await);
+        assert!(live.begin(ours.into_split().1));
         let mut later = live.attach(false);
         live.tell(chunk("a"), &Always(false)).await;
-        live.close().await;
+        live.close();
         assert_eq!(early.recv().await, Some(chunk("a")));
         assert_eq!(later.recv().await, Some(chunk("a")));
         assert_eq!((early.recv().await, later.recv().await), (None, None));
@@ -366,7 +374,7 @@ mod tests {
         life.changed().await.unwrap();
         assert_eq!(*life.borrow(), Life { ends: 1, code: 3, removed: false });
         assert!(live.is_followed());
-        live.close().await;
+        live.close();
         assert!(!live.is_followed());
     }
 }

@@ -102,7 +102,7 @@ async fn execs(
 ) -> ApiResult<Response> {
     match (method, rest) {
         ("POST", [id, "start"]) => exec::start(server, id, call).await,
-        ("POST", [id, "resize"]) => exec::resize(server, id, &call).await,
+        ("POST", [id, "resize"]) => exec::resize(server, id, &call),
         ("GET", [id, "json"]) => exec::inspect(server, id),
         _ => Err(unknown(method, &[&["exec"], rest].concat())),
     }
