@@ -14,6 +14,8 @@ use crate::http::{Body, BodySender, Call, Response, stream};
 
 /// Events that are kept for those who ask for the past.
 const KEPT_MAX: usize = 1024;
+/// What they may hold together, in bytes.
+const KEPT_BYTES_MAX: usize = 4 << 20;
 /// What `filters` may name.
 const FILTERS: [&str; 7] = ["container", "event", "image", "label", "type", "volume", "scope"];
 
@@ -67,6 +69,13 @@ impl Event {
         }
     }
 
+    /// What it holds of the words of clients.
+    fn bytes(&self) -> usize {
+        let attributes = self.actor.attributes.iter();
+        let attributes: usize = attributes.map(|(name, value)| name.len() + value.len()).sum();
+        attributes + 2 * self.action.len() + 2 * self.id.len() + size_of::<Self>()
+    }
+
     fn passes(&self, filters: &Filters) -> bool {
         let attributes = &self.actor.attributes;
         let named = |kind: &str, wanted: &str| {
@@ -88,10 +97,28 @@ impl Event {
     }
 }
 
+/// The newest events, oldest first.
+#[derive(Default)]
+struct Kept {
+    events: VecDeque<Arc<Event>>,
+    bytes: usize,
+}
+
+impl Kept {
+    fn keep(&mut self, event: Arc<Event>) {
+        self.bytes += event.bytes();
+        self.events.push_back(event);
+        while self.events.len() > KEPT_MAX || self.bytes > KEPT_BYTES_MAX {
+            let Some(oldest) = self.events.pop_front() else { return };
+            self.bytes -= oldest.bytes();
+        }
+    }
+}
+
 /// Where events are told and heard.
 pub struct Events {
     told: broadcast::Sender<Arc<Event>>,
-    kept: Mutex<VecDeque<Arc<Event>>>,
+    kept: Mutex<Kept>,
 }
 
 impl Default for Events {
@@ -104,10 +131,7 @@ impl Events {
     pub fn tell(&self, event: Event) {
         let event = Arc::new(event);
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        if kept.len() == KEPT_MAX {
-            kept.pop_front();
-        }
-        kept.push_back(event.clone());
+        kept.keep(event.clone());
         // Told under the lock, so that a listener misses none and hears none
         // twice. Nobody may listen.
         let _ = self.told.send(event);
@@ -115,7 +139,7 @@ impl Events {
 
     fn listen(&self) -> (Vec<Arc<Event>>, broadcast::Receiver<Arc<Event>>) {
         let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        (kept.iter().cloned().collect(), self.told.subscribe())
+        (kept.events.iter().cloned().collect(), self.told.subscribe())
     }
 
     /// `GET /events`
@@ -207,6 +231,27 @@ mod tests {
         for bad in ["", "x", "-1", "1.x", "1.0000000001", "99999999999999999999", "1.-5"] {
             assert!(time_ns(bad).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn the_past_is_bounded_in_number_and_in_bytes() {
+        let mut kept = Kept::default();
+        let event = |label: usize| {
+            let attributes = BTreeMap::from([("label".to_owned(), "x".repeat(label))]);
+            Arc::new(Event::new("container", "start", "abc", attributes))
+        };
+        for _ in 0..2 * KEPT_MAX {
+            kept.keep(event(1));
+        }
+        assert_eq!(kept.events.len(), KEPT_MAX);
+        for _ in 0..150 {
+            kept.keep(event(1 << 20));
+        }
+        assert_eq!(kept.events.len(), 3);
+        kept.keep(event(2 * KEPT_BYTES_MAX));
+        assert_eq!((kept.events.len(), kept.bytes), (0, 0));
+        kept.keep(event(1));
+        assert_eq!(kept.events.len(), 1);
     }
 
     #[test]

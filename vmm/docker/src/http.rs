@@ -22,7 +22,7 @@ use crate::place::Place;
 use crate::target::Target;
 
 /// The longest JSON that a client may send, in bytes.
-const JSON_BYTES_MAX: usize = 4 << 20;
+const JSON_BYTES_MAX: usize = 1 << 20;
 /// How long it may take to send it.
 const JSON_TIME_MAX: Duration = Duration::from_secs(30);
 /// How long a body that is streamed may pause.
