@@ -17,6 +17,9 @@ use crate::fields::says;
 use crate::ports;
 use crate::wire::{BindOptions, Config, Create, HostConfig, Mount, Names, TmpfsOptions, Ulimit};
 
+/// The longest name of a volume, which is a directory's.
+const VOLUME_NAME_BYTES_MAX: usize = 255;
+
 /// What a container gets where its client names no limit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Defaults {
@@ -463,7 +466,14 @@ fn point(
 /// Whether a volume may be called `name`.
 pub fn check_volume(name: &str) -> ApiResult<()> {
     exocell_cell::CellSpec::check_name(name)
-        .map_err(|error| ApiError::bad_request(format!("the volume cannot be named: {error}")))
+        .map_err(|error| ApiError::bad_request(format!("the volume cannot be named: {error}")))?;
+    match name.len() > VOLUME_NAME_BYTES_MAX {
+        true => Err(ApiError::bad_request(format!(
+            "the volume's name has {} letters; give it {VOLUME_NAME_BYTES_MAX} at most",
+            name.len()
+        ))),
+        false => Ok(()),
+    }
 }
 
 #[cfg(test)]
@@ -656,6 +666,7 @@ mod tests {
                 501,
                 "volume driver",
             ),
+            (json!({"Binds": [format!("{}:/v", "v".repeat(256))]}), 400, "255 at most"),
             (json!({"Binds": ["x"]}), 400, "'x'"),
             (json!({"Binds": ["/a:b"]}), 400, "'b'"),
             (json!({"Binds": ["/a:/../b"]}), 400, "without .."),

@@ -16,6 +16,8 @@ use serde_json::{Value, json};
 use crate::clock::rfc3339_ms;
 use crate::error::{ApiError, ApiResult};
 use crate::http::{Body, BodyReader, Call, Response, empty, stream, with_header};
+use crate::lifecycle;
+use crate::place::Place;
 use crate::reach::{self, Reach};
 use crate::state::Server;
 
@@ -118,6 +120,36 @@ fn path_of(call: &Call) -> ApiResult<String> {
         _ if path.is_empty() => Err(ApiError::bad_request("no path is named (path)")),
         true => Err(ApiError::bad_request(format!("the path {path} holds .."))),
         false => Ok(format!("/{}", path.trim_start_matches('/'))),
+    }
+}
+
+/// Reaches into container `key` and does the first of it. A program that ends meanwhile takes its
+/// cell with it: then the files are looked for once more, on the container's disk.
+async fn begun<T: Send + 'static>(
+    server: &Arc<Server>,
+    key: &str,
+    place: &Place,
+    first: impl Fn(&Reach) -> ApiResult<T> + Clone + Send + 'static,
+) -> ApiResult<(Reach, T)> {
+    let mut again = true;
+    loop {
+        let reach = reach::container(server, key, place).await?;
+        let running = reach.running().map(str::to_owned);
+        let first = first.clone();
+        let done = server.blocking(move |_| {
+            let done = first(&reach)?;
+            Ok((reach, done))
+        });
+        match (done.await, running) {
+            (Err(error), Some(id))
+                if again
+                    && error.status == StatusCode::INTERNAL_SERVER_ERROR
+                    && lifecycle::is_over(server, &id).await =>
+            {
+                again = false;
+            }
+            (done, _) => return done,
+        }
     }
 }
 

@@ -10,6 +10,7 @@ use hyper::StatusCode;
 use serde_json::{Value, json};
 
 use crate::admit::{self, Admitted};
+use crate::bounds;
 use crate::containers::{Container, Seen, short};
 use crate::error::{ApiError, ApiResult};
 use crate::exec::{new_id, tty_size};
@@ -44,7 +45,7 @@ pub async fn create(server: &Arc<Server>, call: Call) -> ApiResult<Response> {
     }
     let id = new_id()?;
     let name = name.unwrap_or_else(|| format!("cell-{}", &id[..6]));
-    CellSpec::check_name(&name)?;
+    bounds::check_name(&name)?;
     let _naming = server.naming.lock().await;
     let container = server
         .blocking(move |server| {
@@ -53,6 +54,7 @@ pub async fn create(server: &Arc<Server>, call: Call) -> ApiResult<Response> {
             let volumes = server.containers.volumes();
             let admitted = admit::admit(&wanted, &image.config, &server.defaults, &volumes)?;
             let mut container = container(wanted, &image, admitted, id, name);
+            bounds::check(&container)?;
             server.containers.prepare(&mut container)?;
             let keeps = !container.spec.remove && !container.spec.read_only;
             container.spec.disk = keeps.then(|| server.containers.disk(container.id()));
@@ -260,7 +262,8 @@ pub async fn pause(server: &Arc<Server>, key: &str, pause: bool) -> ApiResult<Re
         let how = if pause { "already" } else { "not" };
         return Err(ApiError::conflict(format!("Container {} is {how} paused", live.id)));
     }
-    server.blocking(move |_| Ok(end::pause(&record, pause)?)).await?;
+    let done = server.blocking(move |_| Ok(end::pause(&record, pause)?)).await;
+    lifecycle::unless_over(server, &live.id, done).await?;
     server.tell(&seen.container, if pause { "pause" } else { "unpause" }, &[]);
     Ok(empty(StatusCode::NO_CONTENT))
 }
@@ -305,7 +308,7 @@ pub async fn wait(server: &Arc<Server>, key: &str, call: &Call) -> ApiResult<Res
 /// `POST /containers/{id}/rename`
 pub async fn rename(server: &Arc<Server>, key: &str, call: &Call) -> ApiResult<Response> {
     let name = call.target.query.get("name").unwrap_or_default().trim_start_matches('/').to_owned();
-    CellSpec::check_name(&name)?;
+    bounds::check_name(&name)?;
     let _naming = server.naming.lock().await;
     let seen = server.find(key).await?;
     let renamed = server.blocking(move |server| {

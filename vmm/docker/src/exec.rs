@@ -18,8 +18,9 @@ use exocell_cell::{CellSpec, Record, Strength, plan};
 use hyper::StatusCode;
 use serde_json::{Value, json};
 use tokio::net::UnixStream;
-use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::net::unix::OwnedReadHalf;
 
+use crate::bounds;
 use crate::containers::Seen;
 use crate::error::{ApiError, ApiResult};
 use crate::fields;
@@ -154,6 +155,7 @@ pub async fn create(server: &Arc<Server>, key: &str, call: Call) -> ApiResult<Re
         privileged: wire.privileged,
         args,
     };
+    bounds::check_exec(&program)?;
     let id = new_id()?;
     let told = format!("exec_create: {}", program.args.join(" "));
     server.tell(&seen.container, told, &[("execID", id.clone())]);

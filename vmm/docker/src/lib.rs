@@ -12,6 +12,7 @@
 mod admit;
 mod archive;
 mod attach;
+mod bounds;
 mod calls;
 mod clock;
 mod containers;

@@ -10,6 +10,7 @@ use exocell_cell::agent::{FailureKind, Kind, Reply, TtySize};
 use exocell_cell::control::{Client, ControlRequest};
 use exocell_cell::xgate::CapabilitySet;
 use exocell_cell::{CellError, Record, end, warm};
+use hyper::StatusCode;
 use nix::sys::signal::Signal;
 use tokio::net::UnixStream;
 use tokio::sync::oneshot;
@@ -202,6 +203,29 @@ async fn is_alive(server: &Arc<Server>, id: &str) -> bool {
     server.find(id).await.is_ok_and(|seen| seen.is_running())
 }
 
+/// What came of a call to the guest of container `id`; 409 where its program ended meanwhile.
+pub async fn unless_over<T>(server: &Arc<Server>, id: &str, came: ApiResult<T>) -> ApiResult<T> {
+    match came {
+        Err(error)
+            if error.status == StatusCode::INTERNAL_SERVER_ERROR && is_over(server, id).await =>
+        {
+            Err(ApiError::conflict(format!("container {id} is not running: it ended meanwhile")))
+        }
+        came => came,
+    }
+}
+
+/// Whether a container whose guest has broken off is over: that is written down a moment later.
+pub async fn is_over(server: &Arc<Server>, id: &str) -> bool {
+    for _ in 0..ENDING_LOOKS {
+        if !is_alive(server, id).await {
+            return true;
+        }
+        tokio::time::sleep(ENDING_LOOK).await;
+    }
+    false
+}
+
 /// [`adopt`] for the task that it starts.
 fn adopt_again<'a>(
     server: &'a Arc<Server>,
@@ -229,7 +253,7 @@ async fn settle(server: &Arc<Server>, live: &Arc<Live>, container: &Container, t
     server.tell(container, "die", &[("exitCode", code.to_string())]);
     live.ended(code);
     // A record that is to be removed goes before its followers hear of the end.
-    let gone = found.is_err_and(|error| error.status == hyper::StatusCode::NOT_FOUND);
+    let gone = found.is_err_and(|error| error.status == StatusCode::NOT_FOUND);
     if gone || container.spec.remove {
         let id = live.id.clone();
         // What is left is swept by the next who looks.
