@@ -236,7 +236,8 @@ pub async fn commit(server: &Arc<Server>, call: Call) -> ApiResult<Response> {
     let shown = tag.as_ref().map_or_else(String::new, Reference::to_string);
     let made = server.blocking(move |server| {
         let layout = server.layout();
-        Ok(commit::commit(layout, &reach.record, &image, tag.as_ref(), &mut Silent)?)
+        commit::commit(layout, &reach.record, &image, tag.as_ref(), &mut Silent)
+            .map_err(|error| reach.failure(error.into()))
     });
     let id = made.await?.id.to_string();
     tell(server, "commit", &id, &shown);

@@ -134,7 +134,7 @@ impl Live {
     }
 
     /// Takes the container itself. Who reaches into its files has `patience` to be done; after
-    /// that what he has begun is broken off, and nobody else begins meanwhile.
+    /// that what he has begun is broken off. Others who would begin meanwhile come after this.
     pub async fn claim(&self, patience: Duration) -> OwnedMutexGuard<()> {
         let _claim = Claim::new(&self.claims);
         let mut changing = pin!(self.changing.clone().lock_owned());

@@ -55,39 +55,41 @@ impl Reach {
     /// Why what was done here failed: `error`, or who wanted the container itself.
     pub fn failure(&self, error: ApiError) -> ApiError {
         match self.idle.as_ref().is_some_and(|idle| idle.has_ended()) {
-            true => wanted(),
+            true => ApiError::conflict(
+                "the container is being started or removed; look at its files after that",
+            ),
             false => error,
         }
     }
 }
 
-fn wanted() -> ApiError {
-    ApiError::conflict("the container is being started or removed; look at its files after that")
-}
-
 /// Reaches into container `key` for the client at `place`.
 ///
 /// # Errors
-/// 409 when it is paused, or has ended and kept no disk, or is about to be started or removed.
+/// 409 when it is paused, or has ended and kept no disk.
 pub async fn container(server: &Arc<Server>, key: &str, place: &Place) -> ApiResult<Reach> {
     let live = server.live(server.find(key).await?.id());
     let seen = server.find(&live.id).await?;
     if seen.is_running() {
         return Ok(Reach { record: seen.awake()?.0.clone(), idle: None });
     }
-    let held = tokio::select! {
-        held = live.changing.clone().lock_owned() => held,
-        // No cell is begun for nobody.
-        () = place.gone() => return Err(ApiError::bad_request("the client is gone")),
+    let (held, seen) = loop {
+        let held = tokio::select! {
+            held = live.changing.clone().lock_owned() => held,
+            // No cell is begun for nobody.
+            () = place.gone() => return Err(ApiError::bad_request("the client is gone")),
+        };
+        // It may have been started while we waited.
+        let seen = server.find(&live.id).await?;
+        if seen.is_running() {
+            return Ok(Reach { record: seen.awake()?.0.clone(), idle: None });
+        }
+        if !live.is_claimed() {
+            break (held, seen);
+        }
+        // Behind whoever wants the container itself.
+        drop(held);
     };
-    if live.is_claimed() {
-        return Err(wanted());
-    }
-    // It may have been started while we waited.
-    let seen = server.find(&live.id).await?;
-    if seen.is_running() {
-        return Ok(Reach { record: seen.awake()?.0.clone(), idle: None });
-    }
     server
         .blocking(move |server| {
             let mut container = on_disk(server, seen)?;
