@@ -3,7 +3,7 @@
 use std::io::{self, Read, Write};
 use std::pin::Pin;
 use std::task::{Context, Poll};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::{Buf, Bytes};
 use http_body_util::{BodyExt, Limited};
@@ -14,6 +14,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 use tokio::sync::mpsc;
+use tokio::sync::mpsc::error::TrySendError;
 use tokio::time::timeout;
 
 use crate::error::{ApiError, ApiResult};
@@ -27,6 +28,9 @@ const JSON_BYTES_MAX: usize = 1 << 20;
 const JSON_TIME_MAX: Duration = Duration::from_secs(30);
 /// How long a body that is streamed may pause.
 const PAUSE_MAX: Duration = Duration::from_secs(600);
+/// How soon it is tried again to hand a chunk to a client that is slow.
+const AGAIN_MIN: Duration = Duration::from_millis(1);
+const AGAIN_MAX: Duration = Duration::from_millis(50);
 /// How much is read, in bytes and in time, of a body that nobody wants.
 const DRAIN_BYTES_MAX: usize = 1 << 20;
 const DRAIN_TIME_MAX: Duration = Duration::from_secs(10);
@@ -233,7 +237,7 @@ impl BodySender {
 
     /// A writer for threads that may block.
     pub fn writer(self) -> BodyWriter {
-        BodyWriter(self)
+        BodyWriter { sender: self.0, pause: PAUSE_MAX }
     }
 }
 
@@ -244,13 +248,29 @@ fn json_line(value: &impl Serialize) -> Vec<u8> {
 }
 
 /// The blocking side of a [`BodySender`].
-pub struct BodyWriter(BodySender);
+pub struct BodyWriter {
+    sender: mpsc::Sender<io::Result<Bytes>>,
+    /// How long the client may take no more.
+    pause: Duration,
+}
 
 impl Write for BodyWriter {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let chunk = &bytes[..bytes.len().min(CHUNK_BYTES)];
-        let sent = self.0.0.blocking_send(Ok(Bytes::copy_from_slice(chunk)));
-        sent.map(|()| chunk.len()).map_err(|_| io::ErrorKind::BrokenPipe.into())
+        let mut waiting = Ok(Bytes::copy_from_slice(chunk));
+        let (until, mut again) = (Instant::now() + self.pause, AGAIN_MIN);
+        loop {
+            match self.sender.try_send(waiting) {
+                Ok(()) => return Ok(chunk.len()),
+                Err(TrySendError::Closed(_)) => return Err(io::ErrorKind::BrokenPipe.into()),
+                Err(TrySendError::Full(_)) if Instant::now() > until => {
+                    return Err(io::ErrorKind::TimedOut.into());
+                }
+                Err(TrySendError::Full(bytes)) => waiting = bytes,
+            }
+            std::thread::sleep(again);
+            again = AGAIN_MAX.min(2 * again);
+        }
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -363,6 +383,25 @@ mod tests {
     use super::*;
     use crate::wire::{ExecCreate, ExecStart};
     use serde_json::json;
+
+    #[test]
+    fn a_client_that_stops_reading_ends_its_stream() {
+        let (sender, mut receiver) = mpsc::channel(CHUNKS_WAITING);
+        let mut writer = BodyWriter { sender, pause: Duration::from_millis(10) };
+        let mut taken = 0;
+        let error = loop {
+            match writer.write(&[7; 2 * CHUNK_BYTES]) {
+                Ok(count) => taken += count,
+                Err(error) => break error,
+            }
+        };
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+        assert_eq!(taken, CHUNKS_WAITING * CHUNK_BYTES);
+        assert!(receiver.try_recv().is_ok());
+        assert!(writer.write(b"more").is_ok(), "it reads again");
+        drop(receiver);
+        assert_eq!(writer.write(b"x").unwrap_err().kind(), io::ErrorKind::BrokenPipe);
+    }
 
     #[test]
     fn a_body_is_read_whatever_the_case_of_its_names() {
