@@ -170,6 +170,93 @@ fn a_login_is_made_when_the_registry_wants_one() {
     }
 }
 
+/// Answers one connection after the other, then says what it was asked.
+fn answers(at: &str, answers: Vec<String>) -> (u16, std::thread::JoinHandle<Vec<String>>) {
+    let listener = TcpListener::bind((at, 0)).unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let asked = std::thread::spawn(move || {
+        let mut asked = Vec::new();
+        for answer in answers {
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut request = [0; 4096];
+            let count = std::io::Read::read(&mut stream, &mut request).unwrap();
+            asked.push(String::from_utf8_lossy(&request[..count]).to_ascii_lowercase());
+            if answer.is_empty() {
+                break;
+            }
+            let head = answer.replace("PORT", &port.to_string());
+            stream
+                .write_all(format!("HTTP/1.1 {head}Connection: close\r\n\r\n").as_bytes())
+                .unwrap();
+        }
+        asked
+    });
+    (port, asked)
+}
+
+fn end(port: u16, at: &str) {
+    let mut stream = std::net::TcpStream::connect((at, port)).unwrap();
+    stream.write_all(b"end").unwrap();
+}
+
+fn pull_as(name: &str, login_hosts: &[&str]) -> ImageError {
+    let credentials = Credentials { username: "operator".into(), password: "s3cret".into() };
+    let options = RegistryOptions {
+        credentials: Some(credentials),
+        login_hosts: login_hosts.iter().map(|host| (*host).to_owned()).collect(),
+        ..Default::default()
+    };
+    let source = Source::Registry { reference: name.parse().unwrap(), options };
+    let store = Bench::default();
+    store.store.import(&source, None, &ImportLimits::default(), &mut Silent).unwrap_err()
+}
+
+/// Whoever a registry sends us to is told no password and no token, whatever it asks for.
+#[test]
+fn who_a_registry_redirects_to_gets_no_credentials() {
+    for challenge in ["Bearer realm=\"http://127.0.0.2:PORT/token\"", "Basic realm=\"x\""] {
+        let wants = format!("401 x\r\nWWW-Authenticate: {challenge}\r\nContent-Length: 0\r\n");
+        let (foreign, asked) = answers("127.0.0.2", vec![wants, String::new()]);
+        let location = format!("http://127.0.0.2:{foreign}/blob");
+        let redirect = format!("307 x\r\nLocation: {location}\r\nContent-Length: 0\r\n");
+        let (port, own_asked) = answers(
+            "127.0.0.1",
+            vec![
+                "401 x\r\nWWW-Authenticate: Basic\r\nContent-Length: 0\r\n".to_owned(),
+                redirect,
+                String::new(),
+            ],
+        );
+        let error = pull_as(&format!("127.0.0.1:{port}/x"), &[]);
+        assert!(matches!(error, ImageError::Unauthorized { .. }), "{error:?}");
+        assert!(error.to_string().contains("where it sends us"), "{error}");
+        end(port, "127.0.0.1");
+        end(foreign, "127.0.0.2");
+        let own_asked = own_asked.join().unwrap();
+        assert!(own_asked[1].contains("authorization: basic b3bl"), "{own_asked:?}");
+        assert_eq!(own_asked[2], "end", "nothing more is asked of the registry");
+        let asked = asked.join().unwrap();
+        assert!(!asked[0].contains("authorization"), "{asked:?}");
+        assert_eq!(asked[1], "end", "no login is tried there");
+    }
+}
+
+/// A registry's own word sends a password to no host that is not its own or named by the operator.
+#[test]
+fn a_login_server_elsewhere_gets_no_password_unless_it_is_named() {
+    let (login, asked) = answers("127.0.0.2", vec!["403 x\r\nContent-Length: 0\r\n".to_owned()]);
+    for (named, told) in [(&[][..], "is another's"), (&["127.0.0.2"][..], "answers 403")] {
+        let realm = format!("Bearer realm=\"http://127.0.0.2:{login}/token\"");
+        let wants = format!("401 x\r\nWWW-Authenticate: {realm}\r\nContent-Length: 0\r\n");
+        let (port, _) = answers("127.0.0.1", vec![wants]);
+        let error = pull_as(&format!("127.0.0.1:{port}/x"), named);
+        assert!(matches!(error, ImageError::Unauthorized { .. }), "{error:?}");
+        assert!(error.to_string().contains(told), "{error}");
+    }
+    let asked = asked.join().unwrap();
+    assert!(asked[0].contains("authorization: basic b3bl"), "{asked:?}");
+}
+
 /// A registry that wants a token answers with the requests it was sent.
 #[test]
 fn a_token_is_fetched_for_the_repository() {

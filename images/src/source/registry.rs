@@ -2,6 +2,7 @@
 //! authentication).
 
 mod auth;
+mod place;
 
 use std::cell::RefCell;
 use std::io::{self, Read};
@@ -9,7 +10,7 @@ use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use ureq::http::{Response, StatusCode, header};
+use ureq::http::{Response, StatusCode, Uri, header};
 use ureq::{Agent, Body, Proxy, ProxyBuilder};
 
 use super::oci::{Blobs, Descriptor, plan_document};
@@ -18,12 +19,15 @@ use crate::error::{ImageError, Result, shown};
 use crate::limits::ImportLimits;
 use crate::reference::Reference;
 use crate::{Digest, digest};
+use place::{Place, is_loopback};
 
 const MANIFEST_TYPES: &str = "application/vnd.oci.image.index.v1+json, \
     application/vnd.oci.image.manifest.v1+json, \
     application/vnd.docker.distribution.manifest.list.v2+json, \
     application/vnd.docker.distribution.manifest.v2+json";
 const DOCKER_HUB: &str = "registry-1.docker.io";
+/// As many as other clients follow.
+const REDIRECTS_MAX: usize = 10;
 
 /// A user of a registry.
 #[derive(Clone, Serialize, Deserialize)]
@@ -44,7 +48,12 @@ impl std::fmt::Debug for Credentials {
 pub struct RegistryOptions {
     /// Plain http; loopback addresses use it anyway.
     pub plain_http: bool,
+    /// The registry gets them, and its login server if that is the same host, one below it or
+    /// below the domain that the registry is in, or one of `login_hosts`. Nobody else does,
+    /// wherever the registry sends us.
     pub credentials: Option<Credentials>,
+    /// Other hosts of login servers that may have the credentials, without a port.
+    pub login_hosts: Vec<String>,
     /// For a process that has no environment.
     pub proxy: Option<ProxyOptions>,
 }
@@ -94,12 +103,21 @@ impl ProxyOptions {
 struct Registry {
     agent: Agent,
     host: String,
+    /// Where the registry is: what it asked for is told there and nowhere else.
+    place: Place,
     base: String,
     repository: String,
     plain_http: bool,
     credentials: Option<Credentials>,
+    login_hosts: Vec<String>,
     /// The `Authorization` header that the registry asked for.
     authorization: RefCell<Option<String>>,
+}
+
+/// What came at the end of a chain of redirects.
+struct Answer {
+    response: Response<Body>,
+    from: Place,
 }
 
 /// Fetches the manifest and configuration of an image.
@@ -162,29 +180,46 @@ impl Registry {
         let agent = agent
             .http_status_as_error(false)
             .https_only(!plain_http)
+            // They are followed here, where it is known who may be told what.
+            .max_redirects(0)
             .timeout_connect(Some(Duration::from_secs(30)))
             .timeout_recv_response(Some(Duration::from_secs(60)))
             .build();
+        let base = format!("{scheme}://{host}/v2/{}", reference.repository);
+        let place = base.parse().ok().and_then(|uri| Place::of(&uri));
+        let place = place.ok_or_else(|| ImageError::Registry {
+            registry: host.to_owned(),
+            what: reference.repository.clone(),
+            why: "its name is no host".to_owned(),
+        })?;
         Ok(Self {
             agent: agent.into(),
             host: host.to_owned(),
-            base: format!("{scheme}://{host}/v2/{}", reference.repository),
+            place,
+            base,
             repository: reference.repository.clone(),
             plain_http,
             credentials: options.credentials.clone(),
+            login_hosts: options.login_hosts.clone(),
             authorization: RefCell::new(None),
         })
     }
 
     /// The body of `{base}/{path}`; logs in when the registry asks for it.
     fn get(&self, path: &str, accept: &str) -> Result<Box<dyn Read>> {
-        let mut response = self.send(path, accept)?;
-        if response.status() == StatusCode::UNAUTHORIZED {
-            self.log_in(path, &response)?;
-            response = self.send(path, accept)?;
+        let mut answer = self.send(path, accept)?;
+        if answer.response.status() == StatusCode::UNAUTHORIZED && answer.from == self.place {
+            self.log_in(path, &answer.response)?;
+            answer = self.send(path, accept)?;
         }
+        let Answer { response, from } = answer;
         match response.status() {
             StatusCode::OK => Ok(Box::new(response.into_body().into_reader())),
+            StatusCode::UNAUTHORIZED if from != self.place => {
+                let from = shown(from.to_string().as_bytes());
+                let why = format!("{from}, where it sends us, wants a login and gets none");
+                Err(self.unauthorized(path, why))
+            }
             StatusCode::NOT_FOUND => Err(ImageError::NotInRegistry {
                 registry: self.host.clone(),
                 what: self.what(path),
@@ -196,13 +231,43 @@ impl Registry {
         }
     }
 
-    fn send(&self, path: &str, accept: &str) -> Result<Response<Body>> {
-        let mut request =
-            self.agent.get(format!("{}/{path}", self.base)).header(header::ACCEPT, accept);
-        if let Some(authorization) = self.authorization.borrow().as_ref() {
-            request = request.header(header::AUTHORIZATION, authorization);
+    fn send(&self, path: &str, accept: &str) -> Result<Answer> {
+        let uri = format!("{}/{path}", self.base);
+        let uri =
+            uri.parse().map_err(|error: ureq::http::uri::InvalidUri| self.failed(path, error))?;
+        let authorization = self.authorization.borrow().clone();
+        self.follow(path, uri, Some(accept), authorization.as_deref())
+    }
+
+    /// Asks at `uri` and where that sends us. `authorization` is for who is asked first.
+    fn follow(
+        &self,
+        path: &str,
+        mut uri: Uri,
+        accept: Option<&str>,
+        authorization: Option<&str>,
+    ) -> Result<Answer> {
+        let lost = |why: &str| self.failed(path, why);
+        let first = Place::of(&uri).ok_or_else(|| lost("it sends us to no host"))?;
+        for _ in 0..=REDIRECTS_MAX {
+            let from = Place::of(&uri).ok_or_else(|| lost("it sends us to no host"))?;
+            let mut request = self.agent.get(&uri);
+            if let Some(accept) = accept {
+                request = request.header(header::ACCEPT, accept);
+            }
+            if let Some(authorization) = authorization.filter(|_| from == first) {
+                request = request.header(header::AUTHORIZATION, authorization);
+            }
+            let response = request.call().map_err(|error| self.failed(path, error))?;
+            if !is_redirect(response.status()) {
+                return Ok(Answer { response, from });
+            }
+            let to = response.headers().get(header::LOCATION).and_then(|to| to.to_str().ok());
+            uri = to
+                .and_then(|to| place::resolve(&uri, to))
+                .ok_or_else(|| lost("it redirects us without saying where to"))?;
         }
-        request.call().map_err(|error| self.failed(path, error))
+        Err(lost("it redirects us without end"))
     }
 
     fn log_in(&self, path: &str, response: &Response<Body>) -> Result<()> {
@@ -221,38 +286,41 @@ impl Registry {
     }
 
     fn authorize(&self, path: &str, challenge: &auth::Challenge) -> Result<String> {
-        let basic = self.credentials.as_ref().map(auth::basic);
         match challenge {
-            auth::Challenge::Basic => basic
-                .ok_or_else(|| self.unauthorized(path, "it wants a user name and password".into())),
+            auth::Challenge::Basic => {
+                self.credentials.as_ref().map(auth::basic).ok_or_else(|| {
+                    self.unauthorized(path, "it wants a user name and password".into())
+                })
+            }
             auth::Challenge::Bearer { realm, service } => {
-                if !self.plain_http && !realm.starts_with("https://") {
-                    return Err(
-                        self.unauthorized(path, "it sends us to an unencrypted login".into())
-                    );
-                }
-                self.token(path, realm, service.as_deref(), basic)
+                self.token(path, realm, service.as_deref())
             }
         }
     }
 
     /// Asks the token server for a token to pull this repository.
-    fn token(
-        &self,
-        path: &str,
-        realm: &str,
-        service: Option<&str>,
-        basic: Option<String>,
-    ) -> Result<String> {
+    fn token(&self, path: &str, realm: &str, service: Option<&str>) -> Result<String> {
         let scope = format!("repository:{}:pull", self.repository);
-        let mut request = self.agent.get(realm).query("scope", scope);
-        if let Some(service) = service {
-            request = request.query("service", service);
+        let parts = [Some(("scope", &*scope)), service.map(|service| ("service", service))];
+        let uri = place::with_query(realm, parts.into_iter().flatten());
+        let server = uri.as_ref().and_then(Place::of);
+        let (Some(uri), Some(server)) = (uri, server) else {
+            return Err(self.unauthorized(path, "its login server has no address".into()));
+        };
+        if !self.plain_http && !server.is_encrypted() {
+            return Err(self.unauthorized(path, "it sends us to an unencrypted login".into()));
         }
-        if let Some(basic) = basic {
-            request = request.header(header::AUTHORIZATION, basic);
+        let credentials = self.credentials.as_ref();
+        if credentials.is_some() && !server.logs_in_for(&self.place, &self.login_hosts) {
+            let server = shown(server.host().as_bytes());
+            let why = format!(
+                "its login server {server} is another's: it gets no password unless it is named \
+                 as one that may have it"
+            );
+            return Err(self.unauthorized(path, why));
         }
-        let mut response = request.call().map_err(|error| self.failed(path, error))?;
+        let basic = credentials.map(auth::basic);
+        let mut response = self.follow(path, uri, None, basic.as_deref())?.response;
         if response.status() != StatusCode::OK {
             let why = format!("its login server answers {}", response.status());
             return Err(self.unauthorized(path, why));
@@ -296,26 +364,6 @@ impl Blobs for Registry {
     }
 }
 
-fn is_loopback(host: &str) -> bool {
-    let name = match host.rsplit_once(':') {
-        Some((name, port)) if port.parse::<u16>().is_ok() => name,
-        _ => host,
-    };
-    let address = name.trim_start_matches('[').trim_end_matches(']').parse::<std::net::IpAddr>();
-    name == "localhost" || address.is_ok_and(|address| address.is_loopback())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_loopback_is_plain() {
-        for host in ["localhost", "localhost:5000", "127.0.0.1:1", "[::1]:5000"] {
-            assert!(is_loopback(host), "{host}");
-        }
-        for host in ["localhost.example.com", "127.0.0.1.example.com", "10.0.0.1:5000"] {
-            assert!(!is_loopback(host), "{host}");
-        }
-    }
+fn is_redirect(status: StatusCode) -> bool {
+    matches!(status.as_u16(), 301 | 302 | 303 | 307 | 308)
 }

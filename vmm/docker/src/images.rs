@@ -284,7 +284,8 @@ pub async fn create(server: &Arc<Server>, call: &Call) -> ApiResult<Response> {
         None => name.parse()?,
     };
     let proxy = ProxyOptions::read(|name| std::env::var(name).ok());
-    let options = RegistryOptions { plain_http: false, credentials: credentials(call)?, proxy };
+    let options =
+        RegistryOptions { credentials: credentials(call)?, proxy, ..RegistryOptions::default() };
     let (sender, body) = Body::stream();
     server.begin(move |server| {
         let shown = reference.to_string();

@@ -18,6 +18,8 @@ use crate::show::{self, say};
 
 /// Name and password for `image pull`, as NAME:PASSWORD.
 const CREDENTIALS_VARIABLE: &str = "EXOCELL_REGISTRY_AUTH";
+/// Who may have them, as HOST,HOST: registries by the names that images have, and login servers.
+const HOSTS_VARIABLE: &str = "EXOCELL_REGISTRY_AUTH_HOSTS";
 
 pub fn image(layout: &Layout, command: ImageCommand) -> Result<u8, CellError> {
     let store = Store::open(layout.images())?;
@@ -54,7 +56,9 @@ fn import(store: &Store, path: &Path, tag: Option<&str>) -> Result<(), CellError
 fn pull(store: &Store, reference: &str, plain_http: bool) -> Result<(), CellError> {
     let reference: Reference = reference.parse()?;
     let proxy = ProxyOptions::read(|name| std::env::var(name).ok());
-    let options = RegistryOptions { plain_http, credentials: credentials()?, proxy };
+    let hosts = hosts(&std::env::var(HOSTS_VARIABLE).unwrap_or_default());
+    let credentials = credentials()?.filter(|_| may_have(&reference.registry, &hosts));
+    let options = RegistryOptions { plain_http, credentials, login_hosts: hosts, proxy };
     finish(run(store, &Source::Registry { reference, options }, None)?)
 }
 
@@ -64,6 +68,15 @@ fn credentials() -> Result<Option<Credentials>, CellError> {
         .split_once(':')
         .ok_or_else(|| CellError::Usage(format!("{CREDENTIALS_VARIABLE} is not NAME:PASSWORD")))?;
     Ok(Some(Credentials { username: username.to_owned(), password: password.to_owned() }))
+}
+
+fn hosts(text: &str) -> Vec<String> {
+    text.split(',').map(str::trim).filter(|host| !host.is_empty()).map(str::to_owned).collect()
+}
+
+/// Without a list it is the registry that the command names, and that alone.
+fn may_have(registry: &str, hosts: &[String]) -> bool {
+    hosts.is_empty() || hosts.iter().any(|host| host.eq_ignore_ascii_case(registry))
 }
 
 /// `exocell commit`
@@ -141,4 +154,20 @@ fn columns(record: &ImageRecord) -> Vec<String> {
     let short = id.trim_start_matches("sha256:").chars().take(12).collect();
     let name = if record.tags.is_empty() { "<none>".to_owned() } else { record.tags.join(", ") };
     vec![name, short, show::bytes(record.size_bytes), show::ago(record.imported * 1000)]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_password_is_for_the_registries_that_are_listed() {
+        assert!(may_have("any.example:5000", &hosts("")));
+        let listed = hosts("docker.io, Login.example,,corp.example:5000");
+        for (registry, may) in
+            [("docker.io", true), ("corp.example:5000", true), ("other.example", false)]
+        {
+            assert_eq!(may_have(registry, &listed), may, "{registry}");
+        }
+    }
 }
