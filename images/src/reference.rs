@@ -9,6 +9,8 @@ use crate::error::{ImageError, Result};
 const DEFAULT_REGISTRY: &str = "docker.io";
 const NAME_BYTES_MAX: usize = 255;
 const TAG_BYTES_MAX: usize = 128;
+/// Algorithms of digests, by the names that images and blobs have with them.
+const ALGORITHMS: [&str; 3] = ["sha256", "sha384", "sha512"];
 
 /// `[REGISTRY/]REPOSITORY[:TAG][@DIGEST]`. Without a registry it is docker.io,
 /// a single word there is in `library/`, and without a tag or digest it is
@@ -51,12 +53,22 @@ impl FromStr for Reference {
                 "a repository is lower-case letters and digits, with single `.`, `_`, `-` between, and `/`",
             ));
         }
+        if registry == DEFAULT_REGISTRY && is_id(repository) {
+            return Err(bad("it would read as the id of an image; give it another name"));
+        }
         let repository = match registry == DEFAULT_REGISTRY && !repository.contains('/') {
             true => format!("library/{repository}"),
             false => repository.to_owned(),
         };
         Ok(Self { registry: registry.to_owned(), repository, tag, digest })
     }
+}
+
+/// Whether a repository of docker.io is shown as what only an image's id may be: docker refuses
+/// such names, too.
+fn is_id(repository: &str) -> bool {
+    let word = repository.strip_prefix("library/").unwrap_or(repository);
+    ALGORITHMS.contains(&word) || Digest::from_hex(word).is_some()
 }
 
 /// The part before the first slash is a registry if it looks like a host.
@@ -117,6 +129,8 @@ mod tests {
             ("exocell/base:latest", "docker.io", "exocell/base", "exocell/base:latest"),
             ("localhost:5000/x:tag", "localhost:5000", "x", "localhost:5000/x:tag"),
             ("localhost/x", "localhost", "x", "localhost/x:latest"),
+            ("localhost/sha256:1", "localhost", "sha256", "localhost/sha256:1"),
+            ("me/sha256:1", "docker.io", "me/sha256", "me/sha256:1"),
             ("127.0.0.1:5000/a/b__c", "127.0.0.1:5000", "a/b__c", "127.0.0.1:5000/a/b__c:latest"),
         ] {
             let name: Reference = text.parse().unwrap();
@@ -140,6 +154,14 @@ mod tests {
             "-a",
             "a:.t",
             "h:99999/x",
+            // What ids are.
+            "sha256",
+            "sha256:ad331f96524e",
+            "docker.io/sha512:x",
+            "docker.io/library/sha384:x",
+            "ad331f96524e0109ad331f96524e0109ad331f96524e0109ad331f96524e0109",
+            "ad331f96524e0109ad331f96524e0109ad331f96524e0109ad331f96524e0109:latest",
+            "library/ad331f96524e0109ad331f96524e0109ad331f96524e0109ad331f96524e0109:x",
         ] {
             assert!(
                 matches!(text.parse::<Reference>(), Err(ImageError::BadReference { .. })),
