@@ -14,7 +14,7 @@ use crate::Digest;
 use crate::config::{ConfigDocument, ImageConfig};
 use crate::erofs::DataArea;
 use crate::error::{ImageError, Result};
-use crate::layer::{self, LayerCheck};
+use crate::layer::{self, LayerCheck, Spent};
 use crate::limits::ImportLimits;
 use crate::progress::{Progress, ProgressEvent};
 use crate::reference::Reference;
@@ -107,7 +107,7 @@ impl Image {
 pub fn build(job: &Job, input: OwnedFd, room: Room, progress: &mut dyn Progress) -> Result<Made> {
     let Room { image, spool, unpacked } = room;
     let limits = &job.limits;
-    let mut rootfs = RootfsBuilder::new(DataArea::new(image, spool), limits, &job.store);
+    let mut rootfs = RootfsBuilder::new(DataArea::new(image, spool, limits), limits, &job.store);
     let wanted = job.wanted.as_deref().map(str::parse::<Reference>).transpose()?;
     let plan = match &job.from {
         From::Layer(config) => {
@@ -143,7 +143,7 @@ pub(crate) fn of_plan(
     let Plan { config, layers, manifest, input } = plan;
     let image = Image::read(config, manifest)?;
     let count = layers.len();
-    let mut bytes = 0;
+    let mut spent = Spent::default();
     for (index, layer) in layers.iter().enumerate() {
         progress.event(ProgressEvent::Layer {
             index,
@@ -153,7 +153,7 @@ pub(crate) fn of_plan(
         let what = format!("layer {} of {count}", index + 1);
         let check = LayerCheck { what, blob: layer.blob, diff_id: Some(layer.diff_id) };
         let mut stream = input.open_layer(layer)?;
-        layer::apply(rootfs, &mut stream, &check, &mut bytes, progress)?;
+        layer::apply(rootfs, &mut stream, &check, &mut spent, progress)?;
     }
     Ok(image)
 }
@@ -166,7 +166,7 @@ fn one_layer(
 ) -> Result<Made> {
     progress.event(ProgressEvent::Layer { index: 0, count: 1, bytes: None });
     let check = LayerCheck { what: "the layer".to_owned(), blob: None, diff_id: None };
-    let diff_id = layer::apply(&mut rootfs, stream, &check, &mut 0, progress)?;
+    let diff_id = layer::apply(&mut rootfs, stream, &check, &mut Spent::default(), progress)?;
     progress.event(ProgressEvent::Finishing);
     let image = Image::single_layer(config, diff_id)?;
     rootfs.finish(&image.id)?;

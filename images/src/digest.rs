@@ -99,6 +99,11 @@ impl<R: Read> Hashing<R> {
         Self { inner, hasher: Sha256::new(), bytes: 0 }
     }
 
+    /// What it reads from.
+    pub fn inner(&self) -> &R {
+        &self.inner
+    }
+
     /// Bytes read so far.
     pub fn byte_count(&self) -> u64 {
         self.bytes

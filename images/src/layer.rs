@@ -8,12 +8,14 @@ use std::os::unix::fs::FileExt;
 
 use crate::Digest;
 use crate::digest::{self, Hashing};
+use crate::disk::Reserve;
 use crate::error::{ImageError, Result, shown};
 use crate::limits::ImportLimits;
 use crate::progress::{Progress, ProgressEvent};
 use crate::rootfs::RootfsBuilder;
 use crate::tar::{EntryKind, TarEntry, TarReader};
 use crate::tree::Kind;
+pub(crate) use unpack::Spent;
 use unpack::{Guard, unpack};
 
 /// Whether a file is compressed as a whole.
@@ -39,10 +41,28 @@ pub(crate) fn unpack_whole(
     to: &mut File,
     limits: &ImportLimits,
 ) -> Result<()> {
-    let what = "the archive";
-    let mut guard = Guard::new(unpack(from, what)?, what, limits, 0);
-    let copied = std::io::copy(&mut guard, to);
+    let (what, nothing) = ("the archive", Spent::default());
+    let mut guard = Guard::new(unpack(from, what)?, what, limits, &nothing, None);
+    let mut to = Reserving { reserve: Reserve::new(limits), to };
+    let copied = std::io::copy(&mut guard, &mut to);
     copied.map(drop).map_err(|error| ImageError::io("cannot unpack the archive", error))
+}
+
+/// Writes as long as the disk has room.
+struct Reserving<'a> {
+    reserve: Reserve,
+    to: &'a mut File,
+}
+
+impl Write for Reserving<'_> {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.reserve.spend(self.to, bytes.len())?;
+        self.to.write(bytes)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        self.to.flush()
+    }
 }
 
 /// Names that begin with this are marks, not files (OCI image-spec, layer.md).
@@ -62,12 +82,12 @@ pub(crate) struct LayerCheck {
 }
 
 /// Reads all of `stream` into `rootfs` and checks it; the digest of the unpacked
-/// tar stream. `bytes` counts the unpacked bytes of all layers.
+/// tar stream. `spent` counts what all layers come to.
 pub(crate) fn apply(
     rootfs: &mut RootfsBuilder<'_>,
     stream: &mut dyn Read,
     check: &LayerCheck,
-    bytes: &mut u64,
+    spent: &mut Spent,
     progress: &mut dyn Progress,
 ) -> Result<Digest> {
     let limits = rootfs.limits();
@@ -76,12 +96,13 @@ pub(crate) fn apply(
     let mut blob = Hashing::new(Counted { inner: stream.take(size_max), progress });
     let mut packed = BufReader::with_capacity(128 << 10, &mut blob);
     let unpacked = unpack(&mut packed, &check.what)?;
-    let guard = Guard::new(unpacked, &check.what, limits, *bytes);
+    let guard = Guard::new(unpacked, &check.what, limits, spent, check.diff_id);
     let mut tar = TarReader::new(Hashing::new(guard), limits);
     rootfs.begin_layer();
     let applied = apply_entries(rootfs, &mut tar).and_then(|()| tar.drain());
     let hashed = tar.into_inner();
     let (diff_id, unpacked_bytes) = (hashed.digest(), hashed.byte_count());
+    let packed_bytes = hashed.inner().packed();
     drop(hashed);
     if let Err(error @ (ImageError::Malformed { .. } | ImageError::Io { .. })) = applied {
         // A blob that is not what its digest says is the better explanation.
@@ -99,7 +120,7 @@ pub(crate) fn apply(
     if let Some(expected) = check.diff_id {
         digest::expect(format!("{} (unpacked)", check.what), expected, diff_id)?;
     }
-    *bytes += unpacked_bytes;
+    spent.add(diff_id, unpacked_bytes, packed_bytes);
     Ok(diff_id)
 }
 

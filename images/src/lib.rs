@@ -14,6 +14,7 @@ mod archive;
 pub mod build;
 mod config;
 mod digest;
+mod disk;
 mod erofs;
 mod error;
 mod extract;

@@ -21,11 +21,14 @@ pub struct ImportLimits {
     pub layers_max: usize,
     /// Bytes of one manifest, index or configuration.
     pub document_bytes_max: usize,
-    /// Unpacked over packed size of a layer, looked at after
-    /// `ratio_free_bytes`.
+    /// Unpacked bytes of all layers over packed bytes of those that differ,
+    /// looked at after `ratio_free_bytes`.
     pub ratio_max: u64,
-    /// Unpacked bytes of a layer that are free of the ratio limit.
+    /// Unpacked bytes of an image that are free of the ratio limit.
     pub ratio_free_bytes: u64,
+    /// Bytes of the store's disk that stay free, or a twentieth of it where
+    /// that is less.
+    pub disk_free_bytes: u64,
 }
 
 impl Default for ImportLimits {
@@ -42,6 +45,7 @@ impl Default for ImportLimits {
             document_bytes_max: 4 << 20,
             ratio_max: 250,
             ratio_free_bytes: 1 << 30,
+            disk_free_bytes: 1 << 30,
         }
     }
 }

@@ -29,7 +29,7 @@ pub struct Packed<'a> {
 pub fn pack(files: &[Packed], image: File, folder: &Path) -> Result<()> {
     let spool = tempfile::tempfile_in(folder).map_err(|error| ImageError::store(folder, error))?;
     let limits = ImportLimits::default();
-    let mut rootfs = RootfsBuilder::new(DataArea::new(image, spool), &limits, folder);
+    let mut rootfs = RootfsBuilder::new(DataArea::new(image, spool, &limits), &limits, folder);
     rootfs.begin_layer();
     for Packed { path, name, mode } in files {
         let read = |error| ImageError::read(path, error);

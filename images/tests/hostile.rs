@@ -89,6 +89,21 @@ fn bombs() {
     }
 }
 
+/// One small layer listed often is one layer's packed bytes, and its unpacked bytes each time.
+#[test]
+fn bombs_of_many_layers() {
+    let bytes = Layer::default().file("zeros", &vec![0; 256 << 10]).bytes();
+    let noise: Vec<u8> = (0..30_000u32).flat_map(|i| (i * i).to_le_bytes()).collect();
+    let limits = ImportLimits { ratio_free_bytes: 1 << 20, ratio_max: 100, ..Default::default() };
+    let bomb = Image::new(vec![(bytes.clone(), gzip(&bytes)); 16]);
+    assert_error!(refused_image(&bomb, &limits), ImageError::Bomb { .. });
+    // Others that bring enough of their own are what the ratio is of, too.
+    let other = Layer::default().file("noise", &noise).bytes();
+    let mut layers = vec![(bytes.clone(), gzip(&bytes)); 16];
+    layers.insert(0, (other.clone(), other));
+    Bench::default().import_limited(&Image::new(layers), &limits).unwrap();
+}
+
 #[test]
 fn limits() {
     let image = || {

@@ -7,6 +7,8 @@ use std::os::unix::fs::FileExt;
 use rustix::fs::{FallocateFlags, fallocate};
 
 use super::format::{BLOCK_BYTES, EXTENDED_BYTES};
+use crate::disk::Reserve;
+use crate::limits::ImportLimits;
 use crate::tar::Extent;
 use crate::tree::FileData;
 
@@ -21,12 +23,14 @@ pub(crate) struct DataArea {
     spool_bytes: u64,
     next_block: u64,
     chunk: Vec<u8>,
+    reserve: Reserve,
 }
 
 impl DataArea {
     /// `image` and `spool` are empty files open for reading and writing.
-    pub fn new(image: File, spool: File) -> Self {
-        Self { image, spool, spool_bytes: 0, next_block: 1, chunk: vec![0; CHUNK_BYTES] }
+    pub fn new(image: File, spool: File, limits: &ImportLimits) -> Self {
+        let (chunk, reserve) = (vec![0; CHUNK_BYTES], Reserve::new(limits));
+        Self { image, spool, spool_bytes: 0, next_block: 1, chunk, reserve }
     }
 
     pub(super) fn image(&self) -> &File {
@@ -83,7 +87,7 @@ impl DataArea {
             let chunk = &mut self.chunk[..count];
             content.read_exact(chunk)?;
             if offset < whole {
-                write_data(&self.image, base + offset, chunk)?;
+                write_data(&self.image, base + offset, chunk, &mut self.reserve)?;
             } else {
                 let at = (offset - whole) as usize;
                 tail[at..at + count].copy_from_slice(chunk);
@@ -95,6 +99,7 @@ impl DataArea {
 
     fn spool(&mut self, bytes: &[u8]) -> io::Result<u64> {
         let offset = self.spool_bytes;
+        self.reserve.spend(&self.spool, bytes.len())?;
         self.spool.write_all_at(bytes, offset)?;
         self.spool_bytes += bytes.len() as u64;
         Ok(offset)
@@ -124,15 +129,19 @@ impl DataArea {
 }
 
 /// Writes `bytes`, leaving holes where whole pieces of a block are zero.
-fn write_data(image: &File, offset: u64, bytes: &[u8]) -> io::Result<()> {
+fn write_data(image: &File, offset: u64, bytes: &[u8], reserve: &mut Reserve) -> io::Result<()> {
+    let mut write = |run: std::ops::Range<usize>| {
+        reserve.spend(image, run.len())?;
+        image.write_all_at(&bytes[run.clone()], offset + run.start as u64)
+    };
     let mut run = 0..0;
     for piece in bytes.chunks(BLOCK_BYTES) {
         if piece == &ZEROS[..piece.len()] {
-            image.write_all_at(&bytes[run.clone()], offset + run.start as u64)?;
+            write(run.clone())?;
             run = run.end + piece.len()..run.end + piece.len();
         } else {
             run.end += piece.len();
         }
     }
-    image.write_all_at(&bytes[run.clone()], offset + run.start as u64)
+    write(run)
 }

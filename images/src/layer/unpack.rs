@@ -1,9 +1,11 @@
 //! Decompression, and the guard against bombs.
 
+use std::collections::BTreeSet;
 use std::io::{self, BufRead, Read};
 
 use flate2::bufread::MultiGzDecoder;
 
+use crate::Digest;
 use crate::error::{ImageError, Result};
 use crate::limits::ImportLimits;
 
@@ -67,30 +69,67 @@ impl<R: BufRead> BufRead for Counting<R> {
     }
 }
 
+/// What the layers of an image came to so far.
+#[derive(Debug, Default)]
+pub(crate) struct Spent {
+    /// Unpacked bytes of all layers, however often each was listed.
+    unpacked: u64,
+    /// Packed bytes of those that were not there before.
+    packed: u64,
+    seen: BTreeSet<Digest>,
+}
+
+impl Spent {
+    /// Adds a layer that unpacked to what `diff_id` says.
+    pub fn add(&mut self, diff_id: Digest, unpacked: u64, packed: u64) {
+        self.unpacked = self.unpacked.saturating_add(unpacked);
+        if self.seen.insert(diff_id) {
+            self.packed = self.packed.saturating_add(packed);
+        }
+    }
+}
+
 /// Stops a stream that unpacks to too much.
 pub(super) struct Guard<'a> {
     inner: Unpacked<'a>,
     what: &'a str,
     limits: &'a ImportLimits,
-    /// Unpacked bytes of the layers before.
-    before: u64,
+    before: &'a Spent,
+    /// Whether the layer was there before: its packed bytes do not count again.
+    again: bool,
     bytes: u64,
 }
 
 impl<'a> Guard<'a> {
-    pub fn new(inner: Unpacked<'a>, what: &'a str, limits: &'a ImportLimits, before: u64) -> Self {
-        Self { inner, what, limits, before, bytes: 0 }
+    /// `diff_id` is what the layer is said to be.
+    pub fn new(
+        inner: Unpacked<'a>,
+        what: &'a str,
+        limits: &'a ImportLimits,
+        before: &'a Spent,
+        diff_id: Option<Digest>,
+    ) -> Self {
+        let again = diff_id.is_some_and(|diff_id| before.seen.contains(&diff_id));
+        Self { inner, what, limits, before, again, bytes: 0 }
+    }
+
+    /// Packed bytes that were read of the layer.
+    pub fn packed(&self) -> u64 {
+        self.inner.packed.get()
     }
 
     fn check(&self) -> Result<()> {
         let what = self.what.to_owned();
-        if self.before.saturating_add(self.bytes) > self.limits.bytes_max {
+        let bytes = self.before.unpacked.saturating_add(self.bytes);
+        if bytes > self.limits.bytes_max {
             return Err(ImageError::limit(what, "bytes_max", self.limits.bytes_max));
         }
         let ratio_max = self.limits.ratio_max;
-        let allowed = self.inner.packed.get().max(1).saturating_mul(ratio_max);
-        if self.bytes > self.limits.ratio_free_bytes && self.bytes > allowed {
-            return Err(ImageError::Bomb { what, ratio_max, bytes: self.bytes });
+        let own = if self.again { 0 } else { self.packed() };
+        let packed = self.before.packed.saturating_add(own);
+        let allowed = packed.max(1).saturating_mul(ratio_max);
+        if bytes > self.limits.ratio_free_bytes && bytes > allowed {
+            return Err(ImageError::Bomb { what, ratio_max, bytes });
         }
         Ok(())
     }

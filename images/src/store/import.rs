@@ -105,7 +105,7 @@ impl Store {
 
     fn rootfs<'a>(&'a self, draft: &Draft, limits: &'a ImportLimits) -> Result<RootfsBuilder<'a>> {
         let (image, spool) = draft.files()?;
-        Ok(RootfsBuilder::new(DataArea::new(image, spool), limits, &self.root))
+        Ok(RootfsBuilder::new(DataArea::new(image, spool, limits), limits, &self.root))
     }
 
     /// Room for an image that is to be made.

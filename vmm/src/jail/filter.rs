@@ -686,6 +686,8 @@ const STAGE: &[Rule] = rules! {
     pwrite64 Any, "writes at a place";
     lseek Any, "positions in what it was given";
     ftruncate Any, "the length of its output, within its limit of one";
+    fallocate OneOf(1, &[KEEP_SIZE | PUNCH_HOLE]), "what it wrote and does not need is given back";
+    fstatfs Any, "how full the disk is that its output is on";
     close Any, "descriptors";
     fcntl Any, "descriptor flags; seals of its output";
     fstat Any, "kinds and sizes of descriptors";
