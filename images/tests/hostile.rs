@@ -3,8 +3,11 @@
 mod support;
 
 use std::fs;
+use std::io::{Read, Write};
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
 
-use exocell_images::{ImageConfig, ImageError, ImportLimits, Silent, Source};
+use exocell_images::{ImageConfig, ImageError, ImportLimits, Silent, Source, layout_server};
 use support::{Bench, Image, Layer, gzip, zstd};
 use tar::EntryType;
 
@@ -86,6 +89,54 @@ fn bombs() {
     for pack in [gzip, zstd] {
         let image = Image::new(vec![(bytes.clone(), pack(&bytes))]);
         assert_error!(refused_image(&image, &limits), ImageError::Bomb { .. });
+    }
+}
+
+/// What is in a layout is opened only if it is a regular file of it, and nobody waits for more.
+#[test]
+fn layouts_with_other_things_than_files() {
+    let bench = Bench::default();
+    let secret = bench.path("secret");
+    std::fs::write(&secret, b"secret").unwrap();
+    let make = |kind: &str, at: &std::path::Path| {
+        std::fs::remove_file(at).unwrap();
+        match kind {
+            "fifo" => {
+                assert!(std::process::Command::new("mkfifo").arg(at).status().unwrap().success())
+            }
+            "folder" => std::fs::create_dir(at).unwrap(),
+            "link" => std::os::unix::fs::symlink(&secret, at).unwrap(),
+            _ => std::os::unix::fs::symlink("../../../secret", at).unwrap(),
+        }
+    };
+    for kind in ["fifo", "folder", "link", "relative"] {
+        let image = Image::plain(vec![Layer::default().file("a", b"x")]);
+        let layer = image.manifest["layers"][0]["digest"].as_str().unwrap()[7..].to_owned();
+        let manifest = image.index["manifests"][0]["digest"].as_str().unwrap()[7..].to_owned();
+        for name in [
+            "index.json".to_owned(),
+            format!("blobs/sha256/{manifest}"),
+            format!("blobs/sha256/{layer}"),
+        ] {
+            let layout = bench.path("layout");
+            std::fs::remove_dir_all(&layout).ok();
+            image.write_layout(&layout);
+            make(kind, &layout.join(&name));
+            let error = bench
+                .import_source(&Source::Layout(layout.clone()), &ImportLimits::default())
+                .unwrap_err();
+            assert!(matches!(error, ImageError::NotAnImage { .. }), "{kind} {name}: {error:?}");
+            let (ours, mut theirs) = UnixStream::pair().unwrap();
+            theirs.write_all(&(name.len() as u16).to_le_bytes()).unwrap();
+            theirs.write_all(name.as_bytes()).unwrap();
+            theirs.shutdown(Shutdown::Write).unwrap();
+            layout_server(&ours, &layout).unwrap();
+            drop(ours);
+            let mut answer = Vec::new();
+            theirs.read_to_end(&mut answer).unwrap();
+            assert_eq!(answer[..4], u32::MAX.to_le_bytes(), "{kind} {name}");
+            assert!(String::from_utf8_lossy(&answer).contains("not a regular file"));
+        }
     }
 }
 

@@ -6,6 +6,9 @@ use std::io::{self, BufReader, Read};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
+use rustix::fs::{Mode, OFlags, ResolveFlags};
+use rustix::io::Errno;
+
 use super::read_document;
 use super::remote::Remote;
 use crate::error::{ImageError, Result, shown};
@@ -80,9 +83,7 @@ impl Files {
             Place::Archive(file, members) => (file, members),
             Place::Remote(remote) => return remote.open(name),
             Place::Folder => {
-                let found = Directory::at(&self.path).and_then(|folder| folder.find(name)?.file());
-                let path = self.path.join(name);
-                return Ok(Box::new(found.map_err(|error| ImageError::read(&path, error))?));
+                return Ok(Box::new(open_member(&self.path, name)?));
             }
         };
         let mut name = components.join(&b'/');
@@ -102,6 +103,29 @@ impl Files {
     pub fn document(&self, name: &str, limits: &ImportLimits) -> Result<Vec<u8>> {
         read_document(&mut *self.open(name)?, name, limits)
     }
+}
+
+/// Opens a file of the layout in the folder `root`. Whoever made the layout chose what is there:
+/// no link leads out of it, and what is not a regular file is neither waited for nor read.
+pub(super) fn open_member(root: &Path, name: &str) -> Result<File> {
+    let failed = |error: Errno| ImageError::read(&root.join(name), error.into());
+    let folder = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let folder = rustix::fs::open(root, folder, Mode::empty()).map_err(failed)?;
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let within = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
+    let file = match rustix::fs::openat2(&folder, name, flags, Mode::empty(), within) {
+        Ok(file) => File::from(file),
+        Err(Errno::LOOP | Errno::XDEV) => return Err(irregular(root, name)),
+        Err(error) => return Err(failed(error)),
+    };
+    let metadata = file.metadata().map_err(|error| ImageError::read(root, error))?;
+    if metadata.is_file() { Ok(file) } else { Err(irregular(root, name)) }
+}
+
+fn irregular(root: &Path, name: &str) -> ImageError {
+    let why =
+        format!("its `{}` is not a regular file; make a copy that has one", shown(name.as_bytes()));
+    ImageError::NotAnImage { path: root.to_path_buf(), why }
 }
 
 fn not_tar(path: &Path, error: ImageError) -> ImageError {

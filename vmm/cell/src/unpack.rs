@@ -101,11 +101,14 @@ pub fn import(
         Source::Layout(path) => {
             let (ours, theirs) = pair()?;
             let from = build::From::Layout(path.clone());
-            std::thread::scope(|scope| {
-                // It ends with the other side of its socket.
-                scope.spawn(move || layout_server(&ours, path));
-                make(store, from, &theirs.into(), tag, limits, progress)
-            })
+            // It ends with the other side of its socket, and nobody waits for it: a file of the
+            // layout may be on a disk that does not answer.
+            let path = path.clone();
+            std::thread::Builder::new()
+                .name("layout".to_owned())
+                .spawn(move || layout_server(&ours, &path))
+                .map_err(|error| host("cannot start a thread", error))?;
+            make(store, from, &theirs.into(), tag, limits, progress)
         }
         Source::Registry { reference, options } => {
             let (ours, theirs) = pair()?;
