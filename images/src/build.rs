@@ -21,6 +21,9 @@ use crate::reference::Reference;
 use crate::rootfs::RootfsBuilder;
 use crate::source::{self, Plan};
 
+/// When an image was made, and for what machines.
+const FIELD_BYTES_MAX: usize = 128;
+
 /// An image that is to be made.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Job {
@@ -89,7 +92,19 @@ impl Image {
         let document = String::from_utf8(document)
             .map_err(|error| ImageError::malformed("the image configuration", error))?;
         let ConfigDocument { created, architecture, .. } = parsed;
-        Ok(Self { id, document, manifest, created, architecture, config })
+        let image = Self { id, document, manifest, created, architecture, config };
+        image.check()?;
+        Ok(image)
+    }
+
+    /// Whether it is no larger than what the store keeps of an image.
+    pub(crate) fn check(&self) -> Result<()> {
+        let words = [Some(&self.architecture), self.created.as_ref()];
+        if words.into_iter().flatten().any(|word| word.len() > FIELD_BYTES_MAX) {
+            let what = "a field of the image configuration";
+            return Err(ImageError::limit(what, "field bytes", FIELD_BYTES_MAX as u64));
+        }
+        self.config.check()
     }
 
     /// Of a file system with one layer.

@@ -7,6 +7,13 @@ use serde::{Deserialize, Serialize};
 use crate::Digest;
 use crate::error::{ImageError, Result};
 
+/// What starts a process, together: it goes to the cell's agent in one frame, with what the command
+/// line adds.
+const START_BYTES_MAX: usize = 48 << 10;
+/// What the image says of itself: labels, ports, volumes.
+const NOTES_BYTES_MAX: usize = 256 << 10;
+const NOTES_MAX: usize = 1000;
+
 /// How the image wants its processes to be started.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
@@ -24,6 +31,30 @@ pub struct ImageConfig {
     pub exposed_ports: BTreeSet<String>,
     pub volumes: BTreeSet<String>,
     pub stop_signal: Option<String>,
+}
+
+impl ImageConfig {
+    /// Whether it is no larger than a cell, and whoever lists images, can take.
+    pub(crate) fn check(&self) -> Result<()> {
+        let words = self.env.iter().chain(&self.entrypoint).chain(&self.cmd);
+        let words = words.chain([&self.working_dir, &self.user]).chain(&self.stop_signal);
+        // Each has its length beside it.
+        let start: usize = words.map(|word| word.len() + 8).sum();
+        if start > START_BYTES_MAX {
+            let what = "the environment, entry point and command of the image";
+            return Err(ImageError::limit(what, "bytes", START_BYTES_MAX as u64));
+        }
+        let what = "what the image says of itself (labels, ports, volumes)";
+        let notes = || self.labels.keys().chain(&self.exposed_ports).chain(&self.volumes);
+        if notes().count() > NOTES_MAX {
+            return Err(ImageError::limit(what, "entries", NOTES_MAX as u64));
+        }
+        let bytes: usize = notes().chain(self.labels.values()).map(String::len).sum();
+        if bytes > NOTES_BYTES_MAX {
+            return Err(ImageError::limit(what, "bytes", NOTES_BYTES_MAX as u64));
+        }
+        Ok(())
+    }
 }
 
 /// The document as it is in an image.
@@ -159,6 +190,29 @@ mod tests {
             br#"{"architecture":"arm64","os":"linux","rootfs":{"type":"layers","diff_ids":[]}}"#;
         assert!(matches!(ConfigDocument::parse(arm), Err(ImageError::WrongPlatform { .. })));
         assert!(matches!(ConfigDocument::parse(b"{}"), Err(ImageError::Malformed { .. })));
+    }
+
+    #[test]
+    fn what_is_kept_of_an_image_is_bounded() {
+        let long = |count| "x".repeat(count);
+        let many = |count: usize| (0..count).map(|n| n.to_string());
+        let config = ImageConfig {
+            env: vec![long(40_000)],
+            labels: many(900).map(|name| (name, long(200))).collect(),
+            exposed_ports: many(50).collect(),
+            ..Default::default()
+        };
+        config.check().unwrap();
+        let labels = [(long(10), long(257 << 10))].into();
+        for worse in [
+            ImageConfig { cmd: vec![long(10_000)], ..config.clone() },
+            ImageConfig { entrypoint: vec![String::new(); 2000], ..config.clone() },
+            ImageConfig { stop_signal: Some(long(10_000)), ..config.clone() },
+            ImageConfig { volumes: many(100).collect(), ..config.clone() },
+            ImageConfig { labels, ..config.clone() },
+        ] {
+            assert!(matches!(worse.check(), Err(ImageError::LimitExceeded { .. })));
+        }
     }
 
     #[test]

@@ -2,6 +2,8 @@
 //!
 //! ```text
 //! ROOT/index.json               images by id, names; replaced by rename
+//! ROOT/blobs/sha256/HEX.config  how the image is run
+//! ROOT/blobs/sha256/HEX.json    its configuration document, as it came
 //! ROOT/lock                     flock of whoever changes the store
 //! ROOT/blobs/sha256/HEX.erofs   flock shared by each cell that uses it
 //! ROOT/tmp/*                    flock exclusive by the import that writes it
@@ -16,7 +18,7 @@ mod index;
 
 pub use import::Draft;
 
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 use std::fs::{self, File, TryLockError};
 use std::io;
 use std::os::unix::fs::MetadataExt;
@@ -31,6 +33,8 @@ use index::{Index, StoredImage};
 
 /// Fewest hex digits that stand for an id.
 const PREFIX_DIGITS_MIN: usize = 3;
+/// So many are an id sooner than a name: as many as tables show.
+const SHORT_DIGITS: usize = 12;
 
 /// An image in the store.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
@@ -68,7 +72,9 @@ impl Store {
             private::folder(&folder).map_err(|error| ImageError::store(&folder, error))?;
         }
         let _lock = store.lock()?;
-        store.sweep(&store.read_index()?)?;
+        let mut index = store.read_index()?;
+        store.sweep(&index)?;
+        store.split_index(&mut index)?;
         Ok(store)
     }
 
@@ -79,8 +85,8 @@ impl Store {
     /// All images, newest import first.
     pub fn list(&self) -> Result<Vec<ImageRecord>> {
         let index = self.read_index()?;
-        let mut records: Vec<_> =
-            index.images.iter().map(|(id, image)| self.record(*id, image, &index)).collect();
+        let records = index.images.iter().map(|(id, image)| self.record(*id, image, &index));
+        let mut records: Vec<_> = records.filter_map(Result::transpose).collect::<Result<_>>()?;
         records.sort_by_key(|record| (std::cmp::Reverse(record.imported), record.id));
         Ok(records)
     }
@@ -89,19 +95,17 @@ impl Store {
     /// beginning of one.
     pub fn resolve(&self, name: &str) -> Result<ImageRecord> {
         let index = self.read_index()?;
-        let id = find(&index, name)?;
-        let image =
-            index.images.get(&id).ok_or_else(|| ImageError::NotFound { name: name.into() })?;
-        Ok(self.record(id, image, &index))
+        let id = find(&index, name)?.id;
+        let found = index.images.get(&id).map(|image| self.record(id, image, &index));
+        found.transpose()?.flatten().ok_or_else(|| ImageError::NotFound { name: name.into() })
     }
 
     /// The image's configuration document, byte for byte.
     pub fn inspect(&self, name: &str) -> Result<String> {
         let index = self.read_index()?;
-        let id = find(&index, name)?;
-        let image =
-            index.images.get(&id).ok_or_else(|| ImageError::NotFound { name: name.into() })?;
-        Ok(image.document.clone())
+        let id = find(&index, name)?.id;
+        let found = index.images.get(&id).map(|image| self.document(id, image));
+        found.transpose()?.flatten().ok_or_else(|| ImageError::NotFound { name: name.into() })
     }
 
     /// Opens the file system of an image for a cell. The image cannot be
@@ -123,7 +127,7 @@ impl Store {
     pub fn tag(&self, name: &str, tag: &Reference) -> Result<()> {
         let _lock = self.lock()?;
         let mut index = self.read_index()?;
-        let id = find(&index, name)?;
+        let id = find(&index, name)?.id;
         index.tags.insert(tag.to_string(), id);
         self.write_index(&index)
     }
@@ -134,9 +138,8 @@ impl Store {
     pub fn remove(&self, name: &str, force: bool) -> Result<Option<Digest>> {
         let _lock = self.lock()?;
         let mut index = self.read_index()?;
-        let id = find(&index, name)?;
+        let Found { id, tag: own } = find(&index, name)?;
         let tags = index.tags_of(id);
-        let own = tag_key(&index, name);
         if own.is_none() && tags.len() > 1 && !force {
             return Err(ImageError::SeveralTags { id, tags: tags.join(", ") });
         }
@@ -157,10 +160,9 @@ impl Store {
             index.images.keys().copied().filter(|id| index.tags_of(*id).is_empty()).collect();
         let mut removed = Vec::new();
         for id in nameless {
-            let Some(record) = index.images.get(&id).map(|image| self.record(id, image, &index))
-            else {
-                continue;
-            };
+            let Some(image) = index.images.get(&id) else { continue };
+            let config = self.config(id, image)?.unwrap_or_default();
+            let record = self.record_with(id, image, &index, config);
             match self.remove_image(&mut index, id) {
                 Ok(()) => removed.push(record),
                 Err(ImageError::InUse { .. }) => {}
@@ -181,10 +183,31 @@ impl Store {
         index.images.remove(&id);
         index.tags.retain(|_, tagged| *tagged != id);
         self.write_index(index)?;
-        remove_file(&path)
+        self.remove_files(id)
     }
 
-    fn record(&self, id: Digest, image: &StoredImage, index: &Index) -> ImageRecord {
+    fn remove_files(&self, id: Digest) -> Result<()> {
+        self.files_of(id).iter().try_for_each(|path| remove_file(path))
+    }
+
+    /// `None` where the image's files are gone.
+    fn record(
+        &self,
+        id: Digest,
+        image: &StoredImage,
+        index: &Index,
+    ) -> Result<Option<ImageRecord>> {
+        let config = self.config(id, image)?;
+        Ok(config.map(|config| self.record_with(id, image, index, config)))
+    }
+
+    fn record_with(
+        &self,
+        id: Digest,
+        image: &StoredImage,
+        index: &Index,
+        config: ImageConfig,
+    ) -> ImageRecord {
         ImageRecord {
             id,
             tags: index.tags_of(id),
@@ -193,7 +216,7 @@ impl Store {
             imported: image.imported,
             size_bytes: image.size_bytes,
             architecture: image.architecture.clone(),
-            config: image.config.clone(),
+            config,
             erofs: self.blob(id),
         }
     }
@@ -215,9 +238,9 @@ impl Store {
                 remove_file(&path)?;
             }
         }
-        let known: BTreeMap<_, _> = index.images.keys().map(|id| (self.blob(*id), ())).collect();
+        let known: BTreeSet<_> = index.images.keys().flat_map(|id| self.files_of(*id)).collect();
         for path in files(&self.blobs())? {
-            if !known.contains_key(&path) && is_unused(&path).unwrap_or(false) {
+            if !known.contains(&path) && is_unused(&path).unwrap_or(false) {
                 remove_file(&path)?;
             }
         }
@@ -232,35 +255,65 @@ impl Store {
         self.blobs().join(format!("{}.erofs", id.hex()))
     }
 
+    fn config_file(&self, id: Digest) -> PathBuf {
+        self.blobs().join(format!("{}.config", id.hex()))
+    }
+
+    fn document_file(&self, id: Digest) -> PathBuf {
+        self.blobs().join(format!("{}.json", id.hex()))
+    }
+
+    fn files_of(&self, id: Digest) -> [PathBuf; 3] {
+        [self.blob(id), self.config_file(id), self.document_file(id)]
+    }
+
     fn temporary(&self) -> PathBuf {
         self.root.join("tmp")
     }
 }
 
-/// The tag under which `name` is listed, if it is one.
-fn tag_key(index: &Index, name: &str) -> Option<String> {
-    let key = name.parse::<Reference>().ok()?.to_string();
-    index.tags.contains_key(&key).then_some(key)
+/// The image that a name is of.
+struct Found {
+    id: Digest,
+    /// The tag that the name is, if it is one.
+    tag: Option<String>,
 }
 
-fn find(index: &Index, name: &str) -> Result<Digest> {
-    if let Some(id) = tag_key(index, name).and_then(|key| index.tags.get(&key).copied()) {
-        return Ok(id);
-    }
+/// An id comes before names: no name takes the place of another image's id or of the digits that
+/// tables show of it.
+fn find(index: &Index, name: &str) -> Result<Found> {
     let missing = || ImageError::NotFound { name: crate::error::shown(name.as_bytes()) };
-    if let Some(digest) = name.parse::<Reference>().ok().and_then(|reference| reference.digest) {
-        let found = index.images.iter().find(|(_, image)| image.manifest == Some(digest));
-        return found.map(|(id, _)| *id).ok_or_else(missing);
+    let by_id = |id| Found { id, tag: None };
+    if let Some(digits) = name.strip_prefix("sha256:") {
+        return beginning(index, digits)?.map(by_id).ok_or_else(missing);
     }
-    let digits = name.strip_prefix("sha256:").unwrap_or(name);
+    let is_hex = name.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
+    if is_hex && name.len() >= SHORT_DIGITS {
+        if let Some(id) = beginning(index, name)? {
+            return Ok(by_id(id));
+        }
+    }
+    let reference = name.parse::<Reference>().ok();
+    let tag = reference.as_ref().map(ToString::to_string);
+    if let Some((tag, id)) = tag.and_then(|tag| index.tags.get_key_value(&tag)) {
+        return Ok(Found { id: *id, tag: Some(tag.clone()) });
+    }
+    if let Some(digest) = reference.and_then(|reference| reference.digest) {
+        let found = index.images.iter().find(|(_, image)| image.manifest == Some(digest));
+        return found.map(|(id, _)| by_id(*id)).ok_or_else(missing);
+    }
+    beginning(index, name)?.map(by_id).ok_or_else(missing)
+}
+
+/// The one id that begins with `digits`.
+fn beginning(index: &Index, digits: &str) -> Result<Option<Digest>> {
     if digits.len() < PREFIX_DIGITS_MIN {
-        return Err(missing());
+        return Ok(None);
     }
     let mut found = index.images.keys().filter(|id| id.hex().starts_with(digits));
     match (found.next(), found.next()) {
-        (Some(id), None) => Ok(*id),
-        (Some(_), Some(_)) => Err(ImageError::AmbiguousId { name: name.into() }),
-        _ => Err(missing()),
+        (Some(_), Some(_)) => Err(ImageError::AmbiguousId { name: digits.into() }),
+        (found, _) => Ok(found.copied()),
     }
 }
 

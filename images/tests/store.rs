@@ -32,6 +32,83 @@ fn images_are_found_by_name_and_id() {
     }
 }
 
+/// Whoever has an image's id, or the digits that are shown of it, gets that image.
+#[test]
+fn no_name_is_taken_for_an_id() {
+    let bench = Bench::default();
+    let pinned = bench.import(&image(b"1")).unwrap();
+    let other = bench.import(&image(b"2")).unwrap();
+    let (whole, hex, short) = (pinned.id.to_string(), pinned.id.hex(), pinned.id.short());
+    // An index of before such names were refused.
+    let path = bench.store.root().join("index.json");
+    let mut index: serde_json::Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    for name in [&whole, &format!("{hex}:latest"), &format!("{short}:latest")] {
+        index["tags"][name] = serde_json::to_value(other.id).unwrap();
+    }
+    fs::write(&path, serde_json::to_vec(&index).unwrap()).unwrap();
+    for name in [&whole, &hex, &short, &format!("sha256:{short}"), &whole[..30]] {
+        assert_eq!(bench.store.resolve(name).unwrap().id, pinned.id, "{name}");
+    }
+    let unlike = "sha256:".to_owned() + &"0".repeat(64);
+    assert!(matches!(bench.store.resolve(&unlike), Err(ImageError::NotFound { .. })));
+    // A short name may still be given, and asked for with its tag.
+    assert_eq!(bench.store.resolve(&format!("{short}:latest")).unwrap().id, other.id);
+    assert_eq!(other.tags, ["test:latest"]);
+    assert_eq!(bench.store.resolve(&other.id.hex()).unwrap().tags.len(), 2);
+    assert_eq!(bench.store.remove(&short, false).unwrap(), Some(pinned.id));
+}
+
+/// The index is as long for an image of many words as for any other, and one of before is split.
+#[test]
+fn an_images_words_are_not_in_the_index() {
+    let bench = Bench::default();
+    let mut large = image(b"1");
+    let layer = large.manifest["layers"][0]["digest"].as_str().unwrap();
+    let labels: std::collections::BTreeMap<_, _> =
+        (0..900).map(|n| (n.to_string(), "x".repeat(200))).collect();
+    // Of what only the document has, 3 MiB.
+    let document = serde_json::json!({"architecture": "amd64", "os": "linux",
+        "config": {"Cmd": ["sh"], "Labels": labels}, "history": ["y".repeat(3 << 20)],
+        "rootfs": {"type": "layers", "diff_ids": [layer]}});
+    let document = serde_json::to_vec(&document).unwrap();
+    large.manifest["config"] = support::put(&mut large.blobs, document.clone());
+    large.seal();
+    let record = bench.import(&large).unwrap();
+    let other = bench.import(&image(b"2")).unwrap();
+    let path = bench.store.root().join("index.json");
+    assert!(fs::metadata(&path).unwrap().len() < 2000);
+    let hex = record.id.hex();
+    let check = |store: &Store| {
+        assert_eq!(store.resolve(&hex).unwrap().config.labels.len(), 900);
+        assert_eq!(store.inspect(&hex).unwrap().as_bytes(), document);
+        assert_eq!(store.list().unwrap().len(), 2);
+    };
+    check(&bench.store);
+    // As it was written before.
+    let mut index: serde_json::Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    index["version"] = 1.into();
+    for record in bench.store.list().unwrap() {
+        let id = record.id.to_string();
+        index["images"][&id]["document"] = bench.store.inspect(&id).unwrap().into();
+        index["images"][&id]["config"] = serde_json::to_value(&record.config).unwrap();
+        let blobs = bench.store.root().join("blobs/sha256");
+        for ending in ["config", "json"] {
+            fs::remove_file(blobs.join(format!("{}.{ending}", record.id.hex()))).unwrap();
+        }
+    }
+    fs::write(&path, serde_json::to_vec(&index).unwrap()).unwrap();
+    check(&bench.store);
+    check(&Store::open(bench.store.root()).unwrap());
+    assert!(fs::metadata(&path).unwrap().len() < 2000);
+    // An image whose files are gone is none, and keeps nobody from the others.
+    let gone = bench.store.root().join(format!("blobs/sha256/{hex}.config"));
+    fs::remove_file(gone).unwrap();
+    assert!(matches!(bench.store.resolve(&hex), Err(ImageError::NotFound { .. })));
+    assert_eq!(bench.store.list().unwrap()[0].id, other.id);
+    bench.store.remove(&hex, true).unwrap();
+    assert_eq!(fs::read_dir(bench.store.root().join("blobs/sha256")).unwrap().count(), 3);
+}
+
 #[test]
 fn names_move_and_images_go_with_the_last() {
     let bench = Bench::default();
@@ -169,7 +246,8 @@ fn a_kill_at_any_moment_leaves_the_store_whole() {
         assert!(records.iter().any(|record| record.id == kept.id));
         assert!(records.iter().all(|record| record.erofs.is_file()));
         let blobs = fs::read_dir(store.root().join("blobs/sha256")).unwrap().count();
-        assert_eq!(blobs, records.len());
+        // Each with how it is run, and its document.
+        assert_eq!(blobs, 3 * records.len());
         if let Some(record) = records.iter().find(|record| record.id != kept.id) {
             bench.extract(&record.erofs);
             store.remove(&record.id.hex(), true).unwrap();

@@ -147,6 +147,7 @@ impl Store {
         let failed = |error: io::Error| ImageError::store(&self.root, error);
         // Another process may have said it.
         digest::expect("the image configuration", image.id, Digest::of(image.document.as_bytes()))?;
+        image.check()?;
         let size_bytes = settle(draft.file.as_file()).map_err(failed)?;
         let id = image.id;
         let _lock = self.lock()?;
@@ -155,6 +156,7 @@ impl Store {
             let blob = self.blob(id);
             // The lock that marked the file as being written goes with its file.
             draft.file.persist(&blob).map_err(|error| failed(error.error))?;
+            self.write_details(id, &image.config, &image.document)?;
             sync_folder(&self.blobs()).map_err(failed)?;
             vacant.insert(stored(image, size_bytes));
         }
@@ -162,10 +164,8 @@ impl Store {
             index.tags.insert(tag.to_string(), id);
         }
         self.write_index(&index)?;
-        let image = index.images.get(&id);
-        image
-            .map(|image| self.record(id, image, &index))
-            .ok_or_else(|| ImageError::NotFound { name: id.to_string() })
+        let found = index.images.get(&id).map(|image| self.record(id, image, &index));
+        found.transpose()?.flatten().ok_or_else(|| ImageError::NotFound { name: id.to_string() })
     }
 
     /// The images that there are.
@@ -191,7 +191,8 @@ impl Store {
             index.tags.insert(tag.to_string(), id);
             self.write_index(&index)?;
         }
-        Ok(index.images.get(&id).map(|image| self.record(id, image, &index)))
+        let found = index.images.get(&id).map(|image| self.record(id, image, &index));
+        Ok(found.transpose()?.flatten())
     }
 }
 
@@ -203,7 +204,8 @@ fn settle(file: &File) -> io::Result<u64> {
 }
 
 fn stored(image: Image, size_bytes: u64) -> StoredImage {
-    let Image { document, manifest, created, architecture, config, .. } = image;
+    let Image { manifest, created, architecture, .. } = image;
     let imported = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    let (config, document) = (None, None);
     StoredImage { manifest, created, imported, size_bytes, architecture, config, document }
 }

@@ -1,8 +1,10 @@
-//! index.json: what the store holds.
+//! index.json: what the store holds. It is read by every command, so it has of each image what
+//! takes the same room for all: how the image is run, and its document, are in files of their own.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, Write};
+use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
@@ -10,8 +12,11 @@ use super::Store;
 use crate::Digest;
 use crate::config::ImageConfig;
 use crate::error::{ImageError, Result};
+use crate::reference::Reference;
 
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
+/// All of an image was in the index.
+const VERSION_WHOLE: u32 = 1;
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -30,9 +35,11 @@ pub(super) struct StoredImage {
     pub imported: u64,
     pub size_bytes: u64,
     pub architecture: String,
-    pub config: ImageConfig,
-    /// The configuration document.
-    pub document: String,
+    /// Of an index of before.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub config: Option<ImageConfig>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub document: Option<String>,
 }
 
 impl Default for Index {
@@ -58,29 +65,99 @@ impl Store {
             Err(error) => return Err(ImageError::read(&path, error)),
         };
         let corrupt = |why: String| ImageError::StoreCorrupt { path: self.root.clone(), why };
-        let index: Index =
+        let mut index: Index =
             serde_json::from_slice(&text).map_err(|error| corrupt(error.to_string()))?;
         match index.version {
-            VERSION => Ok(index),
+            VERSION | VERSION_WHOLE => {
+                // One that reads as an id is none, whoever wrote it.
+                index.tags.retain(|tag, _| tag.parse::<Reference>().is_ok());
+                Ok(index)
+            }
             other => Err(corrupt(format!("its version is {other}, not {VERSION}"))),
         }
+    }
+
+    /// Makes an index of before one of now. The store is locked.
+    pub(super) fn split_index(&self, index: &mut Index) -> Result<()> {
+        if index.version == VERSION {
+            return Ok(());
+        }
+        for (id, image) in &mut index.images {
+            if let (Some(config), Some(document)) = (image.config.take(), image.document.take()) {
+                self.write_details(*id, &config, &document)?;
+            }
+        }
+        index.version = VERSION;
+        self.write_index(index)
+    }
+
+    /// How an image is run; `None` where that is gone.
+    pub(super) fn config(&self, id: Digest, image: &StoredImage) -> Result<Option<ImageConfig>> {
+        if let Some(config) = &image.config {
+            return Ok(Some(config.clone()));
+        }
+        let Some(text) = read_if_there(&self.config_file(id))? else { return Ok(None) };
+        let config = serde_json::from_slice(&text).map_err(|error| ImageError::StoreCorrupt {
+            path: self.root.clone(),
+            why: format!("{}: {error}", self.config_file(id).display()),
+        })?;
+        Ok(Some(config))
+    }
+
+    /// The document of an image, byte for byte; `None` where that is gone.
+    pub(super) fn document(&self, id: Digest, image: &StoredImage) -> Result<Option<String>> {
+        if let Some(document) = &image.document {
+            return Ok(Some(document.clone()));
+        }
+        let Some(text) = read_if_there(&self.document_file(id))? else { return Ok(None) };
+        String::from_utf8(text).map(Some).map_err(|error| ImageError::StoreCorrupt {
+            path: self.root.clone(),
+            why: format!("{}: {error}", self.document_file(id).display()),
+        })
+    }
+
+    /// Writes what the index does not hold. The store is locked, and the index does not name the
+    /// image yet.
+    pub(super) fn write_details(
+        &self,
+        id: Digest,
+        config: &ImageConfig,
+        document: &str,
+    ) -> Result<()> {
+        let config = serde_json::to_vec(config)
+            .map_err(|error| ImageError::store(&self.root, error.into()))?;
+        self.replace(&self.document_file(id), document.as_bytes())?;
+        self.replace(&self.config_file(id), &config)
+    }
+
+    fn replace(&self, path: &Path, bytes: &[u8]) -> Result<()> {
+        let failed = |error| ImageError::store(&self.root, error);
+        let mut file = tempfile::Builder::new()
+            .prefix("index-")
+            .tempfile_in(self.temporary())
+            .map_err(failed)?;
+        file.write_all(bytes).and_then(|()| file.as_file().sync_all()).map_err(failed)?;
+        file.persist(path).map_err(|error| failed(error.error)).map(drop)
     }
 
     /// Replaces the index. The store is locked.
     pub(super) fn write_index(&self, index: &Index) -> Result<()> {
         let failed = |error| ImageError::store(&self.root, error);
         let text = serde_json::to_vec_pretty(index).map_err(|error| failed(error.into()))?;
-        let mut file = tempfile::Builder::new()
-            .prefix("index-")
-            .tempfile_in(self.temporary())
-            .map_err(failed)?;
-        file.write_all(&text).and_then(|()| file.as_file().sync_all()).map_err(failed)?;
-        file.persist(self.root.join("index.json")).map_err(|error| failed(error.error))?;
+        self.replace(&self.root.join("index.json"), &text)?;
         sync_folder(&self.root).map_err(failed)
     }
 }
 
+fn read_if_there(path: &Path) -> Result<Option<Vec<u8>>> {
+    match fs::read(path) {
+        Ok(bytes) => Ok(Some(bytes)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(ImageError::read(path, error)),
+    }
+}
+
 /// Makes renames in a folder last through a power failure.
-pub(super) fn sync_folder(path: &std::path::Path) -> io::Result<()> {
+pub(super) fn sync_folder(path: &Path) -> io::Result<()> {
     File::open(path)?.sync_all()
 }
