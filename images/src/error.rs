@@ -54,6 +54,8 @@ pub enum ImageError {
     WrongPlatform { found: String },
     #[error("{what} is not supported: {why}")]
     Unsupported { what: String, why: String },
+    #[error("the image {id} was removed while it was imported; import it again")]
+    Gone { id: Digest },
     #[error("{} is not an image: {why}", .path.display())]
     NotAnImage { path: PathBuf, why: String },
     #[error("{} holds several images ({names}); name one of them", .path.display())]

@@ -172,8 +172,9 @@ impl Store {
         Ok(removed)
     }
 
-    /// The index forgets the image first: a kill in between leaves a blob for
-    /// the next sweep.
+    /// The index forgets the image first: a kill in between leaves a blob for the next sweep. A
+    /// full disk has no room for another index before the image is gone; who finds one then that
+    /// names it finds no files of it.
     fn remove_image(&self, index: &mut Index, id: Digest) -> Result<()> {
         let path = self.blob(id);
         let unused = is_unused(&path).map_err(|error| ImageError::read(&path, error))?;
@@ -182,8 +183,13 @@ impl Store {
         }
         index.images.remove(&id);
         index.tags.retain(|_, tagged| *tagged != id);
-        self.write_index(index)?;
-        self.remove_files(id)
+        match self.write_index(index) {
+            Err(ImageError::StoreFull { .. }) => {
+                self.remove_files(id)?;
+                self.write_index(index)
+            }
+            other => other.and_then(|()| self.remove_files(id)),
+        }
     }
 
     fn remove_files(&self, id: Digest) -> Result<()> {

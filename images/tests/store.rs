@@ -218,6 +218,48 @@ fn child_imports() {
     println!("imported: {:?}", imported.map(|record| record.id).map_err(|error| error.to_string()));
 }
 
+const FULL: &str = "EXOCELL_IMAGES_TEST_FULL";
+
+/// The other side of `a_full_disk_is_emptied`, in a store of its own.
+#[test]
+fn child_fills_and_removes() {
+    let Some(folder) = std::env::var_os(FULL) else { return };
+    let folder = Path::new(&folder);
+    let store = Store::open(folder.join("store")).unwrap();
+    let limits = ImportLimits::default();
+    for (number, name) in ["one", "two"].iter().enumerate() {
+        let layout = folder.join(name);
+        image(&vec![number as u8 + 1; 200_000]).write_layout(&layout);
+        let tag = name.parse().unwrap();
+        store.import(&Source::Layout(layout), Some(&tag), &limits, &mut Silent).unwrap();
+    }
+    let two = store.resolve("two").unwrap().id;
+    store.tag("two", &"also".parse().unwrap()).unwrap();
+    store.remove("two", false).unwrap();
+    let filler = fs::File::create(folder.join("store/filler")).unwrap();
+    let mut filler = std::io::BufWriter::with_capacity(1, filler);
+    while std::io::Write::write_all(&mut filler, &[1; 512]).is_ok() {}
+    assert_eq!(store.remove("also", false).unwrap(), Some(two));
+    assert_eq!(store.list().unwrap().len(), 1);
+    println!("removed: {}", store.resolve("one").is_ok());
+}
+
+#[test]
+fn a_full_disk_is_emptied() {
+    let bench = Bench::default();
+    let script = "mount -t tmpfs -o size=4m tmpfs \"$1\"/store && shift && \"$@\"";
+    let output = Command::new("unshare")
+        .args(["--mount", "--map-root-user", "sh", "-c", script, "sh"])
+        .arg(bench.folder.path())
+        .arg(std::env::current_exe().unwrap())
+        .args(["--exact", "child_fills_and_removes", "--nocapture"])
+        .env(FULL, bench.folder.path())
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(text.contains("removed: true"), "{text}{}", String::from_utf8_lossy(&output.stderr));
+}
+
 fn child(folder: &Path) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", "child_imports", "--nocapture"]).env(CHILD, folder);

@@ -305,11 +305,7 @@ impl<'a> Draft<'a> {
         let image: Image = match made {
             Made::Image(image) => *image,
             Made::Known(id) => {
-                let record = self.store.name_present(id, tag)?;
-                return record.ok_or_else(|| {
-                    let why = "it was removed meanwhile; import it again".to_owned();
-                    ImageError::Unsupported { what: format!("the image {id}"), why }
-                });
+                return self.store.name_present(id, tag)?.ok_or(ImageError::Gone { id });
             }
         };
         self.store.publish(self.draft, image, tag)
