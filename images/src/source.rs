@@ -18,7 +18,6 @@ use crate::config::ImageConfig;
 use crate::error::{ImageError, Result};
 use crate::limits::ImportLimits;
 use crate::reference::Reference;
-use crate::walk::Directory;
 use crate::{Digest, digest};
 pub(crate) use directory::{Extents, extents, import_directory, meta};
 use files::Files;

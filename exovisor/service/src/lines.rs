@@ -69,7 +69,8 @@ pub enum Told {
     Started {
         /// Which.
         number: u64,
-        /// Whether it is kept though it is idle, for what it holds.
+        /// Whether it is kept though it is idle, for what it holds, as long as nobody else wants
+        /// its place.
         is_kept: bool,
     },
     /// It could not be.
@@ -241,8 +242,7 @@ impl Line {
     /// The same if it has nothing to do since `since`.
     fn retire_idle(&self, since: Instant) -> bool {
         let mut open = self.open();
-        let is_idle =
-            !open.is_over && !self.is_kept && open.waiting.is_empty() && open.used <= since;
+        let is_idle = !open.is_over && open.waiting.is_empty() && open.used <= since;
         open.is_over |= is_idle;
         is_idle
     }
@@ -411,7 +411,8 @@ impl Lines {
             let Some(since) = Instant::now().checked_sub(self.rules.idle) else { continue };
             let mut state = self.state();
             let lines: Vec<_> = state.lines.values().cloned().collect();
-            let idle: Vec<_> = lines.into_iter().filter(|line| line.retire_idle(since)).collect();
+            let may_go = lines.into_iter().filter(|line| !line.is_kept);
+            let idle: Vec<_> = may_go.filter(|line| line.retire_idle(since)).collect();
             idle.iter().for_each(|line| state.forget(line));
             drop(state);
             for line in idle {
@@ -524,10 +525,12 @@ impl State {
         }
     }
 
-    /// Retires the line that has had nothing to do for longest; its number.
+    /// Retires the line that has had nothing to do for longest; its number. Those that are kept
+    /// for what they hold come last, but they come: who holds something has no right to a place
+    /// that all others want.
     fn evict(&mut self) -> Option<u64> {
         let mut lines: Vec<_> = self.lines.values().cloned().collect();
-        lines.sort_by_key(|line| line.open().used);
+        lines.sort_by_key(|line| (line.is_kept, line.open().used));
         let line = lines.into_iter().find(|line| line.retire_idle(Instant::now()))?;
         self.forget(&line);
         Some(line.number)

@@ -25,10 +25,14 @@ fn key(tenant: &str) -> String {
 impl World {
     /// `bob`'s worker is honest, `mallory`'s is of this kind. The first that is ended stays away.
     fn new(mallory: Body, limits: Limits) -> Self {
+        Self::with(mallory, limits, 8, false)
+    }
+
+    /// The same with so many workers at once; hers are kept though they are idle.
+    fn with(mallory: Body, limits: Limits, workers_max: usize, keeps_hers: bool) -> Self {
         let (send, wanted) = mpsc::channel();
         let ask = Box::new(move |ask| drop(send.send(ask)));
-        let rules =
-            WorkerRules { is_shared: false, workers_max: 8, idle: Duration::from_secs(600) };
+        let rules = WorkerRules { is_shared: false, workers_max, idle: Duration::from_secs(600) };
         let reception = Reception::new(rules, limits, &Pool::default(), ask).unwrap();
         let hash = |tenant: &str| {
             Sha256::digest(key(tenant)).iter().map(|byte| format!("{byte:02x}")).collect()
@@ -54,7 +58,8 @@ impl World {
                         let (ours, theirs) = UnixStream::pair().unwrap();
                         let body = if place == "bob" { honest } else { mallory };
                         std::thread::spawn(move || body(theirs));
-                        lines.started(*number, ours, false).unwrap();
+                        let is_kept = keeps_hers && place == "mallory";
+                        lines.started(*number, ours, is_kept).unwrap();
                     }
                     Ask::End { number } => lines.ended(*number, "was killed by a test"),
                 }
@@ -244,4 +249,13 @@ fn requests_that_wait_for_an_answer_go_together_or_after_a_while() {
     });
     assert!(together > 0);
     has(&world.call("bob"), 200, "well");
+}
+
+#[test]
+fn a_worker_that_is_kept_for_what_it_holds_makes_room_when_it_must() {
+    let world = World::with(honest, small(), 1, true);
+    has(&world.call("mallory"), 200, "well");
+    has(&world.call("bob"), 200, "well");
+    assert!(world.mallorys_is_to_end());
+    has(&world.call("mallory"), 200, "well");
 }

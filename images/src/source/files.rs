@@ -15,7 +15,6 @@ use crate::error::{ImageError, Result, shown};
 use crate::limits::ImportLimits;
 use crate::tar::{EntryKind, TarReader};
 use crate::tree::split;
-use crate::walk::Directory;
 
 /// Links followed for one name (old `docker save` links layers it repeats).
 const HOPS_MAX: usize = 8;
