@@ -98,6 +98,7 @@ impl<'a> Checked<'a> {
         }
         let shape = scan::scan(&binary, &policy.modules)?;
         check(&shape, caps)?;
+        policy.pool.as_ref().map_or(Ok(()), |pool| shape.fits(pool))?;
         match wanted {
             Use::Command if !shape.has_start => Err(AdmissionError::NoStart),
             _ => Ok(Self { binary, shape: Some(shape) }),

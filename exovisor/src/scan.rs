@@ -4,6 +4,7 @@ use crate::admission::AdmissionError;
 use crate::complexity::{Complexity, ComplexityLimits};
 use crate::imports::WASI;
 use crate::nn::NN;
+use crate::policy::{Pool, Slots};
 use crate::rewrite::RESERVED;
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
@@ -60,6 +61,9 @@ pub(crate) struct Shape {
     pub exports_memory: bool,
     /// Where the data of memory 0 ends, as far as its place is a constant.
     pub data_end: u64,
+    /// The memories and tables that it makes, by what they begin with: bytes, elements.
+    pub memories: Vec<u64>,
+    pub tables: Vec<u64>,
 }
 
 /// One import.
@@ -165,7 +169,13 @@ fn structure(
         Payload::Version { encoding: Encoding::Component, .. } => Err(AdmissionError::Component),
         Payload::TypeSection(section) => entries("types", section, limits),
         Payload::FunctionSection(section) => entries("functions", section, limits),
-        Payload::TableSection(section) => entries("tables", section, limits),
+        Payload::TableSection(section) => {
+            entries("tables", section, limits)?;
+            for table in section.clone() {
+                shape.tables.push(table?.ty.initial);
+            }
+            Ok(())
+        }
         Payload::MemorySection(section) => {
             entries("memories", section, limits)?;
             section.clone().into_iter().try_for_each(|memory| shape.memory(memory?))
@@ -232,6 +242,22 @@ impl Shape {
         if memory.shared {
             return Err(malformed("a shared memory has to be imported, or no thread can share it"));
         }
+        let page = 1u64.checked_shl(memory.page_size_log2.unwrap_or(16)).unwrap_or(u64::MAX);
+        self.memories.push(memory.initial.saturating_mul(page));
+        Ok(())
+    }
+
+    /// Whether an isolate of a pool has room for what it begins with: else it would never run.
+    pub fn fits(&self, pool: &Pool) -> Result<(), AdmissionError> {
+        let most = |sizes: &[u64]| {
+            usize::try_from(sizes.iter().copied().max().unwrap_or(0)).unwrap_or(usize::MAX)
+        };
+        at_most("bytes of a memory in a pool", most(&self.memories), pool.memory_bytes)?;
+        if pool.slots == Slots::Guarded {
+            at_most("memories of a module in a pool", self.memories.len(), 1)?;
+            at_most("tables of a module in a pool", self.tables.len(), 1)?;
+            at_most("elements of a table in a pool", most(&self.tables), pool.table_elements)?;
+        }
         Ok(())
     }
 }
@@ -291,6 +317,28 @@ mod tests {
         assert!(is_large(ModuleLimits { bytes: 10, ..Default::default() }));
         assert!(is_large(ModuleLimits { entries: 1, ..Default::default() }));
         assert!(is_large(ModuleLimits { body_bytes: 3, ..Default::default() }));
+    }
+
+    #[test]
+    fn what_no_pool_has_room_for_is_refused() {
+        let fits = |text: &str, slots| {
+            let pool = Pool { slots, ..Pool::default() };
+            shape(text, &ModuleLimits::default()).unwrap().fits(&pool)
+        };
+        let fine = "(module (memory 1024) (table 20000 funcref))";
+        for slots in [Slots::Guarded, Slots::Compact] {
+            assert!(fits(fine, slots).is_ok());
+            assert!(fits("(module (memory 1025))", slots).is_err());
+            assert!(fits("(module (memory i64 0xffffffffff))", slots).is_err());
+        }
+        for text in [
+            "(module (memory 1) (memory 1))",
+            "(module (table 20001 funcref))",
+            "(module (table 1 funcref) (table 1 externref))",
+        ] {
+            assert!(fits(text, Slots::Guarded).is_err(), "{text}");
+            assert!(fits(text, Slots::Compact).is_ok(), "{text}");
+        }
     }
 
     #[test]
