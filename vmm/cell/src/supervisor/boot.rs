@@ -11,7 +11,8 @@ use std::os::unix::net::UnixStream;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
-use exocell_agent::{Boot, BootTimes, Patient, client};
+use exocell_agent::client::{self, ClientError};
+use exocell_agent::{Boot, BootTimes, Patient};
 
 use super::guest::Guest;
 use super::warmth::Warmth;
@@ -22,6 +23,23 @@ use crate::CellError;
 const READY_MAX: Duration = Duration::from_secs(60);
 /// How long the death of a guest kernel is waited for whose init has fallen silent.
 const DEATH_MAX: Duration = Duration::from_millis(500);
+
+/// Why a guest is not ready.
+pub(super) enum Unready {
+    /// Its init's own word. It ends the guest then, in order: that end says nothing more.
+    Refused(String),
+    /// It fell silent, or nothing that it says can be understood.
+    Lost(String),
+}
+
+impl From<ClientError> for Unready {
+    fn from(error: ClientError) -> Self {
+        match error {
+            ClientError::Failed { message, .. } => Self::Refused(message),
+            error => Self::Lost(error.to_string()),
+        }
+    }
+}
 
 /// Boots the guest, whose init connects to `hellos`, as `request` says.
 pub(super) fn begin(
@@ -36,9 +54,9 @@ pub(super) fn begin(
         let booted = match hellos.recv_timeout(left()) {
             Ok(stream) => {
                 let stream = Patient::new(stream, left());
-                client::boot(&stream, &stream, &request).map_err(|error| error.to_string())
+                client::boot(&stream, &stream, &request).map_err(Unready::from)
             }
-            Err(_) => Err("its init did not say that it runs".to_owned()),
+            Err(_) => Err(Unready::Lost("its init did not say that it runs".to_owned())),
         };
         let _ = events.send(Event::Booted(booted));
     });
@@ -71,8 +89,15 @@ pub(super) fn await_ready(
                 guest.is_ready_now();
                 return Ok(times);
             }
-            Ok(Event::GuestKernel(how)) => return Err(Box::new(died(guest, &how))),
-            Ok(Event::Booted(Err(why))) => {
+            Ok(Event::GuestKernel(how)) => {
+                // Its init's word may lie behind the news of its end.
+                return Err(Box::new(match refusal(inbox) {
+                    Some(why) => refused(why),
+                    None => died(guest, &how),
+                }));
+            }
+            Ok(Event::Booted(Err(Unready::Refused(why)))) => return Err(Box::new(refused(why))),
+            Ok(Event::Booted(Err(Unready::Lost(why)))) => {
                 // The first sign of a dying guest is its silence.
                 return Err(Box::new(match inbox.recv_timeout(DEATH_MAX) {
                     Ok(Event::GuestKernel(how)) => died(guest, &how),
@@ -90,6 +115,23 @@ pub(super) fn await_ready(
             }
         }
     }
+}
+
+/// What init refused with, of a guest kernel that has ended: both are on their way at once.
+fn refusal(inbox: &Receiver<Event>) -> Option<String> {
+    let until = Instant::now() + DEATH_MAX;
+    loop {
+        match inbox.recv_timeout(until.saturating_duration_since(Instant::now())) {
+            Ok(Event::Booted(Err(Unready::Refused(why)))) => return Some(why),
+            Ok(Event::Booted(_)) | Err(_) => return None,
+            Ok(_) => {}
+        }
+    }
+}
+
+/// The console says nothing of it that the message does not.
+fn refused(why: String) -> End {
+    End::failed(&CellError::Guest(format!("its init did not set the cell up: {why}")))
 }
 
 fn died(guest: &Guest, how: &str) -> End {

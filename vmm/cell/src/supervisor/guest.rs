@@ -34,7 +34,7 @@ use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{ForkResult, Pid};
 
 use super::clients::{self, Services};
-use super::console::{CONSOLE_BYTES_MAX, ConsoleLog};
+use super::console::ConsoleLog;
 use super::input::{Signal, Sink};
 use super::{Event, Shared, boot, credit, memory, pressure, restrict_paths, thread};
 use crate::control::Counters;
@@ -569,7 +569,8 @@ impl Devices {
                 VirtioId::Console => {
                     let config = ConsoleConfig {
                         sink: Box::new(console.clone()),
-                        output_bytes_max: CONSOLE_BYTES_MAX as u64,
+                        // The log bounds itself, and wants what was said last.
+                        output_bytes_max: u64::MAX,
                         input: None,
                     };
                     device_loop.add_console(listener, config).map_err(failed)?;

@@ -53,7 +53,7 @@ pub(crate) enum Event {
     /// The guest kernel process ended, with what wait(2) said of it.
     GuestKernel(String),
     /// The guest is ready for programs, or said why it is not.
-    Booted(Result<BootTimes, String>),
+    Booted(Result<BootTimes, boot::Unready>),
     /// A thread of the supervisor panicked, with what it said.
     Panicked(String),
     Stop {
