@@ -16,14 +16,16 @@ use nix::time::{ClockId, clock_gettime};
 
 use crate::error::{Context, InitError};
 use crate::session::Agent;
-use crate::{dev, log, root, shutdown, sys, vsock};
+use crate::{dev, log, root, shutdown, spawn, sys, vsock};
 
 /// How long the host may take to read why the boot failed.
 const FAILED_LIMIT_MS: u16 = 1000;
 
-/// The init of a cell. Does not return: it powers the guest off instead.
+/// The init of a cell, or what it executes to start a program. Does not return: it powers the
+/// guest off instead.
 pub fn run() {
     if std::process::id() != 1 {
+        spawn::run_helper(&std::env::args().collect::<Vec<_>>());
         eprintln!("exocell-init is the init of a vm cell; `exocell run` starts it there");
         std::process::exit(1);
     }

@@ -2,9 +2,11 @@
 //!
 //! ```text
 //! namespaces of the guest kernel         namespaces of the program
-//!   1 init: agent, reaper ── forks ────────> 1 the program: takes in orphans
-//!   9 ────── joins, and forks ─────────────> 7 one more program (`Exec`)
+//!   1 init: agent, reaper
+//!   8 helper ── makes the namespaces' first ─> 1 the program: takes in orphans
+//!   9 helper ── joins, and makes ────────────> 7 one more program (`Exec`)
 //! ```
+//! Each is a child of init's, and has nothing of it ([`crate::spawn`]).
 //! No program, not even one that is privileged, can name init: not stop, trace or kill it, nor read
 //! its memory. Mounts, host name, IPC objects and the view of control groups are the program's too.
 //! They end with it, and every other program of the cell.
@@ -14,7 +16,7 @@
 
 use std::ffi::{CString, OsString};
 use std::fs::File;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::ffi::OsStringExt;
 
 use exocell_agent::oci::{
@@ -128,24 +130,10 @@ impl Container {
         enter().context(|| "entering the program's namespaces")
     }
 
-    /// Runs `fork` so that its child is in the pid namespace.
-    pub fn within<T>(&self, fork: impl FnOnce() -> nix::Result<T>) -> nix::Result<T> {
-        setns(self.pid.as_fd(), CloneFlags::CLONE_NEWPID)?;
-        leaving(fork())
+    /// In which a helper makes processes ([`crate::spawn`]).
+    pub fn pid_namespace(&self) -> BorrowedFd<'_> {
+        self.pid.as_fd()
     }
-}
-
-/// Runs `fork` so that its child is the first of a new pid namespace.
-pub fn within_new<T>(fork: impl FnOnce() -> nix::Result<T>) -> nix::Result<T> {
-    unshare(CloneFlags::CLONE_NEWPID)?;
-    leaving(fork())
-}
-
-/// Without this the thread could start no other one.
-fn leaving<T>(forked: nix::Result<T>) -> nix::Result<T> {
-    let own = own_proc::open("self/ns/pid").map_err(|_| nix::errno::Errno::ENOENT)?;
-    setns(own.as_fd(), CloneFlags::CLONE_NEWPID)?;
-    forked
 }
 
 /// Makes new namespaces for `spec` and has this thread be in them, but for the two that only a

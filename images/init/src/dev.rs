@@ -159,6 +159,14 @@ fn make_nodes() -> Result<(), InitError> {
     Ok(())
 }
 
+/// Makes what the kernel shows of its devices read-only, once it is set up: who gets at this
+/// process's files finds no driver to take from it. A program's own mount is as it is asked for.
+pub fn seal() -> Result<(), InitError> {
+    let flags = SAFE | MsFlags::MS_REMOUNT | MsFlags::MS_BIND | MsFlags::MS_RDONLY;
+    mount(None::<&str>, "/sys", None::<&str>, flags, None::<&str>)
+        .context(|| "making /sys read-only")
+}
+
 /// Mounts devtmpfs on the initramfs's /dev, to reach the disks and the log.
 pub fn mount_early() -> nix::Result<()> {
     match nix::unistd::mkdir("/dev", Mode::from_bits_truncate(0o755)) {

@@ -1,7 +1,7 @@
 //! `Start` and `Exec`: a program in a session of its own, over a stream.
 
 use std::fs::{self, File};
-use std::io;
+use std::io::{self, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt, fchown};
@@ -23,9 +23,9 @@ use crate::cgroup::Group;
 use crate::container::{self, Container, Rules, c_string};
 use crate::error::{Context, InitError};
 use crate::io_loop::{Input, Source, pump_output};
-use crate::reaper::{Exit, Reaper};
+use crate::reaper::Exit;
 use crate::session::{Agent, STACK_BYTES};
-use crate::spawn::{self, Place, Program, Starting, Stdio, Step};
+use crate::spawn::{self, Failure, Helper, Place, Program, Starting, Stdio, Step};
 use crate::users::{self, Identity};
 use crate::{own_proc, sys};
 
@@ -119,7 +119,7 @@ struct Session<'a> {
 }
 
 impl Session<'_> {
-    /// Forks the program's process, with its ends of `streams`.
+    /// Makes the program's process, with its ends of `streams`.
     fn begin(&self, request: &Exec, (stdio, ends): (Stdio, Ends)) -> Result<Begun, InitError> {
         let user = if request.user.is_empty() { &self.rules.user } else { &request.user };
         let identity = identify(user, &self.rules.groups)?;
@@ -127,11 +127,14 @@ impl Session<'_> {
         let program = resolve(request, cwd, &identity, self.rules)?;
         give_streams(&stdio, identity.uid)?;
         let oom_kills_before = self.agent.group().map_or(0, Group::oom_kills);
-        let (pid, exit, starting) = self.fork(&program, stdio)?;
-        if let Some(adjustment) = self.rules.oom_score_adj.filter(|own| *own != 0) {
-            own_proc::write(&format!("{pid}/oom_score_adj"), &adjustment.to_string());
-        }
-        Ok(Begun { pid, exit, starting, ends, oom_kills_before })
+        let made = match self.place {
+            Place::Here => self.fork(&program, stdio)?,
+            Place::Beside(_) | Place::New(_) => {
+                self.make(&program, stdio).map_err(|failure| explain(request, failure))?
+            }
+        };
+        let Made { pid, shown, exit, starting } = made;
+        Ok(Begun { pid, shown, exit, starting, ends, oom_kills_before })
     }
 
     /// Passes on what the program and the host say, until the program has ended.
@@ -143,9 +146,13 @@ impl Session<'_> {
         frames: FrameReader<&File>,
         on_start: impl FnOnce(),
     ) -> Result<(), InitError> {
-        let Begun { pid, exit, starting, ends, oom_kills_before } = begun;
+        let Begun { pid, shown, exit, starting, ends, oom_kills_before } = begun;
         let reaper = &self.agent.reaper;
-        let shown = starting.wait().map_err(|(step, errno)| explain(request, step, errno))?;
+        if let Err(failure) = starting.wait() {
+            // It may have said so and run.
+            let _ = reaper.signal(pid, libc::SIGKILL as u8);
+            return Err(explain(request, failure));
+        }
         reaper.show(pid, shown);
         on_start();
         let mut writer = FrameWriter::new(stream);
@@ -163,33 +170,80 @@ impl Session<'_> {
     }
 
     /// Our copies of its streams are closed on return.
-    fn fork(
-        &self,
-        program: &Program,
-        stdio: Stdio,
-    ) -> Result<(i32, Arc<Exit>, Starting), InitError> {
-        let group = self.agent.group();
-        let beside = match (&self.place, group) {
-            (Place::Beside(container), Some(group)) => group.procs_beside(container.first),
-            _ => None,
-        };
-        let procs = beside.as_ref().or(group.map(|group| &group.procs));
+    fn fork(&self, program: &Program, stdio: Stdio) -> Result<Made, InitError> {
         let mut starting = None;
         let fork = || {
-            let (pid, child) = spawn::start(program, &stdio, procs, &self.place)?;
+            let (pid, child) = spawn::start_here(program, &stdio)?;
             starting = Some(child);
             Ok::<i32, Errno>(pid)
         };
-        let (pid, exit) =
-            Reaper::spawn(&self.agent.reaper, fork).context(|| "starting the program")?;
+        let (pid, exit) = self.agent.reaper.spawn(fork).context(|| "starting the program")?;
         let starting = starting.ok_or_else(|| InitError::guest("the program was not started"))?;
-        Ok((pid, exit, starting))
+        Ok(Made { pid, shown: pid, exit, starting })
     }
+
+    /// As [`Self::fork`], in the pid namespace of programs.
+    fn make(&self, program: &Program, stdio: Stdio) -> Result<Made, Failure> {
+        let failed = |step| move |errno| Failure::At(step, errno);
+        let reaper = &self.agent.reaper;
+        let mut started = None;
+        let start = || {
+            let (pid, helper) = Helper::start(program, &stdio, &self.place)?;
+            started = Some(helper);
+            Ok::<i32, Errno>(pid)
+        };
+        let (pid, _) = reaper.spawn(start).map_err(failed(Step::Session))?;
+        let mut helper = started.ok_or(Failure::At(Step::Session, Errno::ECHILD))?;
+        if let Err(failure) = helper.await_ready() {
+            let _ = reaper.signal(pid, libc::SIGKILL as u8);
+            return Err(failure);
+        }
+        let mut shown = None;
+        let make = || {
+            let made = helper.make(pid)?;
+            shown = own_proc::innermost_pid(made);
+            Ok(made)
+        };
+        let (pid, exit) = reaper.replace(pid, make).map_err(failed(Step::Session))?;
+        let held = || {
+            self.join_group(pid)?;
+            shown.ok_or(io::ErrorKind::NotFound.into())
+        };
+        let shown = held().map_err(|error: io::Error| {
+            let _ = reaper.signal(pid, libc::SIGKILL as u8);
+            Failure::At(Step::Cgroup, Errno::from_raw(error.raw_os_error().unwrap_or(libc::ESRCH)))
+        })?;
+        if let Some(adjustment) = self.rules.oom_score_adj.filter(|own| *own != 0) {
+            own_proc::write(&format!("{pid}/oom_score_adj"), &adjustment.to_string());
+        }
+        Ok(Made { pid, shown, exit, starting: helper.let_go(pid) })
+    }
+
+    /// Puts the process into the programs' control group, or the one below that its like are in.
+    fn join_group(&self, pid: i32) -> io::Result<()> {
+        let Some(group) = self.agent.group() else { return Ok(()) };
+        let beside = match &self.place {
+            Place::Beside(container) => group.procs_beside(container.first),
+            Place::Here | Place::New(_) => None,
+        };
+        let mut procs = beside.as_ref().unwrap_or(&group.procs);
+        procs.write_all(pid.to_string().as_bytes())
+    }
+}
+
+/// A process that may not have reached its program yet.
+struct Made {
+    pid: i32,
+    /// The pid by which it knows itself.
+    shown: i32,
+    exit: Arc<Exit>,
+    starting: Starting,
 }
 
 /// A program whose process there is.
 struct Begun {
     pid: i32,
+    shown: i32,
     exit: Arc<Exit>,
     starting: Starting,
     ends: Ends,
@@ -324,8 +378,14 @@ fn check_executable(path: &Path) -> Result<(), InitError> {
 }
 
 /// Why the child did not become its program.
-fn explain(request: &Exec, step: Step, errno: Errno) -> InitError {
+fn explain(request: &Exec, failure: Failure) -> InitError {
     let name = request.args.first().map(String::as_str).unwrap_or_default();
+    let Failure::At(step, errno) = failure else {
+        let limit_s = spawn::BEGIN_MAX.as_secs();
+        return InitError::guest(format!(
+            "{name}: did not start within {limit_s} s: a program of the cell holds its file, by a lease (fcntl(2)), or the file system that it lies on; end that program"
+        ));
+    };
     let error = io::Error::from(errno);
     let message = format!("{name}: {error}");
     match (step, errno) {

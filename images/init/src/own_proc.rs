@@ -7,9 +7,9 @@ use std::os::fd::AsFd;
 use std::sync::OnceLock;
 
 use nix::dir::Dir;
-use nix::fcntl::{OFlag, openat};
+use nix::fcntl::{AtFlags, OFlag, openat};
 use nix::mount::{MntFlags, umount2};
-use nix::sys::stat::Mode;
+use nix::sys::stat::{Mode, fstatat, stat};
 use nix::unistd::fchdir;
 
 use crate::error::{Context, InitError};
@@ -38,6 +38,26 @@ fn open_with(path: &str, how: OFlag) -> io::Result<File> {
             .write(how == OFlag::O_WRONLY)
             .open(format!("/proc/{path}")),
     }
+}
+
+/// Whether links `one` and `other` lead to the same file, which is not opened: whoever holds it
+/// would be waited for.
+pub fn is_same(one: &str, other: &str) -> bool {
+    let identity = |path: &str| {
+        let found = match ROOT.get() {
+            Some(root) => fstatat(root.as_fd(), path, AtFlags::empty()),
+            None => stat(format!("/proc/{path}").as_str()),
+        };
+        found.ok().map(|found| (found.st_dev, found.st_ino))
+    };
+    identity(one).is_some_and(|found| Some(found) == identity(other))
+}
+
+/// The pid by which process `pid` knows itself (proc_pid_status(5)).
+pub fn innermost_pid(pid: i32) -> Option<i32> {
+    let status = read(&format!("{pid}/status"));
+    let pids = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
+    pids.split_whitespace().next_back()?.parse().ok()
 }
 
 /// What the kernel says in `path`; nothing where it does not say it.

@@ -121,6 +121,27 @@ impl Reaper {
         Ok((started?, exit))
     }
 
+    /// Runs `make`, which has the child `helper` make another child of this process, and reaps
+    /// the helper; watches the other one in its stead.
+    pub fn replace(
+        &self,
+        helper: i32,
+        make: impl FnOnce() -> nix::Result<i32>,
+    ) -> nix::Result<(i32, Arc<Exit>)> {
+        let exit = Arc::new(Exit::new()?);
+        let mut table = self.table();
+        // One that is dead and reaped may have left its number to another.
+        table.waiting.remove(&helper).ok_or(Errno::ECHILD)?;
+        table.started += 1;
+        table.childless = false;
+        let made = make();
+        if let Ok(pid) = made {
+            table.waiting.insert(pid, Arc::clone(&exit));
+        }
+        self.changed.notify_all();
+        Ok((made?, exit))
+    }
+
     /// Signals a child that was spawned here and has not been reaped. A first process that would
     /// not notice is ended, as the signal would end any other.
     pub fn signal(&self, pid: i32, number: u8) -> nix::Result<()> {

@@ -52,6 +52,7 @@ pub fn set_up(boot: &Boot) -> Result<Cell, InitError> {
     set_defaults(boot.process_count_max);
     folders::mount_all(&boot.folders)?;
     own_proc::take()?;
+    dev::seal()?;
     Ok(Cell { group, private })
 }
 
@@ -109,6 +110,9 @@ fn make_layers() -> io::Result<()> {
 fn switch() -> Result<(), InitError> {
     let _ = umount2("/dev", MntFlags::MNT_DETACH);
     let enter = || {
+        // Nothing is made there any more, and this program lies there.
+        let flags = MsFlags::MS_REMOUNT | MsFlags::MS_RDONLY;
+        mount(None::<&str>, "/", None::<&str>, flags, None::<&str>)?;
         chdir(ROOT)?;
         mount(Some("."), "/", None::<&str>, MsFlags::MS_MOVE, None::<&str>)?;
         chroot(".")?;
@@ -190,6 +194,8 @@ fn set_defaults(process_count_max: u64) {
     let settings = [
         ("/proc/sys/net/ipv4/ip_unprivileged_port_start", "0"),
         ("/proc/sys/net/ipv4/ping_group_range", "0 2147483647"),
+        // What one program holds by a lease another waits for, the operator's too (fcntl(2)).
+        ("/proc/sys/fs/lease-break-time", "2"),
         // Nothing waits a timer tick or more for a grace period of two CPUs:
         // unmounts and the power-off take half the time.
         ("/sys/kernel/rcu_expedited", "1"),

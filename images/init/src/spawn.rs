@@ -2,24 +2,53 @@
 //!
 //! `std::process::Command` does not fit: it waits for children itself, lets a
 //! shell run what is not executable, and does not say which step failed.
-//! Everything the child needs is allocated before the fork, because another
-//! thread may have held the allocator's lock at that moment; between fork and
-//! execve the child makes async-signal-safe calls only.
+//!
+//! ```text
+//! init ── forks, and executes itself ──> helper, in init's pid namespace
+//!  │ <────────────────────── ready ────────┤ is what the program is: user, capabilities, limits
+//!  ├───────────────────────── go ────────> ├─ makes a child of init's, in the program's namespace
+//!  │ <──────────────────────  pid ──────── X
+//!  ├── control group, go on ─────────────────────> the program's process: execve
+//! ```
+//! A process that programs can name has nothing of init's: no memory, for the helper is a
+//! program of its own; no descriptor but its streams, the pipe on which it says what failed and the
+//! one by which it is let go on; and beside other programs no right that its program has not.
+//! Without that a cell's root would take all of it by ptrace(2) or pidfd_getfd(2).
 
-use std::convert::Infallible;
-use std::ffi::{CStr, CString};
+use std::ffi::CString;
 use std::fs::File;
-use std::io::Read;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::io::{Read, Write};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::os::unix::fs::FileExt;
+use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::unistd::{ForkResult, fork, pipe2};
 
-use crate::capabilities::{self, Sets};
-use crate::container::{Container, Inside, within_new};
+use crate::capabilities::Sets;
+use crate::container::{Container, Inside};
 use crate::limits::Limit;
-use crate::mounts::InChild;
+use crate::{own_proc, sys};
+
+mod child;
+mod helper;
+mod order;
+
+use child::Child;
+pub use helper::run as run_helper;
+
+/// How long a program beside others may take to begin: they can hold its file by a lease
+/// (fcntl(2)), or the file system that it lies on. Less than the host waits.
+pub const BEGIN_MAX: Duration = Duration::from_secs(8);
+/// How often it is looked whether a program runs that has not said so.
+const LOOK: Duration = Duration::from_millis(100);
+/// A helper's word that it is ready; no [`Step`] has this number.
+const READY: u8 = u8::MAX;
+/// Where an order begins; before it is the place for a pid.
+const ORDER_AT: usize = 8;
 
 /// The program, checked and resolved.
 pub struct Program {
@@ -87,369 +116,260 @@ impl Step {
     }
 }
 
-/// A child that was forked and may not have reached its program yet.
-pub struct Starting(File);
+/// Why a program does not run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Failure {
+    At(Step, Errno),
+    /// It took longer than [`BEGIN_MAX`].
+    Late,
+}
 
-impl Starting {
-    /// Waits until the program runs; the pid by which it knows itself.
-    ///
-    /// # Errors
-    /// The step that failed; the child is then dead.
-    pub fn wait(mut self) -> Result<i32, (Step, Errno)> {
-        let mut report = Vec::new();
-        let _ = self.0.read_to_end(&mut report);
-        let (pid, failed) = report.split_first_chunk().unwrap_or((&[0; 4], &[]));
-        match failed {
-            [step, a, b, c, d] => {
-                let errno = i32::from_ne_bytes([*a, *b, *c, *d]);
-                Err((Step::from_byte(*step), Errno::from_raw(errno)))
+/// What processes say on their way to the program; nothing that is said binds anyone, since
+/// programs may get at the pipe.
+struct Report {
+    pipe: File,
+    until: Option<Instant>,
+}
+
+impl Report {
+    /// Waits for `size` bytes; fewer are there when the other end is closed.
+    fn read(&mut self, size: usize, is_over: impl Fn() -> bool) -> Result<Vec<u8>, Failure> {
+        let mut said = Vec::new();
+        while said.len() < size {
+            if self.until.is_some_and(|until| until <= Instant::now()) {
+                return Err(Failure::Late);
             }
-            _ => Ok(i32::from_ne_bytes(*pid)),
-        }
-    }
-}
-
-/// Forks a child for `program`; its process id. `cgroup` is a `cgroup.procs` file to join.
-pub fn start(
-    program: &Program,
-    stdio: &Stdio,
-    cgroup: Option<&File>,
-    place: &Place<'_>,
-) -> nix::Result<(i32, Starting)> {
-    let (report_in, report_out) = pipe2(OFlag::O_CLOEXEC)?;
-    let child = Child {
-        program,
-        args: pointers(&program.args),
-        env: pointers(&program.env),
-        streams: stdio.streams.each_ref().map(AsRawFd::as_raw_fd),
-        is_tty: stdio.is_tty,
-        cgroup: cgroup.map(AsRawFd::as_raw_fd),
-        inside: match place {
-            Place::New(inside) => Some(inside),
-            Place::Here | Place::Beside(_) => None,
-        },
-    };
-    let fork = || {
-        // SAFETY: the child calls only `Child::run`, which neither allocates nor
-        // takes locks and never returns. Needed because no safe wrapper starts a
-        // program without waiting for it.
-        match unsafe { fork() }? {
-            ForkResult::Parent { child } => Ok(child.as_raw()),
-            ForkResult::Child => child.run(report_out.as_raw_fd()),
-        }
-    };
-    let pid = match place {
-        Place::Here => fork()?,
-        Place::Beside(container) => container.within(fork)?,
-        Place::New(_) => within_new(fork)?,
-    };
-    Ok((pid, Starting(report_in.into())))
-}
-
-/// `strings` as the NULL-terminated array that execve takes.
-fn pointers(strings: &[CString]) -> Vec<*const libc::c_char> {
-    strings.iter().map(|s| s.as_ptr()).chain([std::ptr::null()]).collect()
-}
-
-/// What the child reads after the fork.
-struct Child<'a> {
-    program: &'a Program,
-    args: Vec<*const libc::c_char>,
-    env: Vec<*const libc::c_char>,
-    streams: [RawFd; 3],
-    is_tty: bool,
-    cgroup: Option<RawFd>,
-    inside: Option<&'a Inside>,
-}
-
-type ChildResult<T> = Result<T, (Step, Errno)>;
-
-impl Child<'_> {
-    /// Says which pid it has, and becomes the program, or reports why not and exits.
-    fn run(&self, report: RawFd) -> ! {
-        // SAFETY: getpid takes nothing, write reads a live local. Needed because std's write
-        // takes owned descriptors, which the child has none of.
-        unsafe {
-            let pid = libc::getpid().to_ne_bytes();
-            libc::write(report, pid.as_ptr().cast(), pid.len());
-        }
-        let Err((step, errno)) = self.become_program();
-        let [a, b, c, d] = (errno as i32).to_ne_bytes();
-        let message = [step as u8, a, b, c, d];
-        // SAFETY: write reads a live local; _exit ends the child without the
-        // parent's exit handlers. Needed because std's exit runs them.
-        unsafe {
-            libc::write(report, message.as_ptr().cast(), message.len());
-            libc::_exit(127)
-        }
-    }
-
-    fn become_program(&self) -> ChildResult<Infallible> {
-        reset_signals();
-        crate::sys::set_nice(0);
-        at(Step::Session, nix::unistd::setsid)?;
-        self.take_streams()?;
-        self.join_cgroup()?;
-        self.inside.map_or(Ok(()), mount_inside)?;
-        self.take_limits()?;
-        self.enter_cwd()?;
-        self.become_user()?;
-        if self.program.init {
-            self.leave_first()?;
-        }
-        let (args, env) = (self.args.as_ptr(), self.env.as_ptr());
-        // SAFETY: the path and both arrays are NUL- and NULL-terminated and
-        // live in the child's copy of the parent. Needed because nix's execve
-        // allocates its arrays.
-        unsafe { libc::execve(self.program.path.as_ptr(), args, env) };
-        Err((Step::Exec, Errno::last()))
-    }
-
-    /// The sources are above 2 (the runtime keeps 0 to 2 open), so no dup2
-    /// overwrites a source, and each copy loses close-on-exec. Everything else
-    /// closes on exec, also what this process inherited without that flag.
-    fn take_streams(&self) -> ChildResult<()> {
-        let (call, flag) = (libc::SYS_close_range, libc::CLOSE_RANGE_CLOEXEC);
-        // SAFETY: close_range takes numbers and closes nothing here. Needed for
-        // lack of a wrapper.
-        at(Step::Streams, || Errno::result(unsafe { libc::syscall(call, 3u32, u32::MAX, flag) }))?;
-        for (target, source) in (0..).zip(self.streams) {
-            // SAFETY: dup2 takes no pointers. Needed because nix's takes owned
-            // descriptors, which the child has none of.
-            at(Step::Streams, || Errno::result(unsafe { libc::dup2(source, target) }))?;
-        }
-        if self.is_tty {
-            // SAFETY: TIOCSCTTY takes a number. Needed for lack of a wrapper.
-            let taken = || Errno::result(unsafe { libc::ioctl(0, libc::TIOCSCTTY, 0) });
-            at(Step::Streams, taken)?;
-        }
-        Ok(())
-    }
-
-    fn join_cgroup(&self) -> ChildResult<()> {
-        let Some(procs) = self.cgroup else { return Ok(()) };
-        // SAFETY: write reads one byte of a static string. Needed because the
-        // child has a bare descriptor only.
-        let written = || Errno::result(unsafe { libc::write(procs, c"0".as_ptr().cast(), 1) });
-        at(Step::Cgroup, written)
-    }
-
-    fn take_limits(&self) -> ChildResult<()> {
-        for limit in &self.program.limits {
-            let wanted = libc::rlimit { rlim_cur: limit.soft, rlim_max: limit.hard };
-            // SAFETY: setrlimit reads a local. Needed because nix's knows the limits by an
-            // enumeration of its own.
-            at(Step::Limits, || Errno::result(unsafe { libc::setrlimit(limit.number, &wanted) }))?;
-        }
-        // SAFETY: umask takes a number and cannot fail. Needed because nix's takes flags.
-        unsafe { libc::umask(self.program.umask) };
-        Ok(())
-    }
-
-    /// As root, like runc: the user may start in a directory it could not reach.
-    fn enter_cwd(&self) -> ChildResult<()> {
-        let cwd: &CStr = &self.program.cwd;
-        // SAFETY: the path is NUL-terminated. Needed because nix's chdir may
-        // allocate for long paths.
-        at(Step::Cwd, || Errno::result(unsafe { libc::chdir(cwd.as_ptr()) }))
-    }
-
-    fn become_user(&self) -> ChildResult<()> {
-        let Program { uid, gid, groups, capabilities, no_new_privileges, .. } = self.program;
-        if let Some(sets) = capabilities {
-            bound(sets.bounding);
-        }
-        // SAFETY: setgroups reads `groups.len()` ids from a live array; the
-        // others take numbers. Needed because nix's setgroups may allocate.
-        at(Step::User, || unsafe {
-            Errno::result(libc::setgroups(groups.len(), groups.as_ptr()))?;
-            Errno::result(libc::setresgid(*gid, *gid, *gid))?;
-            // What root may is to outlast it, until the sets are taken.
-            libc::prctl(libc::PR_SET_KEEPCAPS, libc::c_ulong::from(capabilities.is_some()));
-            Errno::result(libc::setresuid(*uid, *uid, *uid))
-        })?;
-        if let Some(sets) = capabilities {
-            at(Step::User, || take_capabilities(sets))?;
-        }
-        if *no_new_privileges {
-            // SAFETY: prctl takes numbers. Needed for lack of a wrapper that does not allocate.
-            let set = || unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) };
-            at(Step::User, || Errno::result(set()))?;
-        }
-        Ok(())
-    }
-
-    /// Forks: the child goes on to be the program, and this process is the first of the pid
-    /// namespace, which ends with it.
-    fn leave_first(&self) -> ChildResult<()> {
-        // SAFETY: the calls take numbers and locals; the process has one thread, and its child
-        // goes on with async-signal-safe calls only. Needed for lack of wrappers that allocate
-        // nothing.
-        unsafe {
-            let mut all: libc::sigset_t = std::mem::zeroed();
-            libc::sigfillset(&mut all);
-            libc::sigprocmask(libc::SIG_BLOCK, &all, std::ptr::null_mut());
-            match libc::fork() {
-                -1 => return Err((Step::Exec, Errno::last())),
-                0 => {}
-                child => be_first(child, &all),
-            }
-            if self.is_tty {
-                // The terminal's signals are for the program. SIGTTOU is blocked here.
-                libc::setpgid(0, 0);
-                libc::tcsetpgrp(0, libc::getpid());
-            }
-        }
-        reset_signals();
-        Ok(())
-    }
-}
-
-/// Passes signals on to `child`, reaps whatever ends, and ends as `child` does.
-fn be_first(child: libc::pid_t, all: &libc::sigset_t) -> ! {
-    // SAFETY: the calls take numbers, a static string and live locals; nothing of this process
-    // uses a descriptor above 2 afterwards. Needed as above.
-    unsafe {
-        libc::syscall(libc::SYS_close_range, 3u32, u32::MAX, 0u32);
-        libc::prctl(libc::PR_SET_NAME, c"docker-init".as_ptr());
-        loop {
-            let number = libc::sigwaitinfo(all, std::ptr::null_mut());
-            if number != libc::SIGCHLD {
-                if number > 0 {
-                    libc::kill(child, number);
+            let mut waited = [PollFd::new(self.pipe.as_fd(), PollFlags::POLLIN)];
+            let look = self.until.map_or(PollTimeout::NONE, |_| {
+                PollTimeout::try_from(LOOK).unwrap_or(PollTimeout::NONE)
+            });
+            if poll(&mut waited, look).unwrap_or(0) == 0 {
+                if is_over() {
+                    break;
                 }
                 continue;
             }
-            let mut status = 0;
-            loop {
-                match libc::waitpid(-1, &mut status, libc::WNOHANG) {
-                    ended if ended == child && libc::WIFSIGNALED(status) => {
-                        libc::_exit(128 + libc::WTERMSIG(status))
-                    }
-                    ended if ended == child => libc::_exit(libc::WEXITSTATUS(status)),
-                    ended if ended > 0 => {}
-                    _ => break,
-                }
+            let mut bytes = [0; 8];
+            let wanted = bytes.len().min(size - said.len());
+            match self.pipe.read(&mut bytes[..wanted]) {
+                Ok(count @ 1..) => said.extend_from_slice(&bytes[..count]),
+                Ok(0) => break,
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+                Err(_) => break,
             }
         }
+        Ok(said)
+    }
+
+    /// What failed, if anything is said to have.
+    fn failure(said: &[u8]) -> Option<Failure> {
+        let [step, a, b, c, d] = said else { return None };
+        let errno = i32::from_ne_bytes([*a, *b, *c, *d]);
+        Some(Failure::At(Step::from_byte(*step), Errno::from_raw(errno)))
     }
 }
 
-/// Enters a control group namespace of its own and mounts what only this process can.
-fn mount_inside(inside: &Inside) -> ChildResult<()> {
-    // SAFETY: unshare takes a number. Needed because nix's takes flags that it checks.
-    at(Step::Cgroup, || Errno::result(unsafe { libc::unshare(libc::CLONE_NEWCGROUP) }))?;
-    inside.mounts.iter().try_for_each(|mount| at(Step::Mounts, || do_mount(mount)))
+/// A process that may not have reached its program yet.
+pub struct Starting {
+    report: Report,
+    pid: i32,
 }
 
-fn do_mount(mount: &InChild) -> nix::Result<()> {
-    match mount {
-        InChild::Mount { source, target, kind, flags, data } => {
-            raw_mount(source, target, kind, *flags, data)
+impl Starting {
+    /// Waits until the program runs.
+    ///
+    /// # Errors
+    /// Why it does not. Its process may be there, with a program that has lied.
+    pub fn wait(mut self) -> Result<(), Failure> {
+        let exe = format!("{}/exe", self.pid);
+        // The end of the pipe says it too, unless a program has got hold of the other one.
+        let runs = || !own_proc::is_same(&exe, "self/exe");
+        let said = self.report.read(FAILURE_BYTES, runs)?;
+        Report::failure(&said).map_or(Ok(()), Err)
+    }
+}
+
+/// A step and an error number.
+const FAILURE_BYTES: usize = 5;
+
+/// Forks a child for `program` where this process is; its process id.
+pub fn start_here(program: &Program, stdio: &Stdio) -> nix::Result<(i32, Starting)> {
+    let (report_in, report_out) = pipe2(OFlag::O_CLOEXEC)?;
+    let child = Child::new(program, stdio.is_tty);
+    let streams = stdio.streams.each_ref().map(AsRawFd::as_raw_fd);
+    // SAFETY: the child makes async-signal-safe calls only and never returns. Needed because no
+    // safe wrapper starts a program without waiting for it.
+    match unsafe { fork() }? {
+        ForkResult::Parent { child } => {
+            let pid = child.as_raw();
+            let report = Report { pipe: report_in.into(), until: None };
+            Ok((pid, Starting { report, pid }))
         }
-        InChild::Mask(target) => {
-            match raw_mount(c"/dev/null", target, c"", libc::MS_BIND, c"") {
-                // It is a directory.
-                Err(Errno::ENOTDIR) => raw_mount(c"tmpfs", target, c"tmpfs", libc::MS_RDONLY, c""),
-                done => if_there(done),
+        ForkResult::Child => {
+            let Err(failed) = child.become_here(streams);
+            child::fail(report_out.as_raw_fd(), failed)
+        }
+    }
+}
+
+/// A helper that makes a program's process in another pid namespace.
+pub struct Helper {
+    /// The order, and a page that only the helper shares: there it leaves the pid.
+    shared: File,
+    report: Report,
+    go: File,
+}
+
+impl Helper {
+    /// Starts one for `program`, beside those of `beside` or else first with `inside`; its
+    /// process id. It waits when it is ready.
+    pub fn start(program: &Program, stdio: &Stdio, place: &Place<'_>) -> nix::Result<(i32, Self)> {
+        let (mounts, beside) = match place {
+            Place::New(inside) => (Some(inside.mounts.as_slice()), None),
+            Place::Beside(container) => (None, Some(container.pid_namespace())),
+            Place::Here => return Err(Errno::EINVAL),
+        };
+        let shared = File::from(memfd_create(c"order", MFdFlags::MFD_CLOEXEC)?);
+        let order = order::write(program, stdio.is_tty, mounts);
+        let written = shared.write_all_at(&order, ORDER_AT as u64);
+        written.map_err(|error| Errno::from_raw(error.raw_os_error().unwrap_or(libc::EIO)))?;
+        let (report_in, report_out) = pipe2(OFlag::O_CLOEXEC)?;
+        let (go_in, go_out) = pipe2(OFlag::O_CLOEXEC)?;
+        let itself = own_proc::open("self/exe").map_err(|_| Errno::ENOENT)?;
+        let kept = [&shared.as_fd(), &report_out.as_fd(), &go_in.as_fd()].map(AsRawFd::as_raw_fd);
+        let namespace = beside.map_or(-1, |namespace| namespace.as_raw_fd());
+        let streams = stdio.streams.each_ref().map(AsRawFd::as_raw_fd);
+        let forked = Forked { itself: &itself, streams, kept, namespace };
+        let pid = forked.fork(report_out)?;
+        let until = beside.map(|_| Instant::now() + BEGIN_MAX);
+        let report = Report { pipe: report_in.into(), until };
+        Ok((pid, Self { shared, report, go: go_out.into() }))
+    }
+
+    /// Waits until the helper is ready.
+    pub fn await_ready(&mut self) -> Result<(), Failure> {
+        match *self.report.read(1, || false)? {
+            [READY] => Ok(()),
+            [step] => {
+                let rest = self.report.read(FAILURE_BYTES - 1, || false)?;
+                let failed = Report::failure(&[&[step], &*rest].concat());
+                Err(failed.unwrap_or(Failure::At(Step::Session, Errno::ECHILD)))
             }
+            _ => Err(Failure::At(Step::Session, Errno::ECHILD)),
         }
-        InChild::ReadOnly { target, flags } => {
-            let bind = libc::MS_BIND | libc::MS_REC;
-            match raw_mount(target, target, c"", bind, c"") {
-                Ok(()) => {
-                    let flags = flags | libc::MS_REMOUNT | libc::MS_BIND;
-                    raw_mount(c"", target, c"", flags, c"")
-                }
-                failed => if_there(failed),
+    }
+
+    /// Has the helper `pid`, which is ready, make the process, and reaps it; the pid of the
+    /// process, which waits. This waits for nothing that a program has a hand in.
+    pub fn make(&mut self, pid: i32) -> nix::Result<i32> {
+        let _ = self.go.write_all(&[1]);
+        sys::reap_when_dead(pid)?;
+        let mut made = [0; 4];
+        let read = self.shared.read_exact_at(&mut made, 0);
+        let made = i32::from_ne_bytes(made);
+        if read.is_ok() && made > 0 {
+            return Ok(made);
+        }
+        match self.report.read(FAILURE_BYTES, || true).ok().and_then(|said| Report::failure(&said))
+        {
+            Some(Failure::At(_, errno)) => Err(errno),
+            _ => Err(Errno::ECHILD),
+        }
+    }
+
+    /// Lets the process `pid`, which was made, go on to its program.
+    pub fn let_go(self, pid: i32) -> Starting {
+        Starting { report: self.report, pid }
+    }
+}
+
+/// What a fork of this process knows on its way to being a helper.
+struct Forked<'a> {
+    itself: &'a File,
+    streams: [RawFd; 3],
+    /// The order, the report's end, the end that says go.
+    kept: [RawFd; 3],
+    /// Of pids; -1 for a new one.
+    namespace: RawFd,
+}
+
+impl Forked<'_> {
+    fn fork(&self, report: OwnedFd) -> nix::Result<i32> {
+        let [order, report_kept, go] = self.kept;
+        let numbers = [order, report_kept, go, self.namespace];
+        let numbers = numbers.map(|number| CString::new(number.to_string()).unwrap_or_default());
+        let fixed = [c"init".as_ptr(), helper::VERB.as_ptr()].into_iter();
+        let args: Vec<_> =
+            fixed.chain(numbers.iter().map(|n| n.as_ptr())).chain([std::ptr::null()]).collect();
+        // SAFETY: as in `start_here`.
+        match unsafe { fork() }? {
+            ForkResult::Parent { child } => Ok(child.as_raw()),
+            ForkResult::Child => child::fail(report.as_raw_fd(), self.execute(&args)),
+        }
+    }
+
+    fn execute(&self, args: &[*const libc::c_char]) -> (Step, Errno) {
+        child::reset_signals();
+        sys::set_nice(0);
+        if let Err(failed) = child::close_on_exec().and_then(|()| child::take_streams(self.streams))
+        {
+            return failed;
+        }
+        let no_env = [std::ptr::null::<libc::c_char>()];
+        let (call, flags) = (libc::SYS_execveat, libc::AT_EMPTY_PATH);
+        // SAFETY: fcntl takes numbers; execveat reads a static string and arrays that end with a
+        // null pointer. Needed for lack of wrappers that allocate nothing.
+        unsafe {
+            for kept in self.kept.into_iter().chain([self.namespace]).filter(|kept| *kept >= 0) {
+                libc::fcntl(kept, libc::F_SETFD, 0);
             }
+            let itself = self.itself.as_raw_fd();
+            libc::syscall(call, itself, c"".as_ptr(), args.as_ptr(), no_env.as_ptr(), flags);
         }
+        (Step::Exec, Errno::last())
     }
 }
 
-/// What a kernel does not have needs no cover.
-fn if_there(done: nix::Result<()>) -> nix::Result<()> {
-    match done {
-        Err(Errno::ENOENT) => Ok(()),
-        done => done,
-    }
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mounts::InChild;
 
-fn raw_mount(
-    source: &CStr,
-    target: &CStr,
-    kind: &CStr,
-    flags: libc::c_ulong,
-    data: &CStr,
-) -> nix::Result<()> {
-    // SAFETY: mount reads NUL-terminated strings for the length of the call. Needed because
-    // nix's copies long ones.
-    Errno::result(unsafe {
-        libc::mount(source.as_ptr(), target.as_ptr(), kind.as_ptr(), flags, data.as_ptr().cast())
-    })
-    .map(drop)
-}
-
-/// Drops from the bounding set what is not in `bounding`.
-fn bound(bounding: u64) {
-    for number in (0..capabilities::COUNT).filter(|number| bounding >> number & 1 == 0) {
-        // SAFETY: prctl takes numbers. One that the kernel does not have need not be dropped.
-        // Needed for lack of a wrapper.
-        unsafe { libc::prctl(libc::PR_CAPBSET_DROP, libc::c_ulong::from(number)) };
-    }
-}
-
-/// linux/capability.h, version 3.
-#[repr(C)]
-struct Header {
-    version: u32,
-    pid: libc::c_int,
-}
-
-#[repr(C)]
-struct Half {
-    effective: u32,
-    permitted: u32,
-    inheritable: u32,
-}
-
-fn take_capabilities(sets: &Sets) -> nix::Result<()> {
-    const VERSION_3: u32 = 0x2008_0522;
-    let half = |shift: u32| Half {
-        effective: (sets.effective >> shift) as u32,
-        permitted: (sets.permitted >> shift) as u32,
-        inheritable: (sets.inheritable >> shift) as u32,
-    };
-    let (header, halves) = (Header { version: VERSION_3, pid: 0 }, [half(0), half(32)]);
-    // SAFETY: capset reads the header and two halves, which are locals of their layout; prctl
-    // takes numbers. Needed for lack of wrappers.
-    unsafe {
-        Errno::result(libc::syscall(libc::SYS_capset, &header, halves.as_ptr()))?;
-        libc::prctl(libc::PR_SET_KEEPCAPS, 0 as libc::c_ulong);
-        Errno::result(libc::prctl(libc::PR_CAP_AMBIENT, libc::PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0))?;
-        for number in (0..capabilities::COUNT).filter(|number| sets.ambient >> number & 1 == 1) {
-            let raise = libc::PR_CAP_AMBIENT_RAISE;
-            Errno::result(libc::prctl(libc::PR_CAP_AMBIENT, raise, number as libc::c_ulong, 0, 0))?;
-        }
-    }
-    Ok(())
-}
-
-fn at<T>(step: Step, call: impl FnOnce() -> nix::Result<T>) -> ChildResult<()> {
-    call().map(drop).map_err(|errno| (step, errno))
-}
-
-/// Default dispositions (the runtime ignores SIGPIPE) and an empty mask.
-fn reset_signals() {
-    // SAFETY: the set is a local that sigemptyset fills before it is used;
-    // SIG_DFL is no code of ours. Failures are of signals that cannot change.
-    // Needed because nix's signal() knows no real-time signals.
-    unsafe {
-        for number in 1..=64 {
-            libc::signal(number, libc::SIG_DFL);
-        }
-        let mut empty: libc::sigset_t = std::mem::zeroed();
-        libc::sigemptyset(&mut empty);
-        libc::sigprocmask(libc::SIG_SETMASK, &empty, std::ptr::null_mut());
+    #[test]
+    fn an_order_is_read_as_it_was_written() {
+        let text = |text: &str| CString::new(text).unwrap();
+        let program = Program {
+            path: text("/bin/sh"),
+            args: vec![text("sh"), text("")],
+            env: vec![text("A=1")],
+            cwd: text("/"),
+            uid: 1,
+            gid: 2,
+            groups: vec![3, u32::MAX],
+            umask: 0o22,
+            limits: vec![Limit { number: 7, soft: 1, hard: u64::MAX }],
+            capabilities: Some(Sets { bounding: 1, ambient: 5, ..Sets::default() }),
+            no_new_privileges: true,
+            init: false,
+        };
+        let mounts = [
+            InChild::Mask(text("/proc/keys")),
+            InChild::ReadOnly { target: text("/proc/sys"), flags: 9 },
+            InChild::Mount {
+                source: text("proc"),
+                target: text("/proc"),
+                kind: text("proc"),
+                flags: 14,
+                data: text(""),
+            },
+        ];
+        let bytes = order::write(&program, true, Some(&mounts));
+        let order = order::read(&bytes).unwrap();
+        let again = order::write(&order.program, order.is_tty, order.mounts.as_deref());
+        assert_eq!(bytes, again);
+        assert_eq!(order.program.limits, program.limits);
+        assert!((0..bytes.len()).all(|end| order::read(&bytes[..end]).is_none()));
+        let beside = order::read(&order::write(&program, false, None)).unwrap();
+        assert!(beside.mounts.is_none() && !beside.is_tty);
     }
 }

@@ -25,13 +25,29 @@ pub fn wait_any() -> nix::Result<i32> {
     }
 }
 
-/// Reaps the dead child `pid`; how it ended.
+/// Reaps the child `pid` if it is dead; how it ended.
 pub fn reap(pid: i32) -> nix::Result<WaitStatus> {
+    wait_for(pid, libc::WNOHANG)
+}
+
+/// Waits until the child `pid` is dead, and reaps it.
+pub fn reap_when_dead(pid: i32) -> nix::Result<()> {
+    loop {
+        match wait_for(pid, 0) {
+            Err(Errno::EINTR) => {}
+            waited => return waited.map(drop),
+        }
+    }
+}
+
+fn wait_for(pid: i32, flags: libc::c_int) -> nix::Result<WaitStatus> {
     let mut status = 0;
     // SAFETY: the pointer is to a local for the length of the call. Needed for
     // real-time signals, as above.
-    Errno::result(unsafe { libc::waitpid(pid, &mut status, 0) })?;
-    Ok(WaitStatus(status))
+    match Errno::result(unsafe { libc::waitpid(pid, &mut status, flags) })? {
+        0 => Err(Errno::ECHILD),
+        _ => Ok(WaitStatus(status)),
+    }
 }
 
 /// What wait(2) says of a process that has ended.
