@@ -3,6 +3,7 @@
 mod common;
 
 use common::cell::{Cell, pid};
+use common::compiled::{FOLDER_IN_CELL, Programs};
 use common::{Finished, LIMIT, Started, eventually, exocell, finish, host, run, text, unique};
 use nix::sys::signal::Signal;
 
@@ -165,6 +166,62 @@ fn programs_do_not_see_init() {
                  umount /proc && ls -A /proc | wc -l";
     assert_eq!(cell.shell(below).ok().text(), "0\n0");
     assert_eq!(cell.shell("echo here").ok().text(), "here");
+}
+
+/// A process that is to be the operator's program has nothing that its cell's root would have
+/// from it; and root's lease on the program's file keeps it for a moment only.
+#[test]
+fn a_program_that_begins_has_nothing_of_inits() {
+    let programs = Programs::new().compile("thief", "thief", &["-static"]);
+    let rights: [(&[&str], &str); 3] = [
+        (&[], "took 0, strange 0"),
+        (&["--cap-add", "SYS_PTRACE"], ", strange 0"),
+        (&["--privileged"], ", strange 0"),
+    ];
+    for (flags, expected) in rights {
+        let volume = programs.volume();
+        let cell = Cell::idle("thief", &[flags, &["-v", &volume]].concat());
+        let script = format!("{FOLDER_IN_CELL}/thief /usr/bin/true > /tmp/took");
+        let _thief = Started::new(&mut cell.exec(&[], &["sh", "-c", &script]));
+        eventually("it lies in wait", || cell.shell("grep -q ready /tmp/took").code == 0);
+        run(["exec", &cell.name, "true"]).ok();
+        eventually("it has tried", || cell.shell("grep -q took /tmp/took").code == 0);
+        let took = cell.shell("grep took /tmp/took").ok();
+        assert!(took.text().ends_with(expected), "{flags:?}: {}", took.text());
+        everything_works(&cell);
+    }
+}
+
+/// A lease that is kept, again and again.
+#[test]
+fn a_lease_on_a_program_does_not_keep_the_operator_from_it() {
+    let lease = "import fcntl, os, signal, time\n\
+                 signal.signal(signal.SIGIO, signal.SIG_IGN)\n\
+                 held = os.open('/usr/bin/true', os.O_RDONLY)\n\
+                 fcntl.fcntl(held, fcntl.F_SETLEASE, fcntl.F_WRLCK)\n\
+                 open('/tmp/ready', 'w').close()\n\
+                 time.sleep(600)";
+    let cell = Cell::idle("lease", &[]);
+    let _held = misbehave(&cell, "0", lease);
+    run(["exec", &cell.name, "true"]).ok();
+    answers(&cell);
+}
+
+/// One that the kernel is told not to break: its root may.
+#[test]
+fn a_program_that_cannot_begin_is_told_of_with_the_reason() {
+    let lease = "import fcntl, os, signal, time\n\
+                 open('/proc/sys/fs/lease-break-time', 'w').write('600')\n\
+                 signal.signal(signal.SIGIO, signal.SIG_IGN)\n\
+                 held = os.open('/usr/bin/true', os.O_RDONLY)\n\
+                 fcntl.fcntl(held, fcntl.F_SETLEASE, fcntl.F_WRLCK)\n\
+                 open('/tmp/ready', 'w').close()\n\
+                 time.sleep(600)";
+    let cell = Cell::idle("lease", &["--privileged"]);
+    let _held = misbehave(&cell, "0", lease);
+    let late = run(["exec", &cell.name, "true"]).exited(125);
+    late.complains_of(&["true", "did not start within", "lease"]);
+    answers(&cell);
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::process::Child;
 
 use common::cell::Cell;
 use common::guest::{PrivateRoot, TINY};
-use common::{IMAGE, Started, eventually, exocell, run};
+use common::{IMAGE, Started, eventually, exocell, run, unique};
 use serde_json::Value;
 
 /// A kernel that never says a word, and does not end.
@@ -142,6 +142,19 @@ int main(void) {
             root.run(["rm", "dead"]).ok();
         }
     }
+}
+
+/// The image has no such directory, and no place to make one.
+#[test]
+fn what_init_refuses_to_set_up_is_told_in_its_own_words() {
+    let name = unique("refused");
+    let _guard = Cell { name: name.clone() };
+    let volume = format!("{}:/not/there:ro", env!("CARGO_MANIFEST_DIR"));
+    let flags = ["run", "--name", &name, "--read-only", "-v", &volume, IMAGE, "true"];
+    let words = ["the image has no directory /not/there", "read-only"];
+    run(flags).exited(125).complains_of(&words);
+    let told = run(["inspect", "--json", &name]).ok().json();
+    words.iter().for_each(|word| assert!(reason(&told).contains(word), "{told}"));
 }
 
 #[test]

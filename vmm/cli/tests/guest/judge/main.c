@@ -1,0 +1,31 @@
+/*
+ * A program of root's: it says `denied` as long as its page is its own. The page lies at an
+ * address that others can map a page of theirs at. Nothing of it is C: every byte is known.
+ */
+__asm__(".globl _start\n"
+	".section .text\n"
+	".balign 4096\n"
+	"_start:\n"
+	"	call judge\n"
+	"	test %rbx, %rbx\n"
+	"	jnz 1f\n"
+	"	lea granted(%rip), %rsi\n"
+	"	jmp 2f\n"
+	"1:	lea denied(%rip), %rsi\n"
+	"2:	mov $8, %edx\n"
+	"	mov $1, %edi\n"
+	"	mov $1, %eax\n"
+	"	syscall\n"
+	"	xor %edi, %edi\n"
+	"	mov $231, %eax\n"
+	"	syscall\n"
+	"granted: .ascii \"granted\\n\"\n"
+	"denied:	.ascii \"denied!\\n\"\n"
+	".org _start + 0x800\n"
+	"judge:\n"
+	"	mov $39, %eax\n"
+	"	movq $1, %rbx\n"
+	"	nop\n"
+	"	nop\n"
+	"	ret\n"
+	".org _start + 0x1000\n");
