@@ -1,70 +1,68 @@
-//! 9P2000.L messages from a hostile guest, against a folder that may be
-//! written.
+//! FUSE messages from a hostile guest, against a folder that may be written.
 
 use std::fs;
-use std::io::{Read, Write};
-use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
 
-use exocell_folders::{Folder, Limits, Rights, serve};
+use exocell_folders::{Descriptors, Folder, Limits, Owners, Rights, Server, What};
+use exocell_vmm::devices::fs::Message;
 
 use crate::Input;
 
-/// The largest message the guest may agree on, in bytes.
-const MSIZE_MAX: u32 = 8192;
-/// Longer than any input takes to be answered.
-const PATIENCE: Duration = Duration::from_secs(20);
+/// Room for the answer to each message.
+const ROOM: usize = 8192;
+/// Where a message's body begins.
+const HEAD_LEN: usize = 40;
 
-/// A list of messages: number, length, body. The first byte says whether an
-/// honest version and attach come before them.
+/// A list of messages: operation, node, length, body. The first byte says whether an honest
+/// greeting and two lookups come before them.
 pub fn messages(bytes: &[u8]) {
     let mut input = Input::new(bytes);
-    let mut wire = if input.u8() & 1 == 0 { greeting() } else { Vec::new() };
-    while !input.is_empty() && wire.len() < 64 << 10 {
-        let (number, length) = (input.u8(), input.u16());
+    let mut all = if input.u8() & 1 == 0 { greeting() } else { Vec::new() };
+    while !input.is_empty() && all.len() < 1000 {
+        let (operation, node, length) = (input.u8(), input.u8(), input.u16());
         let body = input.take(usize::from(length));
         // Rarely, the size is not what it says.
-        let size = if length == u16::MAX { u32::MAX } else { body.len() as u32 + 7 };
-        wire.extend(message(number, size, body));
+        let len = if length == u16::MAX { u32::MAX } else { (HEAD_LEN + body.len()) as u32 };
+        all.push(message(len, operation.into(), node.into(), body));
     }
-    converse(&wire);
+    converse(all);
 }
 
-fn message(number: u8, size: u32, body: &[u8]) -> Vec<u8> {
-    [&size.to_le_bytes()[..], &[number, 1, 0], body].concat()
+fn message(len: u32, operation: u32, node: u64, body: &[u8]) -> Vec<u8> {
+    let head = [&len.to_le_bytes()[..], &operation.to_le_bytes(), &[7, 0, 0, 0, 0, 0, 0, 0]];
+    [&head.concat()[..], &node.to_le_bytes(), &[0; 16], body].concat()
 }
 
-/// Tversion and Tattach of fid 0.
-fn greeting() -> Vec<u8> {
-    let version = [&MSIZE_MAX.to_le_bytes()[..], &8_u16.to_le_bytes(), b"9P2000.L"].concat();
-    let attach = [&0_u32.to_le_bytes()[..], &[0xff; 4], &[0; 8]].concat();
-    [
-        message(100, version.len() as u32 + 7, &version),
-        message(104, attach.len() as u32 + 7, &attach),
-    ]
-    .concat()
+fn honest(operation: u32, node: u64, body: &[u8]) -> Vec<u8> {
+    message((HEAD_LEN + body.len()) as u32, operation, node, body)
 }
 
-fn converse(wire: &[u8]) {
+/// FUSE_INIT, and lookups of what [`furnish`] has made.
+fn greeting() -> Vec<Vec<u8>> {
+    let numbers = [7_u32, 45, 1 << 17, u32::MAX, 0].map(u32::to_le_bytes).concat();
+    vec![honest(26, 0, &numbers), honest(1, 1, b"f\0"), honest(1, 1, b"d\0")]
+}
+
+fn converse(messages: Vec<Vec<u8>>) {
     let outside = tempfile::tempdir().expect("a temporary directory");
     let inside = outside.path().join("folder");
     furnish(&inside);
-    let (mut guest, host) = UnixStream::pair().expect("a socket pair");
-    guest.set_read_timeout(Some(PATIENCE)).expect("a time limit");
-    let dir = fs::File::open(&inside).expect("the folder").into();
-    let mut folder = Folder::new(dir, Rights::READ_WRITE, Arc::new(|| true));
-    folder.limits = Limits { fids_max: 64, msize_max: MSIZE_MAX, ..Limits::default() };
-    let server = std::thread::spawn(move || serve(folder, host));
-    let reader = guest.try_clone().expect("a descriptor");
-    let answers = std::thread::spawn(move || drain(reader));
-    // The server may hang up first.
-    let _ = guest.write_all(wire);
-    let _ = guest.shutdown(std::net::Shutdown::Write);
-    answers.join().expect("answers end in time");
-    // A guest that breaks the protocol is an error, not a panic.
-    let _ = server.join().expect("the server does not panic");
+    let folder = Folder {
+        what: What::Directory(fs::File::open(&inside).expect("the folder").into()),
+        rights: Rights::READ_WRITE,
+        owners: Owners::Host,
+        limits: Limits { nodes_max: 64, opened_max: 64, lockers_max: 8, ..Limits::default() },
+        descriptors: Descriptors::of_host().expect("/proc"),
+        metrics: Arc::default(),
+    };
+    let mut server = Server::new(folder).expect("a server");
+    for mut request in messages {
+        let mut reply = vec![0; ROOM];
+        let mut message = Message::of_slices(&mut request, &mut reply);
+        server.serve(&mut message);
+        assert!(message.written() <= ROOM);
+    }
     let left: Vec<_> = fs::read_dir(outside.path()).expect("a directory").flatten().collect();
     assert_eq!(left.len(), 1, "nothing is made outside the folder: {left:?}");
 }
@@ -75,54 +73,31 @@ fn furnish(folder: &Path) {
     std::os::unix::fs::symlink("../..", folder.join("l")).expect("a link");
 }
 
-fn drain(mut from: UnixStream) {
-    let mut buffer = [0; 4096];
-    loop {
-        match from.read(&mut buffer) {
-            Ok(0) => return,
-            Ok(_) => {}
-            Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => return,
-            Err(error) => panic!("the server neither answers nor hangs up: {error}"),
-        }
-    }
-}
-
-/// Walks, opens, reads, creates, renames and removes.
+/// Lookups, opens, reads, creates, lists, renames and removes.
 pub fn seeds() -> Vec<Vec<u8>> {
-    let fid = |number: u32| number.to_le_bytes().to_vec();
-    let text = |word: &str| [&(word.len() as u16).to_le_bytes()[..], word.as_bytes()].concat();
-    let walk = |from, to, name: &str| {
-        (110, [fid(from), fid(to), 1_u16.to_le_bytes().to_vec(), text(name)].concat())
+    let long = |number: u64| number.to_le_bytes().to_vec();
+    let short = |number: u32| number.to_le_bytes().to_vec();
+    let transfer = |handle, size| {
+        [long(handle), long(0), short(size), short(0), long(0), long(0)].concat()
     };
-    let clone = |from, to| (110, [fid(from), fid(to), vec![0, 0]].concat());
-    let open = |number| (12, [fid(number), fid(2)].concat());
-    let at = 0_u64.to_le_bytes().to_vec();
-    let read = (116, [fid(1), at.clone(), fid(100)].concat());
-    let write = (118, [fid(1), at.clone(), fid(3), b"new".to_vec()].concat());
-    let list = (40, [fid(1), at, fid(1000)].concat());
-    let attributes = (24, [fid(1), vec![0xff; 8]].concat());
-    let create = (14, [fid(1), text("n"), fid(0x42), fid(0o644), fid(0)].concat());
-    let rename = (74, [fid(0), text("f"), fid(0), text("g")].concat());
-    let remove = (76, [fid(0), text("f"), fid(0)].concat());
-    let make = (72, [fid(0), text("m"), fid(0o755), fid(0)].concat());
-    let link = (16, [fid(0), text("s"), text("../x"), fid(0)].concat());
-    let follow = (22, fid(1));
-    let close = (120, fid(1));
-    let conversations = [
-        vec![walk(0, 1, "f"), open(1), read, write, attributes.clone(), close.clone()],
-        vec![clone(0, 1), open(1), list, close.clone()],
-        vec![clone(0, 1), create, close.clone(), make, rename, remove],
-        vec![walk(0, 1, "l"), follow, walk(1, 2, ".."), close, link, walk(0, 1, ".."), attributes],
-    ];
-    conversations.iter().map(|list| encoded(list)).collect()
-}
-
-fn encoded(messages: &[(u8, Vec<u8>)]) -> Vec<u8> {
-    let mut bytes = vec![0];
-    for (number, body) in messages {
-        bytes.push(*number);
-        bytes.extend((body.len() as u16).to_le_bytes());
-        bytes.extend(body);
-    }
-    bytes
+    let open = (14, 2, [short(2), short(0)].concat());
+    let read = (15, 2, transfer(1, 100));
+    let write = (16, 2, [transfer(1, 3), b"new".to_vec()].concat());
+    let create = (35, 1, [short(0x42), short(0o644), long(0), b"n\0".to_vec()].concat());
+    let opened = (27, 1, long(0));
+    let list = (44, 1, transfer(2, 4096));
+    let rename = (12, 1, [long(3), b"f\0g\0".to_vec()].concat());
+    let change = (4, 2, [short(1), short(0), vec![0; 80]].concat());
+    let lock = (32, 2, [long(1), long(1), long(0), long(9), short(1), vec![0; 12]].concat());
+    let forget = (2, 2, long(1));
+    let all = |list: &[(u8, u8, Vec<u8>)]| {
+        let messages = list.iter().flat_map(|(operation, node, body)| {
+            [&[*operation, *node][..], &(body.len() as u16).to_le_bytes(), body].concat()
+        });
+        [0].into_iter().chain(messages).collect::<Vec<u8>>()
+    };
+    vec![
+        all(&[open, read, write, change, lock]),
+        all(&[create, opened, list, rename, forget]),
+    ]
 }

@@ -70,6 +70,62 @@ impl Found {
         Self::new(open(CWD, path, OFlags::PATH, ResolveFlags::empty())?)
     }
 
+    /// What `path` leads to, if `may_follow` has nothing against the links on the way. It is told
+    /// where each lies; what it has seen is what is followed. With `make` what is missing is made,
+    /// as directories.
+    ///
+    /// # Errors
+    /// As of open(2), and what `may_follow` says.
+    pub fn resolve(
+        path: &Path,
+        make: bool,
+        may_follow: &mut dyn FnMut(&Path) -> io::Result<()>,
+    ) -> io::Result<Self> {
+        let root = |path: &Path| Path::new(if path.is_absolute() { "/" } else { "." });
+        let hold = |at: BorrowedFd<'_>, path: &Path| {
+            Found::new(open(at, path, OFlags::PATH, ResolveFlags::NO_MAGICLINKS)?)
+        };
+        let mut here = hold(CWD, root(path))?;
+        let mut waiting = parts(path);
+        let mut links = 0;
+        while let Some(name) = waiting.pop() {
+            let found = match hold(here.held.as_fd(), Path::new(&name)) {
+                Err(error) if make && error.kind() == io::ErrorKind::NotFound => {
+                    match mkdirat(&here.held, &name, Mode::from_raw_mode(0o777)) {
+                        Ok(()) | Err(Errno::EXIST) => {}
+                        Err(error) => return Err(error.into()),
+                    }
+                    hold(here.held.as_fd(), Path::new(&name))?
+                }
+                found => found?,
+            };
+            if !found.metadata.is_symlink() {
+                here = found;
+                continue;
+            }
+            links += 1;
+            if links > LINKS_MAX {
+                return Err(Errno::LOOP.into());
+            }
+            may_follow(&here.path()?.join(&name))?;
+            let target = PathBuf::from(OsString::from_vec(found.target()?));
+            if target.is_absolute() {
+                here = hold(CWD, root(&target))?;
+            }
+            waiting.extend(parts(&target));
+        }
+        Ok(here)
+    }
+
+    /// What is at `path`, where no part of the path is a link.
+    ///
+    /// # Errors
+    /// As of open(2); `ELOOP` for a link.
+    pub fn real(path: &Path) -> io::Result<Self> {
+        let resolve = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+        Self::new(open(CWD, path, OFlags::PATH, resolve)?)
+    }
+
     /// What it is, asked when it was found.
     #[must_use]
     pub fn metadata(&self) -> &Metadata {
@@ -86,8 +142,11 @@ impl Found {
         PathBuf::from(format!("/proc/self/fd/{}", self.held.as_raw_fd()))
     }
 
-    /// Its path on the host, as it is now.
-    fn path(&self) -> io::Result<PathBuf> {
+    /// Its path on the host, as it is now: no part of it is a link.
+    ///
+    /// # Errors
+    /// There is no `/proc`.
+    pub fn path(&self) -> io::Result<PathBuf> {
         fs::read_link(self.place())
     }
 
@@ -103,6 +162,20 @@ impl Found {
         match self.metadata.is_file() {
             true => OpenOptions::new().read(true).open(self.place()),
             false => Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a file")),
+        }
+    }
+
+    /// A directory or a regular file, the latter to be written to as well if `writable`.
+    ///
+    /// # Errors
+    /// It is neither, or the caller may not.
+    pub fn open(&self, writable: bool) -> io::Result<File> {
+        if self.is_directory() {
+            return self.directory().map(|directory| File::from(OwnedFd::from(directory)));
+        }
+        match self.metadata.is_file() {
+            true => OpenOptions::new().read(true).write(writable).open(self.place()),
+            false => Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no file and no folder")),
         }
     }
 
@@ -164,9 +237,7 @@ impl Directory {
         Ok(Self(rustix::fs::open(path, DIRECTORY | OFlags::CLOEXEC, Mode::empty())?))
     }
 
-    /// The one at `path`, as [`Directory::at`], if `may_follow` has nothing against the links on
-    /// the way. It is told where each lies; what it has seen is what is followed. With `make`
-    /// what is missing is made.
+    /// The one at `path`, as [`Found::resolve`] finds it.
     ///
     /// # Errors
     /// As of open(2), and what `may_follow` says.
@@ -175,40 +246,7 @@ impl Directory {
         make: bool,
         may_follow: &mut dyn FnMut(&Path) -> io::Result<()>,
     ) -> io::Result<Self> {
-        let root = |path: &Path| Path::new(if path.is_absolute() { "/" } else { "." });
-        let hold = |at: BorrowedFd<'_>, path: &Path| {
-            Found::new(open(at, path, OFlags::PATH, ResolveFlags::NO_MAGICLINKS)?)
-        };
-        let mut here = hold(CWD, root(path))?;
-        let mut waiting = parts(path);
-        let mut links = 0;
-        while let Some(name) = waiting.pop() {
-            let found = match hold(here.held.as_fd(), Path::new(&name)) {
-                Err(error) if make && error.kind() == io::ErrorKind::NotFound => {
-                    match mkdirat(&here.held, &name, Mode::from_raw_mode(0o777)) {
-                        Ok(()) | Err(Errno::EXIST) => {}
-                        Err(error) => return Err(error.into()),
-                    }
-                    hold(here.held.as_fd(), Path::new(&name))?
-                }
-                found => found?,
-            };
-            if !found.metadata.is_symlink() {
-                here = found;
-                continue;
-            }
-            links += 1;
-            if links > LINKS_MAX {
-                return Err(Errno::LOOP.into());
-            }
-            may_follow(&here.path()?.join(&name))?;
-            let target = PathBuf::from(OsString::from_vec(found.target()?));
-            if target.is_absolute() {
-                here = hold(CWD, root(&target))?;
-            }
-            waiting.extend(parts(&target));
-        }
-        here.directory()
+        Found::resolve(path, make, may_follow)?.directory()
     }
 
     /// The one at `path`, where no part of the path is a link.

@@ -29,6 +29,7 @@ pub enum VirtioId {
     Console = 3,
     Entropy = 4,
     Vsock = 19,
+    Fs = 26,
 }
 
 /// A device socket in the jail's root.
@@ -53,7 +54,7 @@ impl VirtioId {
         match self {
             Self::Console | Self::Entropy => 8,
             Self::Vsock => 64,
-            Self::Net | Self::Block => 256,
+            Self::Net | Self::Block | Self::Fs => 256,
         }
     }
 }

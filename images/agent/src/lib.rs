@@ -51,9 +51,8 @@ pub use text::{printable, printable_lines};
 pub const CONTROL_PORT: u32 = 1024;
 /// The vsock port in the guest that serves sessions.
 pub const AGENT_PORT: u32 = 1024;
-/// Host ports `FOLDER_PORT_BASE + index` serve 9P2000.L for the folder with
-/// that index in [`Boot::folders`].
-pub const FOLDER_PORT_BASE: u32 = 5640;
+/// The name of the one file in a folder that is one file.
+pub const FOLDER_FILE: &str = "file";
 /// The context id of every guest: cells do not see each other.
 pub const GUEST_CID: u64 = 3;
 /// A guest whose TLS to some hosts is opened has a file system of its own here.

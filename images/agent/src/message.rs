@@ -122,13 +122,17 @@ pub struct NetworkSetup {
     pub authority: Option<String>,
 }
 
-/// A host folder, mounted over 9P from host port
-/// [`crate::FOLDER_PORT_BASE`]` + index`.
+/// A host folder, mounted by virtio-fs.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FolderMount {
+    /// The device's.
+    pub tag: String,
     pub guest_path: String,
     pub read_only: bool,
+    /// One file, which is all that the device holds, under [`crate::FOLDER_FILE`].
+    #[serde(default)]
+    pub is_file: bool,
 }
 
 /// A program to run as a session leader, in the namespaces of the cell's own and with its limits.

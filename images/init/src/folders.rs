@@ -1,54 +1,65 @@
-//! Host folders: 9P2000.L over vsock (kernel: Documentation/filesystems/9p.rst).
+//! Host folders: virtio-fs (kernel: Documentation/filesystems/virtiofs.rst).
 
-use std::os::fd::AsRawFd;
+use std::fs::{self, File};
+use std::path::Path;
 
-use exocell_agent::{FOLDER_PORT_BASE, FolderMount};
-use nix::mount::{MsFlags, mount};
+use exocell_agent::{FOLDER_FILE, FolderMount};
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
 
 use crate::dev::make_mount_point;
 use crate::error::{Context, InitError};
-use crate::vsock;
 
-/// The largest message, in bytes: fewer round trips for large files.
-const MSIZE_BYTES: u32 = 128 * 1024;
+/// Where a folder that is one file is, while that file is bound to its place.
+const ASIDE: &str = "/dev/.exocell-folder";
 
 /// Mounts every folder on its mount point, made if missing.
 pub fn mount_all(folders: &[FolderMount]) -> Result<(), InitError> {
-    (FOLDER_PORT_BASE..).zip(folders).try_for_each(|(port, folder)| mount_one(port, folder))
+    folders.iter().try_for_each(mount_one)
 }
 
-fn mount_one(port: u32, folder: &FolderMount) -> Result<(), InitError> {
-    let target = folder.guest_path.as_str();
-    make_mount_point(target)?;
-    let stream =
-        vsock::connect_host(port).context(|| format!("connecting to the folder for {target}"))?;
+fn mount_one(folder: &FolderMount) -> Result<(), InitError> {
+    if folder.is_file {
+        return mount_file(folder);
+    }
+    make_mount_point(&folder.guest_path)?;
+    mount_device(folder, &folder.guest_path)
+}
+
+fn flags(folder: &FolderMount) -> MsFlags {
     let mut flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
     flags.set(MsFlags::MS_RDONLY, folder.read_only);
-    let options = options(stream.as_raw_fd());
-    mount(Some("exocell"), target, Some("9p"), flags, Some(options.as_str()))
-        .context(|| format!("mounting the folder on {target}"))
+    flags
 }
 
-/// The mount options; the kernel takes its own references to `fd`.
-///
-/// - `cache=mmap`: with `none` a shared writable mapping is refused (EINVAL), which
-///   SQLite's WAL and several linkers need. File pages are cached while a file
-///   is in use, names and attributes are not, so the host's changes are seen at
-///   the next open, and ours reach the host at close or fsync.
-/// - `access=any`: one attach for all guest users, because the host serves the
-///   folder under one identity; modes and owners are still checked here.
-fn options(fd: i32) -> String {
-    format!(
-        "trans=fd,rfdno={fd},wfdno={fd},version=9p2000.L,msize={MSIZE_BYTES},cache=mmap,access=any"
-    )
+fn mount_device(folder: &FolderMount, target: &str) -> Result<(), InitError> {
+    let tag = folder.tag.as_str();
+    mount(Some(tag), target, Some("virtiofs"), flags(folder), None::<&str>)
+        .context(|| format!("mounting the folder on {}", folder.guest_path))
 }
 
-#[cfg(test)]
-mod tests {
-    #[test]
-    fn the_options_name_the_stream_twice_and_allow_shared_mappings() {
-        let options = super::options(7);
-        assert!(options.starts_with("trans=fd,rfdno=7,wfdno=7,version=9p2000.L,"));
-        assert!(options.contains("cache=mmap"));
+/// The file's own mount holds its device's; nobody sees that.
+fn mount_file(folder: &FolderMount) -> Result<(), InitError> {
+    let target = folder.guest_path.as_str();
+    make_file(target)?;
+    fs::create_dir_all(ASIDE).context(|| ASIDE)?;
+    mount_device(folder, ASIDE)?;
+    let file = format!("{ASIDE}/{FOLDER_FILE}");
+    let bound = mount(Some(file.as_str()), target, None::<&str>, MsFlags::MS_BIND, None::<&str>)
+        .context(|| format!("mounting the file {target}"));
+    umount2(ASIDE, MntFlags::MNT_DETACH).context(|| ASIDE)?;
+    fs::remove_dir(ASIDE).context(|| ASIDE)?;
+    bound
+}
+
+/// Makes the file `target`, which another is to be seen instead of, if it is missing.
+fn make_file(target: &str) -> Result<(), InitError> {
+    if let Some(parent) = Path::new(target).parent().and_then(Path::to_str) {
+        make_mount_point(parent)?;
+    }
+    match File::options().append(true).create(true).open(target) {
+        Ok(_) => Ok(()),
+        // It is there, and may not be written.
+        Err(_) if Path::new(target).is_file() => Ok(()),
+        Err(error) => Err(InitError::io(format!("making the file {target}"), &error)),
     }
 }

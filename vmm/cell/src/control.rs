@@ -217,7 +217,8 @@ pub(crate) fn send_descriptor(stream: &UnixStream, descriptor: &impl AsFd) -> io
     Ok(())
 }
 
-fn receive_descriptor(stream: &UnixStream) -> io::Result<OwnedFd> {
+/// Waits for a descriptor that is sent in that way.
+pub(crate) fn receive_descriptor(stream: &UnixStream) -> io::Result<OwnedFd> {
     let mut byte = [0];
     let mut data = [IoSliceMut::new(&mut byte)];
     let mut space = nix::cmsg_space!([std::os::fd::RawFd; 1]);

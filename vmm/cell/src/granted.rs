@@ -38,15 +38,15 @@ pub struct Location {
 }
 
 impl Location {
-    fn new(folder: &Path, directory: &Directory) -> io::Result<Self> {
-        let metadata = directory.metadata()?;
+    fn new(folder: &Path, found: &Found) -> io::Result<Self> {
+        let metadata = found.metadata();
         let boot = fs::read_to_string(BOOT_ID)?.trim().to_owned();
         let (device, inode) = (metadata.dev(), metadata.ino());
-        Ok(Self { folder: folder.to_owned(), real: directory.path()?, device, inode, boot })
+        Ok(Self { folder: folder.to_owned(), real: found.path()?, device, inode, boot })
     }
 
-    /// Opens what was found, if it is still there.
-    fn open(&self) -> Result<Directory, CellError> {
+    /// Finds it again, if it is still there.
+    fn find(&self) -> Result<Found, CellError> {
         let replaced = || {
             CellError::Usage(format!(
                 "the folder {} was replaced since the cell was made: {} is not the folder that it \
@@ -57,17 +57,17 @@ impl Location {
         };
         let failed =
             || CellError::host(format!("cannot open the folder {}", self.folder.display()));
-        let opened = match Directory::real(&self.real) {
+        let found = match Found::real(&self.real) {
             Err(error) => match error.raw_os_error().map(Errno::from_raw) {
                 Some(Errno::ELOOP | Errno::ENOTDIR | Errno::ENOENT) => return Err(replaced()),
                 _ => return Err(failed()(error)),
             },
-            Ok(opened) => opened,
+            Ok(found) => found,
         };
-        let now = Self::new(&self.folder, &opened).map_err(failed())?;
+        let now = Self::new(&self.folder, &found).map_err(failed())?;
         let same_device = self.device == now.device || self.boot != now.boot;
         match same_device && self.inode == now.inode {
-            true => Ok(opened),
+            true => Ok(found),
             false => Err(replaced()),
         }
     }
@@ -97,7 +97,7 @@ impl<'a> Links<'a> {
     /// # Errors
     /// As of open(2), and for a link that a cell can have made.
     pub fn directory(&self, path: &Path) -> io::Result<Directory> {
-        self.open(path, false)
+        self.open(path, false)?.directory()
     }
 
     /// What `path` names, a link if it is one.
@@ -108,8 +108,8 @@ impl<'a> Links<'a> {
         let bytes = path.as_os_str().as_bytes();
         let is_directory = bytes.ends_with(b"/") || bytes.ends_with(b"/.");
         match (path.parent(), path.file_name()) {
-            (Some(parent), Some(name)) if !is_directory => self.open(parent, false)?.find(name),
-            _ => self.open(path, false)?.find("."),
+            (Some(parent), Some(name)) if !is_directory => self.directory(parent)?.find(name),
+            _ => self.directory(path)?.find("."),
         }
     }
 
@@ -121,8 +121,8 @@ impl<'a> Links<'a> {
         Location::new(folder, &self.open(folder, make)?)
     }
 
-    fn open(&self, folder: &Path, make: bool) -> io::Result<Directory> {
-        Directory::resolve(folder, make, &mut |link| match self.writer(link)? {
+    fn open(&self, folder: &Path, make: bool) -> io::Result<Found> {
+        Found::resolve(folder, make, &mut |link| match self.writer(link)? {
             None => Ok(()),
             Some(writable) => Err(io::Error::other(format!(
                 "its path goes through the link {}, and a cell may write {}; name the folder that \
@@ -157,25 +157,40 @@ impl<'a> Links<'a> {
     }
 }
 
-/// Opens every folder of the grant, each where it was found when the cell was made.
+/// Finds every folder of the grant, or file, each where it was found when the cell was made.
+pub(crate) fn find(
+    layout: &Layout,
+    caps: &CapabilitySet,
+    locations: &[Location],
+) -> Result<Vec<(Found, Folder)>, CellError> {
+    let links = Links::of(layout, caps);
+    let find = |granted: &Folder| {
+        let known = locations.iter().find(|found| found.folder == granted.host);
+        let found = match known {
+            Some(known) => known.find()?,
+            None => links.open(&granted.host, false).map_err(unopened(granted))?,
+        };
+        Ok((found, granted.clone()))
+    };
+    caps.folders().iter().map(find).collect()
+}
+
+/// The same, opened as folders.
 pub(crate) fn open(
     layout: &Layout,
     caps: &CapabilitySet,
     locations: &[Location],
 ) -> Result<Vec<PlannedFolder>, CellError> {
-    let links = Links::of(layout, caps);
-    let open = |granted: &Folder| {
-        let found = locations.iter().find(|found| found.folder == granted.host);
-        let dir = match found {
-            Some(found) => found.open()?,
-            None => links.open(&granted.host, false).map_err(CellError::host(format!(
-                "cannot open the folder {}",
-                granted.host.display()
-            )))?,
-        };
-        Ok(PlannedFolder { dir: dir.into(), granted: granted.clone() })
+    let open = |(found, granted): (Found, Folder)| {
+        let dir = found.directory().map_err(unopened(&granted))?;
+        Ok(PlannedFolder { dir: dir.into(), granted })
     };
-    caps.folders().iter().map(open).collect()
+    find(layout, caps, locations)?.into_iter().map(open).collect()
+}
+
+/// What to say of a folder that cannot be opened.
+pub(crate) fn unopened(granted: &Folder) -> impl FnOnce(io::Error) -> CellError + use<> {
+    CellError::host(format!("cannot open the folder {}", granted.host.display()))
 }
 
 #[cfg(test)]

@@ -110,10 +110,13 @@ pub fn launch_for(
     layout: &Layout,
     spec: CellSpec,
     caps: CapabilitySet,
-    workload: Workload,
+    mut workload: Workload,
     request: Request,
     operator: UnixStream,
 ) -> Result<(Record, Spawned), CellError> {
+    if let Workload::Vm(plan) = &mut workload {
+        plan.start_folders()?;
+    }
     let again = Record::exists(layout, &spec.id);
     let (record, lease) = Record::create(layout, &spec)?;
     let start = || -> Result<Spawned, CellError> {

@@ -14,6 +14,7 @@ pub mod control;
 mod disk;
 pub mod end;
 mod error;
+mod folder;
 mod follower;
 pub mod granted;
 mod initramfs;

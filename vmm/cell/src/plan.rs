@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use exocell_agent::{Boot, FolderMount, ISOLATES_MODELS, IsolatesSetup, Start, TtySize};
+use exocell_agent::{Boot, ISOLATES_MODELS, IsolatesSetup, Start, TtySize};
 use exocell_images::{ImageConfig, Store};
 use exocell_kernel::Status as KernelStatus;
 use exocell_network::Secret;
@@ -17,9 +17,10 @@ use exocell_vmm::limits::Limits;
 use exocell_vmm::memory::GuestMemory;
 use exocell_xgate::{CapabilitySet, Folder, Rights};
 
+use crate::folder::Share;
 use crate::network::PlannedNetwork;
 use crate::parent::Parent;
-use crate::{CellError, CellSpec, Layout, command, disk, granted, initramfs, models, oci};
+use crate::{CellError, CellSpec, Layout, command, disk, initramfs, models, oci};
 
 /// Names a guest kernel to use instead of the built one.
 pub const KERNEL_VARIABLE: &str = "EXOCELL_KERNEL";
@@ -66,14 +67,14 @@ pub struct VmPlan {
     pub entropy: bool,
     /// Whether anyone hears what the program writes.
     pub stdio: bool,
-    pub folders: Vec<PlannedFolder>,
+    pub folders: Vec<Share>,
     /// `None`: no network device.
     pub network: Option<PlannedNetwork>,
     pub boot: Boot,
     pub start: Start,
 }
 
-/// A host folder, opened.
+/// A host folder, opened for isolates.
 pub struct PlannedFolder {
     pub dir: OwnedFd,
     pub granted: Folder,
@@ -105,6 +106,7 @@ impl VmPlan {
         let rootfs = store.open_rootfs(&image)?;
         let kernel = kernel(layout)?;
         let network = PlannedNetwork::new(spec, caps, secrets)?;
+        let folders = Share::open_all(layout, caps, &spec.locations)?;
         let isolates = caps.spawn_max() > 0;
         let disk = match (spec.read_only, caps.disk_bytes(), &spec.disk) {
             (false, Some(bytes), Some(path)) => Some(disk::keep(layout, path, bytes)?),
@@ -129,7 +131,7 @@ impl VmPlan {
             deadline: caps.deadline(),
             entropy: caps.random(),
             stdio: caps.stdio(),
-            boot: boot(spec, caps, disk.is_some(), network.as_ref())?,
+            boot: boot(spec, caps, disk.is_some(), network.as_ref(), &folders)?,
             network,
             start: match spec.idle {
                 true => Start::default(),
@@ -139,8 +141,14 @@ impl VmPlan {
             disk,
             command: isolates.then(|| command::prepare(layout)).transpose()?,
             models: isolates.then(|| models::prepare(layout, caps.models())).transpose()?.flatten(),
-            folders: granted::open(layout, caps, &spec.locations)?,
+            folders,
         })
+    }
+
+    /// Starts the processes that serve its folders. The caller must have one thread.
+    pub(crate) fn start_folders(&mut self) -> Result<(), CellError> {
+        let (memory, weight) = (self.memory.file(), self.cpu_weight);
+        self.folders.iter_mut().try_for_each(|folder| folder.start(memory, weight))
     }
 }
 
@@ -225,11 +233,8 @@ fn boot(
     caps: &CapabilitySet,
     overlay: bool,
     network: Option<&PlannedNetwork>,
+    folders: &[Share],
 ) -> Result<Boot, CellError> {
-    let mount = |folder: &Folder| FolderMount {
-        guest_path: folder.guest.display().to_string(),
-        read_only: !folder.rights.contains(Rights::WRITE),
-    };
     Ok(Boot {
         hostname: match spec.idle {
             // Nobody is to find that it was there.
@@ -239,7 +244,7 @@ fn boot(
         root_device: "/dev/vda".to_owned(),
         overlay_device: overlay.then(|| "/dev/vdb".to_owned()),
         process_count_max: caps.require_process_max()?.into(),
-        folders: caps.folders().iter().map(mount).collect(),
+        folders: Share::mounts(folders),
         hosts: spec.settings.hosts.clone(),
         domain_name: spec.settings.domain_name.clone().unwrap_or_default(),
         network: network.map(PlannedNetwork::setup),

@@ -1,98 +1,107 @@
-//! Serves a host folder to a guest as 9P2000.L on a byte stream, under a
-//! capability: read and write rights, and a revocation that acts at once.
+//! Serves a folder of the host to a guest by FUSE messages, under rights: read and write, and a
+//! revocation that acts at once.
 //!
-//! The main path is [`serve`]: `frames` cuts the stream into messages,
-//! `request` parses one, `gate` checks it against the rights, and
-//! `server` carries it out with the operations of `host`.
+//! The main path is [`Server::serve`]: `wire` takes a message apart, `server` checks it against the
+//! rights and carries it out with the operations of `host`, for files that `nodes` holds. Messages
+//! come by virtio-fs (`vmm/src/devices/fs`); [`Exchange`] is what this crate wants of that.
 //!
 //! What holds for a hostile guest:
-//! - Nothing outside the folder can be named. Every name is one component,
-//!   never `..`, and is opened relative to a directory descriptor without
-//!   following symlinks, so neither symlinks nor races lead out. (A directory
-//!   the *host* moves out of the folder stays reachable through a fid that
-//!   already holds it, as it would for any process that has it open.)
-//! - What is mounted below the folder stays out, unless [`Folder::submounts`].
-//! - Host devices, fifos and sockets are seen but cannot be opened, and
-//!   devices cannot be made.
-//! - Descriptors are bounded by [`Limits::fids_max`] (at most three each) and
-//!   memory by the message size, for each connection: accept one per folder. A
-//!   message that breaks the protocol ends the connection; nothing panics.
+//! - Nothing outside the folder can be named. Every name is one component, never `..`, and is
+//!   looked up relative to a directory that is held, without following symlinks, so neither
+//!   symlinks nor races lead out. (A directory that the *host* moves out of the folder stays
+//!   reachable for a guest that holds it, as for any process that has it open.) The process that
+//!   serves has the folder as its root besides.
+//! - What the host has mounted below the folder belongs to it, but not where that is no file system
+//!   of files (/proc, /sys).
+//! - Devices, fifos and sockets of the host are seen and never opened; devices cannot be made.
+//! - Descriptors and memory are bounded by [`Limits`]; a message that is not FUSE's is answered
+//!   with an error, or not at all; nothing panics and nothing waits for others of the host.
 //! - The host's disk is bounded by [`Limits::grown_bytes_max`] and [`Limits::made_max`].
-//!
-//! Every host operation acts with the identity of the serving process: new
-//! files belong to it, whatever ids the guest names, and the host's own
-//! permission checks apply to it. Files of others appear with their ids. A
-//! chown the host refuses fails with the host's error. Set-id bits are dropped
-//! from files the guest makes or changes: they would act on the host. (Serve
-//! without CAP_FSETID, so that the host also drops those of files written to.)
-//!
-//! Locks are granted without asking the host: one guest kernel settles them
-//! among its own processes, and they do not hold between cells. There are no
-//! extended attributes. Requests are carried out in order, one at a time.
+//! - Set-id bits are dropped from files that the guest makes or changes, and file capabilities are
+//!   kept where they act in guests only: both would act on the host.
 #![deny(unsafe_code)]
 
-mod fids;
-mod frames;
-mod gate;
 mod host;
+mod locks;
+mod nodes;
+mod owners;
 mod quota;
-mod request;
 mod server;
 mod sys;
+mod table;
 mod wire;
+mod xattr_name;
 
-pub use sys::SYSCALLS;
-
-use std::io::Write;
-use std::os::fd::OwnedFd;
-use std::os::unix::net::UnixStream;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use frames::Frames;
-use request::{Request, kind};
-use server::Server;
-use wire::Reply;
+pub use host::Descriptors;
+pub use owners::Owners;
+pub use rustix::io::Errno;
+pub use server::Server;
 
-/// The largest message either side may send, in bytes.
-pub const MSIZE_MAX: u32 = 512 * 1024;
+/// Bytes of the head of a message and of an answer.
+pub const REQUEST_HEAD_LEN: usize = wire::REQUEST_HEAD_LEN;
+pub const REPLY_HEAD_LEN: usize = wire::REPLY_HEAD_LEN;
 
-/// The smallest message size the Linux client works with, in bytes.
-pub const MSIZE_MIN: u32 = 4096;
+/// The name of the one file in a folder that is one file.
+pub const FILE_NAME: &str = "file";
 
-/// Size of messages before the guest has proposed one, in bytes.
-const MSIZE_START: usize = 8192;
+/// One message and the room for its answer. Neither side's memory is ours: it may change at any
+/// time.
+pub trait Exchange {
+    /// Bytes of the message that were not taken yet.
+    fn left(&self) -> usize;
+    /// Takes as many bytes as both hold, and says how many.
+    fn take(&mut self, into: &mut [u8]) -> usize;
+    /// Writes the next `count` bytes of the message to `file` at `offset`; how many it took.
+    ///
+    /// # Errors
+    /// The host's.
+    fn take_to(
+        &mut self,
+        file: BorrowedFd<'_>,
+        offset: u64,
+        count: usize,
+    ) -> Result<usize, Errno>;
+    /// Room for the body of the answer that was not filled yet.
+    fn room(&self) -> usize;
+    /// Puts `bytes` into the answer's body, as far as there is room; how many.
+    fn put(&mut self, bytes: &[u8]) -> usize;
+    /// Reads at most `count` bytes of `file` at `offset` into the answer's body; how many.
+    ///
+    /// # Errors
+    /// The host's.
+    fn put_from(
+        &mut self,
+        file: BorrowedFd<'_>,
+        offset: u64,
+        count: usize,
+    ) -> Result<usize, Errno>;
+    /// Puts the answer's head before its body; called last, and not at all where there is no
+    /// answer.
+    fn finish(&mut self, head: [u8; REPLY_HEAD_LEN]);
+}
 
-/// Whether the capability still holds. Asked before every request, so it must
-/// be cheap; once it has answered false it is not asked again.
-pub type Live = Arc<dyn Fn() -> bool + Send + Sync>;
-
-/// A host folder and what its holder may do with it.
+/// What is served, and what its holder may do with it.
 pub struct Folder {
-    /// The folder, opened as a directory (`O_PATH` is enough).
-    pub dir: OwnedFd,
+    pub what: What,
     pub rights: Rights,
-    pub live: Live,
+    pub owners: Owners,
     pub limits: Limits,
-    /// Whether what the host has mounted below the folder belongs to it. Off
-    /// unless asked for: it may be a /proc, and with it the server itself.
-    pub submounts: bool,
-    /// Shared with whoever watches the cell.
+    pub descriptors: Descriptors,
+    /// Shared with whoever watches.
     pub metrics: Arc<Metrics>,
 }
 
-impl Folder {
-    /// A folder with the default limits and metrics of its own.
-    pub fn new(dir: OwnedFd, rights: Rights, live: Live) -> Self {
-        Self {
-            dir,
-            rights,
-            live,
-            limits: Limits::default(),
-            submounts: false,
-            metrics: Arc::default(),
-        }
-    }
+/// What a folder is of the host's.
+pub enum What {
+    /// A directory.
+    Directory(OwnedFd),
+    /// One file: the folder holds nothing else, under [`FILE_NAME`]. The directory is one that
+    /// nothing is in.
+    File { file: OwnedFd, empty: OwnedFd },
 }
 
 /// What the holder may do. Neither right means the folder is not even seen.
@@ -109,18 +118,15 @@ impl Rights {
     pub const READ_WRITE: Self = Self { read: true, write: true };
 }
 
-/// What one connection may use.
+/// What one guest may use.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Files and directories the guest may hold at once. A fid over it fails
-    /// with ENFILE. The process needs up to three descriptors for each, so keep
-    /// three times this, over all folders, well below its RLIMIT_NOFILE. The
-    /// Linux client holds one for each file in use, and with `cache=loose` or
-    /// `fscache` one for each file in its dentry cache as well: use `none` or
-    /// `mmap`.
-    pub fids_max: usize,
-    /// Largest message, in bytes; taken into [`MSIZE_MIN`]..=[`MSIZE_MAX`].
-    pub msize_max: u32,
+    /// Files that the guest may know at once; each takes a descriptor. One over it is ENFILE.
+    pub nodes_max: usize,
+    /// Files that it may have open at once; each takes one or two more.
+    pub opened_max: usize,
+    /// Holders of locks on a file; each takes one more. One over it is ENOLCK.
+    pub lockers_max: usize,
     /// By how many bytes files may grow, less what was given back. Over it, writing fails with
     /// EDQUOT.
     pub grown_bytes_max: u64,
@@ -128,13 +134,32 @@ pub struct Limits {
     pub made_max: u64,
 }
 
-impl Default for Limits {
-    fn default() -> Self {
-        Self { fids_max: 4096, msize_max: MSIZE_MAX, grown_bytes_max: 64 << 30, made_max: 4 << 20 }
+impl Limits {
+    /// Within `descriptors` of a process.
+    pub fn within(descriptors: usize) -> Self {
+        let share = descriptors / 8;
+        Self {
+            nodes_max: (share * 4).max(16),
+            opened_max: (share * 2).max(16),
+            lockers_max: (share / 2).max(4),
+            ..Self::default()
+        }
     }
 }
 
-/// Counters of one folder, over all its connections.
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            nodes_max: 4096,
+            opened_max: 4096,
+            lockers_max: 1024,
+            grown_bytes_max: 64 << 30,
+            made_max: 4 << 20,
+        }
+    }
+}
+
+/// Counters of one folder.
 #[derive(Debug, Default)]
 pub struct Metrics {
     pub requests: AtomicU64,
@@ -142,8 +167,8 @@ pub struct Metrics {
     pub bytes_read: AtomicU64,
     /// Bytes of file content that came from the guest.
     pub bytes_written: AtomicU64,
-    /// Requests refused by the capability or by the folder's own rules, as
-    /// opposed to those the host's file system refused.
+    /// Requests refused by the rights or by the folder's own rules, as opposed to those that the
+    /// host's file system refused.
     pub denials: AtomicU64,
 }
 
@@ -153,76 +178,15 @@ impl Metrics {
     }
 }
 
-/// Why a connection ended before the guest closed it.
+/// Why a folder cannot be served.
 #[derive(Debug, thiserror::Error)]
 pub enum FolderError {
-    /// The caller's error.
     #[error("the folder's descriptor is not a directory; open the folder with O_DIRECTORY")]
     NotADirectory,
-    /// The caller's error.
+    #[error("the file's descriptor is not a regular file; give a folder or a file")]
+    NotAFile,
     #[error("the folder's descriptor cannot be examined: {0}; check that it is still open")]
     Root(#[source] std::io::Error),
-    /// The stream broke.
-    #[error("the folder's stream failed: {0}; the guest must mount it again")]
-    Stream(#[source] std::io::Error),
-    /// The stream ended inside a message.
-    #[error("the folder's stream ended inside a message; the guest must mount it again")]
-    Cut,
-    /// The guest's fault.
-    #[error("the guest sent a message of {size} bytes; allowed are 7 to {max}")]
-    Size { size: u32, max: usize },
-    /// The guest's fault.
-    #[error("the guest sent a {message} whose {field} is malformed")]
-    Malformed { message: &'static str, field: &'static str },
-    /// The guest's fault.
-    #[error("the guest sent message number {number} before agreeing on a version")]
-    NoVersion { number: u8 },
-}
-
-/// Serves `folder` on `stream` until the stream ends. Blocking, on the calling
-/// thread only; to end it from outside, shut the stream down.
-///
-/// After revocation every open file is closed and every request but clunk and
-/// flush is answered with EACCES.
-///
-/// # Errors
-/// [`FolderError`]; all but the first two are the guest's fault or its end.
-pub fn serve(folder: Folder, mut stream: UnixStream) -> Result<(), FolderError> {
-    let mut server = Server::new(folder)?;
-    let mut frames = Frames::new(MSIZE_START);
-    let mut reply = Reply::new(MSIZE_START);
-    while let Some(frame) = frames.next(&mut stream)? {
-        let (number, tag) = (frame.number, frame.tag);
-        let request = Request::parse(number, frame.body)?;
-        if server.msize().is_none() && number != kind::VERSION {
-            return Err(FolderError::NoVersion { number });
-        }
-        let message = answer(&mut server, number, tag, &request, &mut reply)?;
-        stream.write_all(message).map_err(FolderError::Stream)?;
-        if let (kind::VERSION, Some(msize)) = (number, server.msize()) {
-            frames.resize(msize);
-            reply.resize(msize);
-        }
-    }
-    Ok(())
-}
-
-/// Carries out one request and builds the message that answers it.
-fn answer<'a>(
-    server: &mut Server,
-    number: u8,
-    tag: u16,
-    request: &Request<'_>,
-    reply: &'a mut Reply,
-) -> Result<&'a [u8], FolderError> {
-    reply.reset();
-    let errno = match server.handle(request, reply) {
-        Ok(()) if !reply.overflowed() => return Ok(reply.message(number.wrapping_add(1), tag)),
-        Ok(()) => rustix::io::Errno::OVERFLOW,
-        Err(server::Failure::Errno(errno)) => errno,
-        Err(server::Failure::Fatal(error)) => return Err(error),
-    };
-    reply.reset();
-    reply.u32(errno.raw_os_error() as u32);
-    Ok(reply.message(kind::RLERROR, tag))
+    #[error("{0} is not of files on the host; give a folder that holds files")]
+    NotOfFiles(&'static str),
 }

@@ -1,4 +1,4 @@
-//! How much of the host's disk one connection may take.
+//! How much of the host's disk a folder's guest may take.
 
 use std::os::fd::AsFd;
 
@@ -10,7 +10,7 @@ use crate::Limits;
 /// Bytes of a block as stat(2) counts them.
 const BLOCK_BYTES: u64 = 512;
 
-/// What a connection's changes have taken and given back. What others change in the folder
+/// What a guest's changes have taken and given back. What others change in the folder
 /// meanwhile counts for whoever touches the file next.
 #[derive(Debug)]
 pub struct Quota {
@@ -26,25 +26,25 @@ impl Quota {
         Self { grown: 0, grown_max: grown_bytes_max, made: 0, made_max }
     }
 
-    /// Changes the content of `file` by `change`, which may go on for one message beyond the
-    /// bound.
+    /// Before `file` grows: its state, to be given to [`Self::changed`].
     ///
     /// # Errors
-    /// EDQUOT where the bound is reached and `grows`.
-    pub fn change<T>(
-        &mut self,
-        file: impl AsFd,
-        grows: bool,
-        change: impl FnOnce() -> Result<T, Errno>,
-    ) -> Result<T, Errno> {
+    /// EDQUOT where the bound is reached and it `grows`.
+    pub fn before(&self, file: impl AsFd, grows: bool) -> Result<Stat, Errno> {
         if grows && self.grown >= self.grown_max {
             return Err(Errno::DQUOT);
         }
-        let before = bytes(&rustix::fs::fstat(&file)?);
-        let changed = change();
-        let after = bytes(&rustix::fs::fstat(&file)?);
-        self.grown = self.grown.saturating_add(after).saturating_sub(before);
-        changed
+        rustix::fs::fstat(file)
+    }
+
+    /// Bytes that files may still grow by.
+    pub fn left(&self) -> u64 {
+        self.grown_max.saturating_sub(self.grown)
+    }
+
+    /// After a change, which may go on for one message beyond the bound.
+    pub fn changed(&mut self, before: &Stat, after: &Stat) {
+        self.grown = self.grown.saturating_add(bytes(after)).saturating_sub(bytes(before));
     }
 
     /// Before a name is made.

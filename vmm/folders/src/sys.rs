@@ -1,64 +1,107 @@
-//! The system calls of a serving thread, and the one that neither rustix nor
-//! nix offers.
+//! The system calls that neither rustix nor nix offers.
 #![allow(unsafe_code)]
 
 use std::os::fd::{AsFd, AsRawFd};
 
 use rustix::io::Errno;
 
-/// Every system call that [`crate::serve`] makes, beside those of allocation and
-/// of the thread's end: what a filter for its thread must allow. A filter may
-/// answer ENOSYS to fchmodat2. The tests run under such a filter.
-pub const SYSCALLS: &[libc::c_long] = &[
-    // The stream.
-    libc::SYS_recvfrom,
-    libc::SYS_sendto,
-    // Finding and opening.
-    libc::SYS_openat2,
-    libc::SYS_openat,
-    libc::SYS_close,
-    // Looking.
-    libc::SYS_fstat,
-    libc::SYS_newfstatat,
-    libc::SYS_fstatfs,
-    libc::SYS_readlinkat,
-    libc::SYS_getdents64,
-    libc::SYS_lseek,
-    // Content.
-    libc::SYS_pread64,
-    libc::SYS_pwrite64,
-    libc::SYS_ftruncate,
-    libc::SYS_fsync,
-    libc::SYS_fdatasync,
-    // Names.
-    libc::SYS_mkdirat,
-    libc::SYS_mknodat,
-    libc::SYS_symlinkat,
-    libc::SYS_linkat,
-    libc::SYS_renameat,
-    libc::SYS_unlinkat,
-    // Attributes.
-    libc::SYS_fchmod,
-    libc::SYS_fchmodat2,
-    libc::SYS_fchownat,
-    libc::SYS_utimensat,
-];
+/// A lock of bytes of a file (fcntl(2), "open file description locks").
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lock {
+    /// `F_RDLCK`, `F_WRLCK` or `F_UNLCK`.
+    pub kind: i16,
+    pub start: i64,
+    /// 0: up to the end, however the file grows.
+    pub len: i64,
+}
 
-/// Changes the mode of the file behind `fd`, which may be an `O_PATH`
-/// descriptor: `fchmodat2(2)`, Linux 6.6.
+/// Sets or gives up a lock without waiting.
 ///
 /// # Errors
-/// ENOSYS where the host kernel (or its filter) does not offer it.
-pub fn chmod(fd: impl AsFd, mode: u32) -> Result<(), Errno> {
-    let fd = fd.as_fd().as_raw_fd();
-    // SAFETY: the kernel reads one static NUL-terminated string and writes no
-    // memory; `fd` is borrowed for the call. Needed because chmod of an O_PATH
-    // descriptor is otherwise only possible through /proc, which the jail lacks.
-    let result =
-        unsafe { libc::syscall(libc::SYS_fchmodat2, fd, c"".as_ptr(), mode, libc::AT_EMPTY_PATH) };
-    if result == 0 {
-        return Ok(());
+/// EAGAIN where another holds one that excludes it.
+pub fn set_lock(file: impl AsFd, lock: Lock) -> Result<(), Errno> {
+    lock_call(file, libc::F_OFD_SETLK, lock).map(drop)
+}
+
+/// The lock that would be in the way, or one of kind `F_UNLCK`.
+///
+/// # Errors
+/// fcntl(2)'s.
+pub fn find_lock(file: impl AsFd, lock: Lock) -> Result<Lock, Errno> {
+    lock_call(file, libc::F_OFD_GETLK, lock)
+}
+
+fn lock_call(file: impl AsFd, call: libc::c_int, lock: Lock) -> Result<Lock, Errno> {
+    // SAFETY: all-zero is a valid flock; l_pid has to be 0 for these locks.
+    let mut told: libc::flock = unsafe { std::mem::zeroed() };
+    told.l_type = lock.kind;
+    told.l_whence = libc::SEEK_SET as i16;
+    (told.l_start, told.l_len) = (lock.start, lock.len);
+    // SAFETY: the structure outlives the call, which writes only there; the descriptor is
+    // borrowed for it. Needed because rustix has no locks of this kind.
+    match unsafe { libc::fcntl(file.as_fd().as_raw_fd(), call, &raw mut told) } {
+        -1 => Err(last_error()),
+        _ => Ok(Lock { kind: told.l_type, start: told.l_start, len: told.l_len }),
     }
+}
+
+/// fallocate(2) with any mode.
+///
+/// # Errors
+/// The host's.
+pub fn allocate(file: impl AsFd, mode: u32, offset: i64, len: i64) -> Result<(), Errno> {
+    // SAFETY: the call takes integers and a descriptor that is borrowed for it. Needed because
+    // rustix refuses modes that it does not know instead of asking the host.
+    let done =
+        unsafe { libc::fallocate(file.as_fd().as_raw_fd(), mode.cast_signed(), offset, len) };
+    if done == 0 { Ok(()) } else { Err(last_error()) }
+}
+
+/// _LINUX_CAPABILITY_VERSION_3, which has two words of each set.
+const CAPABILITY_VERSION: u32 = 0x2008_0522;
+/// CAP_FSETID: a file keeps its set-id bits whoever changes it.
+const KEEPS_SET_ID: u32 = 1 << 4;
+
+/// Runs `work` while the calling thread may set a directory's group bit for groups that are not
+/// its own, if it may have that right at all.
+pub fn with_group_bit<T>(work: impl FnOnce() -> T) -> T {
+    let raised = change_effective(|effective, permitted| effective | (permitted & KEEPS_SET_ID));
+    let done = work();
+    if raised {
+        change_effective(|effective, _| effective & !KEEPS_SET_ID);
+    }
+    done
+}
+
+/// Gives up, for now, the right to leave set-id bits on files that change.
+pub fn lower_group_bit() {
+    change_effective(|effective, _| effective & !KEEPS_SET_ID);
+}
+
+fn change_effective(change: impl FnOnce(u32, u32) -> u32) -> bool {
+    #[repr(C)]
+    struct Header {
+        version: u32,
+        pid: libc::c_int,
+    }
+    let header = Header { version: CAPABILITY_VERSION, pid: 0 };
+    // Effective, permitted, inheritable; then their high words.
+    let mut sets = [0_u32; 6];
+    // SAFETY: header and sets have the sizes of their version and outlive the call. Needed because
+    // rustix has no word for it.
+    if unsafe { libc::syscall(libc::SYS_capget, &raw const header, sets.as_mut_ptr()) } != 0 {
+        return false;
+    }
+    let wanted = change(sets[0], sets[1]);
+    if wanted == sets[0] {
+        return false;
+    }
+    sets[0] = wanted;
+    // SAFETY: as above; it changes this thread's effective set only.
+    unsafe { libc::syscall(libc::SYS_capset, &raw const header, sets.as_ptr()) == 0 }
+}
+
+fn last_error() -> Errno {
     let errno = std::io::Error::last_os_error().raw_os_error();
-    Err(errno.map_or(Errno::IO, Errno::from_raw_os_error))
+    errno.map_or(Errno::IO, Errno::from_raw_os_error)
 }

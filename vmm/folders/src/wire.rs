@@ -1,186 +1,181 @@
-//! The 9P2000.L encoding: little-endian integers, counted strings and qids
-//! (9P2000 intro(5); Linux `net/9p/protocol.c`).
+//! The fields of FUSE messages (kernel: include/uapi/linux/fuse.h), taken from and put into bytes
+//! one by one: nothing of the guest's is ever looked at as a structure.
 
-use crate::FolderError;
+use rustix::io::Errno;
 
-/// Bytes of `size[4] type[1] tag[2]`, the head of every message.
-pub const HEADER_LEN: usize = 7;
+/// Bytes of `struct fuse_in_header` and `struct fuse_out_header`.
+pub const REQUEST_HEAD_LEN: usize = 40;
+pub const REPLY_HEAD_LEN: usize = 16;
 
-/// What the 13 bytes of a qid say about a file: its type, a version that
-/// changes with its content, and a number no other file of the folder has.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Qid {
-    pub kind: u8,
-    pub version: u32,
-    pub path: u64,
+/// Operations (`enum fuse_opcode`).
+pub mod opcode {
+    pub const LOOKUP: u32 = 1;
+    pub const FORGET: u32 = 2;
+    pub const GETATTR: u32 = 3;
+    pub const SETATTR: u32 = 4;
+    pub const READLINK: u32 = 5;
+    pub const SYMLINK: u32 = 6;
+    pub const MKNOD: u32 = 8;
+    pub const MKDIR: u32 = 9;
+    pub const UNLINK: u32 = 10;
+    pub const RMDIR: u32 = 11;
+    pub const RENAME: u32 = 12;
+    pub const LINK: u32 = 13;
+    pub const OPEN: u32 = 14;
+    pub const READ: u32 = 15;
+    pub const WRITE: u32 = 16;
+    pub const STATFS: u32 = 17;
+    pub const RELEASE: u32 = 18;
+    pub const FSYNC: u32 = 20;
+    pub const SETXATTR: u32 = 21;
+    pub const GETXATTR: u32 = 22;
+    pub const LISTXATTR: u32 = 23;
+    pub const REMOVEXATTR: u32 = 24;
+    pub const FLUSH: u32 = 25;
+    pub const INIT: u32 = 26;
+    pub const OPENDIR: u32 = 27;
+    pub const READDIR: u32 = 28;
+    pub const RELEASEDIR: u32 = 29;
+    pub const FSYNCDIR: u32 = 30;
+    pub const GETLK: u32 = 31;
+    pub const SETLK: u32 = 32;
+    pub const SETLKW: u32 = 33;
+    pub const CREATE: u32 = 35;
+    pub const INTERRUPT: u32 = 36;
+    pub const DESTROY: u32 = 38;
+    pub const IOCTL: u32 = 39;
+    pub const BATCH_FORGET: u32 = 42;
+    pub const FALLOCATE: u32 = 43;
+    pub const READDIRPLUS: u32 = 44;
+    pub const RENAME2: u32 = 45;
+    pub const LSEEK: u32 = 46;
+    pub const COPY_FILE_RANGE: u32 = 47;
+    pub const SYNCFS: u32 = 50;
+    pub const TMPFILE: u32 = 51;
+    pub const COPY_FILE_RANGE_64: u32 = 53;
 }
 
-/// Takes the fields of one request in order. Each failure names the field.
-pub struct Fields<'a> {
-    message: &'static str,
-    rest: &'a [u8],
+/// `struct fuse_in_header`.
+#[derive(Clone, Copy, Debug)]
+pub struct Head {
+    pub len: u32,
+    pub opcode: u32,
+    pub unique: u64,
+    pub node: u64,
+    pub uid: u32,
+    pub gid: u32,
 }
+
+impl Head {
+    /// # Errors
+    /// None: any bytes are a head.
+    pub fn parse(bytes: &[u8; REQUEST_HEAD_LEN]) -> Result<Self, Errno> {
+        let mut fields = Fields::new(bytes);
+        Ok(Self {
+            len: fields.u32()?,
+            opcode: fields.u32()?,
+            unique: fields.u64()?,
+            node: fields.u64()?,
+            uid: fields.u32()?,
+            gid: fields.u32()?,
+        })
+    }
+}
+
+/// The fields of a request that are still to be taken. Each taker fails with EINVAL where the
+/// request ends before the field does.
+#[derive(Debug)]
+pub struct Fields<'a>(&'a [u8]);
 
 impl<'a> Fields<'a> {
-    pub fn new(message: &'static str, body: &'a [u8]) -> Self {
-        Self { message, rest: body }
+    pub fn new(bytes: &'a [u8]) -> Self {
+        Self(bytes)
     }
 
-    /// The error that says `field` is not what the protocol allows.
-    pub fn malformed(&self, field: &'static str) -> FolderError {
-        FolderError::Malformed { message: self.message, field }
+    fn array<const N: usize>(&mut self) -> Result<[u8; N], Errno> {
+        let (field, rest) = self.0.split_first_chunk().ok_or(Errno::INVAL)?;
+        self.0 = rest;
+        Ok(*field)
     }
 
-    pub fn u8(&mut self, field: &'static str) -> Result<u8, FolderError> {
-        self.array(field).map(u8::from_le_bytes)
+    pub fn u32(&mut self) -> Result<u32, Errno> {
+        self.array().map(u32::from_le_bytes)
     }
 
-    pub fn u16(&mut self, field: &'static str) -> Result<u16, FolderError> {
-        self.array(field).map(u16::from_le_bytes)
+    pub fn u64(&mut self) -> Result<u64, Errno> {
+        self.array().map(u64::from_le_bytes)
     }
 
-    pub fn u32(&mut self, field: &'static str) -> Result<u32, FolderError> {
-        self.array(field).map(u32::from_le_bytes)
+    pub fn i64(&mut self) -> Result<i64, Errno> {
+        self.array().map(i64::from_le_bytes)
     }
 
-    pub fn u64(&mut self, field: &'static str) -> Result<u64, FolderError> {
-        self.array(field).map(u64::from_le_bytes)
+    pub fn skip(&mut self, bytes: usize) -> Result<(), Errno> {
+        self.0 = self.0.get(bytes..).ok_or(Errno::INVAL)?;
+        Ok(())
     }
 
-    /// A string: a 16-bit length and that many bytes.
-    pub fn string(&mut self, field: &'static str) -> Result<&'a [u8], FolderError> {
-        let len = self.u16(field)?;
-        self.bytes(usize::from(len), field)
+    /// Bytes up to a NUL, which is dropped.
+    pub fn text(&mut self) -> Result<&'a [u8], Errno> {
+        let end = self.0.iter().position(|byte| *byte == 0).ok_or(Errno::INVAL)?;
+        let (text, rest) = self.0.split_at(end);
+        self.0 = rest.get(1..).unwrap_or_default();
+        Ok(text)
     }
 
-    /// Exactly `len` bytes.
-    pub fn bytes(&mut self, len: usize, field: &'static str) -> Result<&'a [u8], FolderError> {
-        let (head, rest) = self.rest.split_at_checked(len).ok_or(self.malformed(field))?;
-        self.rest = rest;
-        Ok(head)
-    }
-
-    /// Every byte of the message must have been a field.
-    pub fn end(&self) -> Result<(), FolderError> {
-        if self.rest.is_empty() {
-            Ok(())
-        } else {
-            Err(self.malformed("size (bytes follow the last field)"))
-        }
-    }
-
-    fn array<const N: usize>(&mut self, field: &'static str) -> Result<[u8; N], FolderError> {
-        let (head, rest) = self.rest.split_first_chunk().ok_or(self.malformed(field))?;
-        self.rest = rest;
-        Ok(*head)
+    /// So many bytes.
+    pub fn bytes(&mut self, count: usize) -> Result<&'a [u8], Errno> {
+        let (bytes, rest) = self.0.split_at_checked(count).ok_or(Errno::INVAL)?;
+        self.0 = rest;
+        Ok(bytes)
     }
 }
 
-/// Builds one reply in a buffer that lives as long as the connection.
-/// A reply that outgrows the buffer is remembered and never sent.
-pub struct Reply {
-    buf: Vec<u8>,
-    len: usize,
-    overflow: bool,
-}
+/// The body of a reply.
+#[derive(Debug, Default)]
+pub struct Body(Vec<u8>);
 
-impl Reply {
-    pub fn new(size_max: usize) -> Self {
-        Self { buf: vec![0; size_max], len: HEADER_LEN, overflow: false }
+impl Body {
+    pub fn clear(&mut self) {
+        self.0.clear();
     }
 
-    /// Starts over with an empty body.
-    pub fn reset(&mut self) {
-        self.len = HEADER_LEN;
-        self.overflow = false;
+    pub fn bytes(&self) -> &[u8] {
+        &self.0
     }
 
-    /// Changes the size no reply may exceed, in bytes with the header.
-    pub fn resize(&mut self, size_max: usize) {
-        self.buf.resize(size_max, 0);
-    }
-
-    pub fn overflowed(&self) -> bool {
-        self.overflow
-    }
-
-    pub fn u8(&mut self, value: u8) {
-        self.bytes(&[value]);
+    pub fn len(&self) -> usize {
+        self.0.len()
     }
 
     pub fn u16(&mut self, value: u16) {
-        self.bytes(&value.to_le_bytes());
+        self.0.extend_from_slice(&value.to_le_bytes());
     }
 
     pub fn u32(&mut self, value: u32) {
-        self.bytes(&value.to_le_bytes());
+        self.0.extend_from_slice(&value.to_le_bytes());
     }
 
     pub fn u64(&mut self, value: u64) {
-        self.bytes(&value.to_le_bytes());
+        self.0.extend_from_slice(&value.to_le_bytes());
     }
 
-    pub fn string(&mut self, value: &[u8]) {
-        match u16::try_from(value.len()) {
-            Ok(len) => self.u16(len),
-            Err(_) => self.overflow = true,
-        }
-        self.bytes(value);
+    pub fn put(&mut self, bytes: &[u8]) {
+        self.0.extend_from_slice(bytes);
     }
 
-    pub fn qid(&mut self, qid: Qid) {
-        self.u8(qid.kind);
-        self.u32(qid.version);
-        self.u64(qid.path);
+    pub fn zeros(&mut self, count: usize) {
+        self.0.resize(self.0.len() + count, 0);
     }
 
-    pub fn bytes(&mut self, value: &[u8]) {
-        match self.space().get_mut(..value.len()) {
-            Some(room) => room.copy_from_slice(value),
-            None => self.overflow = true,
-        }
-        self.advance(value.len());
+    /// Zeros up to the next multiple of 8.
+    pub fn pad(&mut self) {
+        self.zeros(self.0.len().next_multiple_of(8) - self.0.len());
     }
 
-    /// How many bytes still fit.
-    pub fn room(&self) -> usize {
-        self.buf.len().saturating_sub(self.len)
-    }
-
-    /// A counted block of at most `len` bytes that `fill` writes in place;
-    /// it returns how many bytes it wrote.
-    pub fn block<E>(
-        &mut self,
-        len: usize,
-        fill: impl FnOnce(&mut [u8]) -> Result<usize, E>,
-    ) -> Result<usize, E> {
-        let start = self.len;
-        self.u32(0);
-        let room = self.space();
-        let len = len.min(room.len());
-        let filled = fill(&mut room[..len])?.min(len);
-        self.advance(filled);
-        if let Some(count) = self.buf.get_mut(start..start + 4) {
-            count.copy_from_slice(&(filled as u32).to_le_bytes());
-        }
-        Ok(filled)
-    }
-
-    /// The finished message.
-    pub fn message(&mut self, kind: u8, tag: u16) -> &[u8] {
-        let size = (self.len as u32).to_le_bytes();
-        let tag = tag.to_le_bytes();
-        let head = [size[0], size[1], size[2], size[3], kind, tag[0], tag[1]];
-        self.buf[..HEADER_LEN].copy_from_slice(&head);
-        &self.buf[..self.len]
-    }
-
-    fn space(&mut self) -> &mut [u8] {
-        self.buf.get_mut(self.len..).unwrap_or_default()
-    }
-
-    fn advance(&mut self, len: usize) {
-        self.len = self.len.saturating_add(len).min(self.buf.len());
+    /// Takes away what was put behind the first `len` bytes.
+    pub fn cut(&mut self, len: usize) {
+        self.0.truncate(len);
     }
 }
 
@@ -189,42 +184,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_short_field_is_named() {
-        let mut fields = Fields::new("Tclunk", &[1, 2, 3]);
-        let error = fields.u32("fid").unwrap_err();
-        assert_eq!(error.to_string(), "the guest sent a Tclunk whose fid is malformed");
+    fn a_request_that_ends_too_soon_is_refused() {
+        let mut fields = Fields::new(&[1, 0, 0, 0, b'a', 0, b'b']);
+        assert_eq!(fields.u32(), Ok(1));
+        assert_eq!(fields.text(), Ok(&b"a"[..]));
+        assert_eq!(fields.text(), Err(Errno::INVAL));
+        assert_eq!(fields.u32(), Err(Errno::INVAL));
+        assert_eq!(fields.bytes(2), Err(Errno::INVAL));
+        assert_eq!(fields.bytes(1), Ok(&b"b"[..]));
     }
 
     #[test]
-    fn a_string_longer_than_the_message_is_refused() {
-        let mut fields = Fields::new("Tattach", &[255, 255, b'a']);
-        assert!(fields.string("uname").is_err());
-    }
-
-    #[test]
-    fn bytes_after_the_last_field_are_refused() {
-        let mut fields = Fields::new("Tflush", &[1, 0, 9]);
-        assert_eq!(fields.u16("oldtag").unwrap(), 1);
-        assert!(fields.end().is_err());
-    }
-
-    #[test]
-    fn a_reply_never_outgrows_its_buffer() {
-        let mut reply = Reply::new(16);
-        reply.bytes(&[7; 10]);
-        assert!(reply.overflowed());
-        assert!(reply.message(1, 2).len() <= 16);
-        reply.reset();
-        reply.u64(1);
-        assert!(!reply.overflowed());
-        assert_eq!(reply.message(5, 0x0102), [15, 0, 0, 0, 5, 2, 1, 1, 0, 0, 0, 0, 0, 0, 0]);
-    }
-
-    #[test]
-    fn a_block_counts_what_was_filled() {
-        let mut reply = Reply::new(20);
-        let filled = reply.block(100, |room| Ok::<_, ()>(room.len().min(3))).unwrap();
-        assert_eq!(filled, 3);
-        assert_eq!(reply.message(1, 0)[7..11], [3, 0, 0, 0]);
+    fn entries_are_padded() {
+        let mut body = Body::default();
+        body.put(b"abc");
+        body.pad();
+        assert_eq!(body.bytes(), b"abc\0\0\0\0\0");
+        body.pad();
+        assert_eq!(body.len(), 8);
     }
 }

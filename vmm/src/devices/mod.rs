@@ -15,6 +15,7 @@
 pub mod block;
 pub mod console;
 mod error;
+pub mod fs;
 pub mod metrics;
 pub mod net;
 pub mod rng;
@@ -34,6 +35,7 @@ use event_manager::{EventManager, MutEventSubscriber, RemoteEndpoint, Subscriber
 pub use block::{BlockConfig, BlockMetrics};
 pub use console::{ConsoleConfig, ConsoleMetrics};
 pub use error::DeviceError;
+pub use fs::{FsConfig, FsMetrics};
 pub use net::{Link, NetConfig, NetMetrics};
 pub use rng::RngMetrics;
 pub use vsock::{VsockConfig, VsockHandle, VsockListener, VsockMetrics};
@@ -54,6 +56,8 @@ pub mod id {
     pub const RNG: u32 = 4;
     /// Streams between guest and host.
     pub const VSOCK: u32 = 19;
+    /// A folder of the host.
+    pub const FS: u32 = 26;
 }
 
 /// All devices of one cell, before they run.
@@ -127,6 +131,17 @@ impl DeviceLoop {
     ) -> Result<Arc<NetMetrics>, DeviceError> {
         let metrics = Arc::<NetMetrics>::default();
         self.add(listener, net::Net::new(config, metrics.clone()))?;
+        Ok(metrics)
+    }
+
+    /// Adds a folder behind `listener`.
+    pub fn add_fs(
+        &mut self,
+        listener: UnixListener,
+        config: FsConfig,
+    ) -> Result<Arc<FsMetrics>, DeviceError> {
+        let metrics = Arc::<FsMetrics>::default();
+        self.add(listener, fs::Fs::new(config, metrics.clone()))?;
         Ok(metrics)
     }
 

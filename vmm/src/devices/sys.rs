@@ -5,10 +5,9 @@
 //! host kernel by pointer and length and never borrowed as a Rust slice.
 #![allow(unsafe_code)]
 
-use std::fs::File;
 use std::io;
 use std::mem;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use vm_memory::VolatileSlice;
 
@@ -19,7 +18,12 @@ const SEGMENTS_MAX: usize = 1024;
 ///
 /// Returns the bytes read, fewer than asked at the end of the file; errors are
 /// the host's.
-pub(super) fn read_at(file: &File, into: &[VolatileSlice<'_>], offset: u64) -> io::Result<usize> {
+pub(super) fn read_at(
+    file: impl AsFd,
+    into: &[VolatileSlice<'_>],
+    offset: u64,
+) -> io::Result<usize> {
+    let file = file.as_fd();
     let segments = segments(into);
     let at = position(offset)?;
     // SAFETY: every segment lies inside a mapping that `into` keeps alive, and
@@ -33,7 +37,12 @@ pub(super) fn read_at(file: &File, into: &[VolatileSlice<'_>], offset: u64) -> i
 ///
 /// Returns the bytes written, fewer than asked where the disk fills up; errors
 /// are the host's.
-pub(super) fn write_at(file: &File, from: &[VolatileSlice<'_>], offset: u64) -> io::Result<usize> {
+pub(super) fn write_at(
+    file: impl AsFd,
+    from: &[VolatileSlice<'_>],
+    offset: u64,
+) -> io::Result<usize> {
+    let file = file.as_fd();
     let segments = segments(from);
     let at = position(offset)?;
     // SAFETY: every segment lies inside a mapping that `from` keeps alive; the

@@ -29,7 +29,7 @@ pub enum ThreadClass {
     Network,
     /// The process that dials, in the host's network.
     Dialer,
-    /// A supervisor thread that serves one host folder.
+    /// The process that serves one host folder to a guest.
     Folder,
     /// The supervisor's thread that grants its guest memory.
     Credit,
@@ -116,7 +116,7 @@ impl ThreadClass {
             Self::Stage => &[STAGE],
             Self::Device => &[SUPERVISOR, DEVICE],
             Self::Network => &[SUPERVISOR, NETWORK],
-            Self::Folder => &[SUPERVISOR, FOLDER],
+            Self::Folder => &[SHARE, SUPERVISOR, FOLDER],
             Self::Credit => &[SUPERVISOR, CREDIT],
             Self::Control => &[SUPERVISOR, CONTROL],
             Self::Isolate => &[SUPERVISOR, CONTROL, FOLDER, TURNS, PAIRS],
@@ -244,6 +244,12 @@ const NEW_NAMESPACES: u64 = (libc::CLONE_NEWNS
     | libc::CLONE_NEWPID
     | libc::CLONE_NEWNET) as u64;
 
+/// Mode bits by which a file acts as its owner, and those that only devices have of all kinds of
+/// files that mknod(2) makes.
+const SET_USER_ID: u64 = libc::S_ISUID as u64;
+const SET_ID: u64 = (libc::S_ISUID | libc::S_ISGID) as u64;
+const DEVICE_NODE: u64 = libc::S_IFCHR as u64;
+
 /// prctl(2) PR_SET_SYSCALL_USER_DISPATCH, which libc does not name.
 const SYSCALL_USER_DISPATCH: u64 = 59;
 
@@ -277,19 +283,23 @@ mod numbers {
     }
     name! {
         accept4 = SYS_accept4, access = SYS_access, arch_prctl = SYS_arch_prctl, bind = SYS_bind,
-        brk = SYS_brk,
+        brk = SYS_brk, capget = SYS_capget, capset = SYS_capset,
         clock_gettime = SYS_clock_gettime, clock_nanosleep = SYS_clock_nanosleep, clone = SYS_clone,
-        close = SYS_close, close_range = SYS_close_range, connect = SYS_connect, dup2 = SYS_dup2,
+        close = SYS_close, close_range = SYS_close_range, connect = SYS_connect,
+        copy_file_range = SYS_copy_file_range, dup2 = SYS_dup2,
         dup3 = SYS_dup3, epoll_create = SYS_epoll_create, epoll_create1 = SYS_epoll_create1,
         epoll_ctl = SYS_epoll_ctl, epoll_wait = SYS_epoll_wait, eventfd2 = SYS_eventfd2,
         execve = SYS_execve, execveat = SYS_execveat, exit = SYS_exit, exit_group = SYS_exit_group,
         fallocate = SYS_fallocate, fchmod = SYS_fchmod, fchmodat = SYS_fchmodat,
         fchmodat2 = SYS_fchmodat2, fchown = SYS_fchown, fchownat = SYS_fchownat, fcntl = SYS_fcntl,
-        fdatasync = SYS_fdatasync, fstat = SYS_fstat, fstatfs = SYS_fstatfs, fsync = SYS_fsync,
+        fdatasync = SYS_fdatasync, fgetxattr = SYS_fgetxattr, flock = SYS_flock,
+        fstat = SYS_fstat, fstatfs = SYS_fstatfs, fsync = SYS_fsync,
         ftruncate = SYS_ftruncate, futex = SYS_futex,
         getdents64 = SYS_getdents64, getpeername = SYS_getpeername,
         getpid = SYS_getpid, getppid = SYS_getppid, getrandom = SYS_getrandom,
-        getsockname = SYS_getsockname, getsockopt = SYS_getsockopt, gettid = SYS_gettid,
+        getsockname = SYS_getsockname, getxattr = SYS_getxattr,
+        listxattr = SYS_listxattr, mknodat = SYS_mknodat, removexattr = SYS_removexattr,
+        setxattr = SYS_setxattr, syncfs = SYS_syncfs, getsockopt = SYS_getsockopt, gettid = SYS_gettid,
         ioctl = SYS_ioctl, kill = SYS_kill, linkat = SYS_linkat, lseek = SYS_lseek,
         madvise = SYS_madvise, memfd_create = SYS_memfd_create, mincore = SYS_mincore,
         mkdir = SYS_mkdir, mkdirat = SYS_mkdirat, mmap = SYS_mmap, mprotect = SYS_mprotect,
@@ -558,6 +568,29 @@ const FOLDER: &[Rule] = rules! {
     linkat Any, "hard links";
     symlinkat Any, "symbolic links";
     readlinkat Any, "symbolic links";
+};
+
+/// A folder is the process's root: what a path of it leads to is the folder's.
+const SHARE: &[Rule] = rules! {
+    epoll_ctl Any, "the event loop";
+    epoll_wait Any, "the event loop";
+    accept4 Any, "the guest kernel connects to its device";
+    ioctl OneOf(1, &[libc::FIONBIO]), "non-blocking streams";
+    openat Without(3, SET_ID), "opens what is held, and makes files; never with set-id bits";
+    mkdirat Without(2, SET_ID), "new directories; never with set-id bits";
+    mknodat Without(2, SET_ID | DEVICE_NODE), "new fifos, sockets and empty files; never devices";
+    fchmodat Without(2, SET_USER_ID), "modes; the group bit is for directories";
+    fallocate Any, "room that is taken and given back";
+    copy_file_range Any, "copies within the folder";
+    flock Any, "locks that hold on the host too";
+    syncfs Any, "flush of all that was written";
+    getxattr Any, "attributes of files; owners that the host cannot keep";
+    setxattr Any, "attributes of files";
+    listxattr Any, "attributes of files";
+    removexattr Any, "attributes of files";
+    fgetxattr Any, "whether a file has capabilities, which end when it changes";
+    capget Any, "before capset";
+    capset Any, "the group bit of directories, for as long as it is set";
 };
 
 /// The budget is a file that it holds open.

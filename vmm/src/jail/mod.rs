@@ -12,6 +12,7 @@
 //! own ([`stage`]).
 
 pub mod filter;
+mod folder;
 pub mod group;
 pub mod namespaces;
 mod paths;
@@ -20,6 +21,7 @@ pub mod root;
 pub mod stage;
 
 pub use filter::{ThreadClass, restrict_calls};
+pub use folder::{FolderRoot, close_all_but};
 pub use group::Group;
 pub use namespaces::{HostNetwork, IdentityMap, Spawned, fork_into, leave_network, spawn};
 pub use paths::{PathAccess, PathGrant, landlock_abi, restrict_paths, restrict_to_sockets};

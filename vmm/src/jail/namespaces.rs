@@ -20,6 +20,8 @@ pub enum IdentityMap {
     CallerAndCell,
     /// Only 0, the caller: all that an ordinary user may map.
     CallerOnly,
+    /// All of the caller's, each as itself: of a root operator's folders.
+    Everyone,
 }
 
 impl IdentityMap {
@@ -28,11 +30,17 @@ impl IdentityMap {
         if nix::unistd::geteuid().is_root() { Self::CallerAndCell } else { Self::CallerOnly }
     }
 
+    /// That of a process that serves a folder of this process's operator.
+    pub fn for_folder() -> Self {
+        if nix::unistd::geteuid().is_root() { Self::Everyone } else { Self::CallerOnly }
+    }
+
     fn write(self, pid: libc::pid_t) -> Result<(), JailError> {
         let cell_id = CELL_ID_BASE + pid as u32;
-        let lines = |own: u32| match self {
+        let lines = |own: u32, file: &str| match self {
             Self::CallerAndCell => format!("0 {own} 1\n1 {cell_id} 1\n"),
             Self::CallerOnly => format!("0 {own} 1\n"),
+            Self::Everyone => everyone(&fs::read_to_string(format!("/proc/self/{file}")).unwrap_or_default()),
         };
         let put = |file: &'static str, text: &str| {
             fs::write(format!("/proc/{pid}/{file}"), text)
@@ -41,9 +49,19 @@ impl IdentityMap {
         if self == Self::CallerOnly {
             put("setgroups", "deny")?;
         }
-        put("uid_map", &lines(nix::unistd::geteuid().as_raw()))?;
-        put("gid_map", &lines(nix::unistd::getegid().as_raw()))
+        put("uid_map", &lines(nix::unistd::geteuid().as_raw(), "uid_map"))?;
+        put("gid_map", &lines(nix::unistd::getegid().as_raw(), "gid_map"))
     }
+}
+
+/// The map by which all ids of a namespace with the map `own` are the same in one below it.
+fn everyone(own: &str) -> String {
+    let ranges = own.lines().filter_map(|line| {
+        let mut numbers = line.split_whitespace();
+        let (first, _, count) = (numbers.next()?, numbers.next()?, numbers.next()?);
+        Some(format!("{first} {first} {count}\n"))
+    });
+    ranges.collect()
 }
 
 /// Whether a new process starts in the host's network.

@@ -5,10 +5,14 @@ use std::io;
 /// One of linux/capability.h.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Capability {
+    /// Files are given to others.
+    Chown = 0,
     /// Files of a mapped owner are read and written whatever their mode says.
     DacOverride = 1,
     /// The owner's operations on such files.
     Fowner = 3,
+    /// Group bits of directories are set for groups that are not one's own.
+    Fsetid = 4,
 }
 
 /// Empties the bounding set of the calling thread, as far as it may: no capability that it gives

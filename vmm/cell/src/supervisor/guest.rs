@@ -19,9 +19,8 @@ use std::time::{Duration, Instant};
 
 use exocell_agent::client::{self, ClientError, ExecEvent, ExecOutput};
 use exocell_agent::{
-    AGENT_PORT, CONTROL_PORT, FOLDER_PORT_BASE, FailureKind, FrameError, Kind, Patient, Reply,
+    AGENT_PORT, CONTROL_PORT, FailureKind, FrameError, Kind, Patient, Reply,
 };
-use exocell_folders::Folder as ServedFolder;
 use exocell_pager::{Account, Member, Mode, Pressure};
 use exocell_vmm::devices::{
     BlockConfig, BlockMetrics, ConsoleConfig, DeviceLoop, VsockConfig, VsockHandle, VsockListener,
@@ -29,7 +28,7 @@ use exocell_vmm::devices::{
 use exocell_vmm::jail::{self, Group, IdentityMap, JailRoot, ThreadClass};
 use exocell_vmm::limits::Limits;
 use exocell_vmm::para::{DeviceSocket, GuestKernel, INITRAMFS_FILE, KERNEL_FILE, VirtioId};
-use exocell_xgate::{Capability, Kind as CapabilityKind, Live, Quota, Rights, Scope, Table};
+use exocell_xgate::{Capability, Kind as CapabilityKind, Quota, Scope, Table};
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{ForkResult, Pid};
 
@@ -39,7 +38,8 @@ use super::input::{Signal, Sink};
 use super::{Event, Shared, boot, credit, memory, pressure, restrict_paths, thread};
 use crate::control::Counters;
 use crate::launch::Inheritance;
-use crate::plan::{PlannedFolder, VmPlan};
+use crate::folder::{Access, Share};
+use crate::plan::VmPlan;
 use crate::record::Status;
 use crate::{CellError, network};
 
@@ -187,8 +187,7 @@ impl Reach {
 /// The folders of a cell: what was granted, and whether it still is.
 struct Folders {
     table: Mutex<Table>,
-    writable: bool,
-    mounts: Vec<(String, String)>,
+    folders: Vec<Access>,
 }
 
 /// Starts everything up to the point where programs can run.
@@ -225,16 +224,16 @@ pub(crate) fn start(
     let log = console.clone();
     let credit = credit.map(|credit| credit.grant(plan.memory.file(), ender(kernel, log)));
     let (credit, wanted) = credit.transpose()?.unzip();
-    let (folders, listeners) = serve_folders(inheritance, plan.folders)?;
     let (hello, hellos) = channel();
     let devices = Devices::start(
         sockets,
         Disks { rootfs: plan.rootfs, disk: plan.disk, command: plan.command, models: plan.models },
         plan.memory.file(),
         console.clone(),
-        listeners,
+        plan.folders,
         hello,
     )?;
+    let folders = grant(inheritance, devices.folders)?;
     let network = network
         .zip(devices.net_socket)
         .map(|(network, listener)| start_network(network, listener, plan.memory.file()));
@@ -288,7 +287,7 @@ fn host_pressure(pager: Mode) -> Result<Option<Pressure>, CellError> {
 
 /// CPU weight 100 is nice 0; each nice level is a factor of 1.25
 /// (kernel/sched/core.c, sched_prio_to_weight).
-fn set_priority(weight: u32) {
+pub(crate) fn set_priority(weight: u32) {
     let steps = (100.0 / f64::from(weight.max(1))).ln() / 1.25f64.ln();
     let nice = (steps.round() as i32).clamp(-20, 19);
     // SAFETY: setpriority takes integers only. Needed because nix does not
@@ -324,6 +323,8 @@ fn enter_jail(
     if network {
         wanted.push(("network", VirtioId::Net));
     }
+    // Theirs come in the order of the plan's.
+    wanted.extend(plan.folders.iter().map(|share| (share.tag(), VirtioId::Fs)));
     let mut sockets = Vec::new();
     for (name, id) in wanted {
         sockets.push((DeviceSocket { name: name.to_owned(), id }, root.listen(name)?));
@@ -331,7 +332,7 @@ fn enter_jail(
     root.seal()?;
     nix::unistd::fchdir(&inheritance.record_dir)
         .map_err(|errno| CellError::host("cannot enter the record")(errno.into()))?;
-    restrict_paths(inheritance, &plan.folders)?;
+    restrict_paths(inheritance, &[])?;
     Ok(sockets)
 }
 
@@ -415,72 +416,12 @@ fn reap(
     reaper.map(drop)
 }
 
-/// One thread a folder waits for the guest's connection and serves it.
-fn serve_folders(
-    inheritance: &Inheritance,
-    planned: Vec<PlannedFolder>,
-) -> Result<(Folders, HashMap<u32, VsockListener>), CellError> {
+/// What was granted, and with it what ends access to the cell's folders.
+fn grant(inheritance: &Inheritance, folders: Vec<Access>) -> Result<Folders, CellError> {
     let mut table = Table::new(Table::CAPACITY_MAX);
     let install = inheritance.caps.install(&mut table, HOLDER);
     install.map_err(|error| CellError::Usage(format!("the capability table: {error}")))?;
-    let mut listeners: HashMap<u32, VsockListener> = HashMap::new();
-    let mut mounts = Vec::new();
-    let limits = folder_limits(planned.len())?;
-    let writable = planned.iter().any(|folder| folder.granted.rights.contains(Rights::WRITE));
-    for (index, folder) in planned.into_iter().enumerate() {
-        let name = folder.granted.name();
-        let live = table
-            .find(HOLDER, &name)
-            .and_then(|handle| table.get(handle).ok())
-            .map(|capability| capability.live().clone())
-            .ok_or_else(|| CellError::Usage(format!("{name} is not in the capability table")))?;
-        mounts.push((name, folder.granted.guest.display().to_string()));
-        let (connected, connections) = channel::<UnixStream>();
-        thread("folder", move || serve_folder(folder, limits, &live, &connections))?;
-        let listener: VsockListener = Box::new(move |stream| {
-            let _ = connected.send(stream);
-        });
-        listeners.insert(FOLDER_PORT_BASE + index as u32, listener);
-    }
-    let folders = Folders { table: Mutex::new(table), writable, mounts };
-    Ok((folders, listeners))
-}
-
-/// What each of `count` folders may hold open: a file takes up to three
-/// descriptors, and all folders together leave a quarter for the rest.
-fn folder_limits(count: usize) -> Result<exocell_folders::Limits, CellError> {
-    use nix::sys::resource::{Resource, getrlimit, setrlimit};
-    let failed = |errno: nix::errno::Errno| {
-        CellError::host("cannot raise the limit of open files")(errno.into())
-    };
-    let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).map_err(failed)?;
-    setrlimit(Resource::RLIMIT_NOFILE, hard, hard).map_err(failed)?;
-    let defaults = exocell_folders::Limits::default();
-    let share = usize::try_from(hard).unwrap_or(usize::MAX) / 4 / count.max(1);
-    Ok(exocell_folders::Limits { fids_max: defaults.fids_max.min(share.max(16)), ..defaults })
-}
-
-fn serve_folder(
-    folder: PlannedFolder,
-    limits: exocell_folders::Limits,
-    live: &Live,
-    connections: &Receiver<UnixStream>,
-) {
-    if jail::restrict_calls(ThreadClass::Folder).is_err() {
-        return;
-    }
-    let rights = exocell_folders::Rights {
-        read: folder.granted.rights.contains(Rights::READ),
-        write: folder.granted.rights.contains(Rights::WRITE),
-    };
-    while let Ok(stream) = connections.recv() {
-        let Ok(dir) = folder.dir.try_clone() else { return };
-        let live = live.clone();
-        let mut served = ServedFolder::new(dir, rights, Arc::new(move || live.is_live()));
-        served.limits = limits;
-        // A guest that breaks the protocol loses this connection.
-        let _ = exocell_folders::serve(served, stream);
-    }
+    Ok(Folders { table: Mutex::new(table), folders })
 }
 
 /// The devices of a guest on their thread.
@@ -490,6 +431,7 @@ struct Devices {
     disk: Option<File>,
     /// For the network's own thread.
     net_socket: Option<UnixListener>,
+    folders: Vec<Access>,
 }
 
 /// Starts the network device on a thread of its own: what a guest sends must
@@ -540,7 +482,7 @@ impl Devices {
         disks: Disks,
         memory: &File,
         console: ConsoleLog,
-        mut listeners: HashMap<u32, VsockListener>,
+        shares: Vec<Share>,
         hello: Sender<UnixStream>,
     ) -> Result<Self, CellError> {
         let failed = |error: exocell_vmm::devices::DeviceError| {
@@ -549,12 +491,11 @@ impl Devices {
         let kept = disks.disk.as_ref().map(File::try_clone).transpose();
         let kept = kept.map_err(CellError::host("dup"))?;
         let mut disks = disks.configs();
-        listeners.insert(
-            CONTROL_PORT,
-            Box::new(move |stream| {
-                let _ = hello.send(stream);
-            }),
-        );
+        let greeted: VsockListener = Box::new(move |stream| {
+            let _ = hello.send(stream);
+        });
+        let listeners = HashMap::from([(CONTROL_PORT, greeted)]);
+        let (mut shares, mut folders) = (shares.into_iter(), Vec::new());
         let mut vsock_config = Some(VsockConfig { listeners, ..VsockConfig::default() });
         let mut device_loop = DeviceLoop::new(memory).map_err(failed)?;
         let (mut blocks, mut vsock, mut net_socket) = (Vec::new(), None, None);
@@ -566,6 +507,10 @@ impl Devices {
                     }
                 }
                 VirtioId::Net => net_socket = Some(listener),
+                VirtioId::Fs => {
+                    let share = shares.next().map(|share| share.hand_over(&listener));
+                    folders.extend(share.transpose()?);
+                }
                 VirtioId::Console => {
                     let config = ConsoleConfig {
                         sink: Box::new(console.clone()),
@@ -591,7 +536,7 @@ impl Devices {
             }
         })?;
         let vsock = vsock.ok_or_else(|| CellError::Guest("it has no vsock device".to_owned()))?;
-        Ok(Self { vsock, blocks, disk: kept, net_socket })
+        Ok(Self { vsock, blocks, disk: kept, net_socket, folders })
     }
 }
 
@@ -638,7 +583,7 @@ impl Guest {
     /// Ends the guest: in order, within `orderly_max`, where it has something to write
     /// back, at once otherwise. Returns when its kernel process is reaped.
     pub fn end(&self, orderly_max: Duration) {
-        let writes_back = self.keeps_disk || self.reach.folders.writable;
+        let writes_back = self.keeps_disk || self.reach.folders.are_writable();
         let ready = self.ready.load(Ordering::Relaxed);
         if writes_back && ready && !self.is_gone(Duration::ZERO) {
             let until = Instant::now() + orderly_max;
@@ -653,6 +598,7 @@ impl Guest {
         }
         let _ = nix::sys::signal::kill(self.kernel, nix::sys::signal::Signal::SIGKILL);
         self.is_gone(Duration::from_secs(10));
+        self.reach.folders.folders.iter().for_each(Access::finish);
         self.console.settle();
     }
 
@@ -734,18 +680,23 @@ fn signal_of(agent: VsockHandle, guest_pid: u32) -> Signal {
 }
 
 impl Folders {
+    fn are_writable(&self) -> bool {
+        self.folders.iter().any(|folder| folder.writable)
+    }
+
     /// Ends the capability `name`: its mount answers errors from now on, and
     /// is then detached in the guest.
     fn revoke(&self, name: &str, agent: &VsockHandle) -> Result<(), String> {
         let mut table = self.table.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         clients::revoke(&mut table, HOLDER, name, &REVOCABLE)?;
         drop(table);
-        let mounts = self.mounts.iter().filter(|(capability, _)| capability == name);
-        for (_, path) in mounts {
+        for folder in self.folders.iter().filter(|folder| folder.name == name) {
+            folder.end();
+            let path = folder.guest.to_string_lossy();
             // Access has ended already; a guest that keeps the dead mount
             // gains nothing.
             if let Ok(stream) = connect(agent, ANSWER_MAX) {
-                let _ = client::unmount(&stream, &stream, path);
+                let _ = client::unmount(&stream, &stream, &path);
             }
         }
         Ok(())

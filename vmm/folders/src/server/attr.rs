@@ -1,27 +1,21 @@
-//! Attributes of files and of the file system, and locks.
+//! Attributes of files and of the file system.
 
-use rustix::fs::{
-    AtFlags, Gid, Mode, OFlags, Stat, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, Uid,
-};
+use std::os::fd::AsFd;
+
+use rustix::fs::{AtFlags, FileType, Mode, Stat, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT};
 use rustix::io::Errno;
 
-use super::Server;
-use crate::fids::Fid;
-use crate::host;
-use crate::request::{Change, LockRange};
-use crate::wire::Reply;
+use super::{Server, VALID_NS};
+use crate::host::{self, Ident};
+use crate::nodes::Node;
+use crate::sys;
+use crate::wire::Fields;
 
-/// Every field of struct stat is valid (`P9_STATS_BASIC`).
-const STATS_BASIC: u64 = 0x7ff;
+/// Bytes of `struct fuse_attr`, and of `struct fuse_entry_out`, which ends with one.
+pub const ATTR_LEN: usize = 88;
+pub const ENTRY_LEN: usize = 40 + ATTR_LEN;
 
-/// What statfs reports as the file system's type (`V9FS_MAGIC`).
-const V9FS_MAGIC: u32 = 0x0102_1997;
-
-/// `P9_LOCK_SUCCESS` and `P9_LOCK_TYPE_UNLCK`.
-const LOCK_SUCCESS: u8 = 0;
-const LOCK_TYPE_UNLOCKED: u8 = 2;
-
-/// Bits of [`Change::valid`] (`P9_ATTR_*`).
+/// What a change is of (`FATTR_*`).
 mod valid {
     pub const MODE: u32 = 1;
     pub const UID: u32 = 1 << 1;
@@ -29,145 +23,189 @@ mod valid {
     pub const SIZE: u32 = 1 << 3;
     pub const ATIME: u32 = 1 << 4;
     pub const MTIME: u32 = 1 << 5;
-    pub const ATIME_SET: u32 = 1 << 7;
-    pub const MTIME_SET: u32 = 1 << 8;
+    pub const HANDLE: u32 = 1 << 6;
+    pub const ATIME_NOW: u32 = 1 << 7;
+    pub const MTIME_NOW: u32 = 1 << 8;
+}
+
+/// `struct fuse_setattr_in`.
+struct Change {
+    valid: u32,
+    handle: u64,
+    size: u64,
+    atime: (u64, u32),
+    mtime: (u64, u32),
+    mode: u32,
+    uid: u32,
+    gid: u32,
+}
+
+impl Change {
+    fn parse(fields: &mut Fields<'_>) -> Result<Self, Errno> {
+        let valid = fields.u32()?;
+        fields.skip(4)?;
+        let (handle, size) = (fields.u64()?, fields.u64()?);
+        fields.skip(8)?;
+        let (atime, mtime) = (fields.u64()?, fields.u64()?);
+        fields.skip(8)?;
+        let (atime, mtime) = ((atime, fields.u32()?), (mtime, fields.u32()?));
+        fields.skip(4)?;
+        let mode = fields.u32()?;
+        fields.skip(4)?;
+        let (uid, gid) = (fields.u32()?, fields.u32()?);
+        Ok(Self { valid, handle, size, atime, mtime, mode, uid, gid })
+    }
+
+    fn has(&self, bits: u32) -> bool {
+        self.valid & bits != 0
+    }
+
+    fn times(&self) -> Result<Timestamps, Errno> {
+        let time = |bit, now, time| match (self.has(bit), self.has(now)) {
+            (false, _) => Ok(Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT }),
+            (true, true) => Ok(Timespec { tv_sec: 0, tv_nsec: UTIME_NOW }),
+            (true, false) => timespec(time),
+        };
+        Ok(Timestamps {
+            last_access: time(valid::ATIME, valid::ATIME_NOW, self.atime)?,
+            last_modification: time(valid::MTIME, valid::MTIME_NOW, self.mtime)?,
+        })
+    }
+}
+
+fn timespec((seconds, nanos): (u64, u32)) -> Result<Timespec, Errno> {
+    match nanos {
+        0..1_000_000_000 => {
+            Ok(Timespec { tv_sec: seconds.cast_signed(), tv_nsec: i64::from(nanos) })
+        }
+        _ => Err(Errno::INVAL),
+    }
 }
 
 impl Server {
-    pub(super) fn getattr(&mut self, fid: u32, reply: &mut Reply) -> Result<(), Errno> {
-        let stat = self.fids.get(fid)?.node.stat()?;
-        reply.u64(STATS_BASIC);
-        reply.qid(host::qid(&stat, self.root.ident));
-        write_stat(&stat, reply);
+    /// The times for which names and attributes are taken as known (`struct fuse_entry_out`).
+    pub(super) fn put_valid_entry(&mut self) {
+        let (seconds, nanos) = valid_for();
+        self.body.u64(seconds);
+        self.body.u64(seconds);
+        self.body.u32(nanos);
+        self.body.u32(nanos);
+    }
+
+    /// `struct fuse_entry_out`.
+    pub(super) fn put_entry(&mut self, number: u64, stat: &Stat) -> Result<(), Errno> {
+        self.body.u64(number);
+        self.body.u64(0);
+        self.put_valid_entry();
+        self.put_attr(number, stat)
+    }
+
+    /// `struct fuse_attr`.
+    fn put_attr(&mut self, number: u64, stat: &Stat) -> Result<(), Errno> {
+        let owner = self.owner(self.nodes.get(number)?.fd.as_fd(), stat);
+        let body = &mut self.body;
+        body.u64(Ident::of(stat).number(self.root));
+        body.u64(stat.st_size.cast_unsigned());
+        body.u64(stat.st_blocks.cast_unsigned());
+        for seconds in [stat.st_atime, stat.st_mtime, stat.st_ctime] {
+            body.u64(seconds as u64);
+        }
+        for nanos in [stat.st_atime_nsec, stat.st_mtime_nsec, stat.st_ctime_nsec] {
+            body.u32(nanos as u32);
+        }
+        body.u32(stat.st_mode);
+        body.u32(u32::try_from(stat.st_nlink).unwrap_or(u32::MAX));
+        body.u32(owner.uid);
+        body.u32(owner.gid);
+        body.u32(device_number(stat.st_rdev));
+        body.u32(u32::try_from(stat.st_blksize).unwrap_or(4096));
+        body.u32(0);
         Ok(())
     }
 
-    /// A device of the host keeps the attributes the host gave it.
-    /// Owner first (it clears set-id bits), times last (the others touch them).
-    pub(super) fn setattr(&mut self, fid: u32, change: &Change) -> Result<(), Errno> {
-        let fid = self.fids.get(fid)?;
-        if fid.node.is_device() {
+    /// `struct fuse_attr_out`.
+    fn put_attr_out(&mut self, number: u64, stat: &Stat) -> Result<(), Errno> {
+        let (seconds, nanos) = valid_for();
+        self.body.u64(seconds);
+        self.body.u32(nanos);
+        self.body.u32(0);
+        self.put_attr(number, stat)
+    }
+
+    /// `struct fuse_getattr_in`.
+    pub(super) fn getattr(&mut self, number: u64, _: &mut Fields<'_>) -> Result<(), Errno> {
+        let stat = rustix::fs::fstat(&self.nodes.get(number)?.fd)?;
+        self.put_attr_out(number, &stat)
+    }
+
+    /// A device of the host keeps the attributes that the host gave it. The owner comes first (it
+    /// clears set-id bits), times last (the others touch them).
+    pub(super) fn setattr(&mut self, number: u64, fields: &mut Fields<'_>) -> Result<(), Errno> {
+        let change = Change::parse(fields)?;
+        let times = change.times()?;
+        let node = self.nodes.get(number)?;
+        if node.is_device() || (self.file.is_some() && node.is_dir()) {
             return Err(self.deny(Errno::PERM));
         }
-        let has = |bits| change.valid & bits != 0;
-        let times = times(change)?;
-        if has(valid::UID | valid::GID) {
-            chown(fid, change)?;
+        if change.has(valid::UID | valid::GID) {
+            let stat = rustix::fs::fstat(&node.fd)?;
+            let id = |bit, id| change.has(bit).then_some(id);
+            let (uid, gid) = (id(valid::UID, change.uid), id(valid::GID, change.gid));
+            self.owners.give(&self.descriptors, node.fd.as_fd(), &stat, uid, gid)?;
         }
-        if has(valid::MODE) {
-            chmod(fid, change.mode)?;
+        if change.has(valid::MODE) {
+            self.chmod(node, change.mode)?;
         }
-        if has(valid::SIZE) {
-            self.quota.change(fid.node.fd(), false, || truncate(fid, change.size))?;
+        if change.has(valid::SIZE) {
+            let opened = change.has(valid::HANDLE).then_some(change.handle);
+            self.truncate(number, opened, change.size)?;
         }
-        if has(valid::ATIME | valid::MTIME) {
-            rustix::fs::utimensat(fid.node.fd(), c"", &times, AtFlags::EMPTY_PATH)?;
+        let node = self.nodes.get(number)?;
+        if change.has(valid::ATIME | valid::MTIME) {
+            rustix::fs::utimensat(&node.fd, c"", &times, AtFlags::EMPTY_PATH)?;
         }
+        let stat = rustix::fs::fstat(&node.fd)?;
+        self.put_attr_out(number, &stat)
+    }
+
+    fn chmod(&self, node: &Node, mode: u32) -> Result<(), Errno> {
+        if node.kind == FileType::Symlink {
+            return Err(Errno::OPNOTSUPP);
+        }
+        let mode = host::permitted_mode(mode & 0o7777, node.is_dir());
+        let name = self.descriptors.name(&node.fd);
+        let change = || {
+            let mode = Mode::from_raw_mode(mode);
+            rustix::fs::chmodat(self.descriptors.dir(), &*name, mode, AtFlags::empty())
+        };
+        if mode & libc::S_ISGID != 0 { sys::with_group_bit(change) } else { change() }
+    }
+
+    /// `struct fuse_kstatfs`.
+    pub(super) fn statfs(&mut self, number: u64) -> Result<(), Errno> {
+        let held = match &self.file {
+            Some(file) => file,
+            None => &self.nodes.get(number)?.fd,
+        };
+        let stat = rustix::fs::fstatvfs(held)?;
+        for value in [stat.f_blocks, stat.f_bfree, stat.f_bavail, stat.f_files, stat.f_ffree] {
+            self.body.u64(value);
+        }
+        self.body.u32(u32::try_from(stat.f_bsize).unwrap_or(4096));
+        self.body.u32(u32::try_from(stat.f_namemax).unwrap_or(255));
+        self.body.u32(u32::try_from(stat.f_frsize).unwrap_or(4096));
+        self.body.zeros(4 + 24);
         Ok(())
     }
-
-    pub(super) fn statfs(&mut self, fid: u32, reply: &mut Reply) -> Result<(), Errno> {
-        let stat = rustix::fs::fstatvfs(self.fids.get(fid)?.node.fd())?;
-        reply.u32(V9FS_MAGIC);
-        reply.u32(u32::try_from(stat.f_bsize).unwrap_or(4096));
-        for value in
-            [stat.f_blocks, stat.f_bfree, stat.f_bavail, stat.f_files, stat.f_ffree, stat.f_fsid]
-        {
-            reply.u64(value);
-        }
-        reply.u32(stat.f_namemax as u32);
-        Ok(())
-    }
-
-    pub(super) fn lock(&mut self, fid: u32, reply: &mut Reply) -> Result<(), Errno> {
-        self.fids.get(fid)?;
-        reply.u8(LOCK_SUCCESS);
-        Ok(())
-    }
-
-    pub(super) fn getlock(
-        &mut self,
-        fid: u32,
-        range: &LockRange<'_>,
-        reply: &mut Reply,
-    ) -> Result<(), Errno> {
-        self.fids.get(fid)?;
-        reply.u8(LOCK_TYPE_UNLOCKED);
-        reply.u64(range.start);
-        reply.u64(range.len);
-        reply.u32(range.pid);
-        reply.string(range.client);
-        Ok(())
-    }
 }
 
-/// The fields of Rgetattr after the qid; creation time, generation and data
-/// version are not known and zero.
-fn write_stat(stat: &Stat, reply: &mut Reply) {
-    for value in [stat.st_mode, stat.st_uid, stat.st_gid] {
-        reply.u32(value);
-    }
-    let values = [
-        stat.st_nlink,
-        stat.st_rdev,
-        stat.st_size as u64,
-        stat.st_blksize as u64,
-        stat.st_blocks as u64,
-        stat.st_atime as u64,
-        stat.st_atime_nsec,
-        stat.st_mtime as u64,
-        stat.st_mtime_nsec,
-        stat.st_ctime as u64,
-        stat.st_ctime_nsec,
-    ];
-    values.into_iter().chain([0; 4]).for_each(|value| reply.u64(value));
+/// Seconds and the rest of a second.
+fn valid_for() -> (u64, u32) {
+    (u64::from(VALID_NS / 1_000_000_000), VALID_NS % 1_000_000_000)
 }
 
-fn chown(fid: &Fid, change: &Change) -> Result<(), Errno> {
-    let id = |bit, id| match (change.valid & bit != 0, id) {
-        (true, u32::MAX) => Err(Errno::INVAL),
-        (set, id) => Ok(set.then_some(id)),
-    };
-    let owner = id(valid::UID, change.uid)?.map(Uid::from_raw);
-    let group = id(valid::GID, change.gid)?.map(Gid::from_raw);
-    rustix::fs::chownat(fid.node.fd(), c"", owner, group, AtFlags::EMPTY_PATH)
-}
-
-/// Through the file the guest has open, if any: it may have no name any more.
-fn chmod(fid: &Fid, mode: u32) -> Result<(), Errno> {
-    let mode = host::permitted_mode(mode, fid.node.is_dir());
-    match fid.file() {
-        Ok(file) => rustix::fs::fchmod(file, Mode::from_raw_mode(mode)),
-        Err(_) => fid.node.chmod(mode),
-    }
-}
-
-/// Through the file the guest has open if that allows it, else through one
-/// opened for this.
-fn truncate(fid: &Fid, size: u64) -> Result<(), Errno> {
-    match fid.file().and_then(|file| rustix::fs::ftruncate(file, size)) {
-        Err(Errno::BADF | Errno::INVAL) => {
-            rustix::fs::ftruncate(fid.node.open(OFlags::WRONLY)?, size)
-        }
-        result => result,
-    }
-}
-
-fn times(change: &Change) -> Result<Timestamps, Errno> {
-    let time = |bit, set_bit, time| match (change.valid & bit != 0, change.valid & set_bit != 0) {
-        (false, _) => Ok(Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT }),
-        (true, false) => Ok(Timespec { tv_sec: 0, tv_nsec: UTIME_NOW }),
-        (true, true) => timespec(time),
-    };
-    Ok(Timestamps {
-        last_access: time(valid::ATIME, valid::ATIME_SET, change.atime)?,
-        last_modification: time(valid::MTIME, valid::MTIME_SET, change.mtime)?,
-    })
-}
-
-fn timespec((seconds, nanos): (u64, u64)) -> Result<Timespec, Errno> {
-    if nanos > 999_999_999 {
-        return Err(Errno::INVAL);
-    }
-    Ok(Timespec { tv_sec: seconds as i64, tv_nsec: nanos as _ })
+/// A device's number as the kernel packs it into 32 bits (`new_encode_dev`).
+fn device_number(device: u64) -> u32 {
+    let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
+    (minor & 0xff) | (major << 8) | ((minor & !0xff) << 12)
 }

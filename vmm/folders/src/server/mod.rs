@@ -1,152 +1,305 @@
-//! One connection: the session requests, and the way of every request through
-//! revocation and the gate to what carries it out.
+//! The way of a request through the rights to what carries it out.
 
 mod attr;
 mod files;
 mod tree;
+mod xattr;
 
-use std::mem::MaybeUninit;
-use std::rc::Rc;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
+use rustix::fs::{FileType, OFlags, Stat};
 use rustix::io::Errno;
 
-use crate::fids::Fids;
-use crate::gate;
-use crate::host::{self, Name, Node};
+use crate::host::{self, Descriptors, Ident};
+use crate::locks::Lockers;
+use crate::nodes::{Content, Node, Nodes, ROOT};
+use crate::owners::{Owner, Owners};
 use crate::quota::Quota;
-use crate::request::Request;
-use crate::wire::{Qid, Reply};
-use crate::{Folder, FolderError, Live, MSIZE_MAX, MSIZE_MIN, Metrics, Rights};
+use crate::table::Table;
+use crate::wire::{Body, Fields, Head, REPLY_HEAD_LEN, REQUEST_HEAD_LEN, opcode};
+use crate::{Exchange, FILE_NAME, Folder, FolderError, Metrics, Rights, What};
 
-/// The one version spoken.
-const VERSION: &[u8] = b"9P2000.L";
+use files::Handle;
 
+/// The version of the protocol that is spoken (7.38), and the oldest that a guest may speak.
+const MAJOR: u32 = 7;
+const MINOR: u32 = 38;
+const MINOR_MIN: u32 = 31;
+
+/// The most bytes of a body that is not a file's content: a name and an attribute's value, and
+/// some spare.
+const BODY_LEN_MAX: usize = (64 << 10) + 4096;
+/// The most bytes of one reading or writing.
+const CONTENT_LEN_MAX: u32 = 1 << 20;
+/// For how long the guest may take names and attributes as it knows them, in nanoseconds.
+const VALID_NS: u32 = 1_000_000_000;
 /// Most bytes of directory entries read from the host at once.
-const ENTRIES_LEN: usize = 32 * 1024;
+const ENTRIES_LEN: usize = 32 << 10;
 
-/// Why a request was not carried out.
-pub enum Failure {
-    /// The guest is told and goes on.
-    Errno(Errno),
-    /// The connection ends.
-    Fatal(FolderError),
+/// Flags of FUSE_INIT (`FUSE_*` in the kernel's header).
+const WANTED: u64 = 1 // ASYNC_READ
+    | 1 << 1 // POSIX_LOCKS
+    | 1 << 3 // ATOMIC_O_TRUNC
+    | 1 << 5 // BIG_WRITES
+    | 1 << 10 // FLOCK_LOCKS
+    | 1 << 12 // AUTO_INVAL_DATA
+    | 1 << 13 // DO_READDIRPLUS
+    | 1 << 14 // READDIRPLUS_AUTO
+    | 1 << 15 // ASYNC_DIO
+    | 1 << 18 // PARALLEL_DIROPS
+    | 1 << 22 // MAX_PAGES
+    | 1 << 23 // CACHE_SYMLINKS
+    | 1 << 28 // HANDLE_KILLPRIV_V2
+    | 1 << 29; // SETXATTR_EXT
+/// `FUSE_SETXATTR_EXT`.
+const SETXATTR_EXT: u64 = 1 << 29;
+
+/// Whether a request is answered.
+enum Answer {
+    /// With what was put into the exchange, so many bytes, or with the body if none were.
+    Body,
+    Content(usize),
+    None,
 }
 
-impl From<Errno> for Failure {
-    fn from(errno: Errno) -> Self {
-        Self::Errno(errno)
-    }
-}
-
-/// The state of one connection.
+/// The state of one guest's folder.
 pub struct Server {
-    root: Node,
     rights: Rights,
-    live: Live,
-    revoked: bool,
-    fids: Fids,
+    owners: Owners,
+    descriptors: Descriptors,
+    /// The one file of a folder that is one file.
+    file: Option<OwnedFd>,
+    root: Ident,
+    nodes: Nodes,
+    handles: Table<Handle>,
+    lockers: Lockers,
     quota: Quota,
-    msize_max: u32,
-    msize: Option<usize>,
     metrics: Arc<Metrics>,
-    entries: Vec<MaybeUninit<u8>>,
+    ended: bool,
+    started: bool,
+    xattr_flags: bool,
+    request: Vec<u8>,
+    body: Body,
+    entries: Vec<std::mem::MaybeUninit<u8>>,
 }
 
 impl Server {
     /// # Errors
-    /// The folder's descriptor is not a directory or not usable.
+    /// [`FolderError`]: what is to be served is not what it should be.
     pub fn new(folder: Folder) -> Result<Self, FolderError> {
-        let root = Node::root(Rc::new(folder.dir), folder.submounts)
-            .map_err(|e| FolderError::Root(e.into()))?;
-        if !root.is_dir() {
+        let broken = |errno: Errno| FolderError::Root(errno.into());
+        let Folder { what, rights, owners, limits, descriptors, metrics } = folder;
+        let (dir, file) = match what {
+            What::Directory(dir) => (dir, None),
+            What::File { file, empty } => (empty, Some(file)),
+        };
+        let kind = |fd: &OwnedFd| -> Result<FileType, FolderError> {
+            let stat = rustix::fs::fstat(fd).map_err(broken)?;
+            Ok(FileType::from_raw_mode(stat.st_mode))
+        };
+        if kind(&dir)? != FileType::Directory {
             return Err(FolderError::NotADirectory);
         }
+        if file.as_ref().map(kind).transpose()?.is_some_and(|kind| kind != FileType::RegularFile) {
+            return Err(FolderError::NotAFile);
+        }
+        if !host::is_open(file.as_ref().unwrap_or(&dir)).map_err(broken)? {
+            return Err(FolderError::NotOfFiles("the folder's file system"));
+        }
+        let dir = descriptors.hold(&dir).map_err(broken)?;
+        let stat = rustix::fs::fstat(&dir).map_err(broken)?;
+        let root = Ident::of(&stat);
+        crate::sys::lower_group_bit();
         Ok(Self {
+            rights,
+            owners,
+            descriptors,
+            file,
             root,
-            rights: folder.rights,
-            live: folder.live,
-            revoked: false,
-            fids: Fids::new(folder.limits.fids_max),
-            quota: Quota::new(&folder.limits),
-            msize_max: folder.limits.msize_max.clamp(MSIZE_MIN, MSIZE_MAX),
-            msize: None,
-            metrics: folder.metrics,
-            entries: vec![MaybeUninit::uninit(); ENTRIES_LEN],
+            nodes: Nodes::new(Node::new(dir, &stat), limits.nodes_max).map_err(broken)?,
+            handles: Table::new(limits.opened_max),
+            lockers: Lockers::new(limits.lockers_max),
+            quota: Quota::new(&limits),
+            metrics,
+            ended: false,
+            started: false,
+            xattr_flags: false,
+            request: Vec::new(),
+            body: Body::default(),
+            entries: vec![std::mem::MaybeUninit::uninit(); ENTRIES_LEN],
         })
     }
 
-    /// The agreed size of messages in bytes, once there is one.
-    pub fn msize(&self) -> Option<usize> {
-        self.msize
+    /// Ends all access: every file is closed, and every request from now on fails with EACCES.
+    pub fn end(&mut self) {
+        self.ended = true;
+        self.handles.clear();
+        self.lockers.clear();
+        self.nodes.forget_all();
     }
 
-    /// Carries out one request and writes the body of its answer.
-    pub fn handle(&mut self, request: &Request<'_>, reply: &mut Reply) -> Result<(), Failure> {
+    /// Carries out one request of the guest's.
+    pub fn serve(&mut self, exchange: &mut dyn Exchange) {
         Metrics::add(&self.metrics.requests, 1);
-        if self.is_revoked() {
-            return match gate::is_release(request) {
-                true => Ok(()),
-                false => Err(self.deny(Errno::ACCESS).into()),
-            };
+        let mut head = [0; REQUEST_HEAD_LEN];
+        if exchange.take(&mut head) != head.len() {
+            return;
         }
-        if let Err(errno) = gate::check(request, self.rights) {
-            self.release_removed(request);
-            return Err(self.deny(errno).into());
-        }
-        self.carry_out(request, reply)
+        let Ok(head) = Head::parse(&head) else { return };
+        self.body.clear();
+        let (error, len) = match self.answer(&head, exchange) {
+            Ok(Answer::None) => return,
+            Ok(Answer::Content(len)) => (0, len),
+            Ok(Answer::Body) => match exchange.put(self.body.bytes()) == self.body.len() {
+                true => (0, self.body.len()),
+                false => (Errno::OVERFLOW.raw_os_error(), 0),
+            },
+            Err(errno) => (errno.raw_os_error(), 0),
+        };
+        let mut reply = [0; REPLY_HEAD_LEN];
+        reply[..4].copy_from_slice(&((REPLY_HEAD_LEN + len) as u32).to_le_bytes());
+        reply[4..8].copy_from_slice(&(-error).to_le_bytes());
+        reply[8..].copy_from_slice(&head.unique.to_le_bytes());
+        exchange.finish(reply);
     }
 
-    fn carry_out(&mut self, request: &Request<'_>, reply: &mut Reply) -> Result<(), Failure> {
-        match *request {
-            Request::Version { msize, version } => return self.version(msize, version, reply),
-            Request::Attach { fid, tree } => self.attach(fid, tree, reply),
-            Request::Walk { fid, newfid, ref names } => self.walk(fid, newfid, names, reply),
-            Request::Flush => Ok(()),
-            Request::Clunk { fid } => self.fids.remove(fid).map(drop),
-            Request::Getattr { fid } => self.getattr(fid, reply),
-            Request::Setattr { fid, ref change } => self.setattr(fid, change),
-            Request::Statfs { fid } => self.statfs(fid, reply),
-            Request::Lopen { fid, flags } => self.lopen(fid, flags, reply),
-            Request::Lcreate { dir, name, flags, mode } => {
-                self.lcreate(dir, name, flags, mode, reply)
-            }
-            Request::Read { fid, offset, count } => self.read(fid, offset, count, reply),
-            Request::Write { fid, offset, data } => self.write(fid, offset, data, reply),
-            Request::Readdir { fid, offset, count } => self.readdir(fid, offset, count, reply),
-            Request::Fsync { fid, data_only } => self.fsync(fid, data_only),
-            Request::Readlink { fid } => self.readlink(fid, reply),
-            Request::Symlink { dir, name, target } => self.symlink(dir, name, target, reply),
-            Request::Mkdir { dir, name, mode } => self.mkdir(dir, name, mode, reply),
-            Request::Mknod { dir, name, mode } => self.mknod(dir, name, mode, reply),
-            Request::Link { dir, fid, name } => self.link(dir, fid, name),
-            Request::Rename { fid, dir, name } => self.rename(fid, dir, name),
-            Request::Renameat { dir, name, new_dir, new_name } => {
-                self.renameat(dir, name, new_dir, new_name)
-            }
-            Request::Unlinkat { dir, name, flags } => self.unlinkat(dir, name, flags),
-            Request::Remove { fid } => self.remove(fid),
-            Request::Lock { fid } => self.lock(fid, reply),
-            Request::Getlock { fid, ref range } => self.getlock(fid, range, reply),
-            Request::Auth | Request::Xattr | Request::Unknown => Err(Errno::OPNOTSUPP),
+    fn answer(&mut self, head: &Head, exchange: &mut dyn Exchange) -> Result<Answer, Errno> {
+        let content = if head.opcode == opcode::WRITE { files::WRITE_HEAD_LEN } else { usize::MAX };
+        let len = (head.len as usize).saturating_sub(REQUEST_HEAD_LEN).min(exchange.left());
+        let len = len.min(content);
+        if len > BODY_LEN_MAX {
+            return Err(Errno::TOOBIG);
         }
-        .map_err(Failure::from)
+        let mut request = std::mem::take(&mut self.request);
+        request.resize(len, 0);
+        let taken = exchange.take(&mut request);
+        let fields = Fields::new(request.get(..taken).unwrap_or_default());
+        let answer = self.admit(head).and_then(|()| self.carry_out(head, fields, exchange));
+        self.request = request;
+        match head.opcode {
+            opcode::FORGET | opcode::BATCH_FORGET | opcode::INTERRUPT => Ok(Answer::None),
+            _ => answer,
+        }
     }
 
-    /// Asks the capability, and closes every file the moment it is gone.
-    fn is_revoked(&mut self) -> bool {
-        if !self.revoked && !(self.live)() {
-            self.revoked = true;
-            self.fids.clear();
+    /// What holds for every request.
+    fn admit(&mut self, head: &Head) -> Result<(), Errno> {
+        if self.ended || self.rights == Rights::default() {
+            return Err(self.deny(Errno::ACCESS));
         }
-        self.revoked
+        if !self.started && head.opcode != opcode::INIT {
+            return Err(self.deny(Errno::PROTO));
+        }
+        let changes = matches!(
+            head.opcode,
+            opcode::SETATTR
+                | opcode::SYMLINK
+                | opcode::MKNOD
+                | opcode::MKDIR
+                | opcode::UNLINK
+                | opcode::RMDIR
+                | opcode::RENAME
+                | opcode::RENAME2
+                | opcode::LINK
+                | opcode::WRITE
+                | opcode::SETXATTR
+                | opcode::REMOVEXATTR
+                | opcode::CREATE
+                | opcode::TMPFILE
+                | opcode::FALLOCATE
+                | opcode::COPY_FILE_RANGE
+                | opcode::COPY_FILE_RANGE_64
+        );
+        let reads = matches!(
+            head.opcode,
+            opcode::READ | opcode::READDIR | opcode::READDIRPLUS | opcode::READLINK
+        );
+        if changes && !self.rights.write {
+            return Err(self.deny(Errno::ROFS));
+        }
+        if reads && !self.rights.read {
+            return Err(self.deny(Errno::ACCESS));
+        }
+        Ok(())
     }
 
-    /// A Tremove ends its fid even when it fails (remove(5)).
-    fn release_removed(&mut self, request: &Request<'_>) {
-        if let Request::Remove { fid } = request {
-            let _ = self.fids.remove(*fid);
+    fn carry_out(
+        &mut self,
+        head: &Head,
+        mut fields: Fields<'_>,
+        exchange: &mut dyn Exchange,
+    ) -> Result<Answer, Errno> {
+        let (node, fields) = (head.node, &mut fields);
+        match head.opcode {
+            opcode::READ => return self.read(fields, exchange).map(Answer::Content),
+            opcode::WRITE => self.write(fields, exchange),
+            opcode::READDIR => self.readdir(node, fields, exchange.room(), false),
+            opcode::READDIRPLUS => self.readdir(node, fields, exchange.room(), true),
+            opcode::INIT => self.init(fields),
+            opcode::LOOKUP => self.lookup(node, fields.text()?),
+            opcode::FORGET => self.forget(node, fields.u64()?),
+            opcode::BATCH_FORGET => self.batch_forget(fields),
+            opcode::GETATTR => self.getattr(node, fields),
+            opcode::SETATTR => self.setattr(node, fields),
+            opcode::READLINK => self.readlink(node),
+            opcode::SYMLINK => self.symlink(head, fields),
+            opcode::MKNOD => self.mknod(head, fields),
+            opcode::MKDIR => self.mkdir(head, fields),
+            opcode::UNLINK => self.unlink(node, fields.text()?, false),
+            opcode::RMDIR => self.unlink(node, fields.text()?, true),
+            opcode::RENAME => self.rename(node, fields, false),
+            opcode::RENAME2 => self.rename(node, fields, true),
+            opcode::LINK => self.link(node, fields),
+            opcode::OPEN => self.open(node, fields),
+            opcode::OPENDIR => self.opendir(node),
+            opcode::CREATE => self.create(head, fields, false),
+            opcode::TMPFILE => self.create(head, fields, true),
+            opcode::STATFS => self.statfs(node),
+            opcode::RELEASE | opcode::RELEASEDIR => self.release(fields.u64()?),
+            opcode::FSYNC | opcode::FSYNCDIR => self.fsync(fields),
+            opcode::SYNCFS => self.syncfs(),
+            opcode::FLUSH => self.flush(node, fields),
+            opcode::FALLOCATE => self.fallocate(fields),
+            opcode::LSEEK => self.lseek(fields),
+            opcode::COPY_FILE_RANGE => self.copy_range(fields, false),
+            opcode::COPY_FILE_RANGE_64 => self.copy_range(fields, true),
+            opcode::SETXATTR => self.setxattr(node, fields),
+            opcode::GETXATTR => self.getxattr(node, fields),
+            opcode::LISTXATTR => self.listxattr(node, fields),
+            opcode::REMOVEXATTR => self.removexattr(node, fields),
+            opcode::GETLK => self.getlk(node, fields),
+            opcode::SETLK | opcode::SETLKW => self.setlk(node, fields),
+            opcode::IOCTL => Err(Errno::NOTTY),
+            opcode::INTERRUPT | opcode::DESTROY => Ok(()),
+            _ => Err(Errno::NOSYS),
+        }?;
+        Ok(Answer::Body)
+    }
+
+    /// `struct fuse_init_in` and `struct fuse_init_out`.
+    fn init(&mut self, fields: &mut Fields<'_>) -> Result<(), Errno> {
+        let (major, minor) = (fields.u32()?, fields.u32()?);
+        if major != MAJOR || minor < MINOR_MIN {
+            return Err(Errno::PROTO);
         }
+        let (readahead, low) = (fields.u32()?, fields.u32()?);
+        let agreed = u64::from(low) & WANTED;
+        self.started = true;
+        self.xattr_flags = agreed & SETXATTR_EXT != 0;
+        self.body.u32(MAJOR);
+        self.body.u32(MINOR);
+        self.body.u32(readahead);
+        self.body.u32(agreed as u32);
+        // Requests in the background at once, and from how many on that is many.
+        self.body.u16(64);
+        self.body.u16(48);
+        self.body.u32(CONTENT_LEN_MAX);
+        // Nanoseconds.
+        self.body.u32(1);
+        self.body.u16((CONTENT_LEN_MAX / 4096) as u16);
+        self.body.zeros(2 + 4 + 4 + 24);
+        Ok(())
     }
 
     /// Counts a refusal of the folder's own.
@@ -155,91 +308,97 @@ impl Server {
         errno
     }
 
-    /// Checks a name the guest sent; one that could lead elsewhere is denied.
-    fn name<'a>(&self, bytes: &'a [u8]) -> Result<Name<'a>, Errno> {
-        Name::new(bytes).map_err(|errno| match errno {
+    /// A name of one component, which is not one of ours.
+    fn name<'a>(&self, bytes: &'a [u8]) -> Result<&'a [u8], Errno> {
+        host::name(bytes).map_err(|errno| match errno {
             Errno::ACCESS => self.deny(errno),
-            other => other,
+            errno => errno,
         })
     }
 
-    fn version(&mut self, msize: u32, version: &[u8], reply: &mut Reply) -> Result<(), Failure> {
-        if msize < MSIZE_MIN {
-            let (message, field) = ("Tversion", "msize (under 4096)");
-            return Err(Failure::Fatal(FolderError::Malformed { message, field }));
-        }
-        self.fids.clear();
-        let agreed = msize.min(self.msize_max);
-        let known = version == VERSION;
-        self.msize = known.then_some(agreed as usize);
-        reply.u32(agreed);
-        reply.string(if known { VERSION } else { b"unknown" });
-        Ok(())
+    /// A folder that is one file has no other names, and none come or go.
+    fn check_tree(&self) -> Result<(), Errno> {
+        if self.file.is_some() { Err(self.deny(Errno::PERM)) } else { Ok(()) }
     }
 
-    fn attach(&mut self, fid: u32, tree: &[u8], reply: &mut Reply) -> Result<(), Errno> {
-        if !matches!(tree, b"" | b"/") {
-            return Err(Errno::NOENT);
-        }
-        let stat = self.root.stat()?;
-        self.fids.insert(fid, self.root.clone())?;
-        reply.qid(host::qid(&stat, self.root.ident));
-        Ok(())
+    fn owner(&self, held: impl AsFd, stat: &Stat) -> Owner {
+        self.owners.of(&self.descriptors, held, stat)
     }
 
-    /// A walk that fails after its first name reports how far it came and
-    /// makes no fid (walk(5)).
-    fn walk(
-        &mut self,
-        fid: u32,
-        newfid: u32,
-        names: &[&[u8]],
-        reply: &mut Reply,
-    ) -> Result<(), Errno> {
-        let start = self.fids.get(fid)?;
-        if fid == newfid && start.open.is_some() {
-            return Err(Errno::INVAL);
-        }
-        if fid != newfid {
-            self.fids.check_free(newfid)?;
-        }
-        let (node, qids) = self.descend(start.node.clone(), names)?;
-        if qids.len() == names.len() {
-            if fid == newfid {
-                self.fids.remove(fid)?;
+    /// Opens a file that is held, if it is one that may be.
+    fn open_node(&self, node: &Node, flags: OFlags) -> Result<OwnedFd, Errno> {
+        match node.kind {
+            FileType::RegularFile | FileType::Directory => {
+                self.descriptors.open(&node.fd, flags)
             }
-            self.fids.insert(newfid, node)?;
+            FileType::Symlink => Err(Errno::LOOP),
+            // Opening one may wait, or act.
+            _ => Err(self.deny(Errno::ACCESS)),
         }
-        reply.u16(qids.len() as u16);
-        qids.into_iter().for_each(|qid| reply.qid(qid));
+    }
+
+    /// The guest has seen the file's content as it is at `stat`, or will.
+    fn note_content(&mut self, number: u64, stat: &Stat) {
+        if let Ok(node) = self.nodes.get_mut(number) {
+            node.cached = Some(Content::of(stat));
+        }
+    }
+
+    /// The node behind `held`, which the guest is told of.
+    fn known(&mut self, held: OwnedFd, stat: &Stat) -> Result<u64, Errno> {
+        self.nodes.add(Node::new(held, stat))
+    }
+
+    fn lookup(&mut self, dir: u64, name: &[u8]) -> Result<(), Errno> {
+        match self.find(dir, name) {
+            Ok((number, stat)) => self.put_entry(number, &stat),
+            // Known not to be there, for as long as any name is known.
+            Err(Errno::NOENT) => {
+                self.body.u64(0);
+                self.body.u64(0);
+                self.put_valid_entry();
+                self.body.zeros(attr::ATTR_LEN);
+                Ok(())
+            }
+            Err(errno) => Err(errno),
+        }
+    }
+
+    /// The file of that name in `dir`, which the guest is told of.
+    fn find(&mut self, dir: u64, name: &[u8]) -> Result<(u64, Stat), Errno> {
+        let name = self.name(name)?;
+        if let Some(file) = &self.file {
+            if (dir, name) != (ROOT, FILE_NAME.as_bytes()) {
+                return Err(Errno::NOENT);
+            }
+            let (held, stat) = (self.descriptors.hold(file)?, rustix::fs::fstat(file)?);
+            return Ok((self.known(held, &stat)?, stat));
+        }
+        let parent = self.nodes.dir(dir)?;
+        let stat = host::look(&parent.fd, name)?;
+        // What is held cannot have become another file with the same numbers.
+        if let Some(number) = self.nodes.find(Ident::of(&stat)) {
+            return Ok((number, stat));
+        }
+        let held = host::hold(&self.nodes.dir(dir)?.fd, name)?;
+        let stat = rustix::fs::fstat(&held)?;
+        Ok((self.known(held, &stat)?, stat))
+    }
+
+    fn forget(&mut self, number: u64, count: u64) -> Result<(), Errno> {
+        if self.nodes.forget(number, count) {
+            self.lockers.forget(number);
+        }
         Ok(())
     }
 
-    /// Goes down name by name; fails only if the first one does.
-    fn descend(&self, start: Node, names: &[&[u8]]) -> Result<(Node, Vec<Qid>), Errno> {
-        let mut node = start;
-        let mut qids = Vec::with_capacity(names.len());
-        for name in names {
-            match self.step(&node, name) {
-                Ok((child, qid)) => {
-                    node = child;
-                    qids.push(qid);
-                }
-                Err(errno) if qids.is_empty() => return Err(errno),
-                Err(_) => break,
-            }
+    fn batch_forget(&mut self, fields: &mut Fields<'_>) -> Result<(), Errno> {
+        let count = fields.u32()?;
+        fields.skip(4)?;
+        for _ in 0..count {
+            let (number, lookups) = (fields.u64()?, fields.u64()?);
+            self.forget(number, lookups)?;
         }
-        Ok((node, qids))
-    }
-
-    fn step(&self, dir: &Node, name: &[u8]) -> Result<(Node, Qid), Errno> {
-        if !dir.is_dir() {
-            return Err(Errno::NOTDIR);
-        }
-        let (child, stat) = dir.child(self.name(name)?).map_err(|errno| match errno {
-            Errno::XDEV => self.deny(Errno::ACCESS),
-            other => other,
-        })?;
-        Ok((child, host::qid(&stat, self.root.ident)))
+        Ok(())
     }
 }

@@ -1,149 +1,116 @@
-//! Making, linking, renaming and removing names.
+//! Names: made, moved and removed.
 
-use rustix::fs::{AtFlags, FileType, Mode, OFlags};
+use rustix::fs::{AtFlags, FileType, Mode, RenameFlags};
 use rustix::io::Errno;
 
 use super::Server;
-use crate::host::{self, Name, Node};
-use crate::wire::Reply;
-
-/// The flag of Tunlinkat that removes a directory (`P9_DOTL_AT_REMOVEDIR`).
-const REMOVE_DIR: u32 = 0x200;
+use super::files::UNFOLLOWED;
+use crate::host;
+use crate::wire::{Fields, Head};
 
 impl Server {
-    pub(super) fn readlink(&mut self, fid: u32, reply: &mut Reply) -> Result<(), Errno> {
-        let node = &self.fids.get(fid)?.node;
-        if node.file_type != FileType::Symlink {
+    /// What was made in `head`'s directory as `name`, given to who made it.
+    fn made(&mut self, head: &Head, name: &[u8]) -> Result<(), Errno> {
+        self.quota.made();
+        let held = host::hold(&self.nodes.dir(head.node)?.fd, name)?;
+        let stat = self.give_new(head, &held)?;
+        let number = self.known(held, &stat)?;
+        self.put_entry(number, &stat)
+    }
+
+    /// A name that is about to be made.
+    fn new_name<'a>(&self, name: &'a [u8]) -> Result<&'a [u8], Errno> {
+        self.check_tree()?;
+        self.quota.check_names()?;
+        self.name(name)
+    }
+
+    pub(super) fn mkdir(&mut self, head: &Head, fields: &mut Fields<'_>) -> Result<(), Errno> {
+        let mode = fields.u32()?;
+        fields.skip(4)?;
+        let name = self.new_name(fields.text()?)?;
+        // The directory's group bit comes from the one above, not from the guest.
+        let mode = Mode::from_raw_mode(mode & 0o1777);
+        rustix::fs::mkdirat(&self.nodes.dir(head.node)?.fd, name, mode)?;
+        self.made(head, name)
+    }
+
+    /// Regular files, fifos and sockets; devices would be the host's.
+    pub(super) fn mknod(&mut self, head: &Head, fields: &mut Fields<'_>) -> Result<(), Errno> {
+        let mode = fields.u32()?;
+        fields.skip(12)?;
+        let name = self.new_name(fields.text()?)?;
+        let kind = FileType::from_raw_mode(mode);
+        if !matches!(kind, FileType::RegularFile | FileType::Fifo | FileType::Socket) {
+            return Err(self.deny(Errno::PERM));
+        }
+        let mode = Mode::from_raw_mode(host::permitted_mode(mode & 0o7777, false));
+        rustix::fs::mknodat(&self.nodes.dir(head.node)?.fd, name, kind, mode, 0)?;
+        self.made(head, name)
+    }
+
+    pub(super) fn symlink(&mut self, head: &Head, fields: &mut Fields<'_>) -> Result<(), Errno> {
+        let (name, target) = (fields.text()?, fields.text()?);
+        let name = self.new_name(name)?;
+        rustix::fs::symlinkat(target, &self.nodes.dir(head.node)?.fd, name)?;
+        self.made(head, name)
+    }
+
+    pub(super) fn link(&mut self, dir: u64, fields: &mut Fields<'_>) -> Result<(), Errno> {
+        let number = fields.u64()?;
+        let name = self.new_name(fields.text()?)?;
+        let node = self.nodes.get(number)?;
+        if node.is_device() {
+            return Err(self.deny(Errno::PERM));
+        }
+        // To the file that is held, and no further if that is a symlink.
+        let held = self.descriptors.name(&node.fd);
+        let to = &self.nodes.dir(dir)?.fd;
+        let flags = AtFlags::SYMLINK_FOLLOW;
+        rustix::fs::linkat(self.descriptors.dir(), &*held, to, name, flags)?;
+        self.quota.made();
+        let stat = rustix::fs::fstat(&self.nodes.get(number)?.fd)?;
+        self.nodes.find(host::Ident::of(&stat)).ok_or(Errno::STALE)?;
+        self.put_entry(number, &stat)
+    }
+
+    pub(super) fn unlink(&mut self, dir: u64, name: &[u8], is_dir: bool) -> Result<(), Errno> {
+        self.check_tree()?;
+        let name = self.name(name)?;
+        let flags = if is_dir { AtFlags::REMOVEDIR } else { AtFlags::empty() };
+        let dir = &self.nodes.dir(dir)?.fd;
+        self.quota.remove(dir, name, || rustix::fs::unlinkat(dir, name, flags))
+    }
+
+    /// `struct fuse_rename_in`, or with flags `struct fuse_rename2_in`; two names.
+    pub(super) fn rename(
+        &mut self,
+        dir: u64,
+        fields: &mut Fields<'_>,
+        has_flags: bool,
+    ) -> Result<(), Errno> {
+        let new_dir = fields.u64()?;
+        let flags = if has_flags { fields.u32()? } else { 0 };
+        fields.skip(if has_flags { 4 } else { 0 })?;
+        self.check_tree()?;
+        let (name, new_name) = (self.name(fields.text()?)?, self.name(fields.text()?)?);
+        let known = RenameFlags::NOREPLACE | RenameFlags::EXCHANGE;
+        let flags = RenameFlags::from_bits(flags).filter(|flags| known.contains(*flags));
+        let flags = flags.ok_or(Errno::INVAL)?;
+        let (from, to) = (&self.nodes.dir(dir)?.fd, &self.nodes.dir(new_dir)?.fd);
+        // A name that is replaced is one less.
+        let replaces = flags.is_empty() && rustix::fs::statat(to, new_name, UNFOLLOWED).is_ok();
+        let rename = || rustix::fs::renameat_with(from, name, to, new_name, flags);
+        if replaces { self.quota.remove(to, new_name, rename) } else { rename() }
+    }
+
+    pub(super) fn readlink(&mut self, number: u64) -> Result<(), Errno> {
+        let node = self.nodes.get(number)?;
+        if node.kind != FileType::Symlink {
             return Err(Errno::INVAL);
         }
-        let target = rustix::fs::readlinkat(node.fd(), c"", Vec::new())?;
-        reply.string(target.as_bytes());
+        let target = rustix::fs::readlinkat(&node.fd, c"", Vec::new())?;
+        self.body.put(target.to_bytes());
         Ok(())
     }
-
-    pub(super) fn symlink(
-        &mut self,
-        dir: u32,
-        name: &[u8],
-        target: &[u8],
-        reply: &mut Reply,
-    ) -> Result<(), Errno> {
-        let (dir, name) = (self.fids.dir(dir)?, self.name(name)?);
-        self.quota.check_names()?;
-        rustix::fs::symlinkat(target, dir.fd(), name.bytes())?;
-        self.quota.made();
-        self.reply_with(dir, name, reply)
-    }
-
-    pub(super) fn mkdir(
-        &mut self,
-        dir: u32,
-        name: &[u8],
-        mode: u32,
-        reply: &mut Reply,
-    ) -> Result<(), Errno> {
-        let (dir, name) = (self.fids.dir(dir)?, self.name(name)?);
-        let mode = host::permitted_mode(mode, true);
-        self.quota.check_names()?;
-        rustix::fs::mkdirat(dir.fd(), name.bytes(), Mode::from_raw_mode(mode))?;
-        self.quota.made();
-        undo_umask(dir, name, mode)?;
-        self.reply_with(dir, name, reply)
-    }
-
-    /// Regular files, fifos and sockets; what a fifo or socket carries never
-    /// reaches the host, since neither can be opened here. Devices are denied.
-    pub(super) fn mknod(
-        &mut self,
-        dir: u32,
-        name: &[u8],
-        mode: u32,
-        reply: &mut Reply,
-    ) -> Result<(), Errno> {
-        let (dir, name) = (self.fids.dir(dir)?, self.name(name)?);
-        let permitted = host::permitted_mode(mode, false);
-        self.quota.check_names()?;
-        match FileType::from_raw_mode(mode) {
-            FileType::RegularFile => dir.create(name, OFlags::WRONLY, permitted).map(drop)?,
-            file_type @ (FileType::Fifo | FileType::Socket) => {
-                let mode = Mode::from_raw_mode(permitted);
-                rustix::fs::mknodat(dir.fd(), name.bytes(), file_type, mode, 0)?;
-            }
-            _ => return Err(self.deny(Errno::PERM)),
-        }
-        self.quota.made();
-        self.reply_with(dir, name, reply)
-    }
-
-    /// Links by name, as a link by descriptor needs privilege; the name may
-    /// by then mean another file, but only one of the same directory.
-    pub(super) fn link(&mut self, dir: u32, fid: u32, name: &[u8]) -> Result<(), Errno> {
-        let (dir, name) = (self.fids.dir(dir)?, self.name(name)?);
-        let from = self.fids.get(fid)?.node.current_place()?;
-        self.quota.check_names()?;
-        rustix::fs::linkat(&from.dir, &*from.name, dir.fd(), name.bytes(), AtFlags::empty())?;
-        self.quota.made();
-        Ok(())
-    }
-
-    pub(super) fn rename(&mut self, fid: u32, dir: u32, name: &[u8]) -> Result<(), Errno> {
-        let from = self.fids.get(fid)?.node.current_place()?.clone();
-        let to = self.fids.dir(dir)?.place_of(self.name(name)?);
-        rustix::fs::renameat(&from.dir, &*from.name, &to.dir, &*to.name)?;
-        self.fids.renamed(from.dir_ident, Name::new(&from.name)?, &to);
-        Ok(())
-    }
-
-    pub(super) fn renameat(
-        &mut self,
-        dir: u32,
-        name: &[u8],
-        new_dir: u32,
-        new_name: &[u8],
-    ) -> Result<(), Errno> {
-        let (from, name) = (self.fids.dir(dir)?, self.name(name)?);
-        let to = self.fids.dir(new_dir)?.place_of(self.name(new_name)?);
-        rustix::fs::renameat(from.fd(), name.bytes(), &to.dir, &*to.name)?;
-        let from = from.ident;
-        self.fids.renamed(from, name, &to);
-        Ok(())
-    }
-
-    pub(super) fn unlinkat(&mut self, dir: u32, name: &[u8], flags: u32) -> Result<(), Errno> {
-        let flags = match flags {
-            0 => AtFlags::empty(),
-            REMOVE_DIR => AtFlags::REMOVEDIR,
-            _ => return Err(Errno::INVAL),
-        };
-        let (dir, name) = (self.fids.dir(dir)?, self.name(name)?);
-        self.quota
-            .remove(dir.fd(), name.bytes(), || rustix::fs::unlinkat(dir.fd(), name.bytes(), flags))
-    }
-
-    /// The fid is gone even if the file stays (remove(5)).
-    pub(super) fn remove(&mut self, fid: u32) -> Result<(), Errno> {
-        let node = self.fids.remove(fid)?.node;
-        let place = node.current_place()?;
-        let flags = if node.is_dir() { AtFlags::REMOVEDIR } else { AtFlags::empty() };
-        self.quota.remove(&place.dir, &place.name, || {
-            rustix::fs::unlinkat(&place.dir, &*place.name, flags)
-        })
-    }
-
-    /// Answers with the qid of the file just made.
-    fn reply_with(&self, dir: &Node, name: Name<'_>, reply: &mut Reply) -> Result<(), Errno> {
-        let (_, stat) = dir.child(name)?;
-        reply.qid(host::qid(&stat, self.root.ident));
-        Ok(())
-    }
-}
-
-/// Gives a new directory the mode the guest chose, its own umask applied
-/// already, whatever the serving process' umask took away.
-fn undo_umask(dir: &Node, name: Name<'_>, mode: u32) -> Result<(), Errno> {
-    let (node, stat) = dir.child(name)?;
-    if node.is_dir() && stat.st_mode & 0o7777 != mode {
-        node.chmod(mode)?;
-    }
-    Ok(())
 }

@@ -1,49 +1,107 @@
-//! A 9P2000.L client for the tests: one request, one answer.
+//! A FUSE client for the tests: one request, one answer.
 #![allow(dead_code)]
 
-use std::io::{Read, Write};
-use std::os::unix::net::UnixStream;
+use std::fs::File;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::JoinHandle;
+use std::sync::atomic::Ordering;
 
-use exocell_folders::{Folder, FolderError, Limits, Metrics, Rights, SYSCALLS, serve};
-use seccompiler::{BpfProgram, SeccompAction, SeccompFilter};
+use exocell_folders::{
+    Descriptors, Errno, Exchange, Folder, Limits, Metrics, Owners, REPLY_HEAD_LEN, Rights, Server,
+    What,
+};
 
-pub const EPERM: u32 = libc::EPERM as u32;
-pub const ENOENT: u32 = libc::ENOENT as u32;
-pub const EBADF: u32 = libc::EBADF as u32;
-pub const EACCES: u32 = libc::EACCES as u32;
-pub const EINVAL: u32 = libc::EINVAL as u32;
-pub const ENOTDIR: u32 = libc::ENOTDIR as u32;
-pub const ENFILE: u32 = libc::ENFILE as u32;
-pub const EROFS: u32 = libc::EROFS as u32;
-pub const ELOOP: u32 = libc::ELOOP as u32;
-pub const ESTALE: u32 = libc::ESTALE as u32;
-pub const EEXIST: u32 = libc::EEXIST as u32;
-pub const EISDIR: u32 = libc::EISDIR as u32;
-pub const EOPNOTSUPP: u32 = libc::EOPNOTSUPP as u32;
-pub const ENAMETOOLONG: u32 = libc::ENAMETOOLONG as u32;
+pub const ROOT: u64 = 1;
 
-/// Answer body, or the errno of an Rlerror.
-pub type Answer = Result<Vec<u8>, u32>;
+/// Answer body, or the error.
+pub type Answer = Result<Vec<u8>, Errno>;
+
+/// A request and its answer in memory.
+pub struct Memory {
+    request: Vec<u8>,
+    at: usize,
+    body: Vec<u8>,
+    room: usize,
+    pub head: Option<[u8; REPLY_HEAD_LEN]>,
+}
+
+impl Memory {
+    pub fn new(request: Vec<u8>, room: usize) -> Self {
+        Self { request, at: 0, body: Vec::new(), room, head: None }
+    }
+
+    /// The answer, if one came.
+    pub fn answer(self) -> Option<Answer> {
+        let head = self.head?;
+        let error = i32::from_le_bytes(head[4..8].try_into().unwrap());
+        let len = u32::from_le_bytes(head[..4].try_into().unwrap()) as usize;
+        assert!(len <= REPLY_HEAD_LEN + self.body.len(), "it tells more than there is");
+        Some(match error {
+            0 => Ok(self.body),
+            error => Err(Errno::from_raw_os_error(-error)),
+        })
+    }
+}
+
+impl Exchange for Memory {
+    fn left(&self) -> usize {
+        self.request.len() - self.at
+    }
+
+    fn take(&mut self, into: &mut [u8]) -> usize {
+        let count = into.len().min(self.left());
+        into[..count].copy_from_slice(&self.request[self.at..self.at + count]);
+        self.at += count;
+        count
+    }
+
+    fn take_to(
+        &mut self,
+        file: BorrowedFd<'_>,
+        offset: u64,
+        count: usize,
+    ) -> Result<usize, Errno> {
+        let count = count.min(self.left());
+        let done = rustix::io::pwrite(file, &self.request[self.at..self.at + count], offset)?;
+        self.at += count;
+        Ok(done)
+    }
+
+    fn room(&self) -> usize {
+        self.room - self.body.len()
+    }
+
+    fn put(&mut self, bytes: &[u8]) -> usize {
+        let count = bytes.len().min(self.room());
+        self.body.extend_from_slice(&bytes[..count]);
+        count
+    }
+
+    fn put_from(
+        &mut self,
+        file: BorrowedFd<'_>,
+        offset: u64,
+        count: usize,
+    ) -> Result<usize, Errno> {
+        let mut bytes = vec![0; count.min(self.room())];
+        let done = rustix::io::pread(file, &mut bytes, offset)?;
+        self.body.extend_from_slice(&bytes[..done]);
+        Ok(done)
+    }
+
+    fn finish(&mut self, head: [u8; REPLY_HEAD_LEN]) {
+        self.head = Some(head);
+    }
+}
 
 /// The fields of a request, appended one by one.
-#[derive(Default)]
+#[derive(Default, Clone)]
 pub struct Msg(pub Vec<u8>);
 
 impl Msg {
     pub fn new() -> Self {
         Self::default()
-    }
-    pub fn u8(mut self, value: u8) -> Self {
-        self.0.push(value);
-        self
-    }
-    pub fn u16(mut self, value: u16) -> Self {
-        self.0.extend(value.to_le_bytes());
-        self
     }
     pub fn u32(mut self, value: u32) -> Self {
         self.0.extend(value.to_le_bytes());
@@ -54,258 +112,205 @@ impl Msg {
         self
     }
     pub fn s(mut self, value: impl AsRef<[u8]>) -> Self {
-        self = self.u16(value.as_ref().len() as u16);
         self.0.extend(value.as_ref());
+        self.0.push(0);
         self
     }
-    /// The whole message with its head.
-    pub fn frame(&self, number: u8, tag: u16) -> Vec<u8> {
-        let mut all = (self.0.len() as u32 + 7).to_le_bytes().to_vec();
-        all.push(number);
-        all.extend(tag.to_le_bytes());
-        all.extend(&self.0);
-        all
+    pub fn bytes(mut self, value: &[u8]) -> Self {
+        self.0.extend(value);
+        self
     }
 }
 
-/// A served folder and the guest's end of its stream.
-pub struct Guest {
-    pub stream: UnixStream,
-    pub live: Arc<AtomicBool>,
-    pub metrics: Arc<Metrics>,
-    pub server: Option<JoinHandle<Result<(), FolderError>>>,
+/// What a lookup tells.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Entry {
+    pub node: u64,
+    pub size: u64,
+    pub mode: u32,
+    pub uid: u32,
+    pub gid: u32,
 }
 
-/// Serves `dir`; fid 0 is attached to its root.
+fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap())
+}
+
+fn u64_at(bytes: &[u8], at: usize) -> u64 {
+    u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap())
+}
+
+impl Entry {
+    pub fn parse(bytes: &[u8]) -> Self {
+        Self { node: u64_at(bytes, 0), ..Self::of_attr(&bytes[40..]) }
+    }
+
+    pub fn of_attr(attr: &[u8]) -> Self {
+        Self {
+            node: 0,
+            size: u64_at(attr, 8),
+            mode: u32_at(attr, 60),
+            uid: u32_at(attr, 68),
+            gid: u32_at(attr, 72),
+        }
+    }
+}
+
+/// A served folder.
+pub struct Guest {
+    pub server: Server,
+    pub metrics: Arc<Metrics>,
+    pub uid: u32,
+    pub gid: u32,
+}
+
+/// Serves `dir` to a guest that has greeted it.
 pub fn mount(dir: &Path, rights: Rights) -> Guest {
     let mut guest = start(dir, rights, Limits::default());
-    guest.version(65536).unwrap();
-    guest.attach(0).unwrap();
+    guest.init().unwrap();
     guest
 }
 
 /// Serves `dir` without speaking to it yet.
 pub fn start(dir: &Path, rights: Rights, limits: Limits) -> Guest {
-    let live = Arc::new(AtomicBool::new(true));
-    let asked = live.clone();
-    let fd = std::fs::File::open(dir).unwrap().into();
-    let mut folder = Folder::new(fd, rights, Arc::new(move || asked.load(Ordering::SeqCst)));
-    folder.limits = limits;
-    start_folder(folder, live)
+    start_what(What::Directory(File::open(dir).unwrap().into()), rights, limits)
 }
 
-/// Serves `folder`, whose capability is `live`.
-pub fn start_folder(folder: Folder, live: Arc<AtomicBool>) -> Guest {
-    let (stream, far) = UnixStream::pair().unwrap();
-    let metrics = folder.metrics.clone();
-    let server = Some(std::thread::spawn(move || {
-        filter_calls();
-        serve(folder, far)
-    }));
-    Guest { stream, live, metrics, server }
-}
-
-/// Allows the calling thread what a serving thread needs, and what its
-/// allocations and its end need; anything else ends the whole test.
-fn filter_calls() {
-    let of_the_thread = [
-        libc::SYS_brk,
-        libc::SYS_mmap,
-        libc::SYS_munmap,
-        libc::SYS_mremap,
-        libc::SYS_mprotect,
-        libc::SYS_madvise,
-        libc::SYS_futex,
-        libc::SYS_sigaltstack,
-        libc::SYS_rt_sigprocmask,
-        libc::SYS_rt_sigreturn,
-        libc::SYS_exit,
-        // The allocator reads overcommit_memory where there is a /proc.
-        libc::SYS_read,
-        // The standard library's check of a descriptor it closes, in debug builds.
-        libc::SYS_fcntl,
-    ];
-    let calls = SYSCALLS.iter().chain(&of_the_thread);
-    let rules = calls.map(|&call| (call, vec![])).collect();
-    let (other, listed) = (SeccompAction::KillProcess, SeccompAction::Allow);
-    let arch = std::env::consts::ARCH.try_into().unwrap();
-    let filter = SeccompFilter::new(rules, other, listed, arch).unwrap();
-    let program: BpfProgram = filter.try_into().unwrap();
-    seccompiler::apply_filter(&program).unwrap();
+pub fn start_what(what: What, rights: Rights, limits: Limits) -> Guest {
+    let metrics = Arc::<Metrics>::default();
+    let folder = Folder {
+        what,
+        rights,
+        owners: Owners::Host,
+        limits,
+        descriptors: Descriptors::of_host().unwrap(),
+        metrics: metrics.clone(),
+    };
+    let server = Server::new(folder).unwrap();
+    // As whoever runs the tests.
+    let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+    Guest { server, metrics, uid, gid }
 }
 
 impl Guest {
-    /// Sends one request and waits for its answer.
-    pub fn call(&mut self, number: u8, msg: Msg) -> Answer {
-        self.stream.write_all(&msg.frame(number, 7)).unwrap();
-        let (kind, body) = self.receive();
-        match kind {
-            7 => Err(u32::from_le_bytes(body.try_into().unwrap())),
-            kind if kind == number + 1 => Ok(body),
-            kind => panic!("message {number} was answered by {kind}"),
+    /// The bytes of a request.
+    pub fn request(&self, opcode: u32, node: u64, body: &Msg) -> Vec<u8> {
+        let len = 40 + body.0.len() as u32;
+        let head = Msg::new().u32(len).u32(opcode).u64(7).u64(node);
+        head.u32(self.uid).u32(self.gid).u32(1).u32(0).bytes(&body.0).0
+    }
+
+    pub fn raw(&mut self, request: Vec<u8>, room: usize) -> Option<Answer> {
+        let mut memory = Memory::new(request, room);
+        self.server.serve(&mut memory);
+        memory.answer()
+    }
+
+    pub fn ask(&mut self, opcode: u32, node: u64, body: Msg) -> Answer {
+        let request = self.request(opcode, node, &body);
+        self.raw(request, 1 << 20).expect("an answer")
+    }
+
+    pub fn init(&mut self) -> Answer {
+        self.ask(26, 0, Msg::new().u32(7).u32(45).u32(1 << 17).u32(u32::MAX).u32(0))
+    }
+
+    pub fn lookup(&mut self, dir: u64, name: impl AsRef<[u8]>) -> Result<Entry, Errno> {
+        let entry = Entry::parse(&self.ask(1, dir, Msg::new().s(name))?);
+        if entry.node == 0 { Err(Errno::NOENT) } else { Ok(entry) }
+    }
+
+    /// Looks a path up from the root.
+    pub fn find(&mut self, path: &str) -> Result<Entry, Errno> {
+        let mut entry = Entry { node: ROOT, size: 0, mode: 0, uid: 0, gid: 0 };
+        for name in path.split('/') {
+            entry = self.lookup(entry.node, name)?;
         }
+        Ok(entry)
     }
 
-    pub fn receive(&mut self) -> (u8, Vec<u8>) {
-        let mut head = [0; 7];
-        self.stream.read_exact(&mut head).unwrap();
-        assert_eq!(u16::from_le_bytes([head[5], head[6]]), 7, "tag");
-        let size = u32::from_le_bytes(head[..4].try_into().unwrap()) as usize;
-        let mut body = vec![0; size - 7];
-        self.stream.read_exact(&mut body).unwrap();
-        (head[4], body)
+    pub fn getattr(&mut self, node: u64) -> Result<Entry, Errno> {
+        let answer = self.ask(3, node, Msg::new().u32(0).u32(0).u64(0))?;
+        Ok(Entry { node, ..Entry::of_attr(&answer[16..]) })
     }
 
-    /// Ends the stream and returns what the server says.
-    pub fn end(mut self) -> Result<(), FolderError> {
-        self.stream.shutdown(std::net::Shutdown::Write).unwrap();
-        self.server.take().unwrap().join().unwrap()
+    pub fn open(&mut self, node: u64, flags: i32) -> Result<u64, Errno> {
+        Ok(u64_at(&self.ask(14, node, Msg::new().u32(flags as u32).u32(0))?, 0))
     }
 
-    /// What the server ends with on its own.
-    pub fn server_error(mut self) -> String {
-        self.server.take().unwrap().join().unwrap().unwrap_err().to_string()
+    pub fn opendir(&mut self, node: u64) -> Result<u64, Errno> {
+        Ok(u64_at(&self.ask(27, node, Msg::new().u32(0).u32(0))?, 0))
     }
 
-    pub fn version(&mut self, msize: u32) -> Answer {
-        self.call(100, Msg::new().u32(msize).s("9P2000.L"))
+    pub fn read(&mut self, handle: u64, offset: u64, size: u32) -> Answer {
+        let body = Msg::new().u64(handle).u64(offset).u32(size).u32(0).u64(0).u32(0).u32(0);
+        self.ask(15, 0, body)
     }
-    pub fn attach(&mut self, fid: u32) -> Answer {
-        self.call(104, Msg::new().u32(fid).u32(u32::MAX).s("root").s("").u32(0))
+
+    pub fn write(&mut self, handle: u64, offset: u64, data: &[u8]) -> Result<u32, Errno> {
+        let body = Msg::new().u64(handle).u64(offset).u32(data.len() as u32).u32(0).u64(0);
+        Ok(u32_at(&self.ask(16, 0, body.u32(0).u32(0).bytes(data))?, 0))
     }
-    pub fn walk(&mut self, fid: u32, newfid: u32, names: &[&str]) -> Answer {
-        let msg = Msg::new().u32(fid).u32(newfid).u16(names.len() as u16);
-        self.call(110, names.iter().fold(msg, |msg, name| msg.s(name)))
-    }
-    /// Walks from the root and fails unless every name was found.
-    pub fn find(&mut self, newfid: u32, path: &str) -> Result<(), u32> {
-        let names: Vec<_> = path.split('/').filter(|n| !n.is_empty()).collect();
-        let body = self.walk(0, newfid, &names)?;
-        let found = u16::from_le_bytes([body[0], body[1]]);
-        if usize::from(found) == names.len() { Ok(()) } else { Err(ENOENT) }
-    }
-    pub fn lopen(&mut self, fid: u32, flags: i32) -> Answer {
-        self.call(12, Msg::new().u32(fid).u32(flags as u32))
-    }
-    pub fn lcreate(&mut self, dir: u32, name: &str, flags: i32, mode: u32) -> Answer {
-        self.call(14, Msg::new().u32(dir).s(name).u32(flags as u32).u32(mode).u32(0))
-    }
-    pub fn read(&mut self, fid: u32, offset: u64, count: u32) -> Answer {
-        let body = self.call(116, Msg::new().u32(fid).u64(offset).u32(count))?;
-        assert_eq!(u32::from_le_bytes(body[..4].try_into().unwrap()) as usize, body.len() - 4);
-        Ok(body[4..].to_vec())
-    }
-    pub fn write(&mut self, fid: u32, offset: u64, data: &[u8]) -> Answer {
-        let mut msg = Msg::new().u32(fid).u64(offset).u32(data.len() as u32);
-        msg.0.extend(data);
-        self.call(118, msg)
-    }
-    /// One Treaddir: (name, offset of the next, d_type, qid path).
-    pub fn readdir(
+
+    pub fn create(
         &mut self,
-        fid: u32,
-        offset: u64,
-        count: u32,
-    ) -> Result<Vec<(String, u64, u8, u64)>, u32> {
-        let body = self.call(40, Msg::new().u32(fid).u64(offset).u32(count))?;
-        let (mut rest, mut out) = (&body[4..], Vec::new());
-        assert!(rest.len() <= count as usize);
-        while !rest.is_empty() {
-            let len = usize::from(u16::from_le_bytes([rest[22], rest[23]]));
-            let name = String::from_utf8(rest[24..24 + len].to_vec()).unwrap();
-            let number = |at: usize| u64::from_le_bytes(rest[at..at + 8].try_into().unwrap());
-            out.push((name, number(13), rest[21], number(5)));
-            rest = &rest[24 + len..];
-        }
-        Ok(out)
+        dir: u64,
+        name: &str,
+        flags: i32,
+        mode: u32,
+    ) -> Result<(Entry, u64), Errno> {
+        let body = Msg::new().u32(flags as u32).u32(mode).u32(0).u32(0).s(name);
+        let answer = self.ask(35, dir, body)?;
+        Ok((Entry::parse(&answer), u64_at(&answer, 128)))
     }
-    /// Every name in an opened directory, in chunks of `count` bytes.
-    pub fn list(&mut self, fid: u32, count: u32) -> Vec<String> {
-        let (mut offset, mut names) = (0, Vec::new());
+
+    pub fn release(&mut self, handle: u64) -> Answer {
+        self.ask(18, 0, Msg::new().u64(handle).u32(0).u32(0).u64(0))
+    }
+
+    /// `valid` names which of mode, owner, group and size are set.
+    pub fn setattr(
+        &mut self,
+        node: u64,
+        valid: u32,
+        (mode, uid, gid): (u32, u32, u32),
+        size: u64,
+    ) -> Result<Entry, Errno> {
+        let body = Msg::new().u32(valid).u32(0).u64(0).u64(size).u64(0).u64(0).u64(0).u64(0);
+        let body = body.u32(0).u32(0).u32(0).u32(mode).u32(0).u32(uid).u32(gid).u32(0);
+        Ok(Entry::of_attr(&self.ask(4, node, body)?[16..]))
+    }
+
+    pub fn names(&mut self, dir: u64, plus: bool) -> Result<Vec<String>, Errno> {
+        let handle = self.opendir(dir)?;
+        let (mut names, mut offset) = (Vec::new(), 0);
         loop {
-            let batch = self.readdir(fid, offset, count).unwrap();
-            let Some(last) = batch.last() else { break };
-            offset = last.1;
-            names.extend(batch.into_iter().map(|entry| entry.0));
+            let body = Msg::new().u64(handle).u64(offset).u32(4096).u32(0).u64(0).u32(0).u32(0);
+            let answer = self.ask(if plus { 44 } else { 28 }, dir, body)?;
+            if answer.is_empty() {
+                self.ask(29, dir, Msg::new().u64(handle).u32(0).u32(0).u64(0))?;
+                return Ok(names);
+            }
+            let mut rest = &answer[..];
+            while !rest.is_empty() {
+                let entry = &rest[if plus { 128 } else { 0 }..];
+                let len = u32_at(entry, 16) as usize;
+                offset = u64_at(entry, 8);
+                names.push(String::from_utf8_lossy(&entry[24..24 + len]).into_owned());
+                let whole = (24 + len + if plus { 128 } else { 0 }).next_multiple_of(8);
+                rest = &rest[whole..];
+            }
         }
-        names.sort();
-        names
     }
-    pub fn getattr(&mut self, fid: u32) -> Result<Attr, u32> {
-        let body = self.call(24, Msg::new().u32(fid).u64(0x3fff))?;
-        assert_eq!(body.len(), 153);
-        let u32_at = |at: usize| u32::from_le_bytes(body[at..at + 4].try_into().unwrap());
-        let u64_at = |at: usize| u64::from_le_bytes(body[at..at + 8].try_into().unwrap());
-        Ok(Attr {
-            valid: u64_at(0),
-            qid_kind: body[8],
-            qid_path: u64_at(13),
-            mode: u32_at(21),
-            uid: u32_at(25),
-            nlink: u64_at(33),
-            size: u64_at(49),
-            mtime: (u64_at(89), u64_at(97)),
-        })
-    }
-    pub fn setattr(&mut self, fid: u32, valid: u32, set: Set) -> Answer {
-        let msg =
-            Msg::new().u32(fid).u32(valid).u32(set.mode).u32(set.uid).u32(set.uid).u64(set.size);
-        self.call(26, msg.u64(set.atime.0).u64(set.atime.1).u64(set.mtime.0).u64(set.mtime.1))
-    }
-    pub fn mkdir(&mut self, dir: u32, name: &str, mode: u32) -> Answer {
-        self.call(72, Msg::new().u32(dir).s(name).u32(mode).u32(0))
-    }
-    pub fn mknod(&mut self, dir: u32, name: &str, mode: u32) -> Answer {
-        self.call(18, Msg::new().u32(dir).s(name).u32(mode).u32(1).u32(3).u32(0))
-    }
-    pub fn symlink(&mut self, dir: u32, name: &str, target: &str) -> Answer {
-        self.call(16, Msg::new().u32(dir).s(name).s(target).u32(0))
-    }
-    pub fn readlink(&mut self, fid: u32) -> Answer {
-        self.call(22, Msg::new().u32(fid)).map(|body| body[2..].to_vec())
-    }
-    pub fn link(&mut self, dir: u32, fid: u32, name: &str) -> Answer {
-        self.call(70, Msg::new().u32(dir).u32(fid).s(name))
-    }
-    pub fn rename(&mut self, fid: u32, dir: u32, name: &str) -> Answer {
-        self.call(20, Msg::new().u32(fid).u32(dir).s(name))
-    }
-    pub fn renameat(&mut self, dir: u32, name: &str, new_dir: u32, new_name: &str) -> Answer {
-        self.call(74, Msg::new().u32(dir).s(name).u32(new_dir).s(new_name))
-    }
-    pub fn unlinkat(&mut self, dir: u32, name: &str, flags: u32) -> Answer {
-        self.call(76, Msg::new().u32(dir).s(name).u32(flags))
-    }
-    pub fn clunk(&mut self, fid: u32) -> Answer {
-        self.call(120, Msg::new().u32(fid))
-    }
-    pub fn remove(&mut self, fid: u32) -> Answer {
-        self.call(122, Msg::new().u32(fid))
-    }
+
     pub fn denials(&self) -> u64 {
-        self.metrics.denials.load(Ordering::SeqCst)
+        self.metrics.denials.load(Ordering::Relaxed)
     }
 }
 
-/// The parts of Rgetattr that tests look at.
-#[derive(Debug)]
-pub struct Attr {
-    pub valid: u64,
-    pub qid_kind: u8,
-    pub qid_path: u64,
-    pub mode: u32,
-    pub uid: u32,
-    pub nlink: u64,
-    pub size: u64,
-    pub mtime: (u64, u64),
-}
-
-/// The values of a Tsetattr.
-#[derive(Clone, Copy, Default)]
-pub struct Set {
-    pub mode: u32,
-    pub uid: u32,
-    pub size: u64,
-    pub atime: (u64, u64),
-    pub mtime: (u64, u64),
+/// Whether two descriptors are the same file: for holds.
+pub fn is_same(one: impl AsFd, other: impl AsFd) -> bool {
+    let stat = |fd: BorrowedFd<'_>| rustix::fs::fstat(fd).unwrap();
+    let (one, other) = (stat(one.as_fd()), stat(other.as_fd()));
+    (one.st_dev, one.st_ino) == (other.st_dev, other.st_ino)
 }

@@ -114,6 +114,13 @@ fn descriptors(table: &VolatileSlice<'_>) -> usize {
 }
 
 impl<'m> Buffers<'m> {
+    /// One piece.
+    pub fn of(slice: VolatileSlice<'m>) -> Self {
+        let mut buffers = Self::default();
+        buffers.push(slice);
+        buffers
+    }
+
     fn map(&mut self, mem: &'m GuestMemoryMmap, part: Descriptor) -> Result<(), ChainFault> {
         let len = part.len() as usize;
         if len > 0 {

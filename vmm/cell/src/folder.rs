@@ -1,0 +1,318 @@
+//! A folder of a `vm` cell: a process of its own serves it to the guest.
+//!
+//! ```text
+//! plan: opened -> launch: process in its root, "ready" -> supervisor: its socket -> served
+//!                                         end of access, end of the cell <──┘
+//! ```
+//! The process is started before the cell's record is made, from the operator's process, since it
+//! has other ids than the cell: a root operator's has all of the host's, with the few capabilities
+//! that giving files to others takes; any other has the operator's. What it is told comes by a
+//! socket whose other end the supervisor holds, and it ends with that.
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::fs::FileTypeExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use exocell_agent::FolderMount;
+use exocell_images::walk::Found;
+use exocell_folders::{Descriptors, Folder as Served, Limits, Owners, Server, What};
+use exocell_vmm::devices::fs::END;
+use exocell_vmm::devices::{DeviceLoop, FsConfig};
+use exocell_vmm::jail::{
+    self, Capability, FolderRoot, HostNetwork, IdentityMap, PathAccess, PathGrant, ThreadClass,
+};
+use exocell_xgate::{CapabilitySet, Folder, Rights};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+
+use crate::granted::{self, Location};
+use crate::{CellError, Layout};
+use crate::control::{receive_descriptor, send_descriptor};
+
+/// How long a process may take to be in its root, and to confirm the end of access.
+const READY_MAX: Duration = Duration::from_secs(60);
+const END_MAX: Duration = Duration::from_secs(5);
+/// What says that a process is in its root; else it says why not.
+const READY: u8 = b'+';
+/// The longest reason, in bytes.
+const REASON_LEN_MAX: u64 = 4096;
+/// Descriptors that a root operator's process may have, if the host has that many.
+const DESCRIPTORS_MAX: u64 = 1 << 20;
+
+/// A folder or a file of the host, opened.
+pub struct Share {
+    held: File,
+    granted: Folder,
+    is_file: bool,
+    tag: String,
+    /// The other end of its process's socket, once there is one.
+    control: Option<UnixStream>,
+}
+
+impl Share {
+    /// Opens every folder of the grant of a `vm` cell.
+    pub fn open_all(
+        layout: &Layout,
+        caps: &CapabilitySet,
+        locations: &[Location],
+    ) -> Result<Vec<Self>, CellError> {
+        let found = granted::find(layout, caps, locations)?;
+        let open = |(number, (found, granted))| Self::open(&found, granted, format!("folder{number}"));
+        (0..).zip(found).map(open).collect::<Result<_, CellError>>()
+    }
+
+    fn open(found: &Found, granted: Folder, tag: String) -> Result<Self, CellError> {
+        let at = granted.host.display();
+        let kind = found.metadata().file_type();
+        if kind.is_socket() {
+            return Err(CellError::Usage(format!(
+                "{at} is a socket of the host, which no cell reaches; for Docker in a cell, run \
+                 dockerd there (--privileged), and for a service of the host, --allow-net"
+            )));
+        }
+        if !kind.is_dir() && !kind.is_file() {
+            return Err(CellError::Usage(format!(
+                "{at} is neither a folder nor a regular file; give one of these (--volume)"
+            )));
+        }
+        // Who may not read it here may not have it read there.
+        let held = found
+            .open(granted.rights.contains(Rights::WRITE))
+            .map_err(granted::unopened(&granted))?;
+        Ok(Self { held, granted, is_file: kind.is_file(), tag, control: None })
+    }
+
+    /// How the guest mounts them: what is mounted below another comes after it.
+    pub fn mounts(shares: &[Self]) -> Vec<FolderMount> {
+        let mut mounts: Vec<FolderMount> = shares
+            .iter()
+            .map(|share| FolderMount {
+                tag: share.tag.clone(),
+                guest_path: share.granted.guest.display().to_string(),
+                read_only: !share.is_writable(),
+                is_file: share.is_file,
+            })
+            .collect();
+        mounts.sort_by_key(|mount| Path::new(&mount.guest_path).components().count());
+        mounts
+    }
+
+    pub fn tag(&self) -> &str {
+        &self.tag
+    }
+
+    pub fn granted(&self) -> &Folder {
+        &self.granted
+    }
+
+    pub fn is_writable(&self) -> bool {
+        self.granted.rights.contains(Rights::WRITE)
+    }
+
+    /// Starts the process that serves it to a guest whose memory is `memory`, and waits until that
+    /// is in its root. The caller must have one thread.
+    ///
+    /// # Errors
+    /// Says what the host did not allow.
+    pub fn start(&mut self, memory: &File, weight: u32) -> Result<(), CellError> {
+        let failed = "cannot make a socket pair";
+        let (ours, theirs) = UnixStream::pair().map_err(CellError::host(failed))?;
+        let limits = raise_descriptors();
+        let identity = IdentityMap::for_folder();
+        let spawned = jail::spawn(identity, HostNetwork::Never, |_| {
+            match self.serve(memory, &theirs, identity, weight) {
+                Ok(()) => 0,
+                Err(error) => {
+                    // Whoever started it is told, if it still waits.
+                    let _ = (&theirs).write_all(error.to_string().as_bytes());
+                    125
+                }
+            }
+        });
+        if let Some((soft, hard)) = limits {
+            let _ = setrlimit(Resource::RLIMIT_NOFILE, soft, hard);
+        }
+        spawned?;
+        drop(theirs);
+        self.await_ready(&ours)?;
+        self.control = Some(ours);
+        Ok(())
+    }
+
+    fn await_ready(&self, mut control: &UnixStream) -> Result<(), CellError> {
+        let at = self.granted.host.display();
+        let failed = format!("the process that serves {at} did not start");
+        control.set_read_timeout(Some(READY_MAX)).map_err(CellError::host(&*failed))?;
+        let mut word = [0];
+        let read = control.read(&mut word).map_err(CellError::host(&*failed))?;
+        if read == 1 && word[0] == READY {
+            return Ok(());
+        }
+        let mut why = word.get(..read).unwrap_or_default().to_vec();
+        let _ = control.take(REASON_LEN_MAX).read_to_end(&mut why);
+        let why = exocell_agent::printable(&String::from_utf8_lossy(&why)).to_string();
+        Err(CellError::Usage(format!("the folder {at} cannot be served: {why}")))
+    }
+
+    /// The body of the process.
+    fn serve(
+        &self,
+        memory: &File,
+        control: &UnixStream,
+        identity: IdentityMap,
+        weight: u32,
+    ) -> Result<(), CellError> {
+        let host = |what: &str| {
+            let what = what.to_owned();
+            move |error: nix::errno::Errno| CellError::host(what)(error.into())
+        };
+        leave_operator()?;
+        let kept = [self.held.as_raw_fd(), memory.as_raw_fd(), control.as_raw_fd()];
+        jail::close_all_but(&kept).map_err(CellError::host("cannot close descriptors"))?;
+        nix::sys::prctl::set_name(c"folder").map_err(host("cannot be named"))?;
+        crate::supervisor::set_priority(weight);
+        nix::sys::stat::umask(nix::sys::stat::Mode::empty());
+        let root = FolderRoot::enter(&self.granted.host, &self.held, self.is_writable())?;
+        let access = if self.is_writable() { PathAccess::Write } else { PathAccess::Read };
+        let at = root.file.as_ref().unwrap_or(&root.root).as_fd();
+        jail::forgo_capabilities();
+        let needed: &[Capability] = match identity {
+            IdentityMap::Everyone => &[
+                Capability::Chown,
+                Capability::DacOverride,
+                Capability::Fowner,
+                Capability::Fsetid,
+            ],
+            _ => &[Capability::DacOverride, Capability::Fowner],
+        };
+        jail::keep_capabilities(needed).map_err(CellError::host("cannot drop capabilities"))?;
+        jail::restrict_paths(&[PathGrant { at, access }])?;
+        let server = self.server(root, identity)?;
+        let mut said = control;
+        said.write_all(&[READY]).map_err(CellError::host("cannot say that it is ready"))?;
+        // Nobody is there to be served if the supervisor did not come up.
+        let Ok(listener) = receive_descriptor(control) else { return Ok(()) };
+        let _ = serve(server, memory, listener, control, &self.tag);
+        Ok(())
+    }
+
+    fn server(&self, root: FolderRoot, identity: IdentityMap) -> Result<Server, CellError> {
+        let FolderRoot { root, file, descriptors } = root;
+        let (soft, _) = getrlimit(Resource::RLIMIT_NOFILE).unwrap_or((1024, 1024));
+        let rights = exocell_folders::Rights {
+            read: self.granted.rights.contains(Rights::READ),
+            write: self.is_writable(),
+        };
+        let served = Served {
+            what: match file {
+                Some(file) => What::File { file, empty: root },
+                None => What::Directory(root),
+            },
+            rights,
+            owners: match identity {
+                IdentityMap::Everyone => Owners::Host,
+                _ => Owners::Squashed,
+            },
+            limits: Limits::within(usize::try_from(soft).unwrap_or(usize::MAX)),
+            descriptors: Descriptors::of_jail(descriptors),
+            metrics: Arc::default(),
+        };
+        Server::new(served).map_err(|error| CellError::Usage(error.to_string()))
+    }
+
+    /// Hands the device's socket over, behind which the folder is served from now on.
+    ///
+    /// # Errors
+    /// The host's.
+    pub fn hand_over(self, listener: &UnixListener) -> Result<Access, CellError> {
+        let gone = || {
+            CellError::Guest(format!("nobody serves {} any more", self.granted.host.display()))
+        };
+        let control = self.control.as_ref().ok_or_else(gone)?;
+        send_descriptor(control, listener)
+            .map_err(CellError::host("cannot hand a folder's socket over"))?;
+        let writable = self.is_writable();
+        let control = self.control.ok_or_else(|| CellError::Guest("no folder".to_owned()))?;
+        Ok(Access { control, name: self.granted.name(), guest: self.granted.guest, writable })
+    }
+}
+
+/// Serves until the cell ends; returns only where the host does not allow it.
+fn serve(
+    server: Server,
+    memory: &File,
+    listener: OwnedFd,
+    control: &UnixStream,
+    tag: &str,
+) -> Result<(), CellError> {
+    let failed = |error: exocell_vmm::devices::DeviceError| CellError::Guest(error.to_string());
+    let control = control.try_clone().map_err(CellError::host("dup"))?;
+    let mut device_loop = DeviceLoop::new(memory).map_err(failed)?;
+    let gone = Box::new(|| std::process::exit(0));
+    let config = FsConfig { server, tag: tag.to_owned(), control, gone };
+    device_loop.add_fs(UnixListener::from(listener), config).map_err(failed)?;
+    jail::restrict_calls(ThreadClass::Folder)?;
+    device_loop.run().map_err(failed)
+}
+
+/// Leaves the operator's terminal: what it is told there is not for this process.
+fn leave_operator() -> Result<(), CellError> {
+    let failed = |errno: nix::errno::Errno| CellError::host("cannot leave")(errno.into());
+    nix::unistd::setsid().map_err(failed)?;
+    let null = File::options()
+        .read(true)
+        .write(true)
+        .open("/dev/null")
+        .map_err(CellError::host("cannot open /dev/null"))?;
+    nix::unistd::dup2_stdin(&null).map_err(failed)?;
+    nix::unistd::dup2_stdout(&null).map_err(failed)?;
+    nix::unistd::dup2_stderr(&null).map_err(failed)
+}
+
+/// Lets what is started next have as many descriptors as it may; the limits before that.
+fn raise_descriptors() -> Option<(u64, u64)> {
+    let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).ok()?;
+    let all = std::fs::read_to_string("/proc/sys/fs/nr_open").ok();
+    let all = all.and_then(|text| text.trim().parse().ok()).unwrap_or(hard);
+    let wanted = DESCRIPTORS_MAX.min(all).max(hard);
+    // Only root may have more than it has.
+    let raised = setrlimit(Resource::RLIMIT_NOFILE, wanted, wanted)
+        .or_else(|_| setrlimit(Resource::RLIMIT_NOFILE, hard, hard));
+    raised.ok().map(|()| (soft, hard))
+}
+
+/// A folder that is served, as the supervisor holds it.
+pub(crate) struct Access {
+    control: UnixStream,
+    pub name: String,
+    pub guest: std::path::PathBuf,
+    pub writable: bool,
+}
+
+impl Access {
+    /// Ends all access: when this returns, no request is carried out any more.
+    pub fn end(&self) {
+        let mut control = &self.control;
+        let _ = self.control.set_read_timeout(Some(END_MAX));
+        let confirmed = control.write_all(&[END]).and_then(|()| control.read_exact(&mut [0]));
+        if confirmed.is_err() {
+            self.close();
+        }
+    }
+
+    /// Has the process end, which is the same for the guest.
+    fn close(&self) {
+        let _ = self.control.shutdown(std::net::Shutdown::Both);
+    }
+
+    /// The same, and waits until what was under way is done.
+    pub fn finish(&self) {
+        let _ = self.control.shutdown(std::net::Shutdown::Write);
+        let _ = self.control.set_read_timeout(Some(END_MAX));
+        let _ = (&self.control).read(&mut [0]);
+    }
+}

@@ -1,0 +1,219 @@
+//! What a guest does with a folder that it may write, and what of it is on the host.
+
+mod common;
+
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+
+use common::{Msg, ROOT, mount, start_what};
+use exocell_folders::{Errno, FILE_NAME, Limits, Rights, What};
+
+const RW: Rights = Rights::READ_WRITE;
+
+#[test]
+fn files_are_made_written_read_and_removed() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut guest = mount(dir.path(), RW);
+    let (made, handle) = guest.create(ROOT, "new", libc::O_RDWR, 0o640).unwrap();
+    assert_eq!(made.mode, libc::S_IFREG | 0o640);
+    assert_eq!(guest.write(handle, 3, b"abc"), Ok(3));
+    assert_eq!(guest.read(handle, 0, 100).unwrap(), b"\0\0\0abc");
+    assert_eq!(fs::read(dir.path().join("new")).unwrap(), b"\0\0\0abc");
+    assert_eq!(guest.getattr(made.node).unwrap().size, 6);
+    guest.release(handle).unwrap();
+    assert_eq!(guest.read(handle, 0, 1), Err(Errno::BADF));
+    guest.ask(10, ROOT, Msg::new().s("new")).unwrap();
+    assert_eq!(guest.lookup(ROOT, "new"), Err(Errno::NOENT));
+    // It is still the file that it was, for who holds it.
+    let handle = guest.open(made.node, libc::O_RDONLY).unwrap();
+    assert_eq!(guest.read(handle, 3, 3).unwrap(), b"abc");
+}
+
+#[test]
+fn directories_are_listed_whole_however_small_the_room() {
+    let dir = tempfile::tempdir().unwrap();
+    for number in 0..500 {
+        fs::write(dir.path().join(format!("file-{number:03}")), "").unwrap();
+    }
+    let mut guest = mount(dir.path(), RW);
+    for plus in [false, true] {
+        let mut names = guest.names(ROOT, plus).unwrap();
+        names.sort();
+        assert_eq!(names.len(), 502, "plus {plus}");
+        assert_eq!(names[..3], [".", "..", "file-000"]);
+        assert_eq!(names[501], "file-499");
+    }
+}
+
+#[test]
+fn trees_are_made_moved_and_linked() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut guest = mount(dir.path(), RW);
+    guest.ask(9, ROOT, Msg::new().u32(0o755).u32(0).s("a")).unwrap();
+    let a = guest.find("a").unwrap().node;
+    guest.create(a, "f", libc::O_WRONLY, 0o600).unwrap();
+    guest.ask(6, a, Msg::new().s("l").s("../outside")).unwrap();
+    let link = guest.find("a/l").unwrap().node;
+    assert_eq!(guest.ask(5, link, Msg::new()).unwrap(), b"../outside");
+    let file = guest.find("a/f").unwrap().node;
+    guest.ask(13, ROOT, Msg::new().u64(file).s("hard")).unwrap();
+    assert_eq!(fs::metadata(dir.path().join("hard")).unwrap().nlink(), 2);
+    guest.ask(13, ROOT, Msg::new().u64(link).s("soft")).unwrap();
+    assert!(fs::symlink_metadata(dir.path().join("soft")).unwrap().is_symlink());
+    // RENAME_NOREPLACE, RENAME_EXCHANGE, and what would make a device.
+    let rename = |flags, from, to| Msg::new().u64(ROOT).u32(flags).u32(0).s(from).s(to);
+    assert_eq!(guest.ask(45, ROOT, rename(1, "hard", "a")), Err(Errno::EXIST));
+    guest.ask(45, ROOT, rename(2, "hard", "soft")).unwrap();
+    assert!(fs::symlink_metadata(dir.path().join("hard")).unwrap().is_symlink());
+    assert_eq!(guest.ask(45, ROOT, rename(4, "hard", "x")), Err(Errno::INVAL));
+    guest.ask(12, ROOT, Msg::new().u64(a).s("soft").s("f")).unwrap();
+    assert_eq!(guest.ask(11, ROOT, Msg::new().s("a")), Err(Errno::NOTEMPTY));
+}
+
+#[test]
+fn set_id_bits_and_devices_are_not_made() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut guest = mount(dir.path(), RW);
+    let (made, _) = guest.create(ROOT, "f", libc::O_WRONLY, 0o6755).unwrap();
+    assert_eq!(made.mode & 0o7777, 0o755);
+    let changed = guest.setattr(made.node, 1, (0o6711, 0, 0), 0).unwrap();
+    assert_eq!(changed.mode & 0o7777, 0o711);
+    for kind in [libc::S_IFCHR, libc::S_IFBLK] {
+        let body = Msg::new().u32(kind | 0o666).u32(0x103).u32(0).u32(0).s("device");
+        assert_eq!(guest.ask(8, ROOT, body), Err(Errno::PERM));
+    }
+    for (kind, name) in [(libc::S_IFIFO, "fifo"), (libc::S_IFSOCK, "socket")] {
+        guest.ask(8, ROOT, Msg::new().u32(kind | 0o666).u32(0).u32(0).u32(0).s(name)).unwrap();
+        let node = guest.find(name).unwrap().node;
+        assert_eq!(guest.open(node, libc::O_RDWR), Err(Errno::ACCESS));
+    }
+    assert_eq!(guest.denials(), 4);
+}
+
+#[test]
+fn a_file_without_a_name_gets_one_by_a_link() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut guest = mount(dir.path(), RW);
+    let body = Msg::new().u32(libc::O_RDWR as u32).u32(0o600).u32(0).u32(0).s("");
+    let answer = guest.ask(51, ROOT, body).unwrap();
+    let node = u64::from_le_bytes(answer[..8].try_into().unwrap());
+    let handle = u64::from_le_bytes(answer[128..136].try_into().unwrap());
+    guest.write(handle, 0, b"unnamed").unwrap();
+    guest.ask(13, ROOT, Msg::new().u64(node).s("named")).unwrap();
+    assert_eq!(fs::read(dir.path().join("named")).unwrap(), b"unnamed");
+}
+
+#[test]
+fn attributes_that_would_act_on_the_host_are_kept_apart() {
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let mut guest = mount(dir.path(), RW);
+    let (file, handle) = guest.create(ROOT, "f", libc::O_RDWR, 0o755).unwrap();
+    let set = |name: &str| Msg::new().u32(3).u32(0).u32(0).u32(0).s(name).bytes(b"\0\x01\x02");
+    for name in ["security.capability", "user.mine", "trusted.overlay.opaque"] {
+        guest.ask(21, file.node, set(name)).unwrap();
+        let get = guest.ask(22, file.node, Msg::new().u32(64).u32(0).s(name));
+        assert_eq!(get.unwrap(), b"\0\x01\x02", "{name}");
+    }
+    let mut names = guest.ask(23, file.node, Msg::new().u32(4096).u32(0)).unwrap();
+    names.pop();
+    let mut names: Vec<&[u8]> = names.split(|byte| *byte == 0).collect();
+    names.sort();
+    let told: [&[u8]; 3] = [b"security.capability", b"trusted.overlay.opaque", b"user.mine"];
+    assert_eq!(names, told);
+    let mut held = [0; 64];
+    let path = dir.path().join("f");
+    let host = rustix::fs::getxattr(&path, "security.capability", &mut held);
+    assert_eq!(host, Err(Errno::NODATA));
+    assert_eq!(guest.ask(21, file.node, set("user.exocell.owner")), Err(Errno::OPNOTSUPP));
+    // They end when the file changes.
+    guest.release(handle).unwrap();
+    let handle = guest.open(file.node, libc::O_WRONLY).unwrap();
+    guest.write(handle, 0, b"x").unwrap();
+    let get = guest.ask(22, file.node, Msg::new().u32(64).u32(0).s("security.capability"));
+    assert_eq!(get, Err(Errno::NODATA));
+}
+
+#[test]
+fn locks_hold_on_the_host_and_end_with_their_holder() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut guest = mount(dir.path(), RW);
+    let (file, handle) = guest.create(ROOT, "f", libc::O_RDWR, 0o600).unwrap();
+    let lock = |owner, kind: i32, flags| {
+        let lock = Msg::new().u64(handle).u64(owner).u64(0).u64(9).u32(kind as u32);
+        lock.u32(0).u32(flags).u32(0)
+    };
+    guest.ask(32, file.node, lock(1, libc::F_WRLCK, 0)).unwrap();
+    assert_eq!(guest.ask(32, file.node, lock(2, libc::F_RDLCK, 0)), Err(Errno::AGAIN));
+    assert_eq!(guest.ask(33, file.node, lock(2, libc::F_RDLCK, 0)), Err(Errno::AGAIN));
+    let found = guest.ask(31, file.node, lock(2, libc::F_RDLCK, 0)).unwrap();
+    assert_eq!(u32::from_le_bytes(found[16..20].try_into().unwrap()), libc::F_WRLCK as u32);
+    guest.ask(25, file.node, Msg::new().u64(handle).u64(0).u64(1)).unwrap();
+    guest.ask(32, file.node, lock(2, libc::F_WRLCK, 0)).unwrap();
+    // Whole files, against the host.
+    let host = fs::File::open(dir.path().join("f")).unwrap();
+    guest.ask(32, file.node, lock(1, libc::F_WRLCK, 1)).unwrap();
+    assert!(host.try_lock().is_err());
+    guest.release(handle).unwrap();
+    host.try_lock().unwrap();
+}
+
+#[test]
+fn one_file_is_all_that_there_is() {
+    let dir = tempfile::tempdir().unwrap();
+    let empty = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join("own"), "content").unwrap();
+    let file = fs::File::options().read(true).write(true).open(dir.path().join("own")).unwrap();
+    let empty = fs::File::open(empty.path()).unwrap();
+    let what = What::File { file: file.into(), empty: empty.into() };
+    let mut guest = start_what(what, RW, Limits::default());
+    guest.init().unwrap();
+    assert_eq!(guest.names(ROOT, true).unwrap(), [FILE_NAME]);
+    let node = guest.lookup(ROOT, FILE_NAME).unwrap().node;
+    let handle = guest.open(node, libc::O_RDWR | libc::O_TRUNC).unwrap();
+    guest.write(handle, 0, b"changed").unwrap();
+    assert_eq!(fs::read(dir.path().join("own")).unwrap(), b"changed");
+    assert_eq!(guest.lookup(ROOT, "own"), Err(Errno::NOENT));
+    assert_eq!(guest.create(ROOT, "x", libc::O_RDWR, 0o600).err(), Some(Errno::PERM));
+    assert_eq!(guest.ask(10, ROOT, Msg::new().s(FILE_NAME)), Err(Errno::PERM));
+}
+
+#[test]
+fn what_the_host_changes_is_told_at_the_next_open() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("f");
+    fs::write(&path, "before").unwrap();
+    let mut guest = mount(dir.path(), RW);
+    let node = guest.find("f").unwrap().node;
+    let keeps = |guest: &mut common::Guest| {
+        let answer = guest.ask(14, node, Msg::new().u32(0).u32(0)).unwrap();
+        u32::from_le_bytes(answer[8..12].try_into().unwrap()) & 2 != 0
+    };
+    assert!(!keeps(&mut guest), "nothing is known at first");
+    assert!(keeps(&mut guest));
+    fs::write(&path, "and after").unwrap();
+    assert!(!keeps(&mut guest));
+    assert!(keeps(&mut guest));
+}
+
+#[test]
+fn links_lead_nowhere() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::create_dir(dir.path().join("in")).unwrap();
+    fs::write(dir.path().join("secret"), "secret").unwrap();
+    symlink("../secret", dir.path().join("in/link")).unwrap();
+    symlink("..", dir.path().join("in/up")).unwrap();
+    let mut guest = mount(&dir.path().join("in"), RW);
+    let link = guest.find("link").unwrap();
+    assert_eq!(link.mode & libc::S_IFMT, libc::S_IFLNK);
+    assert_eq!(guest.open(link.node, libc::O_RDONLY), Err(Errno::LOOP));
+    assert_eq!(guest.find("up/secret"), Err(Errno::NOTDIR));
+    for name in ["..", ".", "a/b", "../secret", "/etc/passwd"] {
+        assert_eq!(guest.lookup(ROOT, name), Err(Errno::ACCESS), "{name}");
+        assert_eq!(guest.create(ROOT, name, libc::O_RDWR, 0o600).err(), Some(Errno::ACCESS));
+    }
+    let name = "n".repeat(256);
+    assert_eq!(guest.lookup(ROOT, &name), Err(Errno::NAMETOOLONG));
+    // The parent of the folder is hidden.
+    let mode = fs::metadata(dir.path().join("secret")).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o644 & mode);
+}

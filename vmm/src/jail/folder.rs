@@ -1,0 +1,175 @@
+//! The root of a process that serves a folder: the folder itself, and nothing else of the host.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::Path;
+
+use nix::errno::Errno;
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+
+use super::JailError;
+
+/// Where the new root is mounted while it is made: it is there on every host.
+const MOUNT_POINT: &str = "/proc";
+
+/// What a process that serves a folder has once it is in its root.
+#[derive(Debug)]
+pub struct FolderRoot {
+    /// The root: the folder, or for a file a directory with nothing in it.
+    pub root: OwnedFd,
+    /// The file, for one.
+    pub file: Option<OwnedFd>,
+    /// The process's own descriptors as files; also its working directory.
+    pub descriptors: OwnedFd,
+}
+
+impl FolderRoot {
+    /// Makes `path`, which is to be the same file as `planned`, the caller's root, or all that it
+    /// has for one that is no directory. What is mounted below comes with it; devices and set-id
+    /// bits count for nothing there, and without `writable` nothing can be changed.
+    ///
+    /// The caller is in mount and process namespaces of its own and has one thread.
+    ///
+    /// # Errors
+    /// [`JailError::Root`] with the step that the host did not allow.
+    pub fn enter(path: &Path, planned: &File, writable: bool) -> Result<Self, JailError> {
+        let none: Option<&str> = None;
+        step("make mounts private", || {
+            mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none)
+        })?;
+        let at = path.display();
+        let tree = step(&format!("take {at}"), || clone_tree(path))?;
+        let is_same = |one: &File| -> io::Result<bool> {
+            let (one, other) = (one.metadata()?, planned.metadata()?);
+            Ok((one.dev(), one.ino()) == (other.dev(), other.ino()))
+        };
+        let held = File::from(tree);
+        if !is_same(&held).unwrap_or(false) {
+            let source = io::Error::other("another took its place; try again");
+            return Err(JailError::Root { step: format!("take {at}"), source });
+        }
+        let is_dir = held.metadata().is_ok_and(|held| held.is_dir());
+        let tree = OwnedFd::from(held);
+        step(&format!("restrict {at}"), || restrict_tree(&tree, writable))?;
+        let descriptors = step("take its descriptors", || clone_tree(Path::new("/proc/self/fd")))?;
+        if is_dir {
+            step("mount it", || attach(&tree, MOUNT_POINT))?;
+        } else {
+            step("mount a tmpfs", || {
+                let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_RDONLY;
+                mount(Some("none"), MOUNT_POINT, Some("tmpfs"), flags, Some("mode=0555,size=4k"))
+            })?;
+        }
+        step("enter it", || nix::unistd::chdir(MOUNT_POINT))?;
+        match nix::unistd::pivot_root(".", ".") {
+            // As in `root.rs`.
+            Err(Errno::EINVAL) => return Err(JailError::Initramfs),
+            pivoted => step("pivot into it", || pivoted)?,
+        }
+        step("detach the host's root", || umount2(".", MntFlags::MNT_DETACH))?;
+        let root = step("open the root", || {
+            let flags = libc::O_DIRECTORY | libc::O_PATH;
+            File::options()
+                .read(true)
+                .custom_flags(flags)
+                .open("/")
+                .map_err(|error| Errno::from_raw(error.raw_os_error().unwrap_or(libc::EIO)))
+        })?;
+        step("enter its descriptors", || nix::unistd::fchdir(&descriptors))?;
+        Ok(Self { root: root.into(), file: (!is_dir).then_some(tree), descriptors })
+    }
+}
+
+/// Closes all descriptors but `kept` and the standard streams.
+///
+/// # Errors
+/// close_range(2).
+pub fn close_all_but(kept: &[RawFd]) -> io::Result<()> {
+    let mut kept: Vec<u32> = kept.iter().filter_map(|fd| u32::try_from(*fd).ok()).collect();
+    kept.sort_unstable();
+    let mut first = 3;
+    for last in kept.into_iter().map(|fd| fd - 1).chain([u32::MAX]) {
+        if first <= last {
+            // SAFETY: close_range takes integers. What it closes is the caller's to name: a
+            // process of its own closes what it was born with and does not know. Needed because
+            // nix does not wrap it.
+            if unsafe { libc::close_range(first, last, 0) } != 0 {
+                return Err(io::Error::last_os_error());
+            }
+        }
+        first = last.saturating_add(2).max(first);
+    }
+    Ok(())
+}
+
+fn c_string(path: &Path) -> nix::Result<std::ffi::CString> {
+    std::ffi::CString::new(path.as_os_str().as_bytes()).map_err(|_| Errno::EINVAL)
+}
+
+/// A mount of `path` and of what is mounted below it, which is nowhere (open_tree(2)).
+fn clone_tree(path: &Path) -> nix::Result<OwnedFd> {
+    let path = c_string(path)?;
+    let flags = libc::OPEN_TREE_CLONE | libc::OPEN_TREE_CLOEXEC | libc::AT_RECURSIVE as u32;
+    // SAFETY: the path outlives the call, which returns a new descriptor or -1. Needed because
+    // nix does not wrap it.
+    let tree = unsafe {
+        libc::syscall(libc::SYS_open_tree, libc::AT_FDCWD, path.as_ptr(), flags)
+    };
+    let tree = Errno::result(tree)? as RawFd;
+    // SAFETY: the descriptor is new and nobody else's.
+    Ok(unsafe { OwnedFd::from_raw_fd(tree) })
+}
+
+/// Sets what holds for all mounts of `tree` (mount_setattr(2)); it takes nothing away that the
+/// host has set.
+fn restrict_tree(tree: &OwnedFd, writable: bool) -> nix::Result<()> {
+    /// `struct mount_attr`.
+    #[repr(C)]
+    struct Attributes {
+        set: u64,
+        clear: u64,
+        propagation: u64,
+        user_namespace: u64,
+    }
+    let read_only = if writable { 0 } else { libc::MOUNT_ATTR_RDONLY };
+    let set = libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NODEV | read_only;
+    let attributes = Attributes { set, clear: 0, propagation: 0, user_namespace: 0 };
+    let flags = libc::AT_EMPTY_PATH | libc::AT_RECURSIVE;
+    // SAFETY: the path and the structure, whose true size is told, outlive the call. Needed
+    // because nix does not wrap it.
+    let set = unsafe {
+        libc::syscall(
+            libc::SYS_mount_setattr,
+            tree.as_raw_fd(),
+            c"".as_ptr(),
+            flags,
+            &raw const attributes,
+            size_of::<Attributes>(),
+        )
+    };
+    Errno::result(set).map(drop)
+}
+
+/// Mounts `tree` at `target` (move_mount(2)).
+fn attach(tree: &OwnedFd, target: &str) -> nix::Result<()> {
+    let target = c_string(Path::new(target))?;
+    // SAFETY: both paths outlive the call. Needed because nix does not wrap it.
+    let moved = unsafe {
+        libc::syscall(
+            libc::SYS_move_mount,
+            tree.as_raw_fd(),
+            c"".as_ptr(),
+            libc::AT_FDCWD,
+            target.as_ptr(),
+            libc::MOVE_MOUNT_F_EMPTY_PATH,
+        )
+    };
+    Errno::result(moved).map(drop)
+}
+
+fn step<T>(name: &str, run: impl FnOnce() -> nix::Result<T>) -> Result<T, JailError> {
+    run().map_err(|errno| JailError::Root { step: name.to_owned(), source: errno.into() })
+}
