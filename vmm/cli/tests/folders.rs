@@ -373,61 +373,13 @@ c = socket.socket(socket.AF_UNIX); c.connect('s'); print(c.recv(9).decode())\"";
 }
 
 /// What programs expect of a disk, and who cannot have it says so.
-const AS_ON_A_DISK: &str = r#"
-import ctypes, errno, mmap, os, stat
-os.chdir("/data")
-libc = ctypes.CDLL(None, use_errno=True)
-fd = os.open(".", os.O_TMPFILE | os.O_RDWR, 0o600)
-os.write(fd, b"unnamed")
-os.link(f"/proc/self/fd/{fd}", "named", follow_symlinks=True)
-assert open("named").read() == "unnamed"
-os.posix_fallocate(fd, 0, 1 << 20)
-assert os.stat("named").st_size == 1 << 20
-# FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE
-assert libc.fallocate(fd, 3, ctypes.c_long(0), ctypes.c_long(4096)) == 0
-assert os.pread(fd, 7, 0) == bytes(7)
-assert os.lseek(fd, 0, os.SEEK_DATA) == 4096
-os.setxattr("named", "user.note", b"kept")
-assert os.getxattr("named", "user.note") == b"kept" and "user.note" in os.listxattr("named")
-os.removexattr("named", "user.note")
-open("other", "w").write("other")
-rename = lambda one, two, flags: libc.renameat2(-100, one, -100, two, flags)
-assert rename(b"named", b"other", 1) == -1 and ctypes.get_errno() == errno.EEXIST
-assert rename(b"named", b"other", 2) == 0 and open("named").read() == "other"
-source, target = os.open("named", os.O_RDONLY), os.open("copy", os.O_RDWR | os.O_CREAT, 0o644)
-assert os.copy_file_range(source, target, 5, 0, 0) == 5 and open("copy").read() == "other"
-with mmap.mmap(target, 5) as pages:
-    pages[0:2] = b"AB"
-    pages.flush()
-assert os.pread(target, 5, 0) == b"ABher"
-os.chmod("copy", 0o751)
-os.system("sed -i s/AB/ab/ copy")
-assert stat.S_IMODE(os.stat("copy").st_mode) == 0o751 and open("copy").read() == "abher"
-name = b"n" * 251 + b"ÿþð"
-open(name, "w").write("long")
-assert name in os.listdir(b".") and len(name) == 255
-try:
-    open(b"n" * 256, "w")
-    raise SystemExit("a name of 256 bytes")
-except OSError as error:
-    assert error.errno == errno.ENAMETOOLONG
-appends = os.open("copy", os.O_WRONLY | os.O_APPEND)
-os.write(appends, b"!")
-assert open("copy").read() == "abher!"
-import resource
-resource.setrlimit(resource.RLIMIT_NOFILE, (20000, 20000))
-os.mkdir("many")
-held = [os.open(f"many/{number}", os.O_RDWR | os.O_CREAT, 0o644) for number in range(5000)]
-for number, each in enumerate(held): os.write(each, b"%d" % number)
-assert os.pread(held[4999], 9, 0) == b"4999"
-print("done")
-"#;
+const AS_ON_A_DISK: &str = include_str!("../../folders/tests/mounted.py");
 
 #[test]
 fn it_is_as_on_a_disk() {
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let flag = format!("{}:/data", text(dir.path()));
-    let ended = run(["run", "--rm", "-v", &flag, IMAGE, "python3", "-c", AS_ON_A_DISK]).ok();
+    let ended = run(["run", "--rm", "-v", &flag, IMAGE, "python3", "-c", AS_ON_A_DISK, "/data"]).ok();
     assert_eq!(ended.text(), "done");
     let name = [&[b'n'; 251][..], b"\xff\xfe\xf0\x01"].concat();
     assert_eq!(read(&dir.path().join(std::ffi::OsStr::from_bytes(&name))), "long");

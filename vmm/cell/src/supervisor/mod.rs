@@ -38,6 +38,8 @@ use crate::output::Output;
 use crate::record::{Record, StartTimes, State, Status};
 use crate::{CellError, now_ms};
 
+pub(crate) use guest::set_priority;
+
 use clients::Pending;
 pub(crate) use input::{Input, Signal, Sink};
 use warmth::Warmth;

@@ -31,6 +31,13 @@ impl Memory {
         Self { request, at: 0, body: Vec::new(), room, head: None }
     }
 
+    /// The answer as it is sent, if one came.
+    pub fn reply(self) -> Option<Vec<u8>> {
+        let head = self.head?;
+        let len = u32::from_le_bytes(head[..4].try_into().unwrap()) as usize - head.len();
+        Some([&head[..], &self.body[..len]].concat())
+    }
+
     /// The answer, if one came.
     pub fn answer(self) -> Option<Answer> {
         let head = self.head?;
