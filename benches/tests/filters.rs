@@ -120,7 +120,6 @@ const RARE: List = &[
             "mknodat",
             "removexattr",
             "setxattr",
-            "syncfs",
         ],
         "when the guest's programs ask",
     ),

@@ -77,9 +77,8 @@ fn furnish(folder: &Path) {
 pub fn seeds() -> Vec<Vec<u8>> {
     let long = |number: u64| number.to_le_bytes().to_vec();
     let short = |number: u32| number.to_le_bytes().to_vec();
-    let transfer = |handle, size| {
-        [long(handle), long(0), short(size), short(0), long(0), long(0)].concat()
-    };
+    let transfer =
+        |handle, size| [long(handle), long(0), short(size), short(0), long(0), long(0)].concat();
     let open = (14, 2, [short(2), short(0)].concat());
     let read = (15, 2, transfer(1, 100));
     let write = (16, 2, [transfer(1, 3), b"new".to_vec()].concat());
@@ -96,8 +95,5 @@ pub fn seeds() -> Vec<Vec<u8>> {
         });
         [0].into_iter().chain(messages).collect::<Vec<u8>>()
     };
-    vec![
-        all(&[open, read, write, change, lock]),
-        all(&[create, opened, list, rename, forget]),
-    ]
+    vec![all(&[open, read, write, change, lock]), all(&[create, opened, list, rename, forget])]
 }

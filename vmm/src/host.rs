@@ -52,7 +52,9 @@ fn user_namespaces() -> Result<String, String> {
     let pid = nix::unistd::Pid::from_raw(spawned.pid);
     nix::sys::wait::waitpid(pid, None).map_err(|errno| errno.to_string())?;
     Ok(match map {
-        IdentityMap::CallerAndCell | IdentityMap::Everyone => "guest kernels get an id of their own".to_owned(),
+        IdentityMap::CallerAndCell | IdentityMap::Everyone => {
+            "guest kernels get an id of their own".to_owned()
+        }
         IdentityMap::CallerOnly => {
             "guest kernels share the caller's id; run as root for one each".to_owned()
         }

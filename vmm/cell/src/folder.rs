@@ -11,7 +11,7 @@
 
 use std::fs::File;
 use std::io::{Read, Write};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
@@ -24,7 +24,7 @@ use exocell_folders::{Descriptors, Folder as Served, Limits, Owners, Server, Wha
 use exocell_vmm::devices::fs::END;
 use exocell_vmm::devices::{DeviceLoop, FsConfig};
 use exocell_vmm::jail::{
-    self, Capability, FolderRoot, HostNetwork, IdentityMap, PathAccess, PathGrant, ThreadClass,
+    self, Capability, FolderRoot, HostNetwork, IdentityMap, PathAccess, ThreadClass,
 };
 use exocell_xgate::{CapabilitySet, Folder, Rights};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
@@ -178,7 +178,6 @@ impl Share {
         nix::sys::stat::umask(nix::sys::stat::Mode::empty());
         let root = FolderRoot::enter(&self.granted.host, &self.held, self.is_writable())?;
         let access = if self.is_writable() { PathAccess::Write } else { PathAccess::Read };
-        let at = root.file.as_ref().unwrap_or(&root.root).as_fd();
         jail::forgo_capabilities();
         let needed: &[Capability] = match identity {
             IdentityMap::Everyone => &[
@@ -190,7 +189,7 @@ impl Share {
             _ => &[Capability::DacOverride, Capability::Fowner],
         };
         jail::keep_capabilities(needed).map_err(CellError::host("cannot drop capabilities"))?;
-        jail::restrict_paths(&[PathGrant { at, access }])?;
+        jail::restrict_paths(&root.grants(access))?;
         let server = self.server(root, identity)?;
         let mut said = control;
         said.write_all(&[READY]).map_err(CellError::host("cannot say that it is ready"))?;
@@ -229,9 +228,8 @@ impl Share {
     /// # Errors
     /// The host's.
     pub fn hand_over(self, listener: &UnixListener) -> Result<Access, CellError> {
-        let gone = || {
-            CellError::Guest(format!("nobody serves {} any more", self.granted.host.display()))
-        };
+        let gone =
+            || CellError::Guest(format!("nobody serves {} any more", self.granted.host.display()));
         let control = self.control.as_ref().ok_or_else(gone)?;
         send_descriptor(control, listener)
             .map_err(CellError::host("cannot hand a folder's socket over"))?;

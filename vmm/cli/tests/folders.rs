@@ -288,7 +288,9 @@ fn a_program_follows_what_the_host_appends() {
     cell.shell("tail -f /data/log >/tmp/seen 2>&1 & sleep 1").ok();
     for line in ["second\n", "third\n"] {
         File::options().append(true).open(&path).unwrap().write_all(line.as_bytes()).unwrap();
-        eventually("the line is seen", || cell.shell("cat /tmp/seen").text().ends_with(line.trim()));
+        eventually("the line is seen", || {
+            cell.shell("cat /tmp/seen").text().ends_with(line.trim())
+        });
     }
     assert_eq!(cell.shell("cat /tmp/seen").ok().text(), "first\nsecond\nthird");
 }
@@ -379,7 +381,8 @@ const AS_ON_A_DISK: &str = include_str!("../../folders/tests/mounted.py");
 fn it_is_as_on_a_disk() {
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let flag = format!("{}:/data", text(dir.path()));
-    let ended = run(["run", "--rm", "-v", &flag, IMAGE, "python3", "-c", AS_ON_A_DISK, "/data"]).ok();
+    let ended =
+        run(["run", "--rm", "-v", &flag, IMAGE, "python3", "-c", AS_ON_A_DISK, "/data"]).ok();
     assert_eq!(ended.text(), "done");
     let name = [&[b'n'; 251][..], b"\xff\xfe\xf0\x01"].concat();
     assert_eq!(read(&dir.path().join(std::ffi::OsStr::from_bytes(&name))), "long");

@@ -16,6 +16,7 @@
 //! - Devices, fifos and sockets of the host are seen and never opened; devices cannot be made.
 //! - Descriptors and memory are bounded by [`Limits`]; a message that is not FUSE's is answered
 //!   with an error, or not at all; nothing panics and nothing waits for others of the host.
+//! - A file is flushed to the host's disk (fsync), never all that the host has to flush (syncfs).
 //! - The host's disk is bounded by [`Limits::grown_bytes_max`] and [`Limits::made_max`].
 //! - Set-id bits are dropped from files that the guest makes or changes, and file capabilities are
 //!   kept where they act in guests only: both would act on the host.
@@ -59,12 +60,7 @@ pub trait Exchange {
     ///
     /// # Errors
     /// The host's.
-    fn take_to(
-        &mut self,
-        file: BorrowedFd<'_>,
-        offset: u64,
-        count: usize,
-    ) -> Result<usize, Errno>;
+    fn take_to(&mut self, file: BorrowedFd<'_>, offset: u64, count: usize) -> Result<usize, Errno>;
     /// Room for the body of the answer that was not filled yet.
     fn room(&self) -> usize;
     /// Puts `bytes` into the answer's body, as far as there is room; how many.
@@ -73,12 +69,8 @@ pub trait Exchange {
     ///
     /// # Errors
     /// The host's.
-    fn put_from(
-        &mut self,
-        file: BorrowedFd<'_>,
-        offset: u64,
-        count: usize,
-    ) -> Result<usize, Errno>;
+    fn put_from(&mut self, file: BorrowedFd<'_>, offset: u64, count: usize)
+    -> Result<usize, Errno>;
     /// Puts the answer's head before its body; called last, and not at all where there is no
     /// answer.
     fn finish(&mut self, head: [u8; REPLY_HEAD_LEN]);

@@ -31,7 +31,7 @@ pub struct Content(i64, u64, i64);
 
 impl Content {
     pub fn of(stat: &Stat) -> Self {
-        Self(stat.st_mtime as i64, stat.st_mtime_nsec as u64, stat.st_size)
+        Self(stat.st_mtime, stat.st_mtime_nsec, stat.st_size)
     }
 }
 

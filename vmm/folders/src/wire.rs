@@ -50,7 +50,6 @@ pub mod opcode {
     pub const RENAME2: u32 = 45;
     pub const LSEEK: u32 = 46;
     pub const COPY_FILE_RANGE: u32 = 47;
-    pub const SYNCFS: u32 = 50;
     pub const TMPFILE: u32 = 51;
     pub const COPY_FILE_RANGE_64: u32 = 53;
 }

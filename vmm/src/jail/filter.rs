@@ -299,7 +299,7 @@ mod numbers {
         getpid = SYS_getpid, getppid = SYS_getppid, getrandom = SYS_getrandom,
         getsockname = SYS_getsockname, getxattr = SYS_getxattr,
         listxattr = SYS_listxattr, mknodat = SYS_mknodat, removexattr = SYS_removexattr,
-        setxattr = SYS_setxattr, syncfs = SYS_syncfs, getsockopt = SYS_getsockopt, gettid = SYS_gettid,
+        setxattr = SYS_setxattr, getsockopt = SYS_getsockopt, gettid = SYS_gettid,
         ioctl = SYS_ioctl, kill = SYS_kill, linkat = SYS_linkat, lseek = SYS_lseek,
         madvise = SYS_madvise, memfd_create = SYS_memfd_create, mincore = SYS_mincore,
         mkdir = SYS_mkdir, mkdirat = SYS_mkdirat, mmap = SYS_mmap, mprotect = SYS_mprotect,
@@ -583,7 +583,6 @@ const SHARE: &[Rule] = rules! {
     fallocate Any, "room that is taken and given back";
     copy_file_range Any, "copies within the folder";
     flock Any, "locks that hold on the host too";
-    syncfs Any, "flush of all that was written";
     getxattr Any, "attributes of files; owners that the host cannot keep";
     setxattr Any, "attributes of files";
     listxattr Any, "attributes of files";

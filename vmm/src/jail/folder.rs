@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
@@ -10,7 +10,7 @@ use std::path::Path;
 use nix::errno::Errno;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 
-use super::JailError;
+use super::{JailError, PathAccess, PathGrant};
 
 /// Where the new root is mounted while it is made: it is there on every host.
 const MOUNT_POINT: &str = "/proc";
@@ -81,6 +81,15 @@ impl FolderRoot {
         step("enter its descriptors", || nix::unistd::fchdir(&descriptors))?;
         Ok(Self { root: root.into(), file: (!is_dir).then_some(tree), descriptors })
     }
+
+    /// What it is to reach: the folder, or the file and the directory with nothing in it.
+    pub fn grants(&self, access: PathAccess) -> Vec<PathGrant<'_>> {
+        let root = |access| PathGrant { at: self.root.as_fd(), access };
+        match &self.file {
+            Some(file) => vec![root(PathAccess::Read), PathGrant { at: file.as_fd(), access }],
+            None => vec![root(access)],
+        }
+    }
 }
 
 /// Closes all descriptors but `kept` and the standard streams.
@@ -115,9 +124,7 @@ fn clone_tree(path: &Path) -> nix::Result<OwnedFd> {
     let flags = libc::OPEN_TREE_CLONE | libc::OPEN_TREE_CLOEXEC | libc::AT_RECURSIVE as u32;
     // SAFETY: the path outlives the call, which returns a new descriptor or -1. Needed because
     // nix does not wrap it.
-    let tree = unsafe {
-        libc::syscall(libc::SYS_open_tree, libc::AT_FDCWD, path.as_ptr(), flags)
-    };
+    let tree = unsafe { libc::syscall(libc::SYS_open_tree, libc::AT_FDCWD, path.as_ptr(), flags) };
     let tree = Errno::result(tree)? as RawFd;
     // SAFETY: the descriptor is new and nobody else's.
     Ok(unsafe { OwnedFd::from_raw_fd(tree) })

@@ -40,7 +40,9 @@ impl IdentityMap {
         let lines = |own: u32, file: &str| match self {
             Self::CallerAndCell => format!("0 {own} 1\n1 {cell_id} 1\n"),
             Self::CallerOnly => format!("0 {own} 1\n"),
-            Self::Everyone => everyone(&fs::read_to_string(format!("/proc/self/{file}")).unwrap_or_default()),
+            Self::Everyone => {
+                everyone(&fs::read_to_string(format!("/proc/self/{file}")).unwrap_or_default())
+            }
         };
         let put = |file: &'static str, text: &str| {
             fs::write(format!("/proc/{pid}/{file}"), text)

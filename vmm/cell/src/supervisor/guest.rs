@@ -18,9 +18,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use exocell_agent::client::{self, ClientError, ExecEvent, ExecOutput};
-use exocell_agent::{
-    AGENT_PORT, CONTROL_PORT, FailureKind, FrameError, Kind, Patient, Reply,
-};
+use exocell_agent::{AGENT_PORT, CONTROL_PORT, FailureKind, FrameError, Kind, Patient, Reply};
 use exocell_pager::{Account, Member, Mode, Pressure};
 use exocell_vmm::devices::{
     BlockConfig, BlockMetrics, ConsoleConfig, DeviceLoop, VsockConfig, VsockHandle, VsockListener,
@@ -37,8 +35,8 @@ use super::console::ConsoleLog;
 use super::input::{Signal, Sink};
 use super::{Event, Shared, boot, credit, memory, pressure, restrict_paths, thread};
 use crate::control::Counters;
-use crate::launch::Inheritance;
 use crate::folder::{Access, Share};
+use crate::launch::Inheritance;
 use crate::plan::VmPlan;
 use crate::record::Status;
 use crate::{CellError, network};

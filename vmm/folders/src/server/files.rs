@@ -280,16 +280,6 @@ impl Server {
         if flags & 1 != 0 { rustix::fs::fdatasync(file) } else { rustix::fs::fsync(file) }
     }
 
-    pub(super) fn syncfs(&self) -> Result<(), Errno> {
-        // Of a folder that may not be written nothing is the guest's to be kept.
-        if !self.rights.write {
-            return Ok(());
-        }
-        let root = self.nodes.root()?;
-        let file = self.open_node(root, OFlags::DIRECTORY)?;
-        rustix::fs::syncfs(file)
-    }
-
     pub(super) fn flush(&mut self, number: u64, fields: &mut Fields<'_>) -> Result<(), Errno> {
         fields.skip(16)?;
         self.lockers.release(number, fields.u64()?);
@@ -429,7 +419,8 @@ impl Server {
             let hides = own && name == b"..";
             let ident = host::Ident { ino: entry.ino(), ..dir };
             let ident = if hides { self.root } else { ident };
-            let told = Told { name, ident, kind: entry.file_type(), next: entry.next_entry_cookie() };
+            let told =
+                Told { name, ident, kind: entry.file_type(), next: entry.next_entry_cookie() };
             if !self.put_listed(number, &told, room, plus) {
                 position = None;
                 break;
@@ -489,7 +480,12 @@ impl Server {
     }
 
     /// Follows a change of a file's length by its name.
-    pub(super) fn truncate(&mut self, number: u64, opened: Option<u64>, len: u64) -> Result<(), Errno> {
+    pub(super) fn truncate(
+        &mut self,
+        number: u64,
+        opened: Option<u64>,
+        len: u64,
+    ) -> Result<(), Errno> {
         let through = opened.and_then(|handle| self.handles.get(handle));
         let through = through.filter(|handle| handle.node == number && handle.flags & ACCESS != 0);
         let own;

@@ -258,7 +258,6 @@ impl Server {
             opcode::STATFS => self.statfs(node),
             opcode::RELEASE | opcode::RELEASEDIR => self.release(fields.u64()?),
             opcode::FSYNC | opcode::FSYNCDIR => self.fsync(fields),
-            opcode::SYNCFS => self.syncfs(),
             opcode::FLUSH => self.flush(node, fields),
             opcode::FALLOCATE => self.fallocate(fields),
             opcode::LSEEK => self.lseek(fields),
@@ -328,9 +327,7 @@ impl Server {
     /// Opens a file that is held, if it is one that may be.
     fn open_node(&self, node: &Node, flags: OFlags) -> Result<OwnedFd, Errno> {
         match node.kind {
-            FileType::RegularFile | FileType::Directory => {
-                self.descriptors.open(&node.fd, flags)
-            }
+            FileType::RegularFile | FileType::Directory => self.descriptors.open(&node.fd, flags),
             FileType::Symlink => Err(Errno::LOOP),
             // Opening one may wait, or act.
             _ => Err(self.deny(Errno::ACCESS)),

@@ -61,7 +61,11 @@ impl Server {
         self.put_sized(&told, size)
     }
 
-    pub(super) fn removexattr(&mut self, number: u64, fields: &mut Fields<'_>) -> Result<(), Errno> {
+    pub(super) fn removexattr(
+        &mut self,
+        number: u64,
+        fields: &mut Fields<'_>,
+    ) -> Result<(), Errno> {
         let name = names(fields.text()?)?.own;
         let node = self.nodes.get(number)?;
         if node.is_device() {

@@ -63,12 +63,7 @@ impl Exchange for Memory {
         count
     }
 
-    fn take_to(
-        &mut self,
-        file: BorrowedFd<'_>,
-        offset: u64,
-        count: usize,
-    ) -> Result<usize, Errno> {
+    fn take_to(&mut self, file: BorrowedFd<'_>, offset: u64, count: usize) -> Result<usize, Errno> {
         let count = count.min(self.left());
         let done = rustix::io::pwrite(file, &self.request[self.at..self.at + count], offset)?;
         self.at += count;

@@ -53,12 +53,7 @@ impl Exchange for Message<'_> {
         self.request.take(into.len()).copy_to(into)
     }
 
-    fn take_to(
-        &mut self,
-        file: BorrowedFd<'_>,
-        offset: u64,
-        count: usize,
-    ) -> Result<usize, Errno> {
+    fn take_to(&mut self, file: BorrowedFd<'_>, offset: u64, count: usize) -> Result<usize, Errno> {
         let from = self.request.take(count);
         if from.is_empty() {
             return Ok(0);
