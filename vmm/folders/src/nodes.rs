@@ -69,10 +69,6 @@ impl Nodes {
         Ok(Self { table, numbers: HashMap::from([(ident, number)]), devices })
     }
 
-    pub fn root(&self) -> Result<&Node, Errno> {
-        self.get(ROOT)
-    }
-
     /// # Errors
     /// ESTALE for a number that is nobody's.
     pub fn get(&self, number: u64) -> Result<&Node, Errno> {

@@ -5,8 +5,8 @@ mod common;
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 
-use common::{Msg, ROOT, mount, start_what};
-use exocell_folders::{Errno, FILE_NAME, Limits, Rights, What};
+use common::{Msg, ROOT, mount, start_for, start_what};
+use exocell_folders::{Errno, FILE_NAME, Limits, Owners, Rights, What};
 
 const RW: Rights = Rights::READ_WRITE;
 
@@ -193,6 +193,35 @@ fn what_the_host_changes_is_told_at_the_next_open() {
     fs::write(&path, "and after").unwrap();
     assert!(!keeps(&mut guest));
     assert!(keeps(&mut guest));
+}
+
+#[test]
+fn owners_that_the_host_cannot_keep_are_told_to_guests() {
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let folder = fs::File::open(dir.path()).unwrap();
+    let what = What::Directory(folder.into());
+    let mut guest = start_for(what, RW, Limits::default(), Owners::Squashed);
+    guest.init().unwrap();
+    // Who serves is 0 in the process's own namespace.
+    let own = fs::metadata(dir.path()).unwrap();
+    if own.uid() != 0 {
+        return;
+    }
+    (guest.uid, guest.gid) = (1000, 1001);
+    let (made, handle) = guest.create(ROOT, "f", libc::O_RDWR, 0o600).unwrap();
+    assert_eq!((made.uid, made.gid), (1000, 1001));
+    guest.write(handle, 0, b"mine").unwrap();
+    guest.ask(9, ROOT, Msg::new().u32(0o700).u32(0).s("d")).unwrap();
+    let told = guest.find("d").unwrap();
+    assert_eq!((told.uid, told.gid), (1000, 1001));
+    let held = fs::metadata(dir.path().join("f")).unwrap();
+    assert_eq!((held.uid(), held.gid()), (own.uid(), own.gid()));
+    // FATTR_UID and FATTR_GID: to another, and back to whose they are on the host.
+    let given = guest.setattr(made.node, 6, (0, 999, 998), 0).unwrap();
+    assert_eq!((given.uid, given.gid), (999, 998));
+    assert_eq!(guest.ask(23, made.node, Msg::new().u32(4096).u32(0)).unwrap(), b"");
+    let given = guest.setattr(made.node, 6, (0, 0, own.gid()), 0).unwrap();
+    assert_eq!((given.uid, given.gid), (0, own.gid()));
 }
 
 #[test]

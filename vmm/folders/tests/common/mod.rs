@@ -179,11 +179,15 @@ pub fn start(dir: &Path, rights: Rights, limits: Limits) -> Guest {
 }
 
 pub fn start_what(what: What, rights: Rights, limits: Limits) -> Guest {
+    start_for(what, rights, limits, Owners::Host)
+}
+
+pub fn start_for(what: What, rights: Rights, limits: Limits, owners: Owners) -> Guest {
     let metrics = Arc::<Metrics>::default();
     let folder = Folder {
         what,
         rights,
-        owners: Owners::Host,
+        owners,
         limits,
         descriptors: Descriptors::of_host().unwrap(),
         metrics: metrics.clone(),
