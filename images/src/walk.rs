@@ -175,7 +175,9 @@ impl Found {
         }
         match self.metadata.is_file() {
             true => OpenOptions::new().read(true).write(writable).open(self.place()),
-            false => Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no file and no folder")),
+            false => {
+                Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no file and no folder"))
+            }
         }
     }
 

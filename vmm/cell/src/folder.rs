@@ -19,8 +19,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use exocell_agent::FolderMount;
-use exocell_images::walk::Found;
 use exocell_folders::{Descriptors, Folder as Served, Limits, Owners, Server, What};
+use exocell_images::walk::Found;
 use exocell_vmm::devices::fs::END;
 use exocell_vmm::devices::{DeviceLoop, FsConfig};
 use exocell_vmm::jail::{
@@ -29,9 +29,9 @@ use exocell_vmm::jail::{
 use exocell_xgate::{CapabilitySet, Folder, Rights};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
+use crate::control::{receive_descriptor, send_descriptor};
 use crate::granted::{self, Location};
 use crate::{CellError, Layout};
-use crate::control::{receive_descriptor, send_descriptor};
 
 /// How long a process may take to be in its root, and to confirm the end of access.
 const READY_MAX: Duration = Duration::from_secs(60);
@@ -61,7 +61,8 @@ impl Share {
         locations: &[Location],
     ) -> Result<Vec<Self>, CellError> {
         let found = granted::find(layout, caps, locations)?;
-        let open = |(number, (found, granted))| Self::open(&found, granted, format!("folder{number}"));
+        let open =
+            |(number, (found, granted))| Self::open(&found, granted, format!("folder{number}"));
         (0..).zip(found).map(open).collect::<Result<_, CellError>>()
     }
 
