@@ -8,8 +8,10 @@ use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
+use common::cell::pid;
 use common::docker::Server;
-use common::{IMAGE, eventually};
+use common::{IMAGE, eventually, finish, host};
+use nix::sys::signal::Signal;
 
 /// What the server answers to `bytes`, up to its hanging up.
 fn ask(server: &Server, bytes: &[u8]) -> String {
@@ -207,4 +209,53 @@ fn a_half_open_exec_runs_on_and_is_told_of() {
     assert_eq!(inspect()["Running"], false);
     let twice = ask(&server, &request(&format!("POST /exec/{id}/start"), "{}"));
     assert!(twice.starts_with("HTTP/1.1 409"), "{twice}");
+}
+
+#[test]
+fn a_container_whose_guest_does_not_answer_is_stopped() {
+    let server = Server::start();
+    server.idle("deaf");
+    let told = finish(&mut server.exocell(&["inspect", "--json", "deaf"]), b"").ok().json();
+    host::send(pid(&told, "guest_kernel_pid"), Signal::SIGSTOP);
+    server.docker(&["stop", "-t", "1", "deaf"]).ok();
+    assert_eq!(server.inspect("deaf", "{{.State.Status}} {{.State.ExitCode}}"), "exited 137");
+}
+
+#[test]
+fn clients_of_a_quiet_container_that_are_killed_leave_nothing_behind() {
+    let server = Server::start();
+    server.idle("quiet");
+    let follow = request("GET /containers/quiet/logs?follow=1&stdout=1", "");
+    let attach = hijack("POST /containers/quiet/attach?stream=1&stdout=1", "");
+    // More than there are places.
+    for _ in 0..600 {
+        for (said, answer) in [(&follow, b"HTTP/1.1 200"), (&attach, b"HTTP/1.1 101")] {
+            let mut client = server.connect();
+            client.write_all(said).unwrap();
+            let mut head = [0; 12];
+            client.read_exact(&mut head).unwrap();
+            assert_eq!(&head, answer);
+        }
+    }
+    still_serves(&server);
+    server.docker(&["exec", "quiet", "true"]).ok();
+}
+
+#[test]
+fn a_reader_that_stops_does_not_keep_a_container_from_its_start_and_its_end() {
+    let server = Server::start();
+    server.docker(&["create", "--network", "none", "--name", "st", IMAGE, "true"]).ok();
+    let stalled = || {
+        let mut reader = server.connect();
+        reader.write_all(&request("GET /containers/st/archive?path=/usr", "")).unwrap();
+        let mut head = [0; 100];
+        reader.read_exact(&mut head).unwrap();
+        reader
+    };
+    let first = stalled();
+    server.docker(&["start", "-a", "st"]).ok();
+    let second = stalled();
+    server.docker(&["rm", "-f", "st"]).ok();
+    drop((first, second));
+    still_serves(&server);
 }
