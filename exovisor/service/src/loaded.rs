@@ -4,8 +4,8 @@ use crate::call::{Ending, Spent};
 use crate::metrics::{Stats, Tenant};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 use tokio::sync::Semaphore;
 
@@ -43,7 +43,8 @@ pub struct ListedModule {
 /// A tenant as the service knows it.
 pub(crate) struct Account {
     pub name: String,
-    key_sha256: String,
+    /// It may have another key since it was listed first.
+    key_sha256: RwLock<String>,
     denials: AtomicU64,
     figures: Figures,
     /// One for each call that it may have at once, until its answer is taken.
@@ -83,10 +84,14 @@ impl Loaded {
     pub fn of(listing: Listing, before: &Self, calls_max: usize) -> Self {
         let mut accounts = before.accounts.clone();
         for ListedTenant { name, key_sha256 } in listing.tenants {
+            if let Some(known) = accounts.get(&name) {
+                known.set_key(key_sha256);
+                continue;
+            }
             accounts.entry(name.clone()).or_insert_with(|| {
                 Arc::new(Account {
                     name,
-                    key_sha256,
+                    key_sha256: RwLock::new(key_sha256),
                     denials: AtomicU64::new(0),
                     figures: Figures::default(),
                     room: Arc::new(Semaphore::new(calls_max)),
@@ -120,7 +125,11 @@ impl Loaded {
 impl Account {
     /// Whether the tenant's key has this hash.
     pub fn has(&self, hash: &str) -> bool {
-        self.key_sha256 == hash
+        *self.key_sha256.read().unwrap_or_else(PoisonError::into_inner) == hash
+    }
+
+    fn set_key(&self, key_sha256: String) {
+        *self.key_sha256.write().unwrap_or_else(PoisonError::into_inner) = key_sha256;
     }
 
     pub fn deny(&self) {

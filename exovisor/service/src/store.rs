@@ -5,7 +5,7 @@ use exocell_exovisor::Metering;
 use exocell_xgate::{CapabilitySet, CapsError};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use std::fs::{self, DirBuilder, OpenOptions};
+use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -13,6 +13,8 @@ use std::time::{Duration, SystemTime};
 
 /// Changes of the store that are further apart have different times.
 const CHANGES_APART: Duration = Duration::from_secs(1);
+/// What is being written has a name that ends so, and a number.
+const PARTIAL: &str = "partial-";
 /// Longest name of a module or a tenant, in bytes.
 const NAME_BYTES_MAX: usize = 64;
 
@@ -30,6 +32,9 @@ pub enum StoreError {
     /// There is none of that name.
     #[error("there is no module {0}; exocell module ls lists them")]
     NotFound(String),
+    /// There is no tenant of that name.
+    #[error("there is no tenant {0}: exocell module add --tenant {0} makes one")]
+    NoTenant(String),
     /// Its capability table is wrong.
     #[error(transparent)]
     Caps(#[from] CapsError),
@@ -118,29 +123,80 @@ impl ModuleStore {
     ) -> Result<Added, StoreError> {
         check_name(name)?;
         check_name(tenant)?;
+        let _lock = self.lock()?;
         if self.json(name).exists() {
             return Err(StoreError::Taken(name.to_owned()));
         }
         caps.memory_bytes().ok_or(StoreError::NoMemory)?;
-        let key = self.key_for(tenant)?;
-        write(&self.wasm(name), module)?;
-        let (name, tenant) = (name.to_owned(), tenant.to_owned());
-        let (bytes, sha256) = (module.len() as u64, keys::sha256(module));
-        let entry = ModuleEntry { name, tenant, bytes, sha256, caps: caps.to_json() };
-        write_json(&self.json(&entry.name), &entry)?;
-        Ok(Added { key })
+        let entry = ModuleEntry {
+            name: name.to_owned(),
+            tenant: tenant.to_owned(),
+            bytes: module.len() as u64,
+            sha256: keys::sha256(module),
+            caps: caps.to_json(),
+        };
+        let is_new = !self.tenant(tenant).exists();
+        let added = write(&self.wasm(name), module).and_then(|()| {
+            let key = if is_new { Some(self.new_key(tenant)?) } else { None };
+            // Only now is it there.
+            write_json(&self.json(name), &entry)?;
+            Ok(Added { key })
+        });
+        if added.is_err() {
+            // A key that nobody was told is none.
+            let key = is_new.then(|| self.tenant(tenant));
+            for path in std::iter::once(self.wasm(name)).chain(key) {
+                let _ = fs::remove_file(path);
+            }
+        }
+        added
     }
 
-    /// A key for a tenant that has none.
-    fn key_for(&self, tenant: &str) -> Result<Option<String>, StoreError> {
-        let path = self.tenant(tenant);
-        if path.exists() {
-            return Ok(None);
+    /// Another key for a tenant; the one that it had is none any more.
+    ///
+    /// # Errors
+    /// [`StoreError::NoTenant`], [`StoreError::Host`].
+    pub fn rekey(&self, tenant: &str) -> Result<String, StoreError> {
+        check_name(tenant)?;
+        let _lock = self.lock()?;
+        if !self.tenant(tenant).exists() {
+            return Err(StoreError::NoTenant(tenant.to_owned()));
         }
+        let key = self.new_key(tenant)?;
+        // A service looks when this directory was changed.
+        let failed = |source| StoreError::Host { path: self.dir.clone(), source };
+        let dir = File::open(&self.dir).map_err(failed)?;
+        dir.set_modified(SystemTime::now()).map_err(failed)?;
+        Ok(key)
+    }
+
+    fn new_key(&self, tenant: &str) -> Result<String, StoreError> {
+        let path = self.tenant(tenant);
         let key =
             keys::generate().map_err(|source| StoreError::Host { path: path.clone(), source })?;
         write_json(&path, &TenantEntry { key_sha256: keys::hash(&key) })?;
-        Ok(Some(key))
+        Ok(key)
+    }
+
+    /// Waits until nobody else changes the store, and removes what such as died have left.
+    fn lock(&self) -> Result<File, StoreError> {
+        let path = self.dir.join("lock");
+        let failed = |source| StoreError::Host { path: path.clone(), source };
+        let mut options = OpenOptions::new();
+        let open = options.write(true).create(true).truncate(false).mode(0o600).open(&path);
+        let file = open.map_err(failed)?;
+        file.lock().map_err(failed)?;
+        for dir in [self.dir.clone(), self.dir.join("tenants")] {
+            let failed = |source| StoreError::Host { path: dir.clone(), source };
+            for left in fs::read_dir(&dir).map_err(failed)? {
+                let left = left.map_err(failed)?.path();
+                let ending = left.extension().and_then(|ending| ending.to_str());
+                if ending.is_some_and(|ending| ending.starts_with(PARTIAL)) {
+                    let _ = fs::remove_file(left);
+                }
+            }
+        }
+        Ok(file)
     }
 
     /// All modules, by name.
@@ -257,7 +313,7 @@ fn write_json(path: &Path, value: &impl Serialize) -> Result<(), StoreError> {
 
 /// Whole or not at all: under another name first.
 fn write(path: &Path, bytes: &[u8]) -> Result<(), StoreError> {
-    let partial = path.with_extension(format!("partial-{}", std::process::id()));
+    let partial = path.with_extension(format!("{PARTIAL}{}", std::process::id()));
     let written = OpenOptions::new()
         .write(true)
         .create(true)
@@ -266,5 +322,8 @@ fn write(path: &Path, bytes: &[u8]) -> Result<(), StoreError> {
         .open(&partial)
         .and_then(|mut file| file.write_all(bytes))
         .and_then(|()| fs::rename(&partial, path));
-    written.map_err(|source| StoreError::Host { path: path.to_owned(), source })
+    written.map_err(|source| {
+        let _ = fs::remove_file(&partial);
+        StoreError::Host { path: path.to_owned(), source }
+    })
 }

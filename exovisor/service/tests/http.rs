@@ -418,6 +418,13 @@ fn modules_come_and_go_while_others_are_served() {
     has(&half("third", &key), 200, "2.0");
     has(&half("math", a), 200, "2.0");
     has(&world.get("/v1/stats", b), 200, "\"invocations\":");
+    // A tenant that has lost its key gets another, and the one that it had is none then.
+    let another = world.store.rekey("b").unwrap();
+    assert!(matches!(world.store.rekey("d"), Err(StoreError::NoTenant(_))));
+    reload();
+    has(&half("more", b), 401, "");
+    has(&half("more", &another), 200, "2.0");
+    let b = &another;
     // Another one of the same name is another module.
     world.store.remove("more").unwrap();
     let text = MODULE.replace("f64.const 2", "f64.const 4");
@@ -486,6 +493,36 @@ fn the_store_keeps_modules_and_no_keys() {
     store.remove("one").unwrap();
     assert!(matches!(store.remove("one"), Err(StoreError::NotFound(_))));
     assert_eq!(store.list().unwrap().len(), 1);
+}
+
+#[test]
+fn what_is_added_is_whole_or_not_there() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = ModuleStore::open(dir.path()).unwrap();
+    let all = || {
+        let files = |dir: &std::path::Path| {
+            let names = std::fs::read_dir(dir).unwrap();
+            names.map(|file| file.unwrap().file_name().into_string().unwrap()).collect()
+        };
+        let (mut own, tenants): (Vec<String>, Vec<String>) =
+            (files(dir.path()), files(&dir.path().join("tenants")));
+        own.retain(|name| !["lock", "tenants"].contains(&name.as_str()));
+        [own, tenants].concat()
+    };
+    // What was killed meanwhile has left its parts.
+    std::fs::write(dir.path().join("one.partial-1"), "x").unwrap();
+    std::fs::write(dir.path().join("tenants/a.partial-1"), "x").unwrap();
+    // Where a part cannot be written, nothing stays, and no key that nobody was told.
+    let long = "x".repeat(60);
+    std::fs::create_dir_all(dir.path().join(format!("{long}.partial-{}", std::process::id())))
+        .unwrap();
+    assert!(store.add(&long, "a", MODULE.as_bytes(), &caps("")).is_err());
+    std::fs::remove_dir(dir.path().join(format!("{long}.partial-{}", std::process::id()))).unwrap();
+    assert!(all().is_empty(), "{:?}", all());
+    assert!(store.add("one", "a", MODULE.as_bytes(), &caps("")).unwrap().key.is_some());
+    let mut left = all();
+    left.sort();
+    assert_eq!(left, ["a.json", "one.json", "one.wasm"]);
 }
 
 /// Makes the file `f`, which must not be there, and answers with the errno.

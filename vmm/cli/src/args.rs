@@ -600,6 +600,12 @@ pub enum ModuleCommand {
         #[arg(long)]
         json: bool,
     },
+    /// Print a new key for a tenant; the one that it had is good for nothing then.
+    Key {
+        /// Whose.
+        #[arg(long, value_name = "NAME")]
+        tenant: String,
+    },
     /// Remove modules; a running service lets calls that have begun go on.
     Rm {
         #[arg(required = true)]

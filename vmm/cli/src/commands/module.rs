@@ -25,6 +25,7 @@ pub fn module(layout: &Layout, command: ModuleCommand) -> Result<u8, CellError> 
             add(layout, &store, &tenant, caps.as_deref(), &name, &file)?;
         }
         ModuleCommand::Ls { json } => list(&store.list().map_err(refused)?, json)?,
+        ModuleCommand::Key { tenant } => say!("{}", store.rekey(&tenant).map_err(refused)?),
         ModuleCommand::Rm { names } => {
             for name in &names {
                 store.remove(name).map_err(refused)?;
