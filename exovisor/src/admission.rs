@@ -298,7 +298,9 @@ impl Link {
             let (module, name) = (import.module(), import.name());
             let is_known = module == ATOMICS || Import::find(module, name).is_some();
             if let Some(ty) = import.ty().func().filter(|_| !is_known) {
-                let message = format!("import `{module}.{name}` is not known");
+                // It is said to whoever looks at the end of an isolate.
+                let (shown_module, shown_name) = (module.escape_debug(), name.escape_debug());
+                let message = format!("import `{shown_module}.{shown_name}` is not known");
                 let stub = move |_: Caller<'_, State>, _: &[Val], _: &mut [Val]| {
                     Err(wasmtime::format_err!("{message}"))
                 };

@@ -361,7 +361,7 @@ impl Running {
 /// The program's end; what was not its own is said on standard error.
 fn reply(outcome: &Outcome, output: &Output) -> Reply {
     if let Some(reason) = outcome.reason() {
-        output.write(Kind::Stderr, format!("exocell: {reason}\n").as_bytes());
+        output.notice(&reason);
     }
     Reply::exited(outcome.exit_code())
 }

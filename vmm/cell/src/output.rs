@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use exocell_agent::{FrameReader, Kind, Reply};
+use exocell_agent::{FrameReader, Kind, Reply, printable_lines};
 
 use crate::CellError;
 use crate::follower::{Follower, Frames, Onlooker, frames, reply_frame};
@@ -98,6 +98,11 @@ impl Output {
         self.tell(attached, &frames);
     }
 
+    /// What exocell itself has to say to whoever reads the program's standard error.
+    pub fn notice(&self, words: &str) {
+        self.write(Kind::Stderr, notice(words).as_bytes());
+    }
+
     /// Not under the lock: the operator may take its time.
     fn tell(&self, attached: Vec<Arc<Follower>>, frames: &Frames) {
         for follower in attached {
@@ -121,6 +126,11 @@ impl Output {
         let until = Instant::now() + FAREWELL_MAX;
         onlookers.iter().for_each(|follower| follower.await_heard(until));
     }
+}
+
+/// Words of exocell's, which may hold what a guest or a module calls things, for a terminal.
+pub(crate) fn notice(words: &str) -> String {
+    format!("exocell: {}\n", printable_lines(words))
 }
 
 /// The log of one cell: frames, as the agent protocol has them, each write
@@ -226,4 +236,16 @@ pub fn replay_log(
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_notice_holds_nothing_for_a_terminal_to_act_on() {
+        let words = "import `x.\u{1b}[2J\u{202e}` is not known\nat f";
+        let shown = notice(words);
+        assert_eq!(shown, "exocell: import `x.\\u001b[2J\\u202e` is not known\nat f\n");
+    }
 }

@@ -61,6 +61,21 @@ fn nothing_that_a_guest_chose_reaches_a_terminal_raw() {
     shows("the network's log", &cell.verb(&["logs", "--network"]).ok());
 }
 
+/// What a module calls its imports is told when one that there is not is called.
+#[test]
+fn what_a_module_calls_things_reaches_a_terminal_escaped() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let path = dir.path().join("names.wat");
+    let module = r#"(module
+        (import "wasi_snapshot_preview1" "\1b[2J\c2\9b31m\e2\80\ae" (func $f))
+        (func (export "_start") (call $f)))"#;
+    fs::write(&path, module).expect("a module");
+    let ended = run(["run", "--rm", "--strength", "isolate", text(&path)]);
+    assert_ne!(ended.code, 0);
+    is_printable("run", &ended.stderr);
+    assert!(ended.stderr.contains("[2J") && ended.stderr.contains("is not known"));
+}
+
 fn finished(output: std::process::Output) -> Finished {
     Finished {
         code: output.status.code().unwrap_or(-1),

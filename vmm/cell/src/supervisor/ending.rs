@@ -8,6 +8,7 @@ use nix::unistd::Pid;
 
 use super::{End, Running, Shared, clear_record};
 use crate::launch::Inheritance;
+use crate::output::notice;
 use crate::record::{Record, State, Status};
 use crate::{CellError, now_ms};
 
@@ -43,7 +44,7 @@ pub(crate) fn finish(
     // keep an ended cell in the list.
     settle(inheritance, record, &status);
     if let (Some(reason), Reply::Exited { .. }) = (&end.reason, &end.reply) {
-        shared.output.write(Kind::Stderr, format!("exocell: {reason}\n").as_bytes());
+        shared.output.notice(reason);
     }
     shared.output.close(&end.reply);
 }
@@ -60,7 +61,7 @@ pub(crate) fn fail(inheritance: &Inheritance, error: &CellError) {
     let mut operator = FrameWriter::new(&inheritance.operator);
     let end = match error {
         CellError::Deadline => {
-            let _ = operator.write(Kind::Stderr, format!("exocell: {message}\n").as_bytes());
+            let _ = operator.write(Kind::Stderr, notice(&message).as_bytes());
             Reply::exited(error.exit_code())
         }
         _ => Reply::Failed { kind: FailureKind::Guest, message },
