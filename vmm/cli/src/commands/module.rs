@@ -7,7 +7,7 @@ use exocell_cell::exovisor::{Metering, Policy, Use};
 use exocell_cell::parent::Parent;
 use exocell_cell::xgate::CapabilitySet;
 use exocell_cell::{CellError, Layout};
-use exocell_service::{ModuleEntry, ModuleStore, StoreError};
+use exocell_service::{ModuleEntry, ModuleStore, Pool, StoreError};
 use serde_json::json;
 
 use super::{print_json, run::read_table};
@@ -63,7 +63,8 @@ fn add(
         None => caps,
     };
     let module = Module::read(file)?;
-    let policy = Policy::default();
+    // By which it will be served, so that nothing is taken that is never run.
+    let policy = Policy::pooled(Pool::default());
     let build = Build {
         policy: &policy,
         wanted: Use::Functions,
@@ -71,7 +72,8 @@ fn add(
         caps: &caps,
         deadline: None,
     };
-    // What comes of it is for this machine as it is now; what counts is that it compiles.
+    // What comes of it is for this machine as it is now, and kept if it was work; what counts is
+    // that it compiles.
     build.compile(layout, &module, || ())?;
     let bytes = module.bytes().read();
     let bytes = bytes.map_err(CellError::host("cannot read a file in memory"))?;
