@@ -98,14 +98,26 @@ impl Module {
         meanwhile: impl FnOnce(),
     ) -> Result<A, CellError> {
         let memory_bytes = memory_bytes(caps);
+        let answer_bytes = order.limits.answer_bytes;
         let limits = Limits {
             file_bytes: memory_bytes.min(CODE_BYTES_MAX),
+            answer_bytes,
             deadline: Some(deadline.unwrap_or_else(|| Instant::now() + TIME_MAX)),
             ..Limits::of_memory(memory_bytes)
         };
         let order = Order { limits, ..order };
         let answer = order.run_while(request, meanwhile, |_| ());
-        answer.map_err(|error| self.explain(error, deadline.is_some()))
+        answer.map_err(|error| match error {
+            StageError::Output { bytes, .. } if bytes == answer_bytes as u64 => {
+                CellError::Module(format!(
+                    "{}: what there is to say of it takes more than {} MiB; it imports too much, or \
+                     under too long names",
+                    self.path.display(),
+                    bytes >> 20
+                ))
+            }
+            error => self.explain(error, deadline.is_some()),
+        })
     }
 
     fn explain(&self, error: StageError, is_granted: bool) -> CellError {

@@ -166,6 +166,17 @@ fn other_commands_that_take_modules_are_bounded_too() {
     let names = run(["--root", text(root.path()), "module", "ls"]).ok();
     assert!(!names.text().contains("evil"));
     run(["caps", "explain", text(&path)]).exited(125).complains_of(&["locals times blocks"]);
+    // What no worker has room for is not taken.
+    let (_dir, path) = file("two.wat", b"(module (memory 1) (memory 1))");
+    let add = ["--root", text(root.path()), "module", "add", "--tenant", "a", "two", text(&path)];
+    run(add).exited(125).complains_of(&["two.wat", "memories of a module in a pool"]);
+    // Many imports, one of them under a name that is longer than any column.
+    let import = |name: &[u8]| [&[1, b'a'][..], &leb(name.len()), name, &[0, 0]].concat();
+    let imports = [leb(20_000), import(&[1; 20_000]), import(b"b").repeat(19_999)].concat();
+    let sections = [section(1, &[1, 0x60, 0, 0]), section(2, &imports)].concat();
+    let (_dir, path) = file("long.wasm", &[&b"\0asm\x01\0\0\0"[..], &sections].concat());
+    let told = run(["caps", "explain", text(&path)]).ok();
+    assert!((1 << 20..8 << 20).contains(&told.text().len()), "{}", told.text().len());
     let (_dir, path) = file("name.wat", b"(module (import \"a\" \"\\1b[31mred\" (func)))");
     let told = run(["caps", "explain", text(&path)]).ok();
     assert!(told.text().contains("[31mred") && !told.text().contains('\x1b'), "{}", told.text());

@@ -12,8 +12,11 @@ use serde::{Deserialize, Serialize};
 
 /// Who reads the module.
 pub const STAGE: Stage = Stage { name: "explain", class: ThreadClass::Stage, work };
-/// The longest answer: of a module that imports as much as it may.
-const ANSWER_BYTES_MAX: usize = 64 << 20;
+/// The longest answer: of a module that imports as much as it may, under names of usual length.
+const ANSWER_BYTES_MAX: usize = 32 << 20;
+/// Names are the module's own: what is shown of one, and what the column of them is at most.
+const NAME_CHARS_MAX: usize = 200;
+const COLUMN_MAX: usize = 60;
 
 /// One import of a module.
 #[derive(Serialize, Deserialize)]
@@ -78,13 +81,22 @@ fn words(import: &Import) -> (&'static str, &'static str) {
     (import.tier.name(), import.effect.name())
 }
 
+/// A name for a terminal: escaped, and cut where it has no end.
+fn shown(name: &str) -> String {
+    let mut escaped = name.escape_debug();
+    let mut text: String = escaped.by_ref().take(NAME_CHARS_MAX).collect();
+    if escaped.next().is_some() {
+        text.push_str("...");
+    }
+    text
+}
+
 fn table(rows: &[Row]) -> String {
     if rows.is_empty() {
         return "it imports nothing".to_owned();
     }
-    // Names are the module's own.
-    let shown = |name: &str| name.escape_debug().to_string();
-    let width = rows.iter().map(|row| shown(&row.name).len()).max().unwrap_or(0).max(6);
+    let widths = rows.iter().map(|row| shown(&row.name).chars().count());
+    let width = widths.max().unwrap_or(0).clamp(6, COLUMN_MAX);
     let mut lines = vec![format!("{:width$}  TIER       EFFECT    GRANTED  NEEDS", "IMPORT")];
     lines.extend(rows.iter().map(|row| {
         let needs = match row.tier.as_str() {
@@ -97,4 +109,30 @@ fn table(rows: &[Row]) -> String {
         format!("{name:width$}  {:9}  {:8}  {granted:7}  {needs}", row.tier, row.effect)
     }));
     lines.join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_any_length_and_kind_make_a_table() {
+        let row = |name: &str| Row {
+            module: "m".to_owned(),
+            name: name.to_owned(),
+            tier: "unknown".to_owned(),
+            effect: String::new(),
+            needs: Vec::new(),
+            granted: false,
+        };
+        // Longer than the widest column that there can be, once it is escaped.
+        let rows = [row("f"), row(&"\u{1}".repeat(20_000)), row("\u{1b}[2J\u{202e}")];
+        let table = table(&rows);
+        assert_eq!(table.lines().count(), 4);
+        assert!(table.lines().all(|line| line.chars().count() < 600), "{table}");
+        let line = table.lines().find(|line| line.starts_with("f ")).unwrap();
+        assert!(line.len() < 120, "{line}");
+        assert!(table.lines().any(|line| line.starts_with("\\u{1b}[2J\\u{202e}")), "{table}");
+        assert!(table.chars().all(|c| c == '\n' || !c.is_control()));
+    }
 }
