@@ -7,20 +7,20 @@
 #define WORD "changed"
 /* Pages before the one that is copied to: one who writes to them all may want those behind. */
 #define BEFORE 3
+/* Where in the page */
+#define WORD_AT 256
 
 static int file;
 static char *map, *page;
 static size_t length;
 static volatile int begun;
-/* Whether another thread takes the whole mapping away, and is to do so now. */
-static volatile int takes, is_taken;
 
-/* Maps the file for this process alone, at @address if that is not NULL. */
-static int map_file(void *address)
+/* Maps the file for this process alone. */
+static int map_file(void)
 {
 	file = open(FILE_OF_ROOT, O_RDONLY);
 	length = (lseek(file, 0, SEEK_END) + PAGE - 1) & ~(PAGE - 1);
-	map = mmap(address, length, PROT_READ | PROT_WRITE, MAP_PRIVATE, file, 0);
+	map = mmap(NULL, length, PROT_READ | PROT_WRITE, MAP_PRIVATE, file, 0);
 	if (file < 0 || map == MAP_FAILED || open(FILE_OF_ROOT, O_WRONLY) >= 0) {
 		snprintf(found, sizeof(found), "%s is not as it must be", FILE_OF_ROOT);
 		return -1;
@@ -33,7 +33,7 @@ static int is_changed(void)
 {
 	char now[sizeof(WORD)];
 
-	return pread(file, now, sizeof(now), page - map) == sizeof(now) &&
+	return pread(file, now, sizeof(now), page + WORD_AT - map) == sizeof(now) &&
 	       !memcmp(now, WORD, sizeof(WORD));
 }
 
@@ -42,7 +42,7 @@ static void copy(int *ends)
 {
 	char rest[sizeof(WORD)];
 
-	if (read(ends[0], page, sizeof(WORD)) != sizeof(WORD))
+	if (read(ends[0], page + WORD_AT, sizeof(WORD)) != sizeof(WORD))
 		read(ends[0], rest, sizeof(rest));
 }
 
@@ -76,10 +76,9 @@ static void *copies_slowly(void *unused)
 	int ends[2];
 
 	(void)unused;
+	madvise(map, length, MADV_RANDOM);
 	pipe(ends);
 	while (!is_over) {
-		while (is_taken && !is_over)
-			sched_yield();
 		begun = 0;
 		write(ends[1], WORD, sizeof(WORD));
 		madvise(map, length, MADV_DONTNEED);
@@ -88,9 +87,10 @@ static void *copies_slowly(void *unused)
 			page[-(long)PAGE * i] = 1;
 		madvise(page + PAGE, length - (BEFORE + 1) * PAGE, MADV_DONTNEED);
 		posix_fadvise(file, 0, 0, POSIX_FADV_DONTNEED);
-		is_taken = takes;
 		begun = 1;
 		copy(ends);
+		/* The next turn would have it read anew. */
+		is_over |= is_changed();
 	}
 	return NULL;
 }
@@ -111,9 +111,8 @@ static void *drops_meanwhile(void *unused)
 
 static int is_file_changed(void *(**threads)(void *))
 {
-	if (map_file(NULL))
+	if (map_file())
 		return 1;
-	madvise(map, length, MADV_RANDOM);
 	posix_fadvise(file, 0, 0, POSIX_FADV_RANDOM);
 	race(threads, 2, is_changed);
 	return is_changed();
@@ -133,39 +132,44 @@ int page_read_ahead(void)
 	return is_file_changed(threads);
 }
 
-/* A table of page tables of its own. */
+/* Tables of page tables of its own. */
 #define REGION ((char *)0x700000000000UL)
+#define REGION_BYTES (4UL << 20)
 
-static void *unmaps_meanwhile(void *unused)
+static void *reads(void *unused)
+{
+	int zero = open("/dev/zero", O_RDONLY);
+
+	(void)unused;
+	for (unsigned turn = 0; !is_over; turn++)
+		read(zero, REGION + turn % 64 * 8 * PAGE + WORD_AT, 2 * PAGE);
+	return NULL;
+}
+
+static void *unmaps(void *unused)
 {
 	(void)unused;
 	while (!is_over) {
-		if (!begun || !is_taken) {
-			sched_yield();
-			continue;
-		}
-		munmap(map, length);
-		/* So long that the copy finds nothing there. */
-		for (int i = 0; i < 20; i++)
-			sched_yield();
-		mmap(map, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED, file, 0);
-		madvise(map, length, MADV_RANDOM);
-		is_taken = 0;
+		mmap(REGION, REGION_BYTES, PROT_READ | PROT_WRITE,
+		     MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+		for (int i = 0; i < 100; i++)
+			__asm__ volatile("pause");
+		munmap(REGION, REGION_BYTES);
 	}
 	return NULL;
+}
+
+static int never(void)
+{
+	return 0;
 }
 
 /* Page tables go while the kernel copies: the kernel lives. */
 int munmap_beside_read(void)
 {
-	void *(*threads[])(void *) = { copies_slowly, unmaps_meanwhile };
+	void *(*threads[])(void *) = { reads, reads, unmaps };
 
-	if (map_file(REGION))
-		return 1;
-	takes = 1;
-	madvise(map, length, MADV_RANDOM);
-	posix_fadvise(file, 0, 0, POSIX_FADV_RANDOM);
-	race(threads, 2, is_changed);
+	race(threads, 3, never);
 	return 0;
 }
 
