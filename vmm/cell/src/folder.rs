@@ -228,7 +228,7 @@ impl Share {
     ///
     /// # Errors
     /// The host's.
-    pub fn hand_over(self, listener: &UnixListener) -> Result<Access, CellError> {
+    pub(crate) fn hand_over(self, listener: &UnixListener) -> Result<Access, CellError> {
         let gone =
             || CellError::Guest(format!("nobody serves {} any more", self.granted.host.display()));
         let control = self.control.as_ref().ok_or_else(gone)?;

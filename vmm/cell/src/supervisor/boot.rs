@@ -25,7 +25,7 @@ const READY_MAX: Duration = Duration::from_secs(60);
 const DEATH_MAX: Duration = Duration::from_millis(500);
 
 /// Why a guest is not ready.
-pub(super) enum Unready {
+pub(crate) enum Unready {
     /// Its init's own word. It ends the guest then, in order: that end says nothing more.
     Refused(String),
     /// It fell silent, or nothing that it says can be understood.
