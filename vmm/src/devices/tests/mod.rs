@@ -3,6 +3,7 @@
 
 mod block;
 mod console;
+mod fs;
 mod guest;
 mod hostile;
 mod net;
