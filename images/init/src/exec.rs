@@ -61,7 +61,7 @@ pub fn start(
     // Before the program's own file systems are in this thread's way.
     let streams = open_streams(&wanted)?;
     let inside = container::enter_new(spec, &cell.group)?;
-    let session = Session { agent, place: Place::New(&inside), rules: &rules };
+    let session = Session { agent, place: Place::New(&inside), rules: &rules, group: None };
     let begun = session.begin(&wanted, streams)?;
     let pid = begun.pid;
     if !rules.init {
@@ -85,6 +85,9 @@ pub fn run(
         Some(container) => container.rules.clone(),
         None => Rules::of_machine(),
     };
+    // As this process sees the groups, not as the program does.
+    let first = container.as_ref().map(|container| container.first);
+    let group = first.zip(agent.group()).and_then(|(first, group)| group.procs_beside(first));
     let place = match &container {
         Some(container) => {
             container.enter()?;
@@ -97,7 +100,7 @@ pub fn run(
         rules.capabilities = None;
         rules.no_new_privileges = false;
     }
-    let session = Session { agent, place, rules: &rules };
+    let session = Session { agent, place, rules: &rules, group };
     let begun = session.begin(request, streams)?;
     session.follow(request, begun, stream, frames, || ())
 }
@@ -116,6 +119,8 @@ struct Session<'a> {
     agent: &'a Agent,
     place: Place<'a>,
     rules: &'a Rules,
+    /// The `cgroup.procs` that its process joins where the programs' own group takes none.
+    group: Option<File>,
 }
 
 impl Session<'_> {
@@ -222,11 +227,7 @@ impl Session<'_> {
     /// Puts the process into the programs' control group, or the one below that its like are in.
     fn join_group(&self, pid: i32) -> io::Result<()> {
         let Some(group) = self.agent.group() else { return Ok(()) };
-        let beside = match &self.place {
-            Place::Beside(container) => group.procs_beside(container.first),
-            Place::Here | Place::New(_) => None,
-        };
-        let mut procs = beside.as_ref().unwrap_or(&group.procs);
+        let mut procs = self.group.as_ref().unwrap_or(&group.procs);
         procs.write_all(pid.to_string().as_bytes())
     }
 }

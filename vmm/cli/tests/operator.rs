@@ -224,6 +224,20 @@ fn a_program_that_cannot_begin_is_told_of_with_the_reason() {
     answers(&cell);
 }
 
+/// No process may be above groups that are limited.
+#[test]
+fn groups_that_programs_make_do_not_keep_the_operator_out() {
+    let divide = "cd /sys/fs/cgroup && mkdir own && echo 1 > own/cgroup.procs && \
+                  echo +pids > cgroup.subtree_control && echo divided > /tmp/done; sleep 600";
+    let cell = Cell::start("groups", &["--privileged"], &["sh", "-c", divide]);
+    eventually("the groups are divided", || {
+        let done = cell.path("/tmp/done");
+        run(["cp", &done, "-"]).code == 0
+    });
+    assert_eq!(cell.shell("cat /proc/self/cgroup").ok().text(), "0::/own");
+    everything_works(&cell);
+}
+
 #[test]
 fn orphans_find_a_parent_that_reaps_them() {
     let script = "sh -c 'sleep 0.1 & sh -c \"exit 0\" &'; sleep 0.5; \
