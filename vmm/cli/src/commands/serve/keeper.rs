@@ -11,13 +11,13 @@
 //! When it ends, however, all of them end: each hangs on a leash (`exocell_cell::vmm::jail::stage`).
 //! It ends when the front does.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::io::Read;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use exocell_cell::agent::printable;
 use exocell_cell::compile::{Build, Code, Module};
@@ -37,6 +37,11 @@ use crate::commands::module;
 
 /// How often it looks whether modules came or went.
 const RELOAD_INTERVAL: Duration = Duration::from_secs(1);
+/// How long clients are kept waiting at the start for modules to be compiled; what takes longer
+/// comes later.
+const START_TIME: Duration = Duration::from_secs(10);
+/// How many modules are compiled at once, each of another tenant.
+const COMPILED_AT_ONCE: usize = 8;
 /// How long a worker may take to read what it is told.
 const ORDER_TIME: Duration = Duration::from_secs(5);
 /// What the front may take of memory beside answers that are on their way, in bytes.
@@ -61,16 +66,65 @@ struct Keeper {
     policy: Policy,
     config: WorkerConfig,
     rules: WorkerRules,
-    /// To the front.
-    front: Mutex<Link>,
+    /// To the front, once there is one.
+    front: Mutex<Option<Link>>,
+    /// Held while the front is told what is served, so that it hears the last word last.
+    publishing: Mutex<()>,
     state: Mutex<State>,
 }
 
 #[derive(Default)]
 struct State {
+    /// What the store holds, by name.
+    wanted: BTreeMap<String, ModuleEntry>,
+    /// What of it can be called; the rest is compiled now, or was refused.
     served: BTreeMap<String, Served>,
+    turns: Turns,
     last_id: u32,
     workers: HashMap<u64, Started>,
+}
+
+/// Modules that wait to be compiled. A tenant's are compiled one after the other, so that no number
+/// of them, and none that takes long, keeps another tenant's waiting.
+#[derive(Default)]
+struct Turns {
+    /// By tenant. Those who have waited longest come first.
+    waiting: VecDeque<(String, VecDeque<ModuleEntry>)>,
+    /// Tenants of whom one is compiled.
+    busy: BTreeSet<String>,
+}
+
+impl Turns {
+    fn add(&mut self, entry: ModuleEntry) {
+        let known = self.waiting.iter_mut().find(|(tenant, _)| *tenant == entry.tenant);
+        match known {
+            Some((_, entries)) => entries.push_back(entry),
+            None => self.waiting.push_back((entry.tenant.clone(), VecDeque::from([entry]))),
+        }
+    }
+
+    /// One that is to be compiled now.
+    fn next(&mut self) -> Option<ModuleEntry> {
+        if self.busy.len() >= COMPILED_AT_ONCE {
+            return None;
+        }
+        let free = |(tenant, _): &(String, _)| !self.busy.contains(tenant);
+        let (tenant, mut entries) = self.waiting.remove(self.waiting.iter().position(free)?)?;
+        let entry = entries.pop_front();
+        self.busy.insert(tenant.clone());
+        if !entries.is_empty() {
+            self.waiting.push_back((tenant, entries));
+        }
+        entry
+    }
+
+    fn done(&mut self, tenant: &str) {
+        self.busy.remove(tenant);
+    }
+
+    fn is_empty(&self) -> bool {
+        self.busy.is_empty() && self.waiting.is_empty()
+    }
 }
 
 /// A module that is served.
@@ -101,10 +155,11 @@ struct Sent {
     module: Option<(Arc<Code>, CapabilitySet)>,
 }
 
-/// Serves the modules of `layout` until the front ends; `ready` is called once clients may come.
+/// Serves the modules of `layout` until the front ends; `ready` is called once clients may come. A
+/// module that cannot be served is named on standard error and left out.
 ///
 /// # Errors
-/// [`CellError`] names the first module that cannot be served, or says why there is no front.
+/// [`CellError`] says why there is no front, or what is wrong with the store.
 pub fn serve(
     layout: &Layout,
     pool: Pool,
@@ -113,38 +168,41 @@ pub fn serve(
     metrics: Option<&Bound>,
     ready: impl FnOnce(),
 ) -> Result<u8, CellError> {
-    let store = module::store(layout)?;
-    let policy = Policy::pooled(pool.clone());
-    let mut state = State::default();
-    let first = Loader { layout, store: &store, policy: &policy };
-    let mut refused = None;
-    state.load(&first, |error| {
-        refused.get_or_insert(error);
-    })?;
-    if let Some(error) = refused {
-        return Err(error);
-    }
     let limits = Limits::default();
+    let config = WorkerConfig {
+        pool: pool.clone(),
+        output_bytes: limits.output_bytes,
+        is_only: rules.is_shared,
+    };
+    let keeper = Arc::new(Keeper {
+        layout: layout.clone(),
+        store: module::store(layout)?,
+        policy: Policy::pooled(pool.clone()),
+        config,
+        rules,
+        front: Mutex::default(),
+        publishing: Mutex::default(),
+        state: Mutex::default(),
+    });
+    let until = Instant::now() + START_TIME;
+    keeper.reload()?;
+    while !keeper.state().turns.is_empty() && Instant::now() < until {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    // What is compiled meanwhile is told to the front once it is there.
+    let publishing = keeper.publishing();
     let order = FrontOrder {
         limits,
         rules,
-        pool: pool.clone(),
+        pool,
         calls_are_tcp: calls.is_tcp(),
         metrics_are_tcp: metrics.map(Bound::is_tcp),
-        listing: state.listing(&store)?,
+        listing: keeper.state().listing(&keeper.store),
     };
     let (front, words) = start_front(&order, calls, metrics)?;
     let link = || front.link().map_err(CellError::host("cannot speak with the front"));
-    let config = WorkerConfig { pool, output_bytes: limits.output_bytes, is_only: rules.is_shared };
-    let keeper = Arc::new(Keeper {
-        layout: layout.clone(),
-        store,
-        policy,
-        config,
-        rules,
-        front: Mutex::new(link()?),
-        state: Mutex::new(state),
-    });
+    *keeper.front.lock().unwrap_or_else(PoisonError::into_inner) = Some(link()?);
+    drop(publishing);
     let asks = link()?;
     let reloading = Arc::clone(&keeper);
     thread("modules", move || reloading.keep_loaded())?;
@@ -234,46 +292,64 @@ impl Loader<'_> {
 }
 
 impl State {
-    /// Takes what the store holds now, and keeps what is the same. What cannot be had is left out
-    /// and told.
-    fn load(
-        &mut self,
-        loader: &Loader<'_>,
-        mut refused: impl FnMut(CellError),
-    ) -> Result<(), CellError> {
-        let mut before = std::mem::take(&mut self.served);
-        let entries = loader.store.list().map_err(|error| CellError::Usage(error.to_string()))?;
+    /// Takes what the store holds now: what is not in it any more goes at once, and what is new
+    /// waits to be compiled.
+    fn take(&mut self, entries: Vec<ModuleEntry>) {
+        let before = std::mem::take(&mut self.wanted);
         for entry in entries {
-            let same = before.remove(&entry.name).filter(|known| known.entry == entry);
-            let served = match same {
-                Some(served) => Ok(served),
-                None => loader.compile(&entry).map(|(caps, code)| {
-                    self.last_id += 1;
-                    let (entry, code) = (entry.clone(), Arc::new(code));
-                    Served { entry, id: self.last_id, caps, code }
-                }),
-            };
-            match served {
-                Ok(served) => drop(self.served.insert(entry.name, served)),
-                Err(error) => refused(error),
+            if before.get(&entry.name) != Some(&entry) {
+                self.turns.add(entry.clone());
             }
+            self.wanted.insert(entry.name.clone(), entry);
         }
-        Ok(())
+        let wanted = &self.wanted;
+        self.served.retain(|name, served| wanted.get(name) == Some(&served.entry));
     }
 
-    fn listing(&self, store: &ModuleStore) -> Result<Listing, CellError> {
+    /// The next that is to be compiled and still wanted.
+    fn next(&mut self) -> Option<ModuleEntry> {
+        loop {
+            let entry = self.turns.next()?;
+            if self.is_wanted(&entry) {
+                return Some(entry);
+            }
+            self.turns.done(&entry.tenant);
+        }
+    }
+
+    fn is_wanted(&self, entry: &ModuleEntry) -> bool {
+        self.wanted.get(&entry.name) == Some(entry)
+    }
+
+    /// A module was compiled; `None` where it cannot be served.
+    fn compiled(&mut self, entry: ModuleEntry, made: Option<(CapabilitySet, Code)>) {
+        self.turns.done(&entry.tenant);
+        // It may have been removed meanwhile.
+        let Some((caps, code)) = made.filter(|_| self.is_wanted(&entry)) else { return };
+        self.last_id += 1;
+        let served = Served { id: self.last_id, caps, code: Arc::new(code), entry };
+        self.served.insert(served.entry.name.clone(), served);
+    }
+
+    fn listing(&self, store: &ModuleStore) -> Listing {
         let mut listing = Listing::default();
         for Served { entry, id, caps, .. } in self.served.values() {
             let (name, tenant) = (entry.name.clone(), entry.tenant.clone());
             if listing.tenants.iter().all(|known| known.name != tenant) {
-                let key_sha256 = store.key_hash(&tenant);
-                let key_sha256 = key_sha256.map_err(|error| CellError::Usage(error.to_string()))?;
+                let key_sha256 = match store.key_hash(&tenant) {
+                    Ok(key_sha256) => key_sha256,
+                    // The others have theirs.
+                    Err(error) => {
+                        eprintln!("exocell: not served: module {name}: {error}");
+                        continue;
+                    }
+                };
                 listing.tenants.push(ListedTenant { name: tenant.clone(), key_sha256 });
             }
             let deadline = exocell_service::deadline(caps);
             listing.modules.push(ListedModule { name, tenant, id: *id, deadline });
         }
-        Ok(listing)
+        listing
     }
 
     /// The modules that a place runs: one tenant's, or all.
@@ -336,14 +412,20 @@ impl Keeper {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn publishing(&self) -> MutexGuard<'_, ()> {
+        self.publishing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn tell_front(&self, message: &Told, socket: Option<&UnixStream>) {
         let sockets: Vec<_> = socket.into_iter().map(AsFd::as_fd).collect();
         let front = self.front.lock().unwrap_or_else(PoisonError::into_inner);
-        // When it is gone, so is this process.
-        let _ = front.send(&sockets, message);
+        if let Some(front) = front.as_ref() {
+            // When it is gone, so is this process.
+            let _ = front.send(&sockets, message);
+        }
     }
 
-    fn keep_loaded(&self) {
+    fn keep_loaded(self: &Arc<Self>) {
         let mut known: Option<SystemTime> = None;
         loop {
             std::thread::sleep(RELOAD_INTERVAL);
@@ -354,31 +436,55 @@ impl Keeper {
                     Err(error) => eprintln!("exocell: {error}"),
                 }
             }
-            for number in self.state().tell_workers(&self.layout) {
-                self.tell_front(&Told::Outdated { number }, None);
+            self.tell_workers();
+        }
+    }
+
+    fn tell_workers(&self) {
+        for number in self.state().tell_workers(&self.layout) {
+            self.tell_front(&Told::Outdated { number }, None);
+        }
+    }
+
+    /// Serves what the store holds now. Nothing here takes time: what was removed is not called
+    /// any more, whatever is compiled meanwhile.
+    fn reload(self: &Arc<Self>) -> Result<(), CellError> {
+        let entries = self.store.list().map_err(|error| CellError::Usage(error.to_string()))?;
+        self.state().take(entries);
+        self.publish();
+        self.compile_next();
+        Ok(())
+    }
+
+    fn publish(&self) {
+        let publishing = self.publishing();
+        let listing = self.state().listing(&self.store);
+        self.tell_front(&Told::Listing(listing), None);
+        drop(publishing);
+    }
+
+    /// Has those compiled whose turn it is.
+    fn compile_next(self: &Arc<Self>) {
+        loop {
+            let Some(entry) = self.state().next() else { return };
+            let (keeper, mine) = (Arc::clone(self), entry.clone());
+            if let Err(error) = thread("compile", move || keeper.compile(mine)) {
+                eprintln!("exocell: not served: module {}: {error}", entry.name);
+                self.state().compiled(entry, None);
             }
         }
     }
 
-    fn reload(&self) -> Result<(), CellError> {
+    fn compile(self: &Arc<Self>, entry: ModuleEntry) {
         let loader = Loader { layout: &self.layout, store: &self.store, policy: &self.policy };
-        // Compiling takes time, in which workers are started by what was known before.
-        let mut next = State { last_id: self.state().last_id, ..State::default() };
-        let known = |served: &Served| Served {
-            entry: served.entry.clone(),
-            id: served.id,
-            caps: served.caps.clone(),
-            code: Arc::clone(&served.code),
-        };
-        next.served =
-            self.state().served.iter().map(|(name, one)| (name.clone(), known(one))).collect();
-        next.load(&loader, |error| eprintln!("exocell: not served: {error}"))?;
-        let listing = next.listing(&self.store)?;
-        let mut state = self.state();
-        (state.served, state.last_id) = (next.served, next.last_id);
-        drop(state);
-        self.tell_front(&Told::Listing(listing), None);
-        Ok(())
+        let made = loader.compile(&entry);
+        if let Err(error) = &made {
+            eprintln!("exocell: not served: {error}");
+        }
+        self.state().compiled(entry, made.ok());
+        self.publish();
+        self.tell_workers();
+        self.compile_next();
     }
 
     fn heed(self: &Arc<Self>, ask: Ask) {
@@ -542,5 +648,72 @@ fn pass_on(sent: &mpsc::Receiver<Sent>, control: &Link) {
         if let Some((id, (running, _))) = dialer {
             dialers.insert(id, running);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use exocell_cell::exovisor::{Form, Sealed};
+
+    fn entry(tenant: &str, name: &str) -> ModuleEntry {
+        let (name, tenant) = (name.to_owned(), tenant.to_owned());
+        let caps = "version = 1\n[memory]\nlimit = \"1M\"".to_owned();
+        ModuleEntry { name, tenant, bytes: 0, sha256: String::new(), caps }
+    }
+
+    fn made(entry: &ModuleEntry) -> Option<(CapabilitySet, Code)> {
+        let caps = CapabilitySet::parse(&entry.caps, Path::new("/")).unwrap();
+        let file = Sealed::copy(&b""[..], 1, |_| ()).unwrap();
+        Some((caps, Code { file, form: Form::Module }))
+    }
+
+    fn served(state: &State) -> Vec<&str> {
+        state.served.keys().map(String::as_str).collect()
+    }
+
+    #[test]
+    fn a_slow_module_keeps_no_other_tenants_from_being_served_or_removed() {
+        let mut state = State::default();
+        let slow = [entry("mallory", "slow1"), entry("mallory", "slow2")];
+        let (old, new) = (entry("alice", "old"), entry("alice", "new"));
+        state.take(vec![slow[0].clone(), slow[1].clone(), old.clone()]);
+        // Hers is one at a time, and it goes on for ever.
+        assert_eq!(state.next(), Some(slow[0].clone()));
+        assert_eq!(state.next(), Some(old.clone()));
+        assert_eq!(state.next(), None);
+        state.compiled(old.clone(), made(&old));
+        assert_eq!(served(&state), ["old"]);
+        state.take(vec![slow[0].clone(), slow[1].clone(), new.clone()]);
+        assert!(served(&state).is_empty(), "what is removed goes at once");
+        assert_eq!(state.next(), Some(new.clone()));
+        state.compiled(new.clone(), made(&new));
+        assert_eq!(served(&state), ["new"]);
+        assert_eq!(state.next(), None);
+        // One that was removed while it was compiled is not served, nor is what is refused.
+        state.take(vec![slow[1].clone(), new.clone()]);
+        state.compiled(slow[0].clone(), made(&slow[0]));
+        assert_eq!(state.next(), Some(slow[1].clone()));
+        state.compiled(slow[1].clone(), None);
+        assert_eq!(served(&state), ["new"]);
+        // It is not tried again before it is another one.
+        state.take(vec![slow[1].clone(), new]);
+        assert_eq!(state.next(), None);
+        assert!(state.turns.is_empty());
+    }
+
+    #[test]
+    fn so_many_are_compiled_at_once_and_no_tenant_waits_for_two_of_another() {
+        let mut turns = Turns::default();
+        let tenants: Vec<String> = (0..=COMPILED_AT_ONCE).map(|n| n.to_string()).collect();
+        for tenant in &tenants {
+            turns.add(entry(tenant, "first"));
+            turns.add(entry(tenant, "second"));
+        }
+        let begun: Vec<_> = std::iter::from_fn(|| turns.next()).collect();
+        assert_eq!(begun.len(), COMPILED_AT_ONCE);
+        turns.done("0");
+        let next = turns.next().unwrap();
+        assert_eq!((next.tenant, next.name), (COMPILED_AT_ONCE.to_string(), "first".to_owned()));
     }
 }
