@@ -131,7 +131,7 @@ mod tests {
         assert_eq!(table.lines().count(), 4);
         assert!(table.lines().all(|line| line.chars().count() < 600), "{table}");
         let line = table.lines().find(|line| line.starts_with("f ")).unwrap();
-        assert!(line.len() < 120, "{line}");
+        assert!(line.len() < 140, "{line}");
         assert!(table.lines().any(|line| line.starts_with("\\u{1b}[2J\\u{202e}")), "{table}");
         assert!(table.chars().all(|c| c == '\n' || !c.is_control()));
     }
