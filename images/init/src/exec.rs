@@ -303,6 +303,11 @@ fn resolve(
     if !env.iter().any(|variable| variable.starts_with("HOME=")) {
         env.push(format!("HOME={}", identity.home));
     }
+    if !env.iter().any(|variable| variable.starts_with("HOSTNAME="))
+        && let Ok(name) = nix::unistd::gethostname()
+    {
+        env.push(format!("HOSTNAME={}", name.to_string_lossy()));
+    }
     if Path::new(ISOLATES_TABLE).exists() {
         add_to_path(&mut env, ISOLATES_BIN);
     }

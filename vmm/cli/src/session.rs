@@ -107,7 +107,9 @@ pub fn follow(
 /// Copies out what a program on `stream` writes until it ends, without a
 /// hand in its input or its signals.
 pub fn watch(stream: &UnixStream) -> Result<Outcome, CellError> {
-    pump(stream, &mut io::stdout(), &mut io::stderr(), &AtomicU32::new(0), &mut || {})
+    // It has nothing to end but itself.
+    let mut unheard = || std::process::exit(i32::from(UNHEARD));
+    pump(stream, &mut io::stdout(), &mut io::stderr(), &AtomicU32::new(0), &mut unheard)
 }
 
 /// How a program on `stream` ends; what it writes is not shown.

@@ -50,10 +50,13 @@ fn the_two_output_streams_stay_apart() {
 #[test]
 fn a_program_ends_that_nobody_reads() {
     let cell = cell::Cell::idle("unread", &[]);
+    let talker =
+        cell::Cell::start("unread-log", &[], &["sh", "-c", "while echo y; do sleep 0.1; done"]);
     let endless = [
         format!("run --rm {IMAGE} yes"),
         format!("run --rm {IMAGE} sh -c 'trap \"\" PIPE; while sleep 0.1; do echo y; done 2>&1'"),
         format!("exec {} yes", cell.name),
+        format!("logs -f {}", talker.name),
     ];
     for program in endless {
         let bin = common::program();
@@ -104,8 +107,10 @@ fn directory_user_and_host_name_are_what_the_flags_say() {
     let ended = shell(&["-w", "/usr/lib", "-u", "nobody"], "pwd; id -u; id -g").ok();
     assert_eq!(ended.text(), "/usr/lib\n65534\n65534");
     assert_eq!(shell(&["-w", "/made/for/it"], "pwd").ok().text(), "/made/for/it");
-    let ended = shell(&["-u", "1234:5678", "--hostname", "box"], "id -u; id -g; uname -n").ok();
-    assert_eq!(ended.text(), "1234\n5678\nbox");
+    let ended =
+        shell(&["-u", "1234:5678", "--hostname", "box"], "id -u; id -g; uname -n; echo $HOSTNAME")
+            .ok();
+    assert_eq!(ended.text(), "1234\n5678\nbox\nbox");
 }
 
 #[test]

@@ -134,18 +134,20 @@ impl Nodes {
         self.numbers.clear();
     }
 
-    /// The guest has forgotten `count` of its lookups; whether the file is let go.
-    pub fn forget(&mut self, number: u64, count: u64) -> bool {
-        let Some(node) = self.table.get_mut(number).filter(|_| number != ROOT) else {
-            return false;
-        };
+    /// Whether the file is one of them.
+    pub fn holds(&self, ident: Ident) -> bool {
+        self.numbers.contains_key(&ident)
+    }
+
+    /// The guest has forgotten `count` of its lookups; the file, if it is let go by that.
+    pub fn forget(&mut self, number: u64, count: u64) -> Option<Node> {
+        let node = self.table.get_mut(number).filter(|_| number != ROOT)?;
         node.lookups = node.lookups.saturating_sub(count);
         if node.lookups > 0 {
-            return false;
+            return None;
         }
-        if let Some(node) = self.table.remove(number) {
-            self.numbers.remove(&node.ident);
-        }
-        true
+        let node = self.table.remove(number)?;
+        self.numbers.remove(&node.ident);
+        Some(node)
     }
 }

@@ -6,6 +6,7 @@ use rustix::fs::{AtFlags, FileType, Stat};
 use rustix::io::Errno;
 
 use crate::Limits;
+use crate::host::Ident;
 
 /// Bytes of a block as stat(2) counts them.
 const BLOCK_BYTES: u64 = 512;
@@ -60,26 +61,32 @@ impl Quota {
         self.made += 1;
     }
 
-    /// Removes a name of `dir` by `remove`.
+    /// Removes a name of `dir` by `remove`. The bytes of a file that has other names stay, and those
+    /// of one that `is_held` until it is [`Self::gone`].
     pub fn remove(
         &mut self,
         dir: impl AsFd,
         name: &[u8],
+        is_held: impl FnOnce(Ident) -> bool,
         remove: impl FnOnce() -> Result<(), Errno>,
     ) -> Result<(), Errno> {
         let stat = rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW);
         remove()?;
         self.made = self.made.saturating_sub(1);
-        // The bytes of a file that has other names stay.
-        let last = |stat: &Stat| {
-            stat.st_nlink == 1 && FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile
-        };
         if let Ok(stat) = stat.as_ref()
-            && last(stat)
+            && stat.st_nlink == 1
+            && !is_held(Ident::of(stat))
         {
-            self.grown = self.grown.saturating_sub(bytes(stat));
+            self.gone(stat);
         }
         Ok(())
+    }
+
+    /// A file is gone: it has no name, and nobody holds it.
+    pub fn gone(&mut self, stat: &Stat) {
+        if FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile {
+            self.grown = self.grown.saturating_sub(bytes(stat));
+        }
     }
 }
 

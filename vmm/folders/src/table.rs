@@ -60,6 +60,10 @@ impl<T> Table<T> {
         self.slots.get(self.index(number)?)?.value.as_ref()
     }
 
+    pub fn values(&self) -> impl Iterator<Item = &T> {
+        self.slots.iter().filter_map(|slot| slot.value.as_ref())
+    }
+
     pub fn get_mut(&mut self, number: u64) -> Option<&mut T> {
         let index = self.index(number)?;
         self.slots.get_mut(index)?.value.as_mut()

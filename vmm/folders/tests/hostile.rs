@@ -110,6 +110,62 @@ fn the_hosts_disk_is_bounded() {
     assert_eq!(over, Err(Errno::DQUOT));
 }
 
+/// Bytes are given back when they are gone, and once.
+#[test]
+fn what_has_no_name_is_counted_as_long_as_it_is_open() {
+    let dir = tempfile::tempdir().unwrap();
+    let limits = Limits { grown_bytes_max: 1 << 20, ..Limits::default() };
+    let mut guest = start(dir.path(), Rights::READ_WRITE, limits);
+    guest.init().unwrap();
+    let block = vec![1; 512 << 10];
+    let mut kept = Vec::new();
+    for name in ["a", "b", "c"] {
+        let (entry, handle) = guest.create(ROOT, name, libc::O_RDWR, 0o600).unwrap();
+        kept.push((entry.node, handle, guest.write(handle, 0, &block).is_ok()));
+        guest.ask(10, ROOT, Msg::new().s(name)).unwrap();
+    }
+    let [(a, a_handle, true), (b, b_handle, true), (_, c_handle, false)] = kept[..] else {
+        panic!("{kept:?}");
+    };
+    // One is forgotten and then closed, the other closed and then forgotten.
+    guest.forget(a);
+    assert_eq!(guest.write(c_handle, 0, &block), Err(Errno::DQUOT));
+    guest.release(a_handle).unwrap();
+    guest.release(b_handle).unwrap();
+    assert!(guest.write(c_handle, 0, &block).is_ok());
+    assert_eq!(guest.write(c_handle, 1 << 20, &block), Err(Errno::DQUOT));
+    guest.forget(b);
+    assert!(guest.write(c_handle, 1 << 20, &block).is_ok());
+    // Given back by its length, it is not given back once more at its end.
+    let (entry, handle) = guest.create(ROOT, "d", libc::O_RDWR, 0o600).unwrap();
+    guest.ask(10, ROOT, Msg::new().s("d")).unwrap();
+    assert_eq!(guest.write(handle, 0, &block), Err(Errno::DQUOT));
+    guest.release(handle).unwrap();
+    guest.forget(entry.node);
+    guest.setattr(kept[2].0, 8, (0, 0, 0), 0).unwrap();
+    guest.release(c_handle).unwrap();
+    guest.forget(kept[2].0);
+    let (_, handle) = guest.create(ROOT, "e", libc::O_RDWR, 0o600).unwrap();
+    let written = (0..10).take_while(|at| guest.write(handle, at << 19, &block).is_ok()).count();
+    assert_eq!(written, 2);
+}
+
+/// One who saves by another name has one file.
+#[test]
+fn what_is_renamed_over_comes_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let limits = Limits { grown_bytes_max: 1 << 20, made_max: 4, ..Limits::default() };
+    let mut guest = start(dir.path(), Rights::READ_WRITE, limits);
+    guest.init().unwrap();
+    for _ in 0..20 {
+        let (entry, handle) = guest.create(ROOT, "new", libc::O_RDWR, 0o600).unwrap();
+        guest.write(handle, 0, &vec![1; 256 << 10]).unwrap();
+        guest.release(handle).unwrap();
+        guest.ask(12, ROOT, Msg::new().u64(ROOT).s("new").s("file")).unwrap();
+        guest.forget(entry.node);
+    }
+}
+
 #[test]
 fn lengths_that_lie_are_of_no_use() {
     let dir = tempfile::tempdir().unwrap();

@@ -67,7 +67,9 @@ pub fn dispatch(cli: Cli) -> Result<u8, CellError> {
         },
         Command::Completion { shell } => {
             let mut parser = crate::args::command();
-            clap_complete::generate(shell, &mut parser, "exocell", &mut std::io::stdout());
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut parser, "exocell", &mut script);
+            say!("{}", String::from_utf8_lossy(&script).trim_end());
             Ok(0)
         }
     }

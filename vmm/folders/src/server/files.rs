@@ -35,6 +35,7 @@ const EXCLUSIVE: u32 = libc::O_EXCL as u32;
 pub struct Handle {
     file: Arc<OwnedFd>,
     pub node: u64,
+    pub ident: Ident,
     flags: u32,
     /// For a directory: where the host's read position is, if known.
     position: Option<u64>,
@@ -45,9 +46,10 @@ pub struct Handle {
 }
 
 impl Handle {
-    fn new(file: OwnedFd, node: u64, flags: u32) -> Self {
+    /// Of the file `ident`, which the guest knows as `node`.
+    fn new(file: OwnedFd, (node, ident): (u64, Ident), flags: u32) -> Self {
         let file = Arc::new(file);
-        Self { file, node, flags, position: None, plain: None, has_capabilities: false }
+        Self { file, node, ident, flags, position: None, plain: None, has_capabilities: false }
     }
 
     /// What writing goes to, of pages of a mapping or not.
@@ -97,8 +99,9 @@ impl Server {
         if node.is_dir() {
             return Err(Errno::ISDIR);
         }
+        let ident = node.ident;
         let file = self.open_node(node, host_flags(flags)?)?;
-        let mut handle = Handle::new(file, number, flags);
+        let mut handle = Handle::new(file, (number, ident), flags);
         let writes = flags & ACCESS != 0;
         if writes {
             handle.has_capabilities = self.has_capabilities(&handle.file);
@@ -121,8 +124,10 @@ impl Server {
         if !self.rights.read {
             return Err(self.deny(Errno::ACCESS));
         }
-        let file = self.open_node(self.nodes.dir(number)?, OFlags::DIRECTORY)?;
-        self.put_opened(Handle::new(file, number, flags), 0)
+        let node = self.nodes.dir(number)?;
+        let ident = node.ident;
+        let file = self.open_node(node, OFlags::DIRECTORY)?;
+        self.put_opened(Handle::new(file, (number, ident), flags), 0)
     }
 
     /// `struct fuse_open_out`.
@@ -170,7 +175,8 @@ impl Server {
         self.quota.made();
         self.note_content(number, &stat);
         self.put_entry(number, &stat)?;
-        self.put_opened(Handle::new(file, number, flags), KEEP_CACHE)
+        let known = (number, Ident::of(&stat));
+        self.put_opened(Handle::new(file, known, flags), KEEP_CACHE)
     }
 
     /// Gives what was just made to who made it; its state then.
@@ -271,7 +277,9 @@ impl Server {
     }
 
     pub(super) fn release(&mut self, number: u64) -> Result<(), Errno> {
-        self.handles.remove(number).map(drop).ok_or(Errno::BADF)
+        let handle = self.handles.remove(number).ok_or(Errno::BADF)?;
+        self.let_go(&handle.file, handle.ident);
+        Ok(())
     }
 
     pub(super) fn fsync(&mut self, fields: &mut Fields<'_>) -> Result<(), Errno> {

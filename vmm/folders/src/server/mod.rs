@@ -84,6 +84,11 @@ pub struct Server {
     entries: Vec<std::mem::MaybeUninit<u8>>,
 }
 
+/// Whether the guest holds the file, by whatever.
+fn is_held(nodes: &Nodes, handles: &Table<Handle>, ident: Ident) -> bool {
+    nodes.holds(ident) || handles.values().any(|handle| handle.ident == ident)
+}
+
 impl Server {
     /// # Errors
     /// [`FolderError`]: what is to be served is not what it should be.
@@ -383,10 +388,20 @@ impl Server {
     }
 
     fn forget(&mut self, number: u64, count: u64) -> Result<(), Errno> {
-        if self.nodes.forget(number, count) {
+        if let Some(node) = self.nodes.forget(number, count) {
             self.lockers.forget(number);
+            self.let_go(&node.fd, node.ident);
         }
         Ok(())
+    }
+
+    /// The guest holds `file` one time less. Once it holds it no more, and that has no name, it is
+    /// gone, and so is what it takes of the disk.
+    fn let_go(&mut self, file: impl std::os::fd::AsFd, ident: Ident) {
+        let Ok(stat) = rustix::fs::fstat(file) else { return };
+        if stat.st_nlink == 0 && !is_held(&self.nodes, &self.handles, ident) {
+            self.quota.gone(&stat);
+        }
     }
 
     fn batch_forget(&mut self, fields: &mut Fields<'_>) -> Result<(), Errno> {

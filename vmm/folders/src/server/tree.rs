@@ -3,8 +3,8 @@
 use rustix::fs::{AtFlags, FileType, Mode, RenameFlags};
 use rustix::io::Errno;
 
-use super::Server;
 use super::files::UNFOLLOWED;
+use super::{Server, is_held};
 use crate::host;
 use crate::wire::{Fields, Head};
 
@@ -78,8 +78,10 @@ impl Server {
         self.check_tree()?;
         let name = self.name(name)?;
         let flags = if is_dir { AtFlags::REMOVEDIR } else { AtFlags::empty() };
-        let dir = &self.nodes.dir(dir)?.fd;
-        self.quota.remove(dir, name, || rustix::fs::unlinkat(dir, name, flags))
+        let Self { nodes, handles, quota, .. } = self;
+        let dir = &nodes.dir(dir)?.fd;
+        let is_held = |ident| is_held(nodes, handles, ident);
+        quota.remove(dir, name, is_held, || rustix::fs::unlinkat(dir, name, flags))
     }
 
     /// `struct fuse_rename_in`, or with flags `struct fuse_rename2_in`; two names.
@@ -97,11 +99,15 @@ impl Server {
         let known = RenameFlags::NOREPLACE | RenameFlags::EXCHANGE;
         let flags = RenameFlags::from_bits(flags).filter(|flags| known.contains(*flags));
         let flags = flags.ok_or(Errno::INVAL)?;
-        let (from, to) = (&self.nodes.dir(dir)?.fd, &self.nodes.dir(new_dir)?.fd);
+        let Self { nodes, handles, quota, .. } = self;
+        let (from, to) = (&nodes.dir(dir)?.fd, &nodes.dir(new_dir)?.fd);
         // A name that is replaced is one less.
         let replaces = flags.is_empty() && rustix::fs::statat(to, new_name, UNFOLLOWED).is_ok();
         let rename = || rustix::fs::renameat_with(from, name, to, new_name, flags);
-        if replaces { self.quota.remove(to, new_name, rename) } else { rename() }
+        if !replaces {
+            return rename();
+        }
+        quota.remove(to, new_name, |ident| is_held(nodes, handles, ident), rename)
     }
 
     pub(super) fn readlink(&mut self, number: u64) -> Result<(), Errno> {

@@ -275,6 +275,12 @@ impl Guest {
     }
 
     /// `valid` names which of mode, owner, group and size are set.
+    /// Forgets all lookups of it; there is no answer.
+    pub fn forget(&mut self, node: u64) {
+        let request = self.request(2, node, &Msg::new().u64(u64::MAX));
+        assert!(self.raw(request, 4096).is_none());
+    }
+
     pub fn setattr(
         &mut self,
         node: u64,
