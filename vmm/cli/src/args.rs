@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
+use clap::{ArgGroup, Args, CommandFactory, Parser, Subcommand, ValueEnum};
 
 /// Run untrusted work in cells: a Linux kernel of its own, or a Wasm isolate.
 #[derive(Parser)]
@@ -17,6 +17,11 @@ pub struct Cli {
     pub root: Option<PathBuf>,
     #[command(subcommand)]
     pub command: Command,
+}
+
+/// At least one of these flags.
+fn one_of(name: &'static str, flags: &[&'static str]) -> ArgGroup {
+    ArgGroup::new(name).args(flags.to_vec()).required(true).multiple(true)
 }
 
 #[derive(Subcommand)]
@@ -415,12 +420,13 @@ pub struct RmArgs {
 
 /// Change the grants of a running cell.
 #[derive(Args)]
+#[command(group = one_of("change", &["revoke", "allow_net", "deny_net", "memory"]))]
 #[command(after_help = "Examples:
   exocell update --revoke folder:/src job
   exocell update --allow-net pypi.org:443 --deny-net example.org job")]
 pub struct UpdateArgs {
     /// End a capability (exocell inspect names them) and what derives from it.
-    #[arg(long, value_name = "CAPABILITY", required_unless_present_any = ["allow_net", "deny_net", "memory"])]
+    #[arg(long, value_name = "CAPABILITY")]
     pub revoke: Vec<String>,
     /// Add a rule to the network, as run takes it.
     #[arg(long, value_name = "RULE")]
@@ -530,9 +536,10 @@ pub enum KernelCommand {
   DOCKER_HOST=unix:///run/exocell.sock docker run --rm exocell/base echo hello
 
 A port that docker run publishes (-p) is on the loopback unless the client names an address.")]
+#[command(group = one_of("listener", &["docker", "http"]))]
 pub struct ServeArgs {
     /// Where the Docker Engine API listens; only this user may connect.
-    #[arg(long, value_name = "SOCKET", required_unless_present = "http")]
+    #[arg(long, value_name = "SOCKET")]
     pub docker: Option<PathBuf>,
     /// Where the modules of `exocell module` can be called: ADDRESS:PORT or a path.
     #[arg(long, value_name = "ADDR|SOCKET")]
