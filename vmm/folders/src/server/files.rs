@@ -7,7 +7,7 @@ use rustix::fs::{AtFlags, FallocateFlags, Mode, OFlags, RawDir, SeekFrom, Stat};
 use rustix::io::Errno;
 
 use super::{CONTENT_LEN_MAX, Server};
-use crate::host;
+use crate::host::{self, Ident};
 use crate::locks::Wanted;
 use crate::nodes::{Content, Node};
 use crate::wire::{Fields, Head};
