@@ -4,7 +4,6 @@ mod common;
 
 use std::fs::{self, File, Permissions};
 use std::io::Write;
-use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
@@ -404,31 +403,26 @@ print(os.getxattr('/data/f', 'security.capability').hex())";
     let said = run(["run", "--rm", "-v", &flag, IMAGE, "python3", "-c", get]).ok();
     assert_eq!(said.text(), value);
     // They are none on the host.
-    let mut held = [0; 64];
-    let name = c"security.capability";
-    let path = std::ffi::CString::new(dir.path().join("f").as_os_str().as_bytes()).unwrap();
-    // SAFETY: both strings end with a NUL byte and the buffer is as long as is said.
-    let len = unsafe {
-        libc::getxattr(path.as_ptr(), name.as_ptr(), held.as_mut_ptr().cast(), held.len())
-    };
-    assert_eq!(len, -1);
+    let ask = format!("import os; os.getxattr('{}/f', 'security.capability')", text(dir.path()));
+    let mut python = std::process::Command::new("python3");
+    finish(python.args(["-c", &ask]), b"").exited(1).complains_of(&["No data available"]);
 }
 
 #[test]
 fn nothing_of_the_folders_process_is_left() {
-    let (_dir, flag) = folder("");
+    let (dir, flag) = folder("");
     let cell = Cell::idle("left", &["-v", &flag]);
     let serving = || {
         let named = |entry: &fs::DirEntry| {
             fs::read_to_string(entry.path().join("comm")).is_ok_and(|name| name == "folder\n")
                 && fs::read_link(entry.path().join("root")).is_ok()
                 && fs::read_to_string(entry.path().join("mountinfo"))
-                    .is_ok_and(|mounts| mounts.contains(text(_dir.path())))
+                    .is_ok_and(|mounts| mounts.contains(text(dir.path())))
         };
         fs::read_dir("/proc").unwrap().flatten().filter(named).count()
     };
     assert_eq!(serving(), 1);
-    // SAFETY: kill takes two integers.
-    unsafe { libc::kill(cell.supervisor(), libc::SIGKILL) };
+    let supervisor = nix::unistd::Pid::from_raw(cell.supervisor());
+    nix::sys::signal::kill(supervisor, nix::sys::signal::Signal::SIGKILL).unwrap();
     eventually("it ends with the cell", || serving() == 0);
 }
