@@ -411,9 +411,22 @@ fn prepare(links: &Links<'_>, mount: &MountPoint) -> ApiResult<Location> {
 }
 
 #[cfg(test)]
-mod tests {
+pub mod tests {
     use super::*;
+    use crate::reach;
     use std::os::unix::fs::symlink;
+
+    /// The containers of a fresh state root in `root`, one of them `name`, which was never started.
+    pub fn with_one(root: &Path, name: &str) -> Containers {
+        let layout = Layout::new(root);
+        private::folder(&Containers::root(&layout)).unwrap();
+        let containers = Containers::open(&layout).unwrap();
+        let bare = reach::bare("an image", &json!({ "version": 1 })).unwrap();
+        let spec = CellSpec { name: name.to_owned(), stdin: true, idle: false, ..bare };
+        let container = Container { started: false, ..Container::of_cell(spec) };
+        containers.write(&container).unwrap();
+        containers
+    }
 
     /// One with `source` as a folder that it may write, made where `make` says so.
     fn container(source: &Path, make: bool) -> Container {
@@ -456,23 +469,5 @@ mod tests {
         containers.prepare(&mut container).unwrap();
         assert_eq!(container.spec.locations, found);
         assert_eq!(fs::read_dir(&host).unwrap().count(), 0);
-    }
-}
-
-#[cfg(test)]
-pub mod tests {
-    use super::*;
-    use crate::reach;
-
-    /// The containers of a fresh state root in `root`, one of them `name`, which was never started.
-    pub fn with_one(root: &Path, name: &str) -> Containers {
-        let layout = Layout::new(root);
-        private::folder(&Containers::root(&layout)).unwrap();
-        let containers = Containers::open(&layout).unwrap();
-        let bare = reach::bare("an image", &json!({ "version": 1 })).unwrap();
-        let spec = CellSpec { name: name.to_owned(), stdin: true, idle: false, ..bare };
-        let container = Container { started: false, ..Container::of_cell(spec) };
-        containers.write(&container).unwrap();
-        containers
     }
 }
