@@ -123,6 +123,7 @@ const RARE: List = &[
         ],
         "when the guest's programs ask",
     ),
+    (&[Folder], &["futex"], "one thread has nobody to wait for; the standard library has locks"),
     (&[Folder], &["accept4", "capget", "capset", "ioctl"], "set up before its filter; group bits"),
     (
         &[Control],
@@ -178,6 +179,7 @@ const REFUSED: List = &[
     (&[Isolate], &["ioctl"], "asks whether a file is a terminal"),
     (&[GuestKernel], &["getuid"], "asks who it is; the answer does not matter"),
     (&[GuestKernel], &["readlink"], "asks for its own path"),
+    (&[GuestKernel], &["setsid"], "it is in its supervisor's session, which ranks with its weight"),
     (
         &[GuestKernel],
         &["epoll_ctl", "getrandom", "openat"],

@@ -133,7 +133,7 @@ impl<'a> Links<'a> {
         })
     }
 
-    /// The folder with `link` in it that this cell, or another, may write.
+    /// The folder with `link`, or whatever has this path, in it that this cell, or another, may write.
     fn writer(&self, link: &Path) -> io::Result<Option<PathBuf>> {
         let others = Record::all(self.layout).map_err(io::Error::other)?;
         let others = others.iter().filter_map(|(_, spec, _)| {
@@ -148,7 +148,7 @@ impl<'a> Links<'a> {
                 let real = found.map(|found| found.real.clone());
                 // One that is not there yet holds no link.
                 let real = real.or_else(|| folder.host.canonicalize().ok());
-                if real.is_some_and(|real| link.starts_with(real)) {
+                if real.is_some_and(|real| link != real && link.starts_with(real)) {
                     return Ok(Some(folder.host.clone()));
                 }
             }
@@ -166,9 +166,15 @@ pub(crate) fn find(
     let links = Links::of(layout, caps);
     let find = |granted: &Folder| {
         let known = locations.iter().find(|found| found.folder == granted.host);
+        let again = || links.open(&granted.host, false).map_err(unopened(granted));
         let found = match known {
-            Some(known) => known.find()?,
-            None => links.open(&granted.host, false).map_err(unopened(granted))?,
+            None => again()?,
+            Some(known) => match (known.find(), links.writer(&known.real)) {
+                (Ok(found), _) => found,
+                // What no cell can have put there, the operator has.
+                (Err(_), Ok(None)) => again()?,
+                (Err(replaced), _) => return Err(replaced),
+            },
         };
         Ok((found, granted.clone()))
     };
@@ -248,6 +254,12 @@ mod tests {
         refused(&found, "was replaced since the cell was made");
         fs::remove_dir(&data).unwrap();
         refused(&found, "was replaced since the cell was made");
+        // What no cell can have put there is the operator's.
+        let own = self::caps(&[(&host, "write")]);
+        let found_host = vec![Links::of(&layout, &own).locate(&host, false).unwrap()];
+        fs::remove_dir(&host).unwrap();
+        fs::create_dir(&host).unwrap();
+        assert!(is(&open(&layout, &own, &found_host).unwrap()[0], &host));
         // Put back, it is the folder again, under another name of the device after a boot, too.
         fs::rename(app.join("moved"), &data).unwrap();
         let mut later = found.clone();

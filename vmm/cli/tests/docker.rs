@@ -358,7 +358,7 @@ fn what_cells_do_not_have_is_refused_by_name() {
     assert!(run(&["-p", "80:80/udp"]).contains("publishing 80/udp is not supported"));
     assert!(run(&["--pid", "host"]).contains("pid mode host"));
     assert!(run(&["--device", "/dev/null"]).contains("Devices"));
-    assert!(run(&["-v", "/etc/passwd:/x"]).contains("not a folder"));
+    assert!(run(&["-v", "/dev/null:/x"]).contains("neither a folder nor a regular file"));
     let warned = server.docker(&["run", "--rm", IMAGE, "true"]).ok();
     assert!(warned.stderr.contains("--allow-net"), "{}", warned.stderr);
     server.idle("r");

@@ -399,10 +399,6 @@ impl Containers {
 fn prepare(links: &Links<'_>, mount: &MountPoint) -> ApiResult<Location> {
     let shown = mount.source.display();
     links.locate(&mount.source, mount.make).map_err(|error| match error.kind() {
-        io::ErrorKind::NotADirectory => ApiError::unsupported(
-            format!("the bind mount of {shown}, which is not a folder,"),
-            "mount the folder that it lies in",
-        ),
         io::ErrorKind::NotFound => ApiError::bad_request(format!(
             "invalid mount config: bind source path does not exist: {shown} ({error})"
         )),
@@ -457,7 +453,7 @@ pub mod tests {
         };
         assert_eq!(status(&source), 400);
         fs::write(base.join("file"), "").unwrap();
-        assert_eq!(status(&base.join("file")), 501);
+        containers.prepare(&mut container(&base.join("file"), false)).unwrap();
         let mut container = container(&source, true);
         containers.prepare(&mut container).unwrap();
         assert!(source.is_dir());

@@ -127,12 +127,13 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// Within `descriptors` of a process.
+    /// Within `descriptors` of a process, where not all files are open to append (which takes two
+    /// each).
     pub fn within(descriptors: usize) -> Self {
         let share = descriptors / 8;
         Self {
             nodes_max: (share * 4).max(16),
-            opened_max: (share * 2).max(16),
+            opened_max: (share * 5 / 2).max(16),
             lockers_max: (share / 2).max(4),
             ..Self::default()
         }
