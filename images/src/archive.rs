@@ -59,7 +59,7 @@ fn entry(writer: &mut TarWriter<&mut dyn Write>, found: &Found, path: &Path) -> 
         let metadata = file.metadata()?;
         let mut extents = extents(&file, &metadata)?;
         // Some readers want parts of whole blocks.
-        let is_cut = |extent: &Extent| extent.length % BLOCK_BYTES as u64 != 0;
+        let is_cut = |extent: &Extent| !extent.length.is_multiple_of(BLOCK_BYTES as u64);
         if extents.iter().rev().skip(1).any(is_cut) {
             extents = vec![Extent::whole(metadata.len())];
         }

@@ -294,10 +294,11 @@ fn find(index: &Index, name: &str) -> Result<Found> {
         return beginning(index, digits)?.map(by_id).ok_or_else(missing);
     }
     let is_hex = name.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
-    if is_hex && name.len() >= SHORT_DIGITS {
-        if let Some(id) = beginning(index, name)? {
-            return Ok(by_id(id));
-        }
+    if is_hex
+        && name.len() >= SHORT_DIGITS
+        && let Some(id) = beginning(index, name)?
+    {
+        return Ok(by_id(id));
     }
     let reference = name.parse::<Reference>().ok();
     let tag = reference.as_ref().map(ToString::to_string);

@@ -3,7 +3,7 @@
 
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -79,6 +79,7 @@ pub fn follow(
         started: AtomicU32::new(guest_pid),
         send: send_signal,
         raw: Mutex::new(raw),
+        is_ending: AtomicBool::new(false),
         pending: Mutex::new(None),
     });
     signals.clone().forward(tty).map_err(failed)?;
@@ -97,7 +98,9 @@ pub fn follow(
     });
     drop(lock(&signals.raw).take());
     match outcome? {
-        Outcome::Exited { code, out_of_memory: false } if is_unheard && code == KILLED => {
+        Outcome::Exited { code, out_of_memory: false }
+            if code == KILLED && signals.is_ending.load(Ordering::Relaxed) =>
+        {
             Ok(Outcome::Exited { code: UNHEARD, out_of_memory: false })
         }
         outcome => Ok(outcome),
@@ -169,6 +172,8 @@ struct Signals {
     started: AtomicU32,
     send: Box<SendSignal>,
     raw: Mutex<Option<Raw>>,
+    /// Whether this command ends the program, for nobody hears it.
+    is_ending: AtomicBool,
     /// Since when one is on its way.
     pending: Mutex<Option<Instant>>,
 }
@@ -223,6 +228,7 @@ impl Signals {
     fn end_unheard(&self) {
         self.send(Signal::SIGPIPE);
         std::thread::sleep(UNHEARD_TIME);
+        self.is_ending.store(true, Ordering::Relaxed);
         self.send(Signal::SIGKILL);
     }
 

@@ -143,7 +143,8 @@ impl Group {
     /// # Errors
     /// The host's; version 1 refuses less than they have and do not give back (EBUSY).
     pub fn limit(&self, bytes_max: u64) -> io::Result<()> {
-        nix::sys::uio::pwrite(&self.limit, bytes_max.to_string().as_bytes(), 0)
+        // The place in the file does not matter to it.
+        nix::unistd::write(&self.limit, bytes_max.to_string().as_bytes())
             .map(drop)
             .map_err(io::Error::from)
     }
