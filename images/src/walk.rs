@@ -591,7 +591,8 @@ mod tests {
                 fs::create_dir(folder.join("n/.exocell-gone-1")).unwrap();
                 fs::create_dir(folder.join("n/closed")).unwrap();
                 fs::write(folder.join("n/closed/f"), "x").unwrap();
-                fs::set_permissions(folder.join("n/closed"), Permissions::from_mode(0)).unwrap();
+                fs::set_permissions(folder.join("n/closed"), Permissions::from_mode(0o000))
+                    .unwrap();
             }
             fs::rename(folder.join("d"), folder.join("n/d")).unwrap();
             fs::rename(folder.join("n"), folder.join("d")).unwrap();

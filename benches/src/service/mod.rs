@@ -67,6 +67,9 @@ pub fn measure(args: &ServiceArgs, exocell: &Exocell) -> Result<Vec<Row>, BenchE
     Ok(rows)
 }
 
+/// Of one subject: calls a second, and CPU time a call in us.
+type Found = (Vec<f64>, Vec<f64>);
+
 fn memory(name: &str, served: &Served, args: &ServiceArgs) -> Result<Vec<Row>, BenchError> {
     served.call_each()?;
     let idle = served.pss_bytes()?;
@@ -89,7 +92,7 @@ fn throughput(
     args: &ServiceArgs,
 ) -> Result<Vec<Row>, BenchError> {
     let time = Duration::from_secs(args.seconds);
-    let mut found: Vec<_> = subjects.iter().map(|_| (Vec::new(), Vec::new())).collect();
+    let mut found: Vec<Found> = subjects.iter().map(|_| Found::default()).collect();
     for _ in 0..args.options.rounds {
         for ((_, served), (rates, cpu_us)) in subjects.iter().zip(&mut found) {
             let before_ns = served.cpu_ns()?;
@@ -100,7 +103,7 @@ fn throughput(
         }
     }
     let params = [("connections", connections.to_string()), ("tenants", args.tenants.to_string())];
-    let row = |bench: &str, unit, pick: fn(&(Vec<f64>, Vec<f64>)) -> &Vec<f64>| {
+    let row = |bench: &str, unit, pick: fn(&Found) -> &Vec<f64>| {
         let rows = subjects.iter().zip(&found);
         let row = |((name, _), found): (&(&str, Served), _)| {
             Row::of(bench, name, unit, pick(found), &params)
