@@ -81,9 +81,9 @@ impl Drop for Budget {
     }
 }
 
-/// A program that takes so much for a moment.
+/// A program that takes so much for a moment, long enough to be seen.
 fn burst(mib: u64) -> String {
-    format!("dd if=/dev/zero of=/dev/null bs={mib}M count=1")
+    format!("dd if=/dev/zero of=/dev/null bs={mib}M count=4")
 }
 
 #[test]
