@@ -78,14 +78,14 @@ fn output_and_exit_codes_are_exact() {
 }
 
 #[test]
-fn the_environment_is_the_hosts_with_home_added() {
+fn the_environment_is_the_hosts_with_home_and_host_name_added() {
     let mut request = shell("echo $HOME:$PATH; pwd; env | wc -l; ulimit -S -n >/dev/null; umask");
     request.cwd = "/usr".into();
     let (out, _, _) = run(&request);
     let lines: Vec<_> = out.lines().collect();
     assert_eq!(lines[..2], ["/root:/usr/bin:/bin", "/usr"]);
-    // HOME, PATH and the shell's own PWD.
-    assert_eq!(lines[2], "3");
+    // HOME, HOSTNAME, PATH and the shell's own PWD.
+    assert_eq!(lines[2], "4");
 }
 
 #[test]
