@@ -398,6 +398,13 @@ impl Containers {
 
 fn prepare(links: &Links<'_>, mount: &MountPoint) -> ApiResult<Location> {
     let shown = mount.source.display();
+    // Said now: a start that fails is no answer to who asked for the container.
+    if fs::metadata(&mount.source).is_ok_and(|there| !there.is_dir() && !there.is_file()) {
+        return Err(ApiError::unsupported(
+            format!("the bind mount of {shown}, which is neither a folder nor a regular file,"),
+            "mount the folder that it lies in",
+        ));
+    }
     links.locate(&mount.source, mount.make).map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => ApiError::bad_request(format!(
             "invalid mount config: bind source path does not exist: {shown} ({error})"
