@@ -12,6 +12,7 @@
 #   EXOCELL_TEST_KERNEL     the guest kernel
 #   EXOCELL_TEST_BASE       the base image's root directory, as `exocell image import` takes it
 #   EXOCELL_TEST_HOST       a kernel for the emulator; empty where there is none
+#   EXOCELL_TEST_PLUGINS    a folder with docker's plugins compose and buildx; empty where there is none
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -36,7 +37,7 @@ exocell := $(release)/exocell
 init := $(CARGO_TARGET_DIR)/$(static_target)/release/exocell-init
 base_tree := $(CARGO_TARGET_DIR)/base-tree
 
-.PHONY: build setup kernel base-image demo test fuzz bench stress pager audit lint deny clean
+.PHONY: build setup kernel base-image demo dist test fuzz bench stress pager audit lint deny book clean
 
 build: setup
 	$(static_cargo) build --release --locked -p exocell-init --target $(static_target)
@@ -58,11 +59,16 @@ base-image: build
 demo: build kernel base-image
 	EXOCELL=$(exocell) scripts/demo
 
+# A Debian package, a tarball and a Python wheel in $(DIST), with checksums and what is linked in.
+dist: DIST ?= $(CARGO_TARGET_DIR)/dist
+dist: build kernel
+	scripts/dist $(DIST)
+
 # The init's tests run with its own target, or its dynamic build would replace the static one.
 test: build kernel base-image
 	export EXOCELL_INIT=$(init) EXOCELL_TEST_BIN=$(exocell) EXOCELL_TEST_BASE=$$(realpath $(base_tree))
 	export EXOCELL_TEST_KERNEL=$$($(exocell) kernel status --json | sed -n 's/.*"path": *"\([^"]*\)".*/\1/p')
-	export EXOCELL_TEST_HOST=$$(scripts/emulated-host)
+	export EXOCELL_TEST_HOST=$$(scripts/emulated-host) EXOCELL_TEST_PLUGINS=$$(scripts/docker-plugins)
 	$(static_cargo) test --release --locked -p exocell-init --target $(static_target)
 	cargo test --release --locked --workspace --exclude exocell-init --no-fail-fast
 
@@ -122,12 +128,22 @@ audit: build kernel base-image
 lint: setup
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --locked -- -D warnings
-	for script in $$(find scripts -type f ! -name "*.patch") images/base/build.sh .ci/run; do bash -n "$$script"; done
+	for script in $$(find scripts -type f ! -name "*.patch") images/base/build.sh packaging/install.sh .ci/run; do
+		case $$(head -n 1 "$$script") in
+			*python3) python3 -c 'import ast, sys; ast.parse(open(sys.argv[1]).read(), sys.argv[1])' "$$script" ;;
+			*) bash -n "$$script" ;;
+		esac
+	done
 
 # Licences, sources and bans only: the advisory database is not on a package registry.
 deny:
 	command -v cargo-deny > /dev/null || cargo install --locked cargo-deny
 	cargo deny --locked check licenses bans sources
+
+# The book as a site, in $(CARGO_TARGET_DIR)/book. Its links are checked by `make test`.
+book:
+	command -v mdbook > /dev/null || cargo install --locked mdbook
+	mdbook build docs --dest-dir $(CARGO_TARGET_DIR)/book
 
 clean:
 	cargo clean

@@ -132,7 +132,7 @@ struct Counters {
 
 fn of_cell(exocell: &Exocell, cell: &str) -> Result<Memory, BenchError> {
     let stats: Stats = exocell.ask("stats", &["stats", "--json", cell])?;
-    let inspected: Inspected = exocell.ask("inspect", &["inspect", "--json", cell])?;
+    let [inspected]: [Inspected; 1] = exocell.ask("inspect", &["inspect", "--json", cell])?;
     let mut memory =
         Memory { guest_bytes: stats.counters.memory_allocated_bytes, ..Memory::default() };
     for process in processes::of_cell(inspected.supervisor_pid.unwrap_or(0)) {

@@ -2,6 +2,7 @@
 
 use std::fmt::Display;
 use std::io;
+use std::path::PathBuf;
 
 /// Each message names what failed and, where there is one, the remedy.
 #[derive(Debug, thiserror::Error)]
@@ -14,6 +15,8 @@ pub enum BenchError {
     Json { what: &'static str, source: serde_json::Error },
     #[error("no measurement {name:?}; there are: {known}")]
     NoMeasurement { name: String, known: String },
+    #[error("the command to measure, {}, is missing; install it beside exocell-bench", .0.display())]
+    NoCommand(PathBuf),
     #[error("the stock guest kernel is missing; run exocell kernel build --stock")]
     NoStockKernel,
     #[error("no traces to replay; name their folder (--traces DIR)")]

@@ -20,11 +20,19 @@ pub struct Exocell {
 }
 
 impl Exocell {
-    /// This very program, on the state root `root`.
+    /// The command beside this program, on the state root `root`.
     pub fn new(root: &Path, image: &str) -> Result<Self, BenchError> {
-        let program =
-            std::env::current_exe().map_err(BenchError::host("cannot find this program"))?;
-        Ok(Self { program, root: root.to_owned(), image: image.to_owned() })
+        let own = std::env::current_exe().map_err(BenchError::host("cannot find this program"))?;
+        let program = own.with_file_name("exocell");
+        match program.exists() {
+            true => Ok(Self::of(program, root, image)),
+            false => Err(BenchError::NoCommand(program)),
+        }
+    }
+
+    /// The command `program`.
+    pub(crate) fn of(program: PathBuf, root: &Path, image: &str) -> Self {
+        Self { program, root: root.to_owned(), image: image.to_owned() }
     }
 
     /// The command, on the state root, without arguments.

@@ -97,7 +97,7 @@ impl Times {
 fn stages_us(exocell: &Exocell, round: u32) -> Result<[u64; STAGES.len()], BenchError> {
     let name = format!("bench-start-{}-{round}", std::process::id());
     let cell = Cell::start(exocell, name, &[])?;
-    let inspected: Inspected = exocell.ask("inspect", &["inspect", "--json", &cell.name])?;
+    let [inspected]: [Inspected; 1] = exocell.ask("inspect", &["inspect", "--json", &cell.name])?;
     Ok(inspected.times.stages())
 }
 

@@ -286,7 +286,7 @@ mod tests {
 
     #[test]
     fn another_root_holds_the_program_in_every_subject() {
-        let exocell = Exocell::new(Path::new("/state"), "image").unwrap();
+        let exocell = Exocell::of("/bin/exocell".into(), Path::new("/state"), "image");
         let folder = Some(Path::new("/f"));
         let other = Start { folder, program: "p", root: Some(Path::new("/r")), ..Start::default() };
         let line = |subject: &Subject, start| shown(&subject.command(&exocell, start));

@@ -100,7 +100,8 @@ impl<'a> Pool<'a> {
         };
         let until = Instant::now() + READY_MAX;
         while Instant::now() < until {
-            let inspected: Inspected = self.exocell.ask("inspect", &["inspect", "--json", &id])?;
+            let [inspected]: [Inspected; 1] =
+                self.exocell.ask("inspect", &["inspect", "--json", &id])?;
             if inspected.times.guest_ready_us > 0 {
                 return Ok(id);
             }

@@ -1,7 +1,12 @@
-//! The layers of ARCHITECTURE.md, held against `cargo metadata`: each crate
-//! may use the project crates named here, and no others.
+//! The layers of docs/src/internals/layers.md, held against `cargo metadata`: each crate
+//! may use the project crates named here, and no others. Within a crate, no
+//! top-level modules import each other in a circle.
+
+#[path = "layers/modules.rs"]
+mod modules;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
 use std::process::Command;
 
 use serde::Deserialize;
@@ -79,6 +84,19 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("exocell-shim", &["exocell-cell"]),
 ];
 
+/// Crates of which some top-level modules still import each other in a circle,
+/// and how many. The numbers may only become smaller; where there is no circle
+/// left, the line goes.
+const CIRCLES: &[(&str, usize)] = &[
+    ("exocell-benches", 6),
+    ("exocell-cell", 13),
+    ("exocell-docker", 2),
+    ("exocell-images", 2),
+    ("exocell-init", 16),
+    ("exocell-network", 2),
+    ("exocell-vmm", 3),
+];
+
 /// The part of `cargo metadata` (format 1) that is read here.
 #[derive(Deserialize)]
 struct Metadata {
@@ -89,6 +107,13 @@ struct Metadata {
 struct Package {
     name: String,
     dependencies: Vec<Dependency>,
+    targets: Vec<Target>,
+}
+
+#[derive(Deserialize)]
+struct Target {
+    kind: Vec<String>,
+    src_path: PathBuf,
 }
 
 #[derive(Deserialize)]
@@ -100,18 +125,30 @@ type Crates = BTreeMap<String, BTreeSet<String>>;
 
 /// Every workspace crate with the project crates it uses, tests included.
 fn workspace() -> Crates {
+    let of_project = |name: &String| name.starts_with("exocell-");
+    let used = |package: &Package| {
+        package.dependencies.iter().map(|used| used.name.clone()).filter(of_project).collect()
+    };
+    metadata().packages.iter().map(|package| (package.name.clone(), used(package))).collect()
+}
+
+fn metadata() -> Metadata {
     let output = Command::new(env!("CARGO"))
         .args(["metadata", "--format-version", "1", "--no-deps", "--offline", "--manifest-path"])
         .arg(concat!(env!("CARGO_MANIFEST_DIR"), "/../Cargo.toml"))
         .output()
         .expect("cargo runs");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let metadata: Metadata = serde_json::from_slice(&output.stdout).expect("cargo metadata");
-    let of_project = |name: &String| name.starts_with("exocell-");
-    let used = |package: &Package| {
-        package.dependencies.iter().map(|used| used.name.clone()).filter(of_project).collect()
+    serde_json::from_slice(&output.stdout).expect("cargo metadata")
+}
+
+/// The file that a crate's library begins with, or its program if it has none.
+fn root_file(package: &Package) -> Option<PathBuf> {
+    let of_kind = |kind: &str| {
+        let is = |target: &&Target| target.kind.iter().any(|found| found == kind);
+        package.targets.iter().find(is).map(|target| target.src_path.clone())
     };
-    metadata.packages.iter().map(|package| (package.name.clone(), used(package))).collect()
+    of_kind("lib").or_else(|| of_kind("bin"))
 }
 
 /// What `crates` do that the layers do not allow.
@@ -138,6 +175,24 @@ fn every_crate_keeps_to_its_layer() {
     let crates = workspace();
     assert!(crates.contains_key("exocell-cell"), "the workspace was not read: {crates:?}");
     assert_eq!(violations(&crates), Vec::<String>::new());
+}
+
+#[test]
+fn no_modules_of_a_crate_import_each_other_in_a_circle() {
+    let allowed: BTreeMap<&str, usize> = CIRCLES.iter().copied().collect();
+    let mut wrong = Vec::new();
+    for package in &metadata().packages {
+        let Some(root) = root_file(package) else { continue };
+        let found = modules::in_cycles(&modules::graph(&root));
+        let allowed = allowed.get(package.name.as_str()).copied().unwrap_or(0);
+        let name = &package.name;
+        if found.len() > allowed {
+            wrong.push(format!("{name}: {allowed} modules may be in circles, not {found:?}"));
+        } else if found.len() < allowed {
+            wrong.push(format!("{name}: only {} are in circles; say so in CIRCLES", found.len()));
+        }
+    }
+    assert_eq!(wrong, Vec::<String>::new());
 }
 
 #[test]

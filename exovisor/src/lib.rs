@@ -22,66 +22,58 @@
 //! as SIGSEGV): epoll_wait, epoll_ctl, poll, read, write, getrandom, and for folders the calls
 //! that open (openat2 or openat), read, change and list files. Code is made executable at
 //! admission only.
+//!
+//! Where things live. A module imports only those above it (`benches/tests/layers.rs`):
+//!
+//! | module | holds |
+//! |---|---|
+//! | `imports` | the table of what modules and components may import |
+//! | `policy` | what an operator decides: pools, stacks, bounds of modules |
+//! | `memory` | slots of memories and stacks, pages that were written to, hibernation |
+//! | `preempt` | taking the CPU from running code, ending a call from outside |
+//! | `admission` | checks of a module's bytes, and the passes that rewrite them |
+//! | `hostcalls` | the state of an isolate, and the host functions that act on it |
+//! | `engine` | engines with their pools, one a metering mode |
+//! | `exec` | instances, calls, threads, and the memory that they leave |
+//! | `sched` | many calls on few workers |
+//! | `component` | an admitted component, and one run of it |
+//! | `program` | compiled code, its cache on disk, loading it |
+//! | `isolate` | one run of an admitted program |
 
 #![deny(unsafe_code)]
 
 mod admission;
-mod arena;
-mod builtins;
-mod cache;
-mod call;
-mod clear;
-mod compiled;
-mod complexity;
 mod component;
-mod dormant;
-mod drops;
-mod ending;
 mod engine;
-mod gate;
-mod guest;
+mod exec;
 mod hostcalls;
 mod imports;
 mod isolate;
-mod limits;
-mod nn;
-mod overlay;
-mod pages;
-mod pieces;
+mod memory;
 mod policy;
 mod preempt;
-mod reserved;
-mod reuse;
-mod rewrite;
-mod rooms;
-mod scan;
+mod program;
 mod sched;
-mod sealed;
-mod sleep;
-mod sockets;
-mod stdio;
 #[cfg(test)]
 mod suites;
-mod teardown;
-mod threads;
-mod unroll;
 
-pub use admission::{Admission, AdmissionError, Admitted, Requirement};
-pub use cache::{Cache, CacheError, Name};
-pub use call::{ArgumentError, CallLimits, Function, Value};
-pub use compiled::{CODE_BYTES_MAX, Checked, Compiled, Form, Jailed, Use};
-pub use complexity::ComplexityLimits;
-pub use ending::{Cause, Stopper};
+pub use admission::{AdmissionError, Requirement};
+pub use exec::call::{ArgumentError, CallLimits, Function, Value};
+pub use exec::outcome::Outcome;
 pub use exocell_models::MODEL_BYTES_MAX;
+pub use hostcalls::context::{Attached, PrepareError, Spec};
+pub use hostcalls::nn::Models;
+pub use hostcalls::overlay::Layers;
+pub use hostcalls::sockets::{Arrived, Connection, Done, Network, NetworkError};
 pub use imports::{Effect, Import, Item, Tier};
-pub use isolate::{Attached, Isolate, Opened, Outcome, PrepareError, Ready, Spec};
-pub use nn::Models;
-pub use overlay::Layers;
-pub use policy::{Metering, Policy, Pool, Slots};
-pub use scan::ModuleLimits;
+pub use isolate::{Isolate, Opened, Ready};
+pub use policy::{ComplexityLimits, Metering, ModuleLimits, Policy, Pool, Slots};
+pub use preempt::cancel::{CancelHandle, CancelReason};
+pub use program::cache::{Cache, CacheError, Name};
+pub use program::compiled::{CODE_BYTES_MAX, Checked, Compiled, Form, Jailed, Use};
+pub use program::sealed::{Sealed, TooLong};
+pub use program::{Admission, Admitted};
 pub use sched::{
     Call, Priority, Report, Scheduler, SchedulerConfig, SchedulerError, Stats, SubmitError,
     Submitter, Take, Tenant,
 };
-pub use sealed::{Sealed, TooLong};
-pub use sockets::{Arrived, Connection, Done, Network, NetworkError};

@@ -4,7 +4,9 @@ mod common;
 
 use common::components::{admit_in, command, program, ready, run, run_with_streams, single};
 use common::{caps, caps_with, table};
-use exocell_exovisor::{Admission, AdmissionError, Cause, Metering, Outcome, Policy, Pool, Spec};
+use exocell_exovisor::{
+    Admission, AdmissionError, CancelReason, Metering, Outcome, Policy, Pool, Spec,
+};
 use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
 
@@ -184,7 +186,7 @@ fn a_deadline_ends_whatever_it_does() {
         ));
         for (index, component) in components.iter().enumerate() {
             let outcome = run(component, &caps);
-            assert_eq!(outcome, Outcome::Ended(Cause::Deadline), "{index} {more}");
+            assert_eq!(outcome, Outcome::Ended(CancelReason::Deadline), "{index} {more}");
         }
     }
 }
@@ -198,11 +200,11 @@ fn it_can_be_stopped_while_it_waits_for_input() {
     let (stdin, stdout) = (Some(OwnedFd::from(stdin)), Some(OwnedFd::from(stdout)));
     let spec = Spec { stdin, stdout, ..Spec::default() };
     let isolate = ready(&component, &caps, &table(&caps), spec);
-    let stopper = isolate.stopper();
+    let cancel = isolate.cancel_handle();
     let running = std::thread::spawn(move || isolate.run());
     drain.read_exact(&mut [0]).unwrap();
-    stopper.stop(Cause::Stopped);
-    assert_eq!(running.join().unwrap(), Outcome::Ended(Cause::Stopped));
+    cancel.request(CancelReason::Stopped);
+    assert_eq!(running.join().unwrap(), Outcome::Ended(CancelReason::Stopped));
 }
 
 #[test]

@@ -42,9 +42,9 @@ fn slots_bytes() -> usize {
     resident << 10
 }
 
-/// Mappings that isolates take while all of them live, of which `awake_max` wait for their next
-/// turn without being dormant, and what is resident of their slots.
-fn cost_of_all(awake_max: usize) -> (usize, usize) {
+/// Mappings that isolates take while all of them live, of which `resident_max` wait for their next
+/// turn without being hibernated, and what is resident of their slots.
+fn cost_of_all(resident_max: usize) -> (usize, usize) {
     let pool = Pool {
         isolates: 1_000,
         stacks: 1_000,
@@ -55,7 +55,7 @@ fn cost_of_all(awake_max: usize) -> (usize, usize) {
     let config = SchedulerConfig {
         slice: Duration::from_micros(50),
         begun_max: COUNT + 1,
-        awake_max,
+        resident_max,
         ..SchedulerConfig::default()
     };
     let scheduler = Scheduler::new(&config).unwrap();
@@ -87,14 +87,14 @@ fn cost_of_all(awake_max: usize) -> (usize, usize) {
 
 #[test]
 fn isolates_in_compact_slots_need_no_mappings_of_their_own() {
-    let (mappings, dormant) = cost_of_all(0);
+    let (mappings, hibernated) = cost_of_all(0);
     let most = if guards_are_markers() { COUNT / 5 } else { 3 * COUNT };
     assert!(mappings < most, "{COUNT} isolates took {mappings} mappings");
-    let (_, awake) = cost_of_all(usize::MAX);
+    let (_, resident) = cost_of_all(usize::MAX);
     // A page of stack, a page of memory and two of the store each, but where a first turn is still
     // to write. Some of the others have yet to rest together.
-    assert!(awake > COUNT * 15_000, "{awake} bytes");
-    assert!(dormant < awake / 3, "dormant {dormant}, awake {awake} bytes");
+    assert!(resident > COUNT * 15_000, "{resident} bytes");
+    assert!(hibernated < resident / 3, "hibernated {hibernated}, resident {resident} bytes");
 }
 
 /// Writes to its memory, and never ends.

@@ -5,7 +5,7 @@ mod common;
 
 use common::{caps_with, table};
 use exocell_exovisor::{
-    Admission, Call, CallLimits, Cause, Metering, Outcome, Policy, Pool, Priority, Report,
+    Admission, Call, CallLimits, CancelReason, Metering, Outcome, Policy, Pool, Priority, Report,
     Scheduler, SchedulerConfig, Spec, Value,
 };
 use exocell_xgate::CapabilitySet;
@@ -166,6 +166,41 @@ fn loops_over_bulk_operations_end_when_they_are_told_to() {
     for name in ["fill", "map"].repeat(10) {
         let call = call(name, i32::MAX, &scheduler, Some(Duration::from_millis(5)));
         let report = scheduler.run(&tenant, call).expect("it is taken");
-        assert_eq!(report.outcome, Outcome::Ended(Cause::Deadline), "{name}");
+        assert_eq!(report.outcome, Outcome::Ended(CancelReason::Deadline), "{name}");
     }
+}
+
+/// The loop's function is the host's too: no code of the program runs meanwhile.
+#[test]
+fn loops_over_functions_of_the_host_end_and_are_shared() {
+    const LOOP: &str = r#"(module
+      (import "env" "MAP" (func $map (param i32 i32 i32 i32)))
+      (import "env" "free" (func $free (param i32)))
+      (import "env" "memory" (memory 1 2 shared))
+      (table (export "__indirect_function_table") 1 funcref)
+      (elem (i32.const 0) func $free)
+      (func (export "go") (param i32) (result i32)
+        (call $map (i32.const 0) (i32.const 0) (i32.const -1) (i32.const 0)) (i32.const 0)))"#;
+    let config = SchedulerConfig { workers: 1, ..SchedulerConfig::default() };
+    let scheduler = Scheduler::new(&config).expect("a scheduler");
+    let [looping, other] =
+        ["looping", "other"].map(|_| scheduler.tenant(OWNER, 1, Priority::Normal));
+    let caps = caps();
+    let admission = Admission::new(Policy::pooled(Pool::default()));
+    let function = admission
+        .admit_for(OWNER, LOOP.as_bytes(), &caps, Metering::Time)
+        .and_then(|admitted| admitted.function(OWNER, "go"))
+        .unwrap_or_else(|error| panic!("{error}"));
+    let deadline = Some(Instant::now() + Duration::from_secs(1));
+    let limits = CallLimits { memory_bytes: 2 << 20, deadline, cpu_ns: None, threads: 0, fuel: 0 };
+    let attached = scheduler.attach(&table(&caps), "isolate", Spec::default()).expect("it opens");
+    let looped = Call::new(&function, &[Value::I32(0)], limits).with(attached);
+    let (send, ended) = std::sync::mpsc::channel();
+    let told = move |report: Report| drop(send.send(report.outcome));
+    scheduler.submit(&looping, looped, told).expect("it is taken");
+    // On the only worker, while the loop has it.
+    let beside = scheduler.run(&other, call("fill", 1, &scheduler, None)).expect("it is taken");
+    assert_eq!(beside.outcome, Outcome::Exited(0));
+    assert!(ended.try_recv().is_err(), "the loop had ended before");
+    assert_eq!(ended.recv().expect("it ends"), Outcome::Ended(CancelReason::Deadline));
 }

@@ -3,12 +3,13 @@
 mod common;
 
 use common::{caps_with, ready, table};
-use exocell_exovisor::{Cause, Import, Outcome, Spec};
+use exocell_exovisor::{CancelReason, Import, Outcome, Spec};
 use proptest::prelude::*;
 use std::path::Path;
 
 /// Each function of preview 1 and its parameters, `i` for i32 and `I` for i64, from
-/// `wasi_snapshot_preview1.witx` and WasmEdge's sockets. All answer with an i32, except `proc_exit`.
+/// `wasi_snapshot_preview1.witx` and WasmEdge's sockets. All answer with an i32, except
+/// `proc_exit`.
 const SIGNATURES: [(&str, &str); 57] = [
     ("args_get", "ii"),
     ("args_sizes_get", "ii"),
@@ -151,7 +152,7 @@ proptest! {
         std::fs::create_dir(&folder).unwrap();
         let caps = everything(&folder, "300ms");
         let outcome = ready(&module(&calls, &values), &caps, &table(&caps), Spec::default()).run();
-        let fine = matches!(outcome, Outcome::Exited(_) | Outcome::Trap(_) | Outcome::Ended(Cause::Deadline));
+        let fine = matches!(outcome, Outcome::Exited(_) | Outcome::Trap(_) | Outcome::Ended(CancelReason::Deadline));
         prop_assert!(fine, "{outcome:?}");
         prop_assert_eq!(std::fs::read_dir(outer.path()).unwrap().count(), 1);
     }

@@ -1,7 +1,7 @@
 //! Calls that come in at a descriptor, where the threads that run calls wait.
 
 use exocell_exovisor::{
-    Admission, Call, CallLimits, Cause, Function, Metering, Outcome, Policy, Pool, Priority,
+    Admission, Call, CallLimits, CancelReason, Function, Metering, Outcome, Policy, Pool, Priority,
     Report, Scheduler, SchedulerConfig, Tenant, Value,
 };
 use exocell_xgate::CapabilitySet;
@@ -125,7 +125,7 @@ fn a_call_comes_in_while_all_workers_are_busy() {
                 is_twice(&reports.recv().unwrap());
             }
             ours.write_all(&[SPIN_A_WHILE]).unwrap();
-            assert_eq!(reports.recv().unwrap().outcome, Outcome::Ended(Cause::Deadline));
+            assert_eq!(reports.recv().unwrap().outcome, Outcome::Ended(CancelReason::Deadline));
             // What spins has its end with the scheduler.
         });
     }
@@ -136,7 +136,7 @@ fn a_deadline_ends_a_call_that_nobody_waits_behind() {
     World::new(2).attended(|mut ours, reports| {
         for _ in 0..3 {
             ours.write_all(&[SPIN_A_WHILE]).unwrap();
-            assert_eq!(reports.recv().unwrap().outcome, Outcome::Ended(Cause::Deadline));
+            assert_eq!(reports.recv().unwrap().outcome, Outcome::Ended(CancelReason::Deadline));
         }
     });
 }

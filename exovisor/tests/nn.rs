@@ -6,8 +6,8 @@ mod onnx;
 
 use common::{caps_with, ready, table};
 use exocell_exovisor::{
-    Admission, AdmissionError, Call, CallLimits, Cause, Isolate, Metering, ModuleLimits, Outcome,
-    Policy, Report, Scheduler, SchedulerConfig, Spec, Tenant, Value,
+    Admission, AdmissionError, Call, CallLimits, CancelReason, Isolate, Metering, ModuleLimits,
+    Outcome, Policy, Report, Scheduler, SchedulerConfig, Spec, Tenant, Value,
 };
 use exocell_models::Model;
 use exocell_xgate::{CapabilitySet, Table};
@@ -221,7 +221,7 @@ fn a_deadline_ends_a_computation() {
     )
     .unwrap();
     let ended = ready(&module(COMPUTE), &caps, &table(&caps), Spec::default()).run();
-    assert_eq!(ended, Outcome::Ended(Cause::Deadline));
+    assert_eq!(ended, Outcome::Ended(CancelReason::Deadline));
     assert_eq!(exit_code(&world, &format!("{COMPUTE} (call $exit (i32.const 5))")), 5);
 }
 
@@ -312,7 +312,7 @@ fn what_a_model_computes_is_the_calls_and_the_tenants_cpu_time() {
         let done = move |report: Report| drop(send.send((name, report.outcome)));
         scheduler.submit(tenant, call, done).unwrap();
     }
-    let out_of_time = Outcome::Ended(Cause::CpuTime);
+    let out_of_time = Outcome::Ended(CancelReason::CpuTime);
     assert_eq!(ended.recv().unwrap(), ("other".to_owned(), out_of_time.clone()));
     assert_eq!(ended.recv().unwrap(), ("one".to_owned(), out_of_time.clone()));
     let stats = scheduler.stats();

@@ -3,7 +3,7 @@
 mod common;
 
 use common::{PRELUDE, caps, caps_with, ready, run, run_with_streams, table};
-use exocell_exovisor::{Cause, Outcome, Spec};
+use exocell_exovisor::{CancelReason, Outcome, Spec};
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
@@ -122,7 +122,7 @@ fn a_bad_pointer_to_a_hostcall_traps() {
 fn a_loop_ends_at_the_deadline() {
     let begin = Instant::now();
     let caps = caps_with("[time]\ndeadline = \"200ms\"");
-    assert_eq!(run(&module("(loop $l (br $l))"), &caps), Outcome::Ended(Cause::Deadline));
+    assert_eq!(run(&module("(loop $l (br $l))"), &caps), Outcome::Ended(CancelReason::Deadline));
     assert!(begin.elapsed() >= Duration::from_millis(200));
 }
 
@@ -136,7 +136,7 @@ fn waiting_for_input_ends_at_the_deadline() {
     std::io::Write::write_all(&mut feed, b"some").unwrap();
     let spec = Spec { stdin: Some(OwnedFd::from(stdin)), ..Spec::default() };
     let outcome = ready(&module(body), &caps, &table(&caps), spec).run();
-    assert_eq!(outcome, Outcome::Ended(Cause::Deadline));
+    assert_eq!(outcome, Outcome::Ended(CancelReason::Deadline));
     drop(feed);
 }
 
@@ -148,7 +148,7 @@ fn a_full_pipe_ends_at_the_deadline() {
     let (drain, stdout) = std::io::pipe().unwrap();
     let spec = Spec { stdout: Some(OwnedFd::from(stdout)), ..Spec::default() };
     let outcome = ready(&module(&body), &caps, &table(&caps), spec).run();
-    assert_eq!(outcome, Outcome::Ended(Cause::Deadline));
+    assert_eq!(outcome, Outcome::Ended(CancelReason::Deadline));
     drop(drain);
 }
 
@@ -178,23 +178,23 @@ fn a_sleep_lasts_as_long_as_it_should() {
 #[test]
 fn sleeping_ends_at_the_deadline() {
     let caps = caps_with("[clock]\n[time]\ndeadline = \"200ms\"");
-    assert_eq!(run(&sleep(3_600_000_000_000), &caps), Outcome::Ended(Cause::Deadline));
+    assert_eq!(run(&sleep(3_600_000_000_000), &caps), Outcome::Ended(CancelReason::Deadline));
 }
 
 #[test]
 fn stopping_works_before_and_during_a_run() {
     let caps = caps_with("");
     let early = ready(&module("(loop $l (br $l))"), &caps, &table(&caps), Spec::default());
-    early.stopper().stop(Cause::Revoked);
-    early.stopper().stop(Cause::Stopped);
-    assert_eq!(early.run(), Outcome::Ended(Cause::Revoked));
+    early.cancel_handle().request(CancelReason::Revoked);
+    early.cancel_handle().request(CancelReason::Stopped);
+    assert_eq!(early.run(), Outcome::Ended(CancelReason::Revoked));
     let running = ready(&module("(loop $l (br $l))"), &caps, &table(&caps), Spec::default());
-    let stopper = running.stopper();
+    let cancel = running.cancel_handle();
     let stop = std::thread::spawn(move || {
         std::thread::sleep(Duration::from_millis(100));
-        stopper.stop(Cause::Stopped);
+        cancel.request(CancelReason::Stopped);
     });
-    assert_eq!(running.run(), Outcome::Ended(Cause::Stopped));
+    assert_eq!(running.run(), Outcome::Ended(CancelReason::Stopped));
     stop.join().unwrap();
 }
 

@@ -4,9 +4,9 @@ mod common;
 
 use common::{caps_with, table};
 use exocell_exovisor::{
-    Admission, Call, CallLimits, Cause, Function, Metering, Outcome, Policy, Pool, Priority,
-    Report, Scheduler, SchedulerConfig, Slots, Spec, Stopper, SubmitError, Submitter, Tenant,
-    Value,
+    Admission, Call, CallLimits, CancelHandle, CancelReason, Function, Metering, Outcome, Policy,
+    Pool, Priority, Report, Scheduler, SchedulerConfig, Slots, Spec, SubmitError, Submitter,
+    Tenant, Value,
 };
 use exocell_xgate::CapabilitySet;
 use std::io::Write;
@@ -206,17 +206,17 @@ fn deadlines_cpu_limits_and_stops_end_a_loop() {
     let spin = world.function(&tenant, "spin");
     let limited = |limits| Call::new(&spin, &[], limits);
     let report = world.scheduler.run(&tenant, limited(soon())).unwrap();
-    assert_eq!(report.outcome, Outcome::Ended(Cause::Deadline));
+    assert_eq!(report.outcome, Outcome::Ended(CancelReason::Deadline));
     let cpu = CallLimits { cpu_ns: Some(20_000_000), ..limits() };
     let report = world.scheduler.run(&tenant, limited(cpu)).unwrap();
-    assert_eq!(report.outcome, Outcome::Ended(Cause::CpuTime));
+    assert_eq!(report.outcome, Outcome::Ended(CancelReason::CpuTime));
     assert!(report.cpu >= Duration::from_millis(20), "{:?}", report.cpu);
     let (send, ended) = mpsc::channel();
     let done = move |report: Report| drop(send.send(report.outcome));
-    let stopper = world.scheduler.submit(&tenant, limited(limits()), done).unwrap();
+    let cancel = world.scheduler.submit(&tenant, limited(limits()), done).unwrap();
     assert!(ended.recv_timeout(Duration::from_millis(30)).is_err(), "it ends by itself");
-    stopper.stop(Cause::Revoked);
-    assert_eq!(ended.recv().unwrap(), Outcome::Ended(Cause::Revoked));
+    cancel.request(CancelReason::Revoked);
+    assert_eq!(ended.recv().unwrap(), Outcome::Ended(CancelReason::Revoked));
 }
 
 #[test]
@@ -227,7 +227,7 @@ fn a_loop_in_the_start_section_can_be_ended() {
     let function = world.function_of(&tenant, text, "f", Metering::Time);
     let call = Call::new(&function, &[], soon());
     let report = world.scheduler.run(&tenant, call).unwrap();
-    assert_eq!(report.outcome, Outcome::Ended(Cause::Deadline));
+    assert_eq!(report.outcome, Outcome::Ended(CancelReason::Deadline));
 }
 
 /// A trap, a stack overflow, an endless loop and a memory bomb, again and again, on one worker,
@@ -313,11 +313,11 @@ fn thousands_of_suspended_calls_are_ended_with_the_scheduler() {
     // which a turn does, all others had one.
     let last = CallLimits { deadline: Some(Instant::now()), ..limits() };
     let last = world.scheduler.run(&tenant, Call::new(&spin, &[], last)).unwrap();
-    assert_eq!(last.outcome, Outcome::Ended(Cause::Deadline));
+    assert_eq!(last.outcome, Outcome::Ended(CancelReason::Deadline));
     drop(world);
     let reports: Vec<Report> = ended.iter().collect();
     assert_eq!(reports.len(), 2_000);
-    assert!(reports.iter().all(|report| report.outcome == Outcome::Ended(Cause::Stopped)));
+    assert!(reports.iter().all(|report| report.outcome == Outcome::Ended(CancelReason::Stopped)));
     let suspended = reports.iter().filter(|report| report.preemptions > 0).count();
     assert!(suspended > 1_000, "{suspended} had been preempted");
 }
@@ -343,26 +343,26 @@ fn shares_follow_weights_and_the_slice_can_be_changed() {
     // The first one's CPU limit says when it is over, however busy the machine is. It stops the
     // others before the worker can take one of them.
     let mut cpu_ns = Some(400_000_000);
-    let (send_stoppers, stoppers) = mpsc::channel::<Stopper>();
-    let mut stoppers = Some(stoppers);
+    let (send_cancels, cancels) = mpsc::channel::<CancelHandle>();
+    let mut cancels = Some(cancels);
     let calls = tenants.map(|(tenant, function)| {
         let call = Call::new(&function, &[], CallLimits { cpu_ns: cpu_ns.take(), ..limits() });
         let (send, ended) = mpsc::channel();
-        let stoppers = stoppers.take();
+        let cancels = cancels.take();
         let done = move |report: Report| {
-            stoppers.iter().flatten().for_each(|stopper| stopper.stop(Cause::Stopped));
+            cancels.iter().flatten().for_each(|cancel| cancel.request(CancelReason::Stopped));
             drop(send.send(report));
         };
         (world.scheduler.submit(&tenant, call, done).unwrap(), ended)
     });
     let [four, others @ ..] = calls;
-    others.iter().for_each(|(stopper, _)| send_stoppers.send(stopper.clone()).unwrap());
-    drop(send_stoppers);
+    others.iter().for_each(|(cancel, _)| send_cancels.send(cancel.clone()).unwrap());
+    drop(send_cancels);
     world.scheduler.set_slice(Duration::from_micros(500));
-    barrier.stop(Cause::Stopped);
+    barrier.request(CancelReason::Stopped);
     let four = four.1.recv().unwrap();
     let [two, one, low] = others.map(|(_, ended)| ended.recv().unwrap());
-    assert_eq!(four.outcome, Outcome::Ended(Cause::CpuTime));
+    assert_eq!(four.outcome, Outcome::Ended(CancelReason::CpuTime));
     let share = (four.cpu + two.cpu + one.cpu).as_secs_f64() / 7.0;
     for (report, weight) in [(four, 4.0), (two, 2.0), (one, 1.0)] {
         let error = report.cpu.as_secs_f64() / (share * weight) - 1.0;
@@ -393,7 +393,7 @@ fn who_was_idle_does_not_wait_for_whole_slices() {
         let report = world.run(&comes, &world.function(&comes, "fib"), &[Value::I32(FIB.0)]);
         let took = begun.elapsed();
         assert_eq!(report.results, [Value::I32(FIB.1)]);
-        rivals.iter().for_each(|(stopper, _)| stopper.stop(Cause::Stopped));
+        rivals.iter().for_each(|(cancel, _)| cancel.request(CancelReason::Stopped));
         rivals.into_iter().for_each(|(_, ended)| drop(ended.recv().unwrap()));
         took < slice / 2
     });
@@ -651,12 +651,12 @@ fn a_call_that_waits_frees_its_worker() {
 #[test]
 fn a_deadline_and_the_schedulers_end_reach_a_call_that_waits() {
     let (_world, ended, _feed) = waiting(soon());
-    assert_eq!(ended.recv().unwrap().outcome, Outcome::Ended(Cause::Deadline));
+    assert_eq!(ended.recv().unwrap().outcome, Outcome::Ended(CancelReason::Deadline));
     let (world, ended, _feed) = waiting(limits());
     // It has had its turn and waits.
     while world.scheduler.stats()[0].1.cpu_ns == 0 {
         std::thread::sleep(Duration::from_millis(1));
     }
     drop(world);
-    assert_eq!(ended.recv().unwrap().outcome, Outcome::Ended(Cause::Stopped));
+    assert_eq!(ended.recv().unwrap().outcome, Outcome::Ended(CancelReason::Stopped));
 }

@@ -5,7 +5,7 @@ mod common;
 
 use common::network::{Here, connection};
 use common::{admit, caps_with, ready, run_with_streams, table};
-use exocell_exovisor::{Cause, Isolate, Outcome, Spec};
+use exocell_exovisor::{CancelReason, Isolate, Outcome, Spec};
 use exocell_xgate::CapabilitySet;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream, UdpSocket};
@@ -405,6 +405,6 @@ fn a_module_that_waits_for_a_peer_is_ended() {
         admit(&module(&format!("{} (call $hear)", connect(STREAM, port))), &caps).unwrap();
     let ready =
         Isolate::prepare(&admitted, &table(&caps), "isolate", spec(Here::default())).unwrap();
-    assert_eq!(ready.run(), Outcome::Ended(Cause::Deadline));
+    assert_eq!(ready.run(), Outcome::Ended(CancelReason::Deadline));
     server.join().unwrap();
 }

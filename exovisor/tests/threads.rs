@@ -4,8 +4,8 @@ mod common;
 
 use common::caps;
 use exocell_exovisor::{
-    Admission, Admitted, Call, CallLimits, Cause, Function, Metering, Outcome, Policy, Pool,
-    Priority, Report, Scheduler, SchedulerConfig, Stopper, Tenant, Value,
+    Admission, Admitted, Call, CallLimits, CancelHandle, CancelReason, Function, Metering, Outcome,
+    Policy, Pool, Priority, Report, Scheduler, SchedulerConfig, Tenant, Value,
 };
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
@@ -150,7 +150,7 @@ impl World {
         self.admitted.function("a", name).unwrap_or_else(|error| panic!("{error}"))
     }
 
-    fn submit(&self, call: Call) -> (Stopper, mpsc::Receiver<Report>) {
+    fn submit(&self, call: Call) -> (CancelHandle, mpsc::Receiver<Report>) {
         let (send, ended) = mpsc::channel();
         let done = move |report| drop(send.send(report));
         (self.scheduler.submit(&self.tenant, call, done).expect("it is taken"), ended)
@@ -263,7 +263,7 @@ fn an_endless_wait_is_ended_by_the_deadline() {
     let world = World::new();
     for what in [SLEEP, SPIN] {
         let report = world.run_with("all", &[what, 4], soon());
-        assert_eq!(report.outcome, Outcome::Ended(Cause::Deadline), "{what}");
+        assert_eq!(report.outcome, Outcome::Ended(CancelReason::Deadline), "{what}");
     }
     assert!(world.neighbour_is_well());
 }
@@ -273,11 +273,10 @@ fn a_stop_ends_all_threads() {
     let world = World::new();
     for what in [SLEEP, SPIN] {
         let arguments = [Value::I32(what), Value::I32(20)];
-        let (stopper, ended) =
-            world.submit(Call::new(&world.function("all"), &arguments, limits()));
+        let (cancel, ended) = world.submit(Call::new(&world.function("all"), &arguments, limits()));
         std::thread::sleep(Duration::from_millis(20));
-        stopper.stop(Cause::Stopped);
-        assert_eq!(ended.recv().unwrap().outcome, Outcome::Ended(Cause::Stopped));
+        cancel.request(CancelReason::Stopped);
+        assert_eq!(ended.recv().unwrap().outcome, Outcome::Ended(CancelReason::Stopped));
     }
 }
 
@@ -286,7 +285,7 @@ fn the_cpu_time_of_all_threads_counts() {
     let world = World::new();
     let limits = CallLimits { cpu_ns: Some(40_000_000), ..limits() };
     let report = world.run_with("all", &[SPIN, 8], limits);
-    assert_eq!(report.outcome, Outcome::Ended(Cause::CpuTime));
+    assert_eq!(report.outcome, Outcome::Ended(CancelReason::CpuTime));
     assert!(report.cpu >= Duration::from_millis(40), "{report:?}");
 }
 
@@ -304,12 +303,12 @@ fn threads_are_counted() {
 fn a_bomb_of_threads_leaves_others_alone() {
     let world = World::new();
     let arguments = [Value::I32(MULTIPLY), Value::I32(1)];
-    let (stopper, ended) = world.submit(Call::new(&world.function("all"), &arguments, limits()));
+    let (cancel, ended) = world.submit(Call::new(&world.function("all"), &arguments, limits()));
     for _ in 0..20 {
         assert!(world.neighbour_is_well());
     }
-    stopper.stop(Cause::Stopped);
-    assert_eq!(ended.recv().unwrap().outcome, Outcome::Ended(Cause::Stopped));
+    cancel.request(CancelReason::Stopped);
+    assert_eq!(ended.recv().unwrap().outcome, Outcome::Ended(CancelReason::Stopped));
 }
 
 #[test]
@@ -359,7 +358,7 @@ fn a_memory_is_new_though_it_was_used_before() {
         // Nor does a call that was ended, or one that made it larger, leave something behind.
         assert_eq!(
             world.run_with("all", &[SPIN, 2], soon()).outcome,
-            Outcome::Ended(Cause::Deadline)
+            Outcome::Ended(CancelReason::Deadline)
         );
         assert_eq!(returned(&world.run("grow", &[3])), Ok(1));
         assert_eq!(returned(&world.run("grow", &[0])), Ok(1));
@@ -431,7 +430,7 @@ fn an_idle_machine_is_worth_more_threads_than_a_busy_one() {
     let rivals: Vec<_> =
         (0..4).map(|_| world.submit(Call::new(&world.function("spin"), &[], limits()))).collect();
     becomes(1);
-    rivals.iter().for_each(|(stopper, _)| stopper.stop(Cause::Stopped));
+    rivals.iter().for_each(|(cancel, _)| cancel.request(CancelReason::Stopped));
 }
 
 #[test]
@@ -444,7 +443,7 @@ fn a_scheduler_goes_with_its_threads() {
         drop(world);
         let outcome = ended.recv().expect("it is told").outcome;
         let over = outcome == Outcome::Exited(0) && what == BARRIER;
-        assert!(over || outcome == Outcome::Ended(Cause::Stopped), "{outcome:?}");
+        assert!(over || outcome == Outcome::Ended(CancelReason::Stopped), "{outcome:?}");
     }
 }
 

@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod agent;
+mod builds;
 mod caps;
 mod devices;
 mod folders;
@@ -45,6 +46,8 @@ pub const TARGETS: &[Target] = &[
     Target { name: "image_layer", run: images::layer, seeds: images::layer_seeds },
     Target { name: "image_archive", run: images::archive, seeds: images::archive_seeds },
     Target { name: "image_config", run: images::config, seeds: images::config_seeds },
+    Target { name: "dockerfile", run: builds::text, seeds: builds::text_seeds },
+    Target { name: "image_tree", run: builds::tree, seeds: builds::tree_seeds },
     Target { name: "module", run: isolates::admission, seeds: isolates::admission_seeds },
     Target { name: "isolate_threads", run: isolates::threads, seeds: isolates::thread_seeds },
     Target { name: "isolate_hostcalls", run: hostcalls::calls, seeds: hostcalls::seeds },

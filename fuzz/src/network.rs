@@ -5,7 +5,8 @@ use exocell_network::Secrets;
 use exocell_network::guard::Guard;
 use exocell_network::names::Names;
 use exocell_network::stack::{Changes, Parts, Stack};
-use exocell_network::{Policy, dialer, dns};
+use exocell_network::switch::{Addresses, Port, Ports};
+use exocell_network::{Policy, dialer, dns, link};
 use exocell_vmm::devices::Link;
 
 use crate::Input;
@@ -23,6 +24,11 @@ fn policy() -> Policy {
 /// fields that decide whether it is looked at at all are put right.
 pub fn packets(bytes: &[u8]) {
     let (channel, _dialer) = dialer::sys::channel().expect("a channel");
+    // A network with others, whose switch does not answer.
+    let (socket, _switch) = dialer::sys::channel().expect("a channel");
+    let subnet = "198.18.0.0/28".parse().expect("a subnet");
+    let addresses = Addresses::new(subnet, None, None).expect("addresses");
+    let port = Port::new(socket, "net", addresses, link::GUEST_V4);
     let parts = Parts {
         policy: policy(),
         channel,
@@ -31,6 +37,7 @@ pub fn packets(bytes: &[u8]) {
         changes: Changes::pair().expect("an event").1,
         secrets: exocell_network::Secrets::default(),
         authority: None,
+        ports: Ports::new(vec![port]),
     };
     let mut stack = Stack::new(parts).expect("a stack");
     let mut input = Input::new(bytes);

@@ -45,14 +45,14 @@ impl World {
         WORLDS[usize::from(slots == Slots::Compact)].get_or_init(|| Self::new(slots))
     }
 
-    /// What is preempted in compact slots is dormant until its next turn.
+    /// What is preempted in compact slots is hibernated until its next time slice.
     fn new(slots: Slots) -> Self {
         let pool = Pool { isolates: 64, stacks: 64, slots, ..Pool::default() };
         let admission = Admission::new(Policy::pooled(pool));
         let config = SchedulerConfig {
             workers: 2,
             slice: SLICE,
-            awake_max: 0,
+            resident_max: 0,
             ..SchedulerConfig::default()
         };
         let scheduler = Scheduler::new(&config).expect("a scheduler");

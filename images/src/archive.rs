@@ -8,6 +8,7 @@ use std::path::Path;
 
 use rustix::fs::{major, minor};
 
+use crate::dockerfile::ignore::Ignore;
 use crate::source::{Extents, extents, meta};
 use crate::tar::{BLOCK_BYTES, EntryKind, Extent, TarWriter};
 use crate::walk::{Found, Walk};
@@ -34,6 +35,34 @@ pub fn archive(from: &Found, name: &OsStr, to: &mut dyn Write) -> io::Result<()>
         entry(&mut writer, &found, &own).map_err(at(&path))?;
         if found.is_directory() {
             walk.enter(&path, &found).map_err(at(&path))?;
+        }
+    }
+    writer.finish()
+}
+
+/// Writes an archive of what the directory `from` holds to `to`, without what `ignore` leaves out,
+/// and without sockets. Links stay links.
+///
+/// # Errors
+/// What cannot be read, or written.
+pub fn context(from: &Found, ignore: &Ignore, to: &mut dyn Write) -> io::Result<()> {
+    let mut writer = TarWriter::new(to);
+    let mut walk = Walk::of(from.directory()?);
+    while let Some((path, found)) = walk.next() {
+        let at =
+            |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", path.display()));
+        // Patterns are of text; another name is of none of them.
+        let name = path.to_string_lossy();
+        if !name.is_empty() && ignore.leaves_out_all_below(&name) {
+            continue;
+        }
+        let found = found.map_err(at)?;
+        let wanted = !name.is_empty() && !ignore.leaves_out(&name);
+        if wanted && !found.metadata().file_type().is_socket() {
+            entry(&mut writer, &found, &path).map_err(at)?;
+        }
+        if found.is_directory() {
+            walk.enter(&path, &found).map_err(at)?;
         }
     }
     writer.finish()
@@ -123,6 +152,24 @@ mod tests {
         archive(&Directory::at(&from).unwrap().find("l").unwrap(), OsStr::new("o"), &mut one)
             .unwrap();
         assert_eq!(entries(&one), [("o".to_owned(), b'2', String::new())]);
+    }
+
+    #[test]
+    fn a_context_has_what_is_not_left_out() {
+        let place = tempfile::tempdir().unwrap();
+        fs::create_dir_all(place.path().join("d/e")).unwrap();
+        fs::create_dir_all(place.path().join("big")).unwrap();
+        for name in ["a", "d/b", "d/e/keep", "big/x"] {
+            fs::write(place.path().join(name), "").unwrap();
+        }
+        symlink("/etc/shadow", place.path().join("l")).unwrap();
+        let _socket = std::os::unix::net::UnixListener::bind(place.path().join("s")).unwrap();
+        let ignore = Ignore::read("d\nbig\n!d/e/keep").unwrap();
+        let mut out = Vec::new();
+        context(&Found::at(place.path()).unwrap(), &ignore, &mut out).unwrap();
+        let names: Vec<_> = entries(&out).into_iter().map(|(name, kind, _)| (name, kind)).collect();
+        let names: Vec<_> = names.iter().map(|(name, kind)| (name.as_str(), *kind)).collect();
+        assert_eq!(names, [("a", b'0'), ("d/e/keep", b'0'), ("l", b'2')]);
     }
 
     /// Takes what is written, and has a cell work when so many parts of it have come.

@@ -47,7 +47,7 @@ pub enum From {
     /// A socket to whoever reaches the registry; the version is a tag or a digest.
     Registry { version: String },
     /// A tar stream, which becomes the only layer.
-    Layer(ImageConfig),
+    Layer(Box<ImageConfig>),
 }
 
 /// Where the image goes.
@@ -166,7 +166,8 @@ pub(crate) fn of_plan(
             bytes: layer.blob.map(|(_, size)| size),
         });
         let what = format!("layer {} of {count}", index + 1);
-        let check = LayerCheck { what, blob: layer.blob, diff_id: Some(layer.diff_id) };
+        let (blob, diff_id) = (layer.blob, Some(layer.diff_id));
+        let check = LayerCheck { what, blob, diff_id, has_marks: true };
         let mut stream = input.open_layer(layer)?;
         layer::apply(rootfs, &mut stream, &check, &mut spent, progress)?;
     }
@@ -180,7 +181,8 @@ fn one_layer(
     progress: &mut dyn Progress,
 ) -> Result<Made> {
     progress.event(ProgressEvent::Layer { index: 0, count: 1, bytes: None });
-    let check = LayerCheck { what: "the layer".to_owned(), blob: None, diff_id: None };
+    let what = "the layer".to_owned();
+    let check = LayerCheck { what, blob: None, diff_id: None, has_marks: false };
     let diff_id = layer::apply(&mut rootfs, stream, &check, &mut Spent::default(), progress)?;
     progress.event(ProgressEvent::Finishing);
     let image = Image::single_layer(config, diff_id)?;

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::Digest;
 use crate::error::{ImageError, Result};
@@ -31,13 +31,61 @@ pub struct ImageConfig {
     pub exposed_ports: BTreeSet<String>,
     pub volumes: BTreeSet<String>,
     pub stop_signal: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub healthcheck: Option<Healthcheck>,
+    /// What a line of words is handed to, like `/bin/sh -c`; empty is that.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub shell: Vec<String>,
+}
+
+/// How it is found out whether a program is well, in docker's form. Times are in nanoseconds; what
+/// is 0 or empty is said elsewhere.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, rename_all = "PascalCase")]
+pub struct Healthcheck {
+    /// `NONE`; `CMD` and words; `CMD-SHELL` and a line.
+    #[serde(deserialize_with = "or_default", skip_serializing_if = "Vec::is_empty")]
+    pub test: Vec<String>,
+    #[serde(deserialize_with = "or_default", skip_serializing_if = "is_zero")]
+    pub interval: i64,
+    #[serde(deserialize_with = "or_default", skip_serializing_if = "is_zero")]
+    pub timeout: i64,
+    #[serde(deserialize_with = "or_default", skip_serializing_if = "is_zero")]
+    pub start_period: i64,
+    #[serde(deserialize_with = "or_default", skip_serializing_if = "is_zero")]
+    pub start_interval: i64,
+    #[serde(deserialize_with = "or_default", skip_serializing_if = "is_zero")]
+    pub retries: i64,
+}
+
+/// `null` is what is not said.
+fn or_default<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(
+    deserializer: D,
+) -> std::result::Result<T, D::Error> {
+    Ok(Option::deserialize(deserializer)?.unwrap_or_default())
+}
+
+fn is_zero(number: &i64) -> bool {
+    *number == 0
 }
 
 impl ImageConfig {
+    /// What an image's document says of it.
+    ///
+    /// # Errors
+    /// The document is malformed, or says more than a cell can take.
+    pub fn of_document(document: &str) -> Result<Self> {
+        let config = ConfigDocument::parse(document.as_bytes())?.run_config()?;
+        config.check()?;
+        Ok(config)
+    }
+
     /// Whether it is no larger than a cell, and whoever lists images, can take.
     pub(crate) fn check(&self) -> Result<()> {
         let words = self.env.iter().chain(&self.entrypoint).chain(&self.cmd);
         let words = words.chain([&self.working_dir, &self.user]).chain(&self.stop_signal);
+        let test = self.healthcheck.iter().flat_map(|check| &check.test);
+        let words = words.chain(test).chain(&self.shell);
         // Each has its length beside it.
         let start: usize = words.map(|word| word.len() + 8).sum();
         if start > START_BYTES_MAX {
@@ -93,6 +141,10 @@ struct RunConfig {
     exposed_ports: Option<Names>,
     volumes: Option<Names>,
     stop_signal: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    healthcheck: Option<Healthcheck>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    shell: Option<Vec<String>>,
 }
 
 impl ConfigDocument {
@@ -119,6 +171,8 @@ impl ConfigDocument {
     pub fn run_config(&mut self) -> Result<ImageConfig> {
         let config = ImageConfig::from(self.config.take().unwrap_or_default());
         let words = config.env.iter().chain(&config.entrypoint).chain(&config.cmd);
+        let test = config.healthcheck.iter().flat_map(|check| &check.test);
+        let words = words.chain(test).chain(&config.shell);
         if words.chain([&config.working_dir, &config.user]).any(|word| word.contains('\0')) {
             return Err(ImageError::malformed("the image configuration", "a word has a NUL byte"));
         }
@@ -148,6 +202,8 @@ impl From<RunConfig> for ImageConfig {
             exposed_ports: keys(config.exposed_ports),
             volumes: keys(config.volumes),
             stop_signal: config.stop_signal.filter(|signal| !signal.is_empty()),
+            healthcheck: config.healthcheck,
+            shell: config.shell.unwrap_or_default(),
         }
     }
 }
@@ -167,6 +223,8 @@ impl From<ImageConfig> for RunConfig {
             exposed_ports: names(config.exposed_ports),
             volumes: names(config.volumes),
             stop_signal: config.stop_signal,
+            healthcheck: config.healthcheck,
+            shell: (!config.shell.is_empty()).then_some(config.shell),
         }
     }
 }
@@ -178,10 +236,12 @@ mod tests {
     #[test]
     fn nulls_and_missing_parts_are_empty() {
         let text = br#"{"architecture":"amd64","os":"linux","config":{"Env":null,"Cmd":["sh"],
-            "ExposedPorts":{"80/tcp":{}}},"rootfs":{"type":"layers","diff_ids":[]}}"#;
+            "ExposedPorts":{"80/tcp":{}},"Shell":["sh","-c"],"Healthcheck":{"Test":null,"Retries":2}},
+            "rootfs":{"type":"layers","diff_ids":[]}}"#;
         let config = ConfigDocument::parse(text).unwrap().run_config().unwrap();
         assert_eq!((config.env.len(), config.cmd.as_slice()), (0, &["sh".to_owned()][..]));
         assert!(config.exposed_ports.contains("80/tcp"));
+        assert_eq!((config.shell.len(), config.healthcheck.unwrap().retries), (2, 2));
     }
 
     #[test]
@@ -217,7 +277,13 @@ mod tests {
 
     #[test]
     fn a_made_configuration_reads_back() {
-        let config = ImageConfig { cmd: vec!["sh".into()], user: "1".into(), ..Default::default() };
+        let check = Healthcheck { test: vec!["NONE".into()], interval: 5, ..Default::default() };
+        let config = ImageConfig {
+            cmd: vec!["sh".into()],
+            user: "1".into(),
+            healthcheck: Some(check),
+            ..Default::default()
+        };
         let document = ConfigDocument::single_layer(&config, Digest::of(b""));
         let bytes = serde_json::to_vec(&document).unwrap();
         assert_eq!(ConfigDocument::parse(&bytes).unwrap().run_config().unwrap(), config);

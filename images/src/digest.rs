@@ -1,7 +1,7 @@
 //! SHA-256 digests, the names of everything content-addressed.
 
 use std::fmt;
-use std::io::{self, Read};
+use std::io::{self, Read, Write};
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
@@ -123,6 +123,41 @@ impl<R: Read> Read for Hashing<R> {
         }
         self.bytes += count as u64;
         Ok(count)
+    }
+}
+
+/// A writer that hashes and counts what goes through it.
+pub(crate) struct HashingWriter<W> {
+    inner: W,
+    hasher: Sha256,
+    bytes: u64,
+}
+
+impl<W: Write> HashingWriter<W> {
+    pub fn new(inner: W) -> Self {
+        Self { inner, hasher: Sha256::new(), bytes: 0 }
+    }
+
+    pub fn byte_count(&self) -> u64 {
+        self.bytes
+    }
+
+    /// The digest of what was written, and where it went.
+    pub fn finish(self) -> (Digest, W) {
+        (Digest(self.hasher.finalize().into()), self.inner)
+    }
+}
+
+impl<W: Write> Write for HashingWriter<W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let count = self.inner.write(bytes)?;
+        self.hasher.update(&bytes[..count]);
+        self.bytes += count as u64;
+        Ok(count)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.inner.flush()
     }
 }
 

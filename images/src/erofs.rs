@@ -15,9 +15,11 @@ mod data;
 mod directory;
 mod format;
 mod meta;
+mod read;
 mod slots;
 mod xattr;
 
 pub(crate) use data::DataArea;
 pub(crate) use meta::finish;
+pub(crate) use read::{Content, Reader, extents};
 pub(crate) use xattr::{body_bytes as xattr_bytes, is_kept as xattr_is_kept};

@@ -20,6 +20,8 @@ pub enum ImageError {
     StoreFull { path: PathBuf },
     #[error("the image store {} cannot be read: {why}; restore its index.json or empty the store", .path.display())]
     StoreCorrupt { path: PathBuf, why: String },
+    #[error("the image {id} is damaged ({why}); exocell image rm {id}, and import it again")]
+    Damaged { id: Digest, why: String },
     #[error(
         "{what} is corrupt: its digest is {found}, not {expected}; fetch or save the image again"
     )]
@@ -32,6 +34,11 @@ pub enum ImageError {
     Malformed { what: String, why: String },
     #[error("`{path}` leaves the image: {why}; rebuild the image without it")]
     UnsafePath { path: String, why: &'static str },
+    #[error(
+        "nothing came of the image for {} seconds; look whether the registry is reachable, and try again",
+        crate::STALL_MAX.as_secs()
+    )]
+    Stalled,
     #[error("`{path}` goes through a loop of symbolic links; rebuild the image without it")]
     LinkLoop { path: String },
     #[error("`{path}` is a hard link to `{target}`, {why}; rebuild the image without it")]

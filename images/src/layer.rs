@@ -43,15 +43,21 @@ pub(crate) fn unpack_whole(
 ) -> Result<()> {
     let (what, nothing) = ("the archive", Spent::default());
     let mut guard = Guard::new(unpack(from, what)?, what, limits, &nothing, None);
-    let mut to = Reserving { reserve: Reserve::new(limits), to };
+    let mut to = Reserving::new(to, limits);
     let copied = std::io::copy(&mut guard, &mut to);
     copied.map(drop).map_err(|error| ImageError::io("cannot unpack the archive", error))
 }
 
 /// Writes as long as the disk has room.
-struct Reserving<'a> {
+pub(crate) struct Reserving<'a> {
     reserve: Reserve,
     to: &'a mut File,
+}
+
+impl<'a> Reserving<'a> {
+    pub fn new(to: &'a mut File, limits: &ImportLimits) -> Self {
+        Self { reserve: Reserve::new(limits), to }
+    }
 }
 
 impl Write for Reserving<'_> {
@@ -66,7 +72,7 @@ impl Write for Reserving<'_> {
 }
 
 /// Names that begin with this are marks, not files (OCI image-spec, layer.md).
-const WHITEOUT: &[u8] = b".wh.";
+pub(crate) const WHITEOUT: &[u8] = b".wh.";
 const OPAQUE: &[u8] = b".wh..wh..opq";
 const WHITEOUT_OWN: &[u8] = b".wh..wh.";
 
@@ -79,6 +85,18 @@ pub(crate) struct LayerCheck {
     pub blob: Option<(Digest, u64)>,
     /// Digest of the unpacked tar stream, if it is known.
     pub diff_id: Option<Digest>,
+    /// Whether it says of what is below it what is hidden; else it is all that there is.
+    pub has_marks: bool,
+}
+
+/// Refuses a name that no image can hold: in a layer it would hide another file.
+pub(crate) fn check_name(path: &[u8]) -> Result<()> {
+    let name = path.rsplit(|byte| *byte == b'/').next().unwrap_or(path);
+    if !name.starts_with(WHITEOUT) {
+        return Ok(());
+    }
+    let why = "its name begins with `.wh.`, which hides another file in an image";
+    Err(ImageError::UnsafePath { path: shown(path), why })
 }
 
 /// Reads all of `stream` into `rootfs` and checks it; the digest of the unpacked
@@ -99,7 +117,7 @@ pub(crate) fn apply(
     let guard = Guard::new(unpacked, &check.what, limits, spent, check.diff_id);
     let mut tar = TarReader::new(Hashing::new(guard), limits);
     rootfs.begin_layer();
-    let applied = apply_entries(rootfs, &mut tar).and_then(|()| tar.drain());
+    let applied = apply_entries(rootfs, &mut tar, check).and_then(|()| tar.drain());
     let hashed = tar.into_inner();
     let (diff_id, unpacked_bytes) = (hashed.digest(), hashed.byte_count());
     let packed_bytes = hashed.inner().packed();
@@ -124,6 +142,37 @@ pub(crate) fn apply(
     Ok(diff_id)
 }
 
+/// Reads the files of an archive into `rootfs` as they are: no name in it is a mark.
+pub(crate) fn apply_files(
+    rootfs: &mut RootfsBuilder<'_>,
+    stream: &mut dyn Read,
+    what: &str,
+    progress: &mut dyn Progress,
+) -> Result<()> {
+    let (limits, nothing) = (rootfs.limits(), Spent::default());
+    let mut packed = BufReader::with_capacity(128 << 10, Counted { inner: stream, progress });
+    let guard = Guard::new(unpack(&mut packed, what)?, what, limits, &nothing, None);
+    let mut tar = TarReader::new(guard, limits);
+    rootfs.begin_layer();
+    while let Some(entry) = tar.next_entry().map_err(|error| named(error, what))? {
+        rootfs.count_entry()?;
+        apply_file(rootfs, entry, &mut tar).map_err(|error| named(error, what))?;
+    }
+    tar.drain()
+}
+
+/// What a stream unpacks to that is an archive, as a whole or in parts.
+pub(crate) fn unpacked<'a>(
+    stream: impl Read + 'a,
+    what: &str,
+    limits: &'a ImportLimits,
+    nothing: &'a Spent,
+) -> Result<impl Read + 'a> {
+    const NAME: &str = "the archive";
+    let packed = BufReader::with_capacity(128 << 10, stream);
+    Ok(Guard::new(unpack(packed, what)?, NAME, limits, nothing, None))
+}
+
 fn check_blob<R: Read>(blob: &Hashing<R>, check: &LayerCheck) -> Result<()> {
     let Some((expected, size)) = check.blob else { return Ok(()) };
     if blob.byte_count() != size {
@@ -146,9 +195,16 @@ fn named(error: ImageError, layer: &str) -> ImageError {
     }
 }
 
-fn apply_entries<R: Read>(rootfs: &mut RootfsBuilder<'_>, tar: &mut TarReader<R>) -> Result<()> {
+fn apply_entries<R: Read>(
+    rootfs: &mut RootfsBuilder<'_>,
+    tar: &mut TarReader<R>,
+    check: &LayerCheck,
+) -> Result<()> {
     while let Some(entry) = tar.next_entry()? {
         rootfs.count_entry()?;
+        if !check.has_marks {
+            check_name(&entry.path)?;
+        }
         apply_entry(rootfs, entry, tar)?;
     }
     Ok(())
@@ -159,10 +215,18 @@ fn apply_entry(
     entry: TarEntry,
     content: &mut dyn Read,
 ) -> Result<()> {
-    let TarEntry { path, kind, meta } = entry;
-    if apply_mark(rootfs, &path)? {
+    if apply_mark(rootfs, &entry.path)? {
         return Ok(());
     }
+    apply_file(rootfs, entry, content)
+}
+
+fn apply_file(
+    rootfs: &mut RootfsBuilder<'_>,
+    entry: TarEntry,
+    content: &mut dyn Read,
+) -> Result<()> {
+    let TarEntry { path, kind, meta } = entry;
     match kind {
         EntryKind::File { size, extents } => rootfs.add_file(&path, meta, size, &extents, content),
         EntryKind::Directory => rootfs.add(&path, meta, Kind::Directory(Default::default())),

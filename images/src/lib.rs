@@ -12,9 +12,11 @@
 
 mod archive;
 pub mod build;
+pub mod compose;
 mod config;
 mod digest;
 mod disk;
+pub mod dockerfile;
 mod erofs;
 mod error;
 mod extract;
@@ -31,8 +33,11 @@ mod tar;
 mod tree;
 pub mod walk;
 
-pub use archive::archive;
-pub use config::ImageConfig;
+/// How long a registry may send nothing of an image.
+pub const STALL_MAX: std::time::Duration = std::time::Duration::from_secs(60);
+
+pub use archive::{archive, context};
+pub use config::{Healthcheck, ImageConfig};
 pub use digest::{Digest, Hashing};
 pub use error::{Fault, ImageError, Refusal, Result};
 pub use extract::extract;

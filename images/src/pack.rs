@@ -10,8 +10,9 @@ use crate::limits::ImportLimits;
 use crate::rootfs::RootfsBuilder;
 use crate::tar::Extent;
 use crate::tree::Meta;
+use crate::walk::Found;
 
-/// A file of the host, and what it is in the guest.
+/// A file of the host, and what it is in the guest. No part of its path is a link.
 #[derive(Debug, Clone, Copy)]
 pub struct Packed<'a> {
     pub path: &'a Path,
@@ -33,7 +34,7 @@ pub fn pack(files: &[Packed], image: File, folder: &Path) -> Result<()> {
     rootfs.begin_layer();
     for Packed { path, name, mode } in files {
         let read = |error| ImageError::read(path, error);
-        let mut content = File::open(path).map_err(read)?;
+        let mut content = Found::real(path).and_then(|found| found.file()).map_err(read)?;
         let bytes = content.metadata().map_err(read)?.len();
         let meta = Meta { mode: *mode, ..Meta::default() };
         rootfs.add_file(name.as_bytes(), meta, bytes, &[Extent::whole(bytes)], &mut content)?;

@@ -1,5 +1,6 @@
 //! Builds the file system of one image out of layers.
 
+use std::fs::File;
 use std::io::{self, Read};
 use std::path::Path;
 
@@ -8,7 +9,7 @@ use crate::erofs::{self, DataArea};
 use crate::error::{ImageError, Result, shown};
 use crate::limits::ImportLimits;
 use crate::tar::Extent;
-use crate::tree::{InodeId, Kind, Meta, Parent, Tree};
+use crate::tree::{FileData, InodeId, Kind, Meta, Parent, Tree};
 
 /// Values of one attribute (Linux: XATTR_SIZE_MAX; erofs stores 16 bits).
 const XATTR_VALUE_BYTES_MAX: usize = 65535;
@@ -36,6 +37,44 @@ impl<'a> RootfsBuilder<'a> {
             entries: 0,
             apparent_bytes: 0,
         }
+    }
+
+    /// The same, over what the image file `base` holds.
+    pub fn over(
+        base: &File,
+        mut area: DataArea,
+        limits: &'a ImportLimits,
+        store: &'a Path,
+    ) -> Result<Self> {
+        let mut tree = erofs::Reader::new(base)?.tree(limits)?;
+        area.adopt(base, tree.files_mut()).map_err(|error| ImageError::store(store, error))?;
+        Ok(Self { tree, area, limits, store, entries: 0, apparent_bytes: 0 })
+    }
+
+    /// The same, to be looked into and not to be finished: nothing of `base` is copied.
+    pub fn reading(
+        base: File,
+        mut area: DataArea,
+        limits: &'a ImportLimits,
+        store: &'a Path,
+    ) -> Result<Self> {
+        let tree = erofs::Reader::new(&base)?.tree(limits)?;
+        area.borrow(base).map_err(|error| ImageError::store(store, error))?;
+        Ok(Self { tree, area, limits, store, entries: 0, apparent_bytes: 0 })
+    }
+
+    /// What there is so far.
+    pub fn tree(&self) -> &Tree {
+        &self.tree
+    }
+
+    /// All bytes of a small file that is there; `None` where it is longer than `bytes_max`.
+    pub fn text(&self, data: &FileData, bytes_max: u64) -> Result<Option<Vec<u8>>> {
+        if data.size > bytes_max {
+            return Ok(None);
+        }
+        let read = self.area.content(data);
+        read.map(Some).map_err(|error| ImageError::store(self.store, error))
     }
 
     pub fn limits(&self) -> &'a ImportLimits {

@@ -18,6 +18,7 @@ use crate::config::ImageConfig;
 use crate::error::{ImageError, Result};
 use crate::limits::ImportLimits;
 use crate::reference::Reference;
+use crate::walk::Found;
 use crate::{Digest, digest};
 pub(crate) use directory::{Extents, extents, import_directory, meta};
 use files::Files;
@@ -40,11 +41,12 @@ pub enum Source {
 
 impl Source {
     /// Tells what `path` is: a directory with an `index.json` and `blobs` is a
-    /// layout, another directory is a root file system, a file an archive.
+    /// layout, another directory is a root file system, a file an archive. No part of the path is
+    /// a link, neither here nor when the source is read.
     pub fn detect(path: &Path, config: ImageConfig) -> Result<Self> {
-        let metadata = std::fs::metadata(path).map_err(|error| ImageError::read(path, error))?;
+        let found = Found::real(path).map_err(|error| ImageError::read(path, error))?;
         let path = path.to_path_buf();
-        Ok(match metadata.is_dir() {
+        Ok(match found.is_directory() {
             true if path.join("index.json").is_file() && path.join("blobs").is_dir() => {
                 Self::Layout(path)
             }
@@ -87,7 +89,8 @@ pub(crate) fn plan(
         Source::Directory { .. } => return Ok(None),
         Source::Layout(path) => oci::plan_files(Files::directory(path), wanted, limits)?,
         Source::Archive(path) => {
-            let file = File::open(path).map_err(|error| ImageError::read(path, error))?;
+            let file = Found::real(path).and_then(|found| found.file());
+            let file = file.map_err(|error| ImageError::read(path, error))?;
             return plan_archive(file, path, wanted, limits).map(Some);
         }
         Source::Registry { reference, options } => registry::plan(reference, options, limits)?,

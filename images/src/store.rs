@@ -72,7 +72,9 @@ impl Store {
             private::folder(&folder).map_err(|error| ImageError::store(&folder, error))?;
         }
         let _lock = store.lock()?;
+        store.begin_index()?;
         let mut index = store.read_index()?;
+        store.forget_passed(&mut index)?;
         store.sweep(&index)?;
         store.split_index(&mut index)?;
         Ok(store)
@@ -82,10 +84,12 @@ impl Store {
         &self.root
     }
 
-    /// All images, newest import first.
+    /// All images, newest import first, but for those that are damaged: who asks for one is told.
     pub fn list(&self) -> Result<Vec<ImageRecord>> {
         let index = self.read_index()?;
-        let records = index.images.iter().map(|(id, image)| self.record(*id, image, &index));
+        let lasting = index.images.iter().filter(|(_, image)| !image.passing);
+        let records = lasting.map(|(id, image)| self.record(*id, image, &index));
+        let records = records.filter(|record| !matches!(record, Err(ImageError::Damaged { .. })));
         let mut records: Vec<_> = records.filter_map(Result::transpose).collect::<Result<_>>()?;
         records.sort_by_key(|record| (std::cmp::Reverse(record.imported), record.id));
         Ok(records)
@@ -128,6 +132,7 @@ impl Store {
         let _lock = self.lock()?;
         let mut index = self.read_index()?;
         let id = find(&index, name)?.id;
+        self.keep_passing(&mut index, id)?;
         index.tags.insert(tag.to_string(), id);
         self.write_index(&index)
     }
@@ -156,8 +161,10 @@ impl Store {
     pub fn prune(&self) -> Result<Vec<ImageRecord>> {
         let _lock = self.lock()?;
         let mut index = self.read_index()?;
+        let lasting: Vec<_> =
+            index.images.iter().filter(|(_, image)| !image.passing).map(|(id, _)| *id).collect();
         let nameless: Vec<_> =
-            index.images.keys().copied().filter(|id| index.tags_of(*id).is_empty()).collect();
+            lasting.into_iter().filter(|id| index.tags_of(*id).is_empty()).collect();
         let mut removed = Vec::new();
         for id in nameless {
             let Some(image) = index.images.get(&id) else { continue };
@@ -234,6 +241,19 @@ impl Store {
         let file = open.map_err(|error| ImageError::store(&path, error))?;
         file.lock().map_err(|error| ImageError::store(&path, error))?;
         Ok(file)
+    }
+
+    /// Forgets the images that were to go when nobody uses them any more, and that nobody does.
+    /// The store is locked.
+    fn forget_passed(&self, index: &mut Index) -> Result<()> {
+        let before = index.images.len();
+        index
+            .images
+            .retain(|id, image| !image.passing || !is_unused(&self.blob(*id)).unwrap_or(false));
+        match index.images.len() == before {
+            true => Ok(()),
+            false => self.write_index(index),
+        }
     }
 
     /// Removes temporary files whose writer is dead and blobs that no index

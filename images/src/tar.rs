@@ -245,6 +245,12 @@ impl<R: Read> TarReader<R> {
     }
 }
 
+/// Whether an archive may begin with `block`.
+pub(crate) fn is_header(block: &[u8]) -> bool {
+    let block: Option<[u8; BLOCK_BYTES]> = block.try_into().ok();
+    block.is_some_and(|block| block.iter().any(|byte| *byte != 0) && Header::new(block).is_ok())
+}
+
 /// Reads the data of the current entry.
 impl<R: Read> Read for TarReader<R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {

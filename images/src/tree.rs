@@ -142,8 +142,8 @@ impl Tree {
     }
 
     /// Puts an inode at `name` in `parent`. What was there is removed, but a
-    /// directory that replaces a directory keeps what is in it.
-    pub fn insert(&mut self, parent: InodeId, name: &[u8], meta: Meta, kind: Kind) {
+    /// directory that replaces a directory keeps what is in it. The inode that is there now.
+    pub fn insert(&mut self, parent: InodeId, name: &[u8], meta: Meta, kind: Kind) -> InodeId {
         let layer = self.layer;
         let old = self.children(parent).and_then(|children| children.get(name)).copied();
         if let Some(old) = old
@@ -152,12 +152,23 @@ impl Tree {
         {
             self.inode_mut(old.inode).meta = meta;
             self.set_entry(parent, name, Entry { inode: old.inode, layer });
-            return;
+            return old.inode;
         }
         self.remove(parent, name);
         let inode = InodeId(self.inodes.len() as u32);
         self.inodes.push(Inode { meta, kind, links: 1 });
         self.set_entry(parent, name, Entry { inode, layer });
+        inode
+    }
+
+    /// The data of all files that have a name, to be put elsewhere.
+    pub fn files_mut(&mut self) -> impl Iterator<Item = &mut FileData> {
+        self.inodes.iter_mut().filter(|inode| inode.links > 0).filter_map(|inode| match &mut inode
+            .kind
+        {
+            Kind::File(data) => Some(data),
+            _ => None,
+        })
     }
 
     /// Gives `inode`, which is no directory, one more name.

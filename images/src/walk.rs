@@ -54,6 +54,12 @@ pub struct Found {
     metadata: Metadata,
 }
 
+impl AsFd for Found {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.held.as_fd()
+    }
+}
+
 impl Found {
     fn new(held: OwnedFd) -> io::Result<Self> {
         let held = File::from(held);
@@ -71,15 +77,15 @@ impl Found {
     }
 
     /// What `path` leads to, if `may_follow` has nothing against the links on the way. It is told
-    /// where each lies; what it has seen is what is followed. With `make` what is missing is made,
-    /// as directories.
+    /// the directory and the name of each; what it has seen is what is followed. With `make` what
+    /// is missing is made, as directories.
     ///
     /// # Errors
     /// As of open(2), and what `may_follow` says.
     pub fn resolve(
         path: &Path,
         make: bool,
-        may_follow: &mut dyn FnMut(&Path) -> io::Result<()>,
+        may_follow: &mut dyn FnMut(&Self, &OsStr) -> io::Result<()>,
     ) -> io::Result<Self> {
         let root = |path: &Path| Path::new(if path.is_absolute() { "/" } else { "." });
         let hold = |at: BorrowedFd<'_>, path: &Path| {
@@ -107,7 +113,7 @@ impl Found {
             if links > LINKS_MAX {
                 return Err(Errno::LOOP.into());
             }
-            may_follow(&here.path()?.join(&name))?;
+            may_follow(&here, &name)?;
             let target = PathBuf::from(OsString::from_vec(found.target()?));
             if target.is_absolute() {
                 here = hold(CWD, root(&target))?;
@@ -117,10 +123,10 @@ impl Found {
         Ok(here)
     }
 
-    /// What is at `path`, where no part of the path is a link.
+    /// What is at `path`, where no part of the path is a link but the last: then it is that link.
     ///
     /// # Errors
-    /// As of open(2); `ELOOP` for a link.
+    /// As of open(2); `ELOOP` for a link on the way.
     pub fn real(path: &Path) -> io::Result<Self> {
         let resolve = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
         Self::new(open(CWD, path, OFlags::PATH, resolve)?)
@@ -148,6 +154,14 @@ impl Found {
     /// There is no `/proc`.
     pub fn path(&self) -> io::Result<PathBuf> {
         fs::read_link(self.place())
+    }
+
+    /// The directory that this directory is in; of the root, itself.
+    ///
+    /// # Errors
+    /// It is no directory.
+    pub fn above(&self) -> io::Result<Self> {
+        Self::new(open(self.held.as_fd(), Path::new(".."), OFlags::PATH, ResolveFlags::empty())?)
     }
 
     /// # Errors
@@ -246,7 +260,7 @@ impl Directory {
     pub fn resolve(
         path: &Path,
         make: bool,
-        may_follow: &mut dyn FnMut(&Path) -> io::Result<()>,
+        may_follow: &mut dyn FnMut(&Found, &OsStr) -> io::Result<()>,
     ) -> io::Result<Self> {
         Found::resolve(path, make, may_follow)?.directory()
     }
@@ -260,12 +274,18 @@ impl Directory {
         open(CWD, path, DIRECTORY, resolve).map(Self)
     }
 
+    /// Where exactly it is for this process, however it is called now.
+    #[must_use]
+    pub fn place(&self) -> PathBuf {
+        PathBuf::from(format!("/proc/self/fd/{}", self.0.as_raw_fd()))
+    }
+
     /// Its path on the host, as it is now: no part of it is a link.
     ///
     /// # Errors
     /// There is no `/proc`.
     pub fn path(&self) -> io::Result<PathBuf> {
-        fs::read_link(format!("/proc/self/fd/{}", self.0.as_raw_fd()))
+        fs::read_link(self.place())
     }
 
     /// # Errors
@@ -616,7 +636,8 @@ mod tests {
         symlink("loop", folder.join("loop")).unwrap();
         let resolve = |path: &str| {
             let mut seen = Vec::new();
-            let opened = Directory::resolve(&base.join(path), false, &mut |link| {
+            let opened = Directory::resolve(&base.join(path), false, &mut |directory, name| {
+                let link = directory.path().unwrap().join(name);
                 seen.push(link.strip_prefix(&base).unwrap().display().to_string());
                 Ok(())
             });
@@ -626,12 +647,14 @@ mod tests {
         assert_eq!(at, base.join("host/inner"));
         assert_eq!(links, ["folder/absolute", "folder/relative"]);
         assert_eq!(resolve("host/inner/../inner").unwrap(), (at, Vec::new()));
+        let inner = Found::at(&base.join("host/inner")).unwrap();
+        assert_eq!(inner.above().unwrap().path().unwrap(), host.canonicalize().unwrap());
         resolve("folder/loop").unwrap_err();
         resolve("host/s").unwrap_err();
-        let refused = &mut |_: &Path| Err(io::ErrorKind::PermissionDenied.into());
+        let refused = &mut |_: &Found, _: &OsStr| Err(io::ErrorKind::PermissionDenied.into());
         Directory::resolve(&base.join("folder/relative"), false, refused).unwrap_err();
         Directory::resolve(&base.join("host/inner"), false, refused).unwrap();
-        Directory::resolve(&base.join("folder/relative/x/y"), true, &mut |_| Ok(())).unwrap();
+        Directory::resolve(&base.join("folder/relative/x/y"), true, &mut |_, _| Ok(())).unwrap();
         assert!(host.join("inner/x/y").is_dir());
     }
 }

@@ -3,9 +3,11 @@
 mod support;
 
 use std::fs;
+use std::io::{Seek, Write};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 
-use exocell_images::{ImageConfig, ImportLimits, Silent, Source};
+use exocell_images::build::{From, Job, Room, build};
+use exocell_images::{ImageConfig, ImageError, ImportLimits, Silent, Source};
 use support::{Bench, Image, Layer, gzip, zstd};
 use tar::EntryType;
 
@@ -89,6 +91,39 @@ fn upper_layers_win() {
     }
     for name in ["gone", "dir/old", "opaque/old", "opaque/.wh..wh..opq", ".wh.gone"] {
         assert_eq!(read(name), None, "{name}");
+    }
+}
+
+#[test]
+fn a_name_that_would_hide_another_file_is_refused() {
+    let bench = Bench::default();
+    let source = bench.path("root");
+    fs::create_dir_all(source.join("d")).unwrap();
+    fs::write(source.join("d/.wh.f"), "kept?").unwrap();
+    let directory = Source::Directory { path: source, config: ImageConfig::default() };
+    let refused = bench.import_source(&directory, &ImportLimits::default()).unwrap_err();
+    assert!(matches!(&refused, ImageError::UnsafePath { path, .. } if path == "d/.wh.f"));
+    // What a cell holds comes as a stream, with nothing below it to be hidden.
+    let made = |layer: Layer| {
+        let file = |bytes: &[u8]| {
+            let mut file = tempfile::tempfile().unwrap();
+            file.write_all(bytes).and_then(|()| file.rewind()).unwrap();
+            file
+        };
+        let job = Job {
+            from: From::Layer(Box::default()),
+            wanted: None,
+            known: Vec::new(),
+            limits: ImportLimits::default(),
+            store: bench.path("store"),
+        };
+        let room = Room { image: file(b""), spool: file(b""), unpacked: None };
+        build(&job, file(&layer.bytes()).into(), room, &mut Silent)
+    };
+    made(Layer::default().dir("d").file("d/wh.f", b"").file("d/x.wh.f", b"")).unwrap();
+    for name in ["d/.wh.f", ".wh..wh..opq", "d/.wh."] {
+        let refused = made(Layer::default().dir("d").file(name, b"")).unwrap_err();
+        assert!(matches!(&refused, ImageError::UnsafePath { path, .. } if path == name));
     }
 }
 

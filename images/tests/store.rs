@@ -8,6 +8,8 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use exocell_images::build::Room;
+use exocell_images::compose::{Files, Stack, compose};
 use exocell_images::{ImageConfig, ImageError, ImportLimits, Silent, Source, Store};
 use support::{Bench, Image, Layer};
 
@@ -30,6 +32,50 @@ fn images_are_found_by_name_and_id() {
     for name in ["other", "test:1", "", "zz", "../x"] {
         assert!(matches!(bench.store.resolve(name), Err(ImageError::NotFound { .. })), "{name}");
     }
+}
+
+/// What a disk has lost is what is asked for again, and what takes nothing else with it.
+#[test]
+fn an_image_that_lost_its_files_is_whole_after_an_import() {
+    let bench = Bench::default();
+    let (lost, other) = (image(b"1"), image(b"2"));
+    let record = bench.import(&lost).unwrap();
+    bench.import(&other).unwrap();
+    let config = record.erofs.with_extension("config");
+    let damages: [&dyn Fn(); 4] = [
+        &|| fs::remove_file(&record.erofs).unwrap(),
+        &|| fs::remove_file(&config).unwrap(),
+        &|| {
+            fs::remove_file(&config).unwrap();
+            fs::write(&config, "{").unwrap();
+        },
+        &|| {
+            fs::remove_file(&record.erofs).unwrap();
+            fs::write(&record.erofs, "short").unwrap();
+        },
+    ];
+    for (number, damage) in damages.into_iter().enumerate() {
+        let whole = fs::read(&record.erofs).unwrap();
+        damage();
+        assert!(!bench.store.list().unwrap().is_empty(), "{number}");
+        let again = bench.import(&lost).unwrap();
+        assert_eq!(again.id, record.id, "{number}");
+        assert_eq!(fs::read(&again.erofs).unwrap(), whole, "{number}");
+        assert_eq!(bench.store.list().unwrap().len(), 2, "{number}");
+    }
+}
+
+#[test]
+fn images_without_an_index_are_no_leftovers() {
+    let bench = Bench::default();
+    let record = bench.import(&image(b"1")).unwrap();
+    let index = bench.store.root().join("index.json");
+    fs::rename(&index, index.with_extension("aside")).unwrap();
+    let refused = Store::open(bench.store.root()).unwrap_err().to_string();
+    assert!(refused.contains("has no index.json"), "{refused}");
+    assert!(record.erofs.exists());
+    fs::rename(index.with_extension("aside"), &index).unwrap();
+    assert_eq!(Store::open(bench.store.root()).unwrap().list().unwrap().len(), 1);
 }
 
 /// Whoever has an image's id, or the digits that are shown of it, gets that image.
@@ -342,4 +388,35 @@ fn full_disk(size: &str) {
         String::from_utf8_lossy(&output.stderr)
     );
     assert!(!text.contains("import-"), "{text}");
+}
+
+/// An image between two steps of a build.
+#[test]
+fn a_passing_image_is_in_no_list_and_goes_with_its_last_user() {
+    let bench = Bench::default();
+    let document =
+        r#"{"architecture":"amd64","os":"linux","rootfs":{"type":"layers","diff_ids":[]}}"#;
+    let limits = ImportLimits { disk_free_bytes: 0, ..ImportLimits::default() };
+    let stack = Stack { layers: Vec::new(), limits, store: "/".into() };
+    let make = || {
+        let draft = bench.store.begin().unwrap();
+        let (image, spool) = draft.files().unwrap();
+        let (files, room) =
+            (Files { base: None, layers: Vec::new() }, Room { image, spool, unpacked: None });
+        let image = compose(&stack, document, files, room, &mut Silent).unwrap();
+        bench.store.publish_passing(draft, image).unwrap()
+    };
+    let reopened = || Store::open(bench.store.root()).unwrap();
+    let (record, used) = make();
+    let id = record.id.to_string();
+    assert_eq!(reopened().resolve(&id).unwrap().id, record.id);
+    assert!(bench.store.list().unwrap().is_empty() && bench.store.prune().unwrap().is_empty());
+    drop(used);
+    assert!(matches!(reopened().resolve(&id), Err(ImageError::NotFound { .. })));
+    assert!(!record.erofs.exists());
+    // One that gets a name stays.
+    let (_, used) = make();
+    bench.store.tag(&id, &"named".parse().unwrap()).unwrap();
+    drop(used);
+    assert_eq!(reopened().list().unwrap().len(), 1);
 }

@@ -111,6 +111,10 @@ impl GuestKernel<'_> {
             // What was sent is freed with the next packet, not by an interrupt for each
             // (drivers/net/virtio_net.c, start_xmit): the device has taken it at once.
             "virtio_net.napi_tx=0".to_owned(),
+            // No interface is there before somebody makes it.
+            "fb_tunnels=none".to_owned(),
+            "dummy.numdummies=0".to_owned(),
+            "ifb.numifbs=0".to_owned(),
         ];
         // A kernel without the Pager would hand these words to its init.
         if self.pager != Mode::Off {

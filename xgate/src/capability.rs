@@ -1,6 +1,6 @@
 //! One capability: what it is to, and what it covers.
 
-use crate::{Endpoint, Handle, Kind, Live, NamePattern, PortRange, Protocol, Rights};
+use crate::{Endpoint, Handle, Kind, Live, NamePattern, NetworkName, PortRange, Protocol, Rights};
 use std::collections::BTreeSet;
 use std::fmt;
 use std::path::{Component, Path, PathBuf};
@@ -96,6 +96,8 @@ pub struct NetworkScope {
     pub listen: Vec<PortRange>,
     /// Names that may be resolved to their addresses. A name to connect to needs no entry here.
     pub resolve: Vec<NamePattern>,
+    /// Networks between cells that it may be in: there it reaches the others, and they reach it.
+    pub join: Vec<NetworkName>,
     /// Connections at once, of all protocols; `None` leaves it to the cell.
     pub connections_max: Option<u32>,
     /// Bytes a second, each way; `None` is no limit.
@@ -106,7 +108,8 @@ impl NetworkScope {
     /// Whether it covers anything, beside saying how much of it.
     #[must_use]
     pub fn grants_anything(&self) -> bool {
-        !(self.connect.is_empty() && self.listen.is_empty() && self.resolve.is_empty())
+        let Self { connect, listen, resolve, join, connections_max: _, rate_bytes: _ } = self;
+        !(connect.is_empty() && listen.is_empty() && resolve.is_empty() && join.is_empty())
     }
 
     /// Whether each rule of `other` lies within one rule of this scope, and its limits too.
@@ -125,6 +128,7 @@ impl NetworkScope {
         other.connect.iter().all(dial)
             && other.listen.iter().all(port)
             && other.resolve.iter().all(name)
+            && other.join.iter().all(|network| self.join.contains(network))
     }
 
     /// The rights that the lists that are not empty give.
@@ -134,6 +138,7 @@ impl NetworkScope {
         rights.set(Rights::CONNECT, !self.connect.is_empty());
         rights.set(Rights::LISTEN, !self.listen.is_empty());
         rights.set(Rights::RESOLVE, !self.resolve.is_empty());
+        rights.set(Rights::JOIN, !self.join.is_empty());
         rights
     }
 }
@@ -144,6 +149,7 @@ impl fmt::Display for NetworkScope {
             ("connect", join(&self.connect)),
             ("listen", join(&self.listen)),
             ("resolve", join(&self.resolve)),
+            ("join", join(&self.join)),
         ];
         let lists = lists.iter().filter(|(_, list)| !list.is_empty());
         let text: Vec<String> = lists.map(|(verb, list)| format!("{verb} {list}")).collect();
@@ -182,7 +188,7 @@ pub enum Request<'a> {
     Peer(Protocol, &'a str, u16),
     /// A port to listen on.
     Port(u16),
-    /// A named thing: a host name to resolve, a device.
+    /// A named thing: a host name to resolve, a network to join, a device.
     Name(&'a str),
 }
 
@@ -292,6 +298,9 @@ impl Capability {
             }
             (Request::Name(name), Scope::Network(network)) if rights == Rights::RESOLVE => {
                 network.resolve.iter().any(|rule| rule.permits(name))
+            }
+            (Request::Name(name), Scope::Network(network)) if rights == Rights::JOIN => {
+                network.join.iter().any(|network| network.as_str() == *name)
             }
             (Request::Name(name), Scope::Names(names)) => names.contains(*name),
             _ => false,

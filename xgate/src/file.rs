@@ -2,7 +2,7 @@
 
 use crate::amount::{format_bytes, format_duration, parse_bytes, parse_duration};
 use crate::set::{CapabilitySet, Cpu, Folder, Model};
-use crate::{CapsError, Endpoint, NamePattern, NetworkScope, PortRange, Rights};
+use crate::{CapsError, Endpoint, NamePattern, NetworkName, NetworkScope, PortRange, Rights};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -14,8 +14,25 @@ pub(crate) const FILE_BYTES_MAX: usize = 1 << 20;
 /// The version this module reads and writes.
 const VERSION: u32 = 1;
 
+impl CapabilitySet {
+    /// Reads a capability file, TOML or JSON. Relative host paths start at `base`, which should
+    /// be the folder the file lies in.
+    ///
+    /// # Errors
+    /// A sentence with the line or the key and what to write instead.
+    pub fn parse(text: &str, base: &Path) -> Result<Self, CapsError> {
+        read(text, base)
+    }
+
+    /// Writes it as JSON that [`CapabilitySet::parse`] reads back to an equal grant.
+    #[must_use]
+    pub fn to_json(&self) -> String {
+        write(self)
+    }
+}
+
 /// Reads a grant. Text that opens with `{` is JSON, all other text is TOML.
-pub(crate) fn read(text: &str, base: &Path) -> Result<CapabilitySet, CapsError> {
+fn read(text: &str, base: &Path) -> Result<CapabilitySet, CapsError> {
     if text.len() > FILE_BYTES_MAX {
         return Err(CapsError::TooLong { bytes: text.len(), max: FILE_BYTES_MAX });
     }
@@ -45,7 +62,7 @@ fn read_toml(text: &str) -> Result<Wire, CapsError> {
 }
 
 /// Writes a grant as JSON that [`read`] takes.
-pub(crate) fn write(set: &CapabilitySet) -> String {
+fn write(set: &CapabilitySet) -> String {
     serde_json::to_string_pretty(&Wire::from(set)).unwrap_or_default()
 }
 
@@ -193,6 +210,8 @@ struct NetworkWire {
     listen: Vec<Text<PortRange>>,
     #[serde(default)]
     resolve: Vec<Text<NamePattern>>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    join: Vec<Text<NetworkName>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     connections: Option<u32>,
     /// Bytes a second.
@@ -291,6 +310,7 @@ impl NetworkWire {
             connect: bare(self.connect),
             listen: bare(self.listen),
             resolve: bare(self.resolve),
+            join: bare(self.join),
             connections_max: self.connections,
             rate_bytes: self.rate.map(|rate| rate.0.0),
         }
@@ -337,6 +357,7 @@ impl From<&NetworkScope> for NetworkWire {
             connect: texts(&scope.connect),
             listen: texts(&scope.listen),
             resolve: texts(&scope.resolve),
+            join: texts(&scope.join),
             connections: scope.connections_max,
             rate: scope.rate_bytes.map(|bytes| Text(Bytes(bytes))),
         }

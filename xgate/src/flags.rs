@@ -2,7 +2,7 @@
 
 use crate::amount::{format_bytes, format_duration, parse_bytes, parse_duration};
 use crate::set::{CapabilitySet, Cpu, Folder, Model};
-use crate::{CapsError, Endpoint, NamePattern, NetworkScope, PortRange, Rights};
+use crate::{CapsError, Endpoint, NamePattern, NetworkName, NetworkScope, PortRange, Rights};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -27,6 +27,7 @@ enum Wish {
     Connect(Endpoint),
     Listen(PortRange),
     Resolve(NamePattern),
+    Join(NetworkName),
     Device(String),
     Spawn(u32),
     Model(Model),
@@ -37,9 +38,35 @@ enum Wish {
     },
 }
 
+impl CapabilitySet {
+    /// The grant that flags alone make: the default, with what they name changed or added.
+    ///
+    /// # Errors
+    /// [`CapsError::Value`] names the flag.
+    pub fn from_flags(flags: &Flags) -> Result<Self, CapsError> {
+        Self::default().with(flags)
+    }
+
+    /// This grant, with what flags name changed or added.
+    ///
+    /// # Errors
+    /// [`CapsError::Value`] names the flag.
+    pub fn with(self, flags: &Flags) -> Result<Self, CapsError> {
+        flags.add_to(self)
+    }
+
+    /// This grant, narrowed by flags.
+    ///
+    /// # Errors
+    /// [`CapsError::Exceeds`] names the flag and the capability it goes beyond.
+    pub fn narrowed(&self, flags: &Flags) -> Result<Self, CapsError> {
+        flags.narrow(self)
+    }
+}
+
 impl Flags {
     /// The names that [`Flags::add`] knows.
-    pub const NAMES: [&'static str; 17] = [
+    pub const NAMES: [&'static str; 18] = [
         "memory",
         "cpus",
         "weight",
@@ -53,6 +80,7 @@ impl Flags {
         "connect",
         "listen",
         "resolve",
+        "join",
         "device",
         "spawn",
         "folder",
@@ -135,6 +163,7 @@ fn wish(name: &str, text: &str) -> Result<Wish, String> {
         "connect" => Wish::Connect(text.parse()?),
         "listen" => Wish::Listen(text.parse()?),
         "resolve" => Wish::Resolve(text.parse()?),
+        "join" => Wish::Join(text.parse()?),
         "device" if !text.is_empty() => Wish::Device(text.to_owned()),
         "device" => return Err("names no device; write device=NAME".to_owned()),
         "spawn" => Wish::Spawn(number(text, "a number of isolates, like \"4\"")?),
@@ -224,6 +253,10 @@ impl Wish {
             Self::Connect(rule) => network(set).connect.push(rule.clone()),
             Self::Listen(rule) => network(set).listen.push(*rule),
             Self::Resolve(rule) => network(set).resolve.push(rule.clone()),
+            Self::Join(name) => {
+                let join = &mut network(set).join;
+                join.extend((!join.contains(name)).then(|| name.clone()));
+            }
             Self::Device(name) => drop(set.devices.get_or_insert_default().insert(name.clone())),
             Self::Spawn(max) => set.spawn_max = Some(*max),
             Self::Folder { folder, .. } => set.folders.push(folder.clone()),
@@ -238,6 +271,7 @@ impl Wish {
             Self::Connect(_)
             | Self::Listen(_)
             | Self::Resolve(_)
+            | Self::Join(_)
             | Self::Device(_)
             | Self::Model(_) => {}
             Self::Folder { folder, execute_as_granted } => {
@@ -291,6 +325,9 @@ impl Wish {
                 &network,
                 NetworkScope { resolve: vec![rule.clone()], ..Default::default() },
             ),
+            Self::Join(name) => {
+                outside(&network, NetworkScope { join: vec![name.clone()], ..Default::default() })
+            }
             Self::Device(name) => absent("device", file.devices().any(|device| device == name)),
             Self::Model(model) => {
                 let asked = model.file.display().to_string();

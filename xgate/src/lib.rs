@@ -31,6 +31,6 @@ pub use exocell_xgate_abi::{Handle, Kind, Rights, Status};
 pub use explain::{Explained, explain_json, explain_table};
 pub use flags::Flags;
 pub use live::Live;
-pub use network::{Endpoint, NamePattern, PortRange, Protocol};
+pub use network::{Endpoint, NamePattern, NetworkName, PortRange, Protocol};
 pub use set::{CapabilitySet, Cpu, Folder, Model, Network};
 pub use table::{Derivation, Revoked, Table};

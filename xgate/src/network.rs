@@ -56,6 +56,44 @@ impl fmt::Display for PortRange {
     }
 }
 
+/// The name of a network between cells, as its operator made it.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct NetworkName(String);
+
+impl NetworkName {
+    /// The longest name, in bytes: it is a directory's.
+    pub const BYTES_MAX: usize = 128;
+
+    /// The name.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl FromStr for NetworkName {
+    type Err = String;
+
+    /// Reads letters, digits and `_.-`, a letter or a digit first.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let plain = |c: char| c.is_ascii_alphanumeric() || "_.-".contains(c);
+        let begins = text.starts_with(|c: char| c.is_ascii_alphanumeric());
+        match begins && text.len() <= Self::BYTES_MAX && text.chars().all(plain) {
+            true => Ok(Self(text.to_owned())),
+            false => Err(format!(
+                "`{text}` is not the name of a network; use letters, digits, _ . - and start with \
+                 a letter or digit"
+            )),
+        }
+    }
+}
+
+impl fmt::Display for NetworkName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
 /// A host: a name, all names below a domain, any name, or a range of addresses.
 ///
 /// A name never covers an address, nor the other way round.
@@ -319,6 +357,17 @@ impl fmt::Display for Endpoint {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    #[test]
+    fn names_of_networks_are_those_of_directories() {
+        for text in ["a", "web_default", "0.x-y"] {
+            assert_eq!(text.parse::<NetworkName>().unwrap().to_string(), text);
+        }
+        let long = "a".repeat(NetworkName::BYTES_MAX + 1);
+        for text in ["", ".", "..", "-a", "a/b", "a b", "\u{e9}", long.as_str()] {
+            assert!(text.parse::<NetworkName>().is_err(), "{text}");
+        }
+    }
 
     fn pattern(text: &str) -> NamePattern {
         text.parse().expect(text)

@@ -2,8 +2,8 @@
 
 use crate::capability::is_plain;
 use crate::{
-    Capability, CapsError, Flags, FolderScope, Handle, Kind, NetworkScope, Quota, Rights, Scope,
-    Table, TableError,
+    Capability, CapsError, FolderScope, Handle, Kind, NetworkScope, Quota, Rights, Scope, Table,
+    TableError,
 };
 use std::collections::BTreeSet;
 use std::path::{Component, Path, PathBuf};
@@ -124,13 +124,29 @@ impl Model {
     }
 }
 
-/// Makes a host path absolute and plain. Only a path with `..` is looked up on the disk.
+/// Makes a host path absolute and plain. A link on it is followed by whoever opens it, and not here:
+/// so there is no `..` after one.
 fn plain(path: &Path) -> Result<PathBuf, String> {
-    let path = std::path::absolute(path).map_err(|error| format!("{}: {error}", path.display()))?;
-    if is_plain(&path) {
-        return Ok(path.components().collect());
+    let failed = |error: std::io::Error| format!("{}: {error}", path.display());
+    let absolute = std::path::absolute(path).map_err(failed)?;
+    let mut plain = PathBuf::new();
+    for part in absolute.components() {
+        if part != Component::ParentDir {
+            plain.push(part);
+            continue;
+        }
+        let about = plain.symlink_metadata().map_err(failed)?;
+        if !about.is_dir() {
+            return Err(format!(
+                "{}: there is a `..` after {}, which is a link or no directory; name what is meant \
+                 without it",
+                path.display(),
+                plain.display()
+            ));
+        }
+        plain.pop();
     }
-    path.canonicalize().map_err(|error| format!("{}: {error}", path.display()))
+    Ok(plain)
 }
 
 /// What a cell may do. Everything that is absent is denied.
@@ -174,6 +190,8 @@ impl CapabilitySet {
     pub const FOLDERS_MAX: usize = 256;
     /// Most rules in one network list.
     pub const RULES_MAX: usize = 1024;
+    /// Most networks between cells of one grant.
+    pub const JOINED_MAX: usize = 32;
     /// Most models of one grant.
     pub const MODELS_MAX: usize = 16;
     /// Most devices of one grant.
@@ -198,45 +216,6 @@ impl CapabilitySet {
             folders: Vec::new(),
             models: Vec::new(),
         }
-    }
-
-    /// Reads a capability file, TOML or JSON. Relative host paths start at `base`, which should
-    /// be the folder the file lies in.
-    ///
-    /// # Errors
-    /// A sentence with the line or the key and what to write instead.
-    pub fn parse(text: &str, base: &Path) -> Result<Self, CapsError> {
-        crate::file::read(text, base)
-    }
-
-    /// Writes it as JSON that [`CapabilitySet::parse`] reads back to an equal grant.
-    #[must_use]
-    pub fn to_json(&self) -> String {
-        crate::file::write(self)
-    }
-
-    /// The grant that flags alone make: the default, with what they name changed or added.
-    ///
-    /// # Errors
-    /// [`CapsError::Value`] names the flag.
-    pub fn from_flags(flags: &Flags) -> Result<Self, CapsError> {
-        Self::default().with(flags)
-    }
-
-    /// This grant, with what flags name changed or added.
-    ///
-    /// # Errors
-    /// [`CapsError::Value`] names the flag.
-    pub fn with(self, flags: &Flags) -> Result<Self, CapsError> {
-        flags.add_to(self)
-    }
-
-    /// This grant, narrowed by flags.
-    ///
-    /// # Errors
-    /// [`CapsError::Exceeds`] names the flag and the capability it goes beyond.
-    pub fn narrowed(&self, flags: &Flags) -> Result<Self, CapsError> {
-        flags.narrow(self)
     }
 
     /// Memory, in bytes.
@@ -332,6 +311,20 @@ impl CapabilitySet {
     #[must_use]
     pub fn models(&self) -> &[Model] {
         &self.models
+    }
+
+    /// The same with the folders at `hosts`, in the order of [`Self::folders`].
+    #[must_use]
+    pub fn with_folder_hosts(mut self, hosts: impl IntoIterator<Item = PathBuf>) -> Self {
+        self.folders.iter_mut().zip(hosts).for_each(|(folder, host)| folder.host = host);
+        self
+    }
+
+    /// The same with the models' files at `files`, in the order of [`Self::models`].
+    #[must_use]
+    pub fn with_model_files(mut self, files: impl IntoIterator<Item = PathBuf>) -> Self {
+        self.models.iter_mut().zip(files).for_each(|(model, file)| model.file = file);
+        self
     }
 
     /// Whether anything of this kind is granted.
@@ -457,6 +450,7 @@ impl CapabilitySet {
             network.map_or(0, |network| network.resolve.len()),
             Self::RULES_MAX,
         )?;
+        at_most("network.join", network.map_or(0, |own| own.join.len()), Self::JOINED_MAX)?;
         positive(
             "network.connections",
             network.and_then(|own| own.connections_max.map(u64::from)),

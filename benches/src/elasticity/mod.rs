@@ -154,7 +154,7 @@ fn memory_file(exocell: &Exocell, cell: &Cell) -> Result<PathBuf, BenchError> {
     struct Inspected {
         supervisor_pid: i32,
     }
-    let inspected: Inspected = exocell.ask("inspect", &["inspect", "--json", &cell.name])?;
+    let [inspected]: [Inspected; 1] = exocell.ask("inspect", &["inspect", "--json", &cell.name])?;
     let folder = PathBuf::from(format!("/proc/{}/fd", inspected.supervisor_pid));
     let entries = fs::read_dir(&folder).map_err(BenchError::host(folder.display()))?;
     let guest = |path: &PathBuf| {

@@ -160,7 +160,7 @@ fn row(memory: Memory, subject: &str, count: u32, bytes: f64) -> Option<Row> {
 fn in_own_process(memory: Memory, subject: Subject, count: u32) -> Result<f64, BenchError> {
     let program = std::env::current_exe().map_err(failed)?;
     let output = Command::new(program)
-        .args(["bench", "isolates", "--json", "--peers", "none", "--live", &count.to_string()])
+        .args(["isolates", "--json", "--peers", "none", "--live", &count.to_string()])
         .args(["--live-memory", memory.name(), "--live-subject", &subject.word()])
         .output()
         .map_err(failed)?;
@@ -173,7 +173,7 @@ fn in_own_process(memory: Memory, subject: Subject, count: u32) -> Result<f64, B
 pub fn measure_here(memory: Memory, subject: Subject, count: u32) -> Result<Vec<Row>, BenchError> {
     let bytes = match subject {
         Subject::Ours => {
-            measure_ours(memory.endless(), count, SchedulerConfig::default().awake_max)?
+            measure_ours(memory.endless(), count, SchedulerConfig::default().resident_max)?
         }
         Subject::Awake => measure_ours(memory.endless(), count, usize::MAX)?,
         Subject::Pooling => measure_plain(memory, Allocator::Pooling { isolates: count }, count)?,
@@ -204,13 +204,13 @@ fn policy(count: u32) -> Policy {
     Policy { wasm_stack_bytes: STACK_BYTES, host_stack_bytes: STACK_BYTES, ..Policy::pooled(pool) }
 }
 
-fn measure_ours(text: &str, count: u32, awake_max: usize) -> Result<f64, BenchError> {
+fn measure_ours(text: &str, count: u32, resident_max: usize) -> Result<f64, BenchError> {
     let all = count as usize;
     let config = SchedulerConfig {
         slice: SLICE,
         waiting_max: all + 1,
         begun_max: all + 1,
-        awake_max,
+        resident_max,
         ..Default::default()
     };
     let scheduler = Scheduler::new(&config).map_err(failed)?;

@@ -5,8 +5,8 @@ use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use exocell_exovisor::{
-    Admission, Call, CallLimits, Cause, Function, Metering, Outcome, Policy, Pool, Priority,
-    Report, Scheduler, SchedulerConfig, Stopper, Submitter, Tenant, Value,
+    Admission, Call, CallLimits, CancelHandle, CancelReason, Function, Metering, Outcome, Policy,
+    Pool, Priority, Report, Scheduler, SchedulerConfig, Submitter, Tenant, Value,
 };
 use exocell_xgate::CapabilitySet;
 
@@ -50,7 +50,9 @@ impl Ours {
         workers: usize,
         slice: Duration,
     ) -> Result<Self, BenchError> {
-        Self::with(text, metering, tenants, workers, slice, |policy| policy.unroll = false)
+        Self::with(text, metering, tenants, workers, slice, |policy| {
+            policy.inline_recursion = false
+        })
     }
 
     /// The same with another policy.
@@ -119,8 +121,8 @@ impl Ours {
     pub fn rival(&self) -> Result<Rival, BenchError> {
         let tenant = self.tenants.get(1).ok_or_else(|| failed("there is no second tenant"))?;
         let call = call(&self.spin, 0, DEADLINE);
-        let stopper = self.scheduler.submit(tenant, call, |_| {}).map_err(failed)?;
-        Ok(Rival(stopper))
+        let cancel = self.scheduler.submit(tenant, call, |_| {}).map_err(failed)?;
+        Ok(Rival(cancel))
     }
 
     /// Endless calls of tenants with these weights, for a time.
@@ -146,11 +148,11 @@ impl Ours {
 }
 
 /// Ends the rival's call when it goes.
-pub struct Rival(Stopper);
+pub struct Rival(CancelHandle);
 
 impl Drop for Rival {
     fn drop(&mut self) {
-        self.0.stop(Cause::Stopped);
+        self.0.request(CancelReason::Stopped);
     }
 }
 

@@ -105,7 +105,7 @@ impl Cell {
     pub fn supervisor_pid(&self) -> i32 {
         let inspected = exocell(&["inspect", "--json", &self.name]);
         let inspected: serde_json::Value = serde_json::from_str(&inspected).unwrap();
-        inspected["supervisor_pid"].as_i64().and_then(|pid| pid.try_into().ok()).unwrap()
+        inspected[0]["supervisor_pid"].as_i64().and_then(|pid| pid.try_into().ok()).unwrap()
     }
 
     pub fn exec(&self, options: &[&str], command: &[&str]) -> String {

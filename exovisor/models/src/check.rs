@@ -7,6 +7,8 @@ use tract_onnx::pb::type_proto::Value as Type;
 use tract_onnx::pb::{
     AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto,
 };
+use tract_onnx::prelude::TractError;
+use tract_onnx::tract_core::framework::Framework;
 
 const NODES_MAX: usize = 10_000;
 const INPUTS_MAX: usize = 64;
@@ -99,7 +101,7 @@ pub(crate) struct Checked {
 
 pub(crate) fn check(bytes: &[u8]) -> Result<Checked, ModelError> {
     at_most("bytes", bytes.len(), MODEL_BYTES_MAX)?;
-    let mut model = crate::run::decode(bytes)?;
+    let mut model = decode(bytes)?;
     let graph =
         model.graph.as_mut().ok_or_else(|| ModelError::NotOnnx("it has no graph".into()))?;
     at_most("nodes", graph.node.len(), NODES_MAX)?;
@@ -122,6 +124,11 @@ pub(crate) fn check(bytes: &[u8]) -> Result<Checked, ModelError> {
     inputs.iter().try_for_each(|input| fixed(input))?;
     let shapes = names(graph, &constants, &inputs)?;
     Ok(Checked { model, shapes })
+}
+
+fn decode(bytes: &[u8]) -> Result<ModelProto, ModelError> {
+    let broken = |error: TractError| ModelError::NotOnnx(format!("{error:#}"));
+    tract_onnx::onnx().proto_model_for_read(&mut &bytes[..]).map_err(broken)
 }
 
 /// Each node's operands exist before it, and shapes are constants. Answers with those.

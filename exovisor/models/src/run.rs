@@ -32,11 +32,6 @@ pub enum Ended {
     Failed(String),
 }
 
-pub(crate) fn decode(bytes: &[u8]) -> Result<ModelProto, ModelError> {
-    let broken = |error: TractError| ModelError::NotOnnx(format!("{error:#}"));
-    tract_onnx::onnx().proto_model_for_read(&mut &bytes[..]).map_err(broken)
-}
-
 impl Model {
     /// Checks a model and makes it ready.
     ///

@@ -119,6 +119,6 @@ impl Engine {
 }
 
 /// What one tenant may have of something.
-pub(crate) fn half(all: usize) -> usize {
+fn half(all: usize) -> usize {
     (all / 2).max(1)
 }

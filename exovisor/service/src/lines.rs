@@ -15,7 +15,7 @@
 use crate::call::{Done, Work};
 use crate::http::Answer;
 use crate::loaded::Callable;
-use crate::server::Runner;
+use crate::runner::Runner;
 use crate::wire::{self, Broken, Frames};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;

@@ -2,12 +2,12 @@
 
 use crate::call::{Ending, Spent};
 use crate::metrics::{Stats, Tenant};
+use crate::places::Held;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
-use tokio::sync::Semaphore;
 
 /// All that may be called, as whoever listens is told of it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -47,8 +47,8 @@ pub(crate) struct Account {
     key_sha256: RwLock<String>,
     denials: AtomicU64,
     figures: Figures,
-    /// One for each call that it may have at once, until its answer is taken.
-    pub room: Arc<Semaphore>,
+    /// Calls that it has at once, until their answers are taken.
+    pub held: Held,
 }
 
 #[derive(Default)]
@@ -79,9 +79,8 @@ pub(crate) struct Callable {
 }
 
 impl Loaded {
-    /// What `listing` says, with the accounts that were there before; a tenant may have
-    /// `calls_max` calls at once.
-    pub fn of(listing: Listing, before: &Self, calls_max: usize) -> Self {
+    /// What `listing` says, with the accounts that were there before.
+    pub fn of(listing: Listing, before: &Self) -> Self {
         let mut accounts = before.accounts.clone();
         for ListedTenant { name, key_sha256 } in listing.tenants {
             if let Some(known) = accounts.get(&name) {
@@ -94,7 +93,7 @@ impl Loaded {
                     key_sha256: RwLock::new(key_sha256),
                     denials: AtomicU64::new(0),
                     figures: Figures::default(),
-                    room: Arc::new(Semaphore::new(calls_max)),
+                    held: Held::default(),
                 })
             });
         }
@@ -115,6 +114,11 @@ impl Loaded {
     /// Whose key has this hash.
     pub fn owner(&self, hash: &str) -> Option<&Account> {
         self.accounts.values().find(|account| account.has(hash)).map(AsRef::as_ref)
+    }
+
+    /// How many there are.
+    pub fn tenants(&self) -> usize {
+        self.accounts.len()
     }
 
     pub fn accounts(&self) -> impl Iterator<Item = &Account> {

@@ -1,7 +1,8 @@
 //! Connections, and which request goes where.
 
+use crate::ServiceError;
 use crate::call::{self, Done, Work};
-use crate::engine::{Engine, half};
+use crate::engine::Engine;
 use crate::guests::Guests;
 use crate::http::{self, Answer, Limits, Over, Request};
 use crate::keys;
@@ -9,8 +10,10 @@ use crate::lines::{Ask, Lines, WorkerRules};
 use crate::listener::{Bound, Listener};
 use crate::loaded::{Callable, ListedModule, ListedTenant, Listing, Loaded};
 use crate::metrics::{self, Place, Tenant};
+use crate::places::{Permit, Places};
+use crate::runner::Runner;
 use crate::store::{ModuleEntry, ModuleStore, StoreError};
-use exocell_exovisor::{AdmissionError, Network, Pool, SchedulerError};
+use exocell_exovisor::{Network, Pool};
 use exocell_xgate::CapabilitySet;
 use percent_encoding::percent_decode_str;
 use std::collections::BTreeMap;
@@ -19,51 +22,13 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
 /// Threads that serve clients.
 const CLIENT_THREADS: usize = 2;
 /// How long a connection that was told to go may take until the next one is.
 const ROOM_TIME: Duration = Duration::from_millis(20);
-
-/// Why there is no service.
-#[derive(Debug, thiserror::Error)]
-pub enum ServiceError {
-    /// The modules cannot be read.
-    #[error(transparent)]
-    Store(#[from] StoreError),
-    /// One of them is not admitted any more.
-    #[error("module {name}: {source}")]
-    Module {
-        /// Which.
-        name: String,
-        /// Why.
-        source: AdmissionError,
-    },
-    /// The network of one of them cannot be made.
-    #[error("module {name}: {message}")]
-    Network {
-        /// Which.
-        name: String,
-        /// Why.
-        message: String,
-    },
-    /// It cannot be listened there.
-    #[error("cannot listen at {place}: {source}")]
-    Listen {
-        /// Where.
-        place: String,
-        /// Why.
-        source: std::io::Error,
-    },
-    /// No threads that run calls.
-    #[error(transparent)]
-    Scheduler(#[from] SchedulerError),
-    /// A worker has no socket.
-    #[error("cannot use the socket of a worker: {0}")]
-    Worker(std::io::Error),
-}
 
 /// For whom a listener is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,21 +39,11 @@ pub enum Front {
     Metrics,
 }
 
-/// Who does what clients want.
-pub(crate) trait Runner: Send + Sync {
-    /// Has a module do something. It takes no longer than the module's deadline and a little more.
-    fn run<'a>(
-        &'a self,
-        callable: &'a Callable,
-        work: Work,
-    ) -> Pin<Box<dyn Future<Output = Done> + Send + 'a>>;
-}
-
 /// What becomes of a request.
 struct Reply {
     answer: Answer,
     /// Of a client with a tenant's key: its place among the calls that the tenant may have at once.
-    _place: Option<OwnedSemaphorePermit>,
+    _place: Option<Permit>,
     has_key: bool,
 }
 
@@ -105,20 +60,20 @@ pub struct Gateway {
     runner: Arc<dyn Runner>,
     limits: Limits,
     place: Place,
+    places: Places,
 }
 
 impl Gateway {
     fn over(runner: Arc<dyn Runner>, limits: Limits, pool: &Pool) -> Self {
         let place = Place { slots: pool.slots, isolates: pool.isolates };
-        Self { loaded: RwLock::default(), runner, limits, place }
+        let places = Places::new(limits.connections);
+        Self { loaded: RwLock::default(), runner, limits, place, places }
     }
 
     /// Serves this from now on; a call that runs is not touched.
     pub fn list(&self, listing: Listing) {
         let mut loaded = self.loaded.write().unwrap_or_else(PoisonError::into_inner);
-        // A tenant may use up half of the connections, and no more.
-        let calls_max = half(self.limits.connections);
-        *loaded = Arc::new(Loaded::of(listing, &loaded, calls_max));
+        *loaded = Arc::new(Loaded::of(listing, &loaded));
     }
 
     fn loaded(&self) -> Arc<Loaded> {
@@ -246,13 +201,13 @@ impl Gateway {
             return wrong_key().into();
         }
         let work = work(std::mem::take(&mut request.body));
-        let (answer, place) = match (work, Arc::clone(&owner.room).try_acquire_owned()) {
+        let (answer, place) = match (work, self.places.take(&owner.held, loaded.tenants())) {
             (Err(message), _) => (Answer::error(400, message), None),
-            (_, Err(_full)) => {
+            (_, None) => {
                 let message = "this tenant has too many calls at once; call again";
                 (Answer::error(429, message), None)
             }
-            (Ok(work), Ok(place)) => {
+            (Ok(work), Some(place)) => {
                 let Done { answer, spent } = self.runner.run(callable, work).await;
                 if let Some(spent) = spent {
                     owner.count(spent);
@@ -432,7 +387,9 @@ impl Service {
     pub fn reload(&self, mut refused: impl FnMut(ServiceError)) -> Result<(), StoreError> {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         let (mut listing, mut now) = (Listing::default(), BTreeMap::new());
-        for entry in self.store.list()? {
+        let kept = self.store.list()?;
+        kept.damaged.into_iter().for_each(|error| refused(error.into()));
+        for entry in kept.entries {
             let same = known.get(&entry.name).filter(|(before, _)| *before == entry);
             let listed = match same {
                 Some((_, listed)) => Ok(listed.clone()),

@@ -35,6 +35,9 @@ pub enum StoreError {
     /// There is no tenant of that name.
     #[error("there is no tenant {0}: exocell module add --tenant {0} makes one")]
     NoTenant(String),
+    /// It has modules, and whoever added the first was stopped before it had a key.
+    #[error("the tenant {0} has no key: exocell module key {0} makes one")]
+    NoKey(String),
     /// Its capability table is wrong.
     #[error(transparent)]
     Caps(#[from] CapsError),
@@ -42,12 +45,14 @@ pub enum StoreError {
     #[error("the capability table grants no `memory`, without which no module runs")]
     NoMemory,
     /// A file of the store is damaged.
-    #[error("{path} is damaged ({why}); remove it and add the module again")]
+    #[error("{path} is damaged ({why}); {remedy}")]
     Damaged {
         /// Which.
         path: PathBuf,
         /// What is wrong.
         why: String,
+        /// What to do about it.
+        remedy: String,
     },
     /// The disk.
     #[error("{path}: {source}")]
@@ -79,6 +84,15 @@ pub struct ModuleEntry {
 #[serde(deny_unknown_fields)]
 struct TenantEntry {
     key_sha256: String,
+}
+
+/// What the store holds.
+#[derive(Debug, Default)]
+pub struct Kept {
+    /// By name.
+    pub entries: Vec<ModuleEntry>,
+    /// [`StoreError::Damaged`] for each module that cannot be read. The others have nothing of it.
+    pub damaged: Vec<StoreError>,
 }
 
 /// What became of adding a module.
@@ -137,15 +151,15 @@ impl ModuleStore {
         };
         let is_new = !self.tenant(tenant).exists();
         let added = write(&self.wasm(name), module).and_then(|()| {
-            let key = if is_new { Some(self.new_key(tenant)?) } else { None };
-            // Only now is it there.
             write_json(&self.json(name), &entry)?;
+            // Last: whoever is stopped before that leaves a module that wants a key, and no key that
+            // nobody was told.
+            let key = if is_new { Some(self.make_key(tenant)?) } else { None };
             Ok(Added { key })
         });
         if added.is_err() {
-            // A key that nobody was told is none.
             let key = is_new.then(|| self.tenant(tenant));
-            for path in std::iter::once(self.wasm(name)).chain(key) {
+            for path in [self.json(name), self.wasm(name)].into_iter().chain(key) {
                 let _ = fs::remove_file(path);
             }
         }
@@ -159,22 +173,22 @@ impl ModuleStore {
     pub fn rekey(&self, tenant: &str) -> Result<String, StoreError> {
         check_name(tenant)?;
         let _lock = self.lock()?;
-        if !self.tenant(tenant).exists() {
+        let is_tenants = |module: &ModuleEntry| module.tenant == tenant;
+        if !self.tenant(tenant).exists() && !self.list()?.entries.iter().any(is_tenants) {
             return Err(StoreError::NoTenant(tenant.to_owned()));
         }
-        let key = self.new_key(tenant)?;
-        // A service looks when this directory was changed.
-        let failed = |source| StoreError::Host { path: self.dir.clone(), source };
-        let dir = File::open(&self.dir).map_err(failed)?;
-        dir.set_modified(SystemTime::now()).map_err(failed)?;
-        Ok(key)
+        self.make_key(tenant)
     }
 
-    fn new_key(&self, tenant: &str) -> Result<String, StoreError> {
+    fn make_key(&self, tenant: &str) -> Result<String, StoreError> {
         let path = self.tenant(tenant);
         let key =
             keys::generate().map_err(|source| StoreError::Host { path: path.clone(), source })?;
         write_json(&path, &TenantEntry { key_sha256: keys::hash(&key) })?;
+        // A service looks when this directory was changed.
+        let failed = |source| StoreError::Host { path: self.dir.clone(), source };
+        let dir = File::open(&self.dir).map_err(failed)?;
+        dir.set_modified(SystemTime::now()).map_err(failed)?;
         Ok(key)
     }
 
@@ -199,21 +213,36 @@ impl ModuleStore {
         Ok(file)
     }
 
-    /// All modules, by name.
+    /// All modules.
     ///
     /// # Errors
-    /// [`StoreError`] of the first that cannot be read.
-    pub fn list(&self) -> Result<Vec<ModuleEntry>, StoreError> {
+    /// [`StoreError::Host`].
+    pub fn list(&self) -> Result<Kept, StoreError> {
         let failed = |source| StoreError::Host { path: self.dir.clone(), source };
-        let mut entries = Vec::new();
+        let mut kept = Kept::default();
         for file in fs::read_dir(&self.dir).map_err(failed)? {
             let path = file.map_err(failed)?.path();
-            if path.extension().is_some_and(|extension| extension == "json") {
-                entries.push(read_json::<ModuleEntry>(&path)?);
+            if path.extension().is_none_or(|extension| extension != "json") {
+                continue;
+            }
+            let name = path.file_stem().unwrap_or_default().to_string_lossy();
+            match read_json::<ModuleEntry>(&path, || again(&name)) {
+                Ok(entry) if entry.name == name => kept.entries.push(entry),
+                Ok(_) => kept.damaged.push(StoreError::Damaged {
+                    remedy: again(&name),
+                    why: "it is another module's".to_owned(),
+                    path,
+                }),
+                // Removed meanwhile.
+                Err(StoreError::Host { source, .. })
+                    if source.kind() == io::ErrorKind::NotFound => {}
+                Err(damaged @ StoreError::Damaged { .. }) => kept.damaged.push(damaged),
+                Err(error) => return Err(error),
             }
         }
-        entries.sort_by(|one, other| one.name.cmp(&other.name));
-        Ok(entries)
+        kept.entries.sort_by(|one, other| one.name.cmp(&other.name));
+        kept.damaged.sort_by_key(ToString::to_string);
+        Ok(kept)
     }
 
     /// Removes a module. Its tenant keeps the key.
@@ -223,16 +252,16 @@ impl ModuleStore {
     pub fn remove(&self, name: &str) -> Result<(), StoreError> {
         check_name(name)?;
         // Without the entry the binary is nothing, so the entry goes first.
-        for path in [self.json(name), self.wasm(name)] {
-            match fs::remove_file(&path) {
-                Ok(()) => {}
-                Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                    return Err(StoreError::NotFound(name.to_owned()));
-                }
-                Err(source) => return Err(StoreError::Host { path, source }),
-            }
+        let removed = [self.json(name), self.wasm(name)].map(|path| match fs::remove_file(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+            Err(source) => Err(StoreError::Host { path, source }),
+            Ok(()) => Ok(true),
+        });
+        let [entry, binary] = removed;
+        match entry? | binary? {
+            true => Ok(()),
+            false => Err(StoreError::NotFound(name.to_owned())),
         }
-        Ok(())
     }
 
     /// A module's bytes.
@@ -241,7 +270,8 @@ impl ModuleStore {
         let failed = |source| StoreError::Host { path: path.clone(), source };
         let module = fs::read(&path).map_err(failed)?;
         if keys::sha256(&module) != entry.sha256 {
-            return Err(StoreError::Damaged { path, why: "it is not what was added".to_owned() });
+            let (why, remedy) = ("it is not what was added".to_owned(), again(&entry.name));
+            return Err(StoreError::Damaged { path, why, remedy });
         }
         Ok(module)
     }
@@ -266,7 +296,14 @@ impl ModuleStore {
     /// # Errors
     /// [`StoreError`]: it has none, or the disk.
     pub fn key_hash(&self, tenant: &str) -> Result<String, StoreError> {
-        Ok(read_json::<TenantEntry>(&self.tenant(tenant))?.key_sha256)
+        let remedy = || format!("exocell module key {tenant} makes another key");
+        match read_json::<TenantEntry>(&self.tenant(tenant), remedy) {
+            Ok(entry) => Ok(entry.key_sha256),
+            Err(StoreError::Host { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
+                Err(StoreError::NoKey(tenant.to_owned()))
+            }
+            Err(error) => Err(error),
+        }
     }
 
     fn json(&self, name: &str) -> PathBuf {
@@ -296,22 +333,31 @@ fn check_name(name: &str) -> Result<(), StoreError> {
     Err(StoreError::Name(name.chars().take(NAME_BYTES_MAX).collect()))
 }
 
-fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T, StoreError> {
+/// What to do about a module that is damaged.
+fn again(name: &str) -> String {
+    format!("exocell module rm {name} removes it; add it again then")
+}
+
+fn read_json<T: DeserializeOwned>(
+    path: &Path,
+    remedy: impl FnOnce() -> String,
+) -> Result<T, StoreError> {
     let text =
         fs::read(path).map_err(|source| StoreError::Host { path: path.to_owned(), source })?;
-    serde_json::from_slice(&text)
-        .map_err(|error| StoreError::Damaged { path: path.to_owned(), why: error.to_string() })
+    serde_json::from_slice(&text).map_err(|error| StoreError::Damaged {
+        path: path.to_owned(),
+        why: error.to_string(),
+        remedy: remedy(),
+    })
 }
 
 fn write_json(path: &Path, value: &impl Serialize) -> Result<(), StoreError> {
-    let damaged = |error: serde_json::Error| StoreError::Damaged {
-        path: path.into(),
-        why: error.to_string(),
-    };
-    write(path, &serde_json::to_vec(value).map_err(damaged)?)
+    let failed =
+        |error: serde_json::Error| StoreError::Host { path: path.to_owned(), source: error.into() };
+    write(path, &serde_json::to_vec(value).map_err(failed)?)
 }
 
-/// Whole or not at all: under another name first.
+/// Whole or not at all, after an end of the host too: under another name first.
 fn write(path: &Path, bytes: &[u8]) -> Result<(), StoreError> {
     let partial = path.with_extension(format!("{PARTIAL}{}", std::process::id()));
     let written = OpenOptions::new()
@@ -320,7 +366,7 @@ fn write(path: &Path, bytes: &[u8]) -> Result<(), StoreError> {
         .truncate(true)
         .mode(0o600)
         .open(&partial)
-        .and_then(|mut file| file.write_all(bytes))
+        .and_then(|mut file| file.write_all(bytes).and_then(|()| file.sync_all()))
         .and_then(|()| fs::rename(&partial, path));
     written.map_err(|source| {
         let _ = fs::remove_file(&partial);

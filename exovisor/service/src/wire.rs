@@ -153,7 +153,9 @@ pub(crate) fn read_answer(mut frame: &[u8]) -> Result<(u64, Done), Broken> {
     let status = u16::from_le_bytes(take(&mut frame)?);
     let [content, ending] = take(&mut frame)?;
     let (cpu_ns, preemptions) = (take_u64(&mut frame)?, take_u64(&mut frame)?);
-    if !(200..600).contains(&status) {
+    // Others mean something else to HTTP: 204 and 304 have no body, and what follows their head
+    // would be taken for the next answer (RFC 9112, 6.3).
+    if !STATUSES.contains(&status) {
         return Err(Broken);
     }
     let kind = CONTENTS.get(usize::from(content)).ok_or(Broken)?;
@@ -166,6 +168,9 @@ pub(crate) fn read_answer(mut frame: &[u8]) -> Result<(u64, Done), Broken> {
     };
     Ok((number, Done { answer: Answer { status, kind, body: frame.to_vec() }, spent }))
 }
+
+/// What a worker may answer.
+const STATUSES: [u16; 5] = [200, 400, 404, 429, 500];
 
 /// What an answer may be, by number.
 const CONTENTS: [&str; 2] = [Answer::JSON, Answer::OUTPUT];
@@ -227,6 +232,15 @@ mod tests {
             let mut bad = after_length(&good).to_vec();
             bad[at] = byte;
             assert!(read_answer(&bad).is_err(), "{at}");
+        }
+    }
+
+    #[test]
+    fn a_worker_answers_with_no_status_that_has_no_body() {
+        for status in [0, 100, 101, 199, 204, 205, 206, 304, 502, 599] {
+            let answer = Answer { status, kind: Answer::JSON, body: b"{}".to_vec() };
+            let frame = super::answer(1, &answer.into());
+            assert!(read_answer(after_length(&frame)).is_err(), "{status}");
         }
     }
 

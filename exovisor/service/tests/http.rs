@@ -473,6 +473,86 @@ fn a_tenant_has_half_of_the_connections_and_no_more() {
 }
 
 #[test]
+fn two_tenants_cannot_take_all_connections() {
+    let world = World::new();
+    let caps = caps("[time]\ndeadline = \"10m\"");
+    world.store.add("spin-a", "a", MODULE.as_bytes(), &caps).unwrap();
+    world.store.add("spin-b", "b", MODULE.as_bytes(), &caps).unwrap();
+    let key = world.store.add("third", "c", MODULE.as_bytes(), &caps).unwrap().key.unwrap();
+    world.service.reload(|error| panic!("{error}")).unwrap();
+    let (send, answers) = mpsc::channel();
+    for at in 0..20 {
+        let (send, mut stream) = (send.clone(), world.connect());
+        let (module, key) = [("spin-a", &world.keys[0]), ("spin-b", &world.keys[1])][at % 2];
+        let request = format!(
+            "POST /v1/call/{module}/spin HTTP/1.1\r\nAuthorization: Bearer {key}\r\n\
+             Connection: close\r\nContent-Length: 2\r\n\r\n[]"
+        );
+        std::thread::spawn(move || {
+            let _ = stream.write_all(request.as_bytes());
+            let mut answer = String::new();
+            let _ = stream.read_to_string(&mut answer);
+            drop(send.send(answer));
+        });
+    }
+    // At most 15 of 20 run: a quarter is for tenants with few.
+    for _ in 0..5 {
+        has(&answers.recv().unwrap(), 429, "too many calls");
+    }
+    has(&world.post("/v1/call/third/half", &key, "[5]"), 200, "2.5");
+    assert!(answers.try_recv().is_err());
+}
+
+#[test]
+fn what_is_damaged_keeps_no_other_module_from_being_served() {
+    let world = World::new();
+    let entry = world.dir.path().join("other.json");
+    let whole = std::fs::read(&entry).unwrap();
+    std::fs::write(&entry, &whole[..whole.len() / 2]).unwrap();
+    let key = world.store.add("new", "c", MODULE.as_bytes(), &caps("")).unwrap().key.unwrap();
+    let mut refused = Vec::new();
+    world.service.reload(|error| refused.push(error.to_string())).unwrap();
+    let [why] = &refused[..] else { panic!("{refused:?}") };
+    assert!(why.contains("other.json is damaged") && why.contains("module rm other"), "{why}");
+    has(&world.post("/v1/call/new/half", &key, "[5]"), 200, "2.5");
+    has(&world.post("/v1/call/other/half", &world.keys[1], "[5]"), 401, "");
+    // What is another module's is none of this name.
+    std::fs::copy(world.dir.path().join("math.json"), &entry).unwrap();
+    assert_eq!(world.store.list().unwrap().damaged.len(), 1);
+    world.store.remove("other").unwrap();
+    assert!(world.store.list().unwrap().damaged.is_empty());
+    world.store.add("other", "b", MODULE.as_bytes(), &caps("")).unwrap();
+    world.service.reload(|error| panic!("{error}")).unwrap();
+    has(&world.post("/v1/call/other/half", &world.keys[1], "[5]"), 200, "2.5");
+}
+
+#[test]
+fn a_tenant_whose_key_nobody_was_told_gets_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = ModuleStore::open(dir.path()).unwrap();
+    store.add("one", "a", MODULE.as_bytes(), &caps("")).unwrap();
+    // As after a kill before the key was written.
+    let key = dir.path().join("tenants/a.json");
+    std::fs::remove_file(&key).unwrap();
+    let said = store.key_hash("a").unwrap_err().to_string();
+    assert!(said.contains("exocell module key a"), "{said}");
+    store.rekey("a").unwrap();
+    std::fs::write(&key, "{").unwrap();
+    let said = store.key_hash("a").unwrap_err().to_string();
+    assert!(said.contains("a.json is damaged") && said.contains("module key a"), "{said}");
+    store.rekey("a").unwrap();
+    store.key_hash("a").unwrap();
+    // One without a module keeps its key, and one that never had any gets none.
+    store.remove("one").unwrap();
+    store.rekey("a").unwrap();
+    assert!(matches!(store.rekey("b"), Err(StoreError::NoTenant(_))));
+    // What is left of a module that is half gone can be removed.
+    std::fs::write(dir.path().join("half.wasm"), "").unwrap();
+    store.remove("half").unwrap();
+    assert!(matches!(store.remove("half"), Err(StoreError::NotFound(_))));
+}
+
+#[test]
 fn the_store_keeps_modules_and_no_keys() {
     let dir = tempfile::tempdir().unwrap();
     let store = ModuleStore::open(dir.path()).unwrap();
@@ -486,13 +566,14 @@ fn the_store_keeps_modules_and_no_keys() {
     }
     let bare = CapabilitySet::nothing();
     assert!(matches!(store.add("bare", "a", MODULE.as_bytes(), &bare), Err(StoreError::NoMemory)));
-    let names: Vec<String> = store.list().unwrap().into_iter().map(|entry| entry.name).collect();
+    let names: Vec<String> =
+        store.list().unwrap().entries.into_iter().map(|entry| entry.name).collect();
     assert_eq!(names, ["one", "two"]);
     let kept = std::fs::read_to_string(dir.path().join("tenants/a.json")).unwrap();
     assert!(!kept.contains(&key));
     store.remove("one").unwrap();
     assert!(matches!(store.remove("one"), Err(StoreError::NotFound(_))));
-    assert_eq!(store.list().unwrap().len(), 1);
+    assert_eq!(store.list().unwrap().entries.len(), 1);
 }
 
 #[test]

@@ -7,37 +7,22 @@
 //! A component is a tree of core modules with typed functions between them. It runs under what a
 //! core module runs under: the limits count all its memories and tables together, the signal
 //! interrupts any of its functions ([`crate::preempt`]), fuel is counted in all of them. Imports
-//! are resolved interface by interface ([`imports`]). Differences:
+//! are resolved interface by interface ([`crate::imports::interfaces`]). Differences:
 //! - It is never refused for an interface that it was not granted; calls fail instead.
-//! - Its modules are compiled as they are: none of [`crate::rewrite`] and [`crate::pieces`]. One
-//!   memory.fill or memory.copy is not interrupted.
+//! - Its modules are compiled as they are: none of [`crate::admission::rewrite`] and
+//!   [`crate::admission::bulk_memory`]. One memory.fill or memory.copy is not interrupted.
 //! - There are no threads and no layers over folders.
 
-mod files;
-mod imports;
-mod linker;
-mod names;
-mod network;
 mod run;
-mod scan;
-mod streams;
-mod tcp;
-mod types;
-mod udp;
-mod values;
-mod wasi;
-mod wire;
 
 pub(crate) use run::Command;
-pub(crate) use scan::scan;
-pub(crate) use wasi::Wasi;
 
 use crate::admission::AdmissionError;
 use crate::engine::Host;
-use crate::isolate::State;
+use crate::hostcalls::component::linker;
+use crate::hostcalls::state::State;
 use crate::policy::Metering;
 use crate::preempt::CodeMap;
-use exocell_xgate::{CapabilitySet, Folder, Rights};
 use std::sync::Arc;
 use wasmtime::Engine;
 use wasmtime::component::Component;
@@ -58,7 +43,7 @@ impl AdmittedComponent {
     /// [`AdmissionError::ImportType`], [`AdmissionError::NoRun`].
     pub fn link(host: &Arc<Host>, component: &Component) -> Result<Self, AdmissionError> {
         let command = command(&host.engine, component)?;
-        let code = Arc::new(CodeMap::of_component(component, &host.hook));
+        let code = Arc::new(CodeMap::of_component(component, host.hook.entry()));
         Ok(Self { command, host: Arc::clone(host), code })
     }
 
@@ -78,22 +63,7 @@ pub(crate) fn command(
 ) -> Result<CommandPre<State>, AdmissionError> {
     let wrong =
         |error: wasmtime::Error| AdmissionError::ImportType { message: format!("{error:#}") };
-    let linker = linker::linker(engine, component).map_err(wrong)?;
+    let linker = linker(engine, component).map_err(wrong)?;
     let instance = linker.instantiate_pre(component).map_err(wrong)?;
     CommandPre::new(instance).map_err(|_| AdmissionError::NoRun)
-}
-
-/// Refuses what was granted and is not for components, rather than leave it out.
-///
-/// # Errors
-/// [`AdmissionError::NotForComponents`].
-pub(crate) fn check(caps: &CapabilitySet) -> Result<(), AdmissionError> {
-    let is_layer = |folder: &&Folder| folder.rights.contains(Rights::OVERLAY);
-    match caps.folders().iter().find(is_layer) {
-        Some(folder) => Err(AdmissionError::NotForComponents {
-            capability: folder.name(),
-            what: "a layer of its own over a folder",
-        }),
-        None => Ok(()),
-    }
 }

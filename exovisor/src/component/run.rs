@@ -1,9 +1,13 @@
 //! One run of a component.
 
-use super::{AdmittedComponent, Wasi};
-use crate::call;
-use crate::ending::Stopper;
-use crate::isolate::{Outcome, PrepareError, State, drive};
+use super::AdmittedComponent;
+use crate::exec::call;
+use crate::exec::drive::drive;
+use crate::exec::outcome::Outcome;
+use crate::hostcalls::component::Wasi;
+use crate::hostcalls::context::PrepareError;
+use crate::hostcalls::state::State;
+use crate::preempt::cancel::CancelHandle;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::runtime::Runtime;
@@ -26,8 +30,8 @@ impl Command {
         memory_bytes: u64,
         fuel: u64,
     ) -> Result<Self, PrepareError> {
-        let stopper = Stopper::new(Some(Arc::clone(&component.code)), component.epochs());
-        let mut state = State::new(None, stopper, memory_bytes, None);
+        let cancel = CancelHandle::new(Some(Arc::clone(&component.code)), component.epochs());
+        let mut state = State::new(None, cancel, memory_bytes, None);
         state.wasi = Some(Box::new(wasi));
         let store = call::store(&component.host, state, fuel)
             .map_err(|error| PrepareError::Engine { message: format!("{error:#}") })?;
@@ -35,19 +39,20 @@ impl Command {
     }
 
     /// What ends it from another thread.
-    pub fn stopper(&self) -> &Stopper {
-        &self.store.data().stopper
+    pub fn cancel_handle(&self) -> &CancelHandle {
+        &self.store.data().cancel
     }
 
     /// Instantiates the component and calls `run` on this thread, until it ends or is ended.
     pub fn run(mut self, runtime: &Runtime, deadline: Option<Duration>) -> Outcome {
-        let stopper = self.stopper().clone();
+        let cancel = self.cancel_handle().clone();
         let call = async {
             // Whatever it waits for, its end wakes it.
-            let result = stopper.unless_ended(None, call(&self.component, &mut self.store)).await;
+            let result =
+                cancel.unless_cancelled(None, call(&self.component, &mut self.store)).await;
             result.unwrap_or_else(|ended| Err(wasmtime::Error::new(ended)))
         };
-        let result = match drive(call, runtime, &stopper, deadline) {
+        let result = match drive(call, runtime, &cancel, deadline) {
             Ok(result) => result,
             Err(error) => return Outcome::Trap(format!("cannot watch the deadline: {error}")),
         };

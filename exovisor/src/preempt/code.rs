@@ -1,6 +1,6 @@
 //! Which addresses hold functions of a module.
 
-use crate::preempt::Hook;
+use crate::preempt::hook::YieldEntry;
 use std::ops::Range;
 use std::sync::Arc;
 use wasmtime::component::Component;
@@ -10,7 +10,7 @@ use wasmtime::{Module, ModuleFunction};
 pub(crate) struct CodeMap {
     /// Ascending and apart.
     functions: Vec<Range<usize>>,
-    pub(super) hook: Arc<Hook>,
+    pub(super) entry: Arc<YieldEntry>,
     _code: Code,
 }
 
@@ -20,16 +20,16 @@ enum Code {
 }
 
 impl CodeMap {
-    pub fn new(module: &Module, hook: &Arc<Hook>) -> Self {
+    pub fn new(module: &Module, entry: &Arc<YieldEntry>) -> Self {
         let functions = bodies(module.text(), module.functions());
-        Self { functions, hook: Arc::clone(hook), _code: Code::Module(module.clone()) }
+        Self { functions, entry: Arc::clone(entry), _code: Code::Module(module.clone()) }
     }
 
     /// The functions of all core modules in a component, those among them that the compiler makes
     /// to join others. What leads from them to the host is not among them.
-    pub fn of_component(component: &Component, hook: &Arc<Hook>) -> Self {
+    pub fn of_component(component: &Component, entry: &Arc<YieldEntry>) -> Self {
         let functions = bodies(component.text(), component.functions());
-        Self { functions, hook: Arc::clone(hook), _code: Code::Component(component.clone()) }
+        Self { functions, entry: Arc::clone(entry), _code: Code::Component(component.clone()) }
     }
 
     /// Whether an instruction of a function is at `address`. Allocates nothing and takes no

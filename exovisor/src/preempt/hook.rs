@@ -2,20 +2,20 @@
 
 #![allow(unsafe_code)]
 
-use crate::arena::Stacks;
-use crate::call;
-use crate::dormant;
-use crate::ending::{Ended, Stopper};
-use crate::isolate::State;
+use crate::memory::compact_pool::Stacks;
+use crate::memory::hibernation;
+use crate::preempt::cancel::{CancelHandle, Cancelled};
 use crate::preempt::signal;
+use std::any::Any;
 use std::ffi::c_void;
 use std::ops::Range;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
 use wasmtime::{
-    AsContextMut, Caller, Engine, Func, InstancePre, Linker, Module, Result, Store, format_err,
+    AsContextMut, Caller, Engine, Func, Instance, InstancePre, Linker, Memory, Module, Result,
+    Store, format_err,
 };
 
 /// wasmtime's function reference (`VMFuncRef` of wasmtime-environ 48, `vmtypes.rs`), which
@@ -38,30 +38,45 @@ const HOST_FUNCTION: u32 = u32::from_le_bytes(*b"ACHF");
 const HELPER: &str = r#"(module (import "exocell" "yield" (func)) (export "yield" (func 0))
     (func (export "own")))"#;
 
-/// The yield function of one engine, as compiled code calls it.
-pub(crate) struct Hook {
+/// What a store must tell of the call in it, so that the call can be preempted.
+pub(crate) trait Preemptible: Send + 'static {
+    /// What ends the call.
+    fn cancel_handle(&self) -> &CancelHandle;
+
+    /// The memory that is packed while the call is hibernated, once there is one.
+    fn memory(&self) -> Option<Memory>;
+}
+
+/// Compiled code's way to the yield function of one engine.
+pub(crate) struct YieldEntry {
     /// Compiled code's entry to the function.
     pub(super) wasm_call: usize,
     /// The function's own context.
     pub(super) callee: usize,
     /// Where the engine's stacks are, if they are in compact slots.
     stacks: Option<Arc<Stacks>>,
-    /// Makes the helper, as long as which the function and the code of its entry live.
-    helper: InstancePre<State>,
+    /// The helper. As long as it lives, the function and the code of its entry do.
+    _helper: Box<dyn Any + Send + Sync>,
 }
 
-impl Hook {
-    /// Defines the function in `engine`.
+/// The yield function of one engine, for stores with data of type `T`.
+pub(crate) struct Hook<T: 'static> {
+    entry: Arc<YieldEntry>,
+    helper: InstancePre<T>,
+}
+
+impl<T: Preemptible> Hook<T> {
+    /// Defines the function in `engine`. `data` is for a store that no tenant sees.
     ///
     /// # Errors
     /// When wasmtime's function references do not have the form that is expected here.
-    pub fn new(engine: &Engine, stacks: Option<Arc<Stacks>>) -> Result<Self> {
+    pub fn new(engine: &Engine, stacks: Option<Arc<Stacks>>, data: T) -> Result<Self> {
         let mut linker = Linker::new(engine);
-        linker.func_wrap_async("exocell", "yield", |caller, (): ()| leave(&caller))?;
+        linker.func_wrap_async("exocell", "yield", |caller, (): ()| leave::<T>(&caller))?;
         let helper = Module::new(engine, HELPER)?;
-        let mut store = Store::new(engine, State::detached(engine));
+        let mut store = Store::new(engine, data);
         let helper = linker.instantiate_pre(&helper)?;
-        let instance = call::instantiate(&helper, &mut store)?;
+        let instance = instantiate(&helper, &mut store)?;
         let function = instance.get_func(&mut store, "yield");
         let function = function.ok_or_else(|| format_err!("the helper lost its export"))?;
         let reference = reference(&function, &mut store);
@@ -69,21 +84,39 @@ impl Hook {
         if !known || reference.wasm_call.is_null() {
             return Err(format_err!("function references have another form than in wasmtime 48"));
         }
-        Ok(Self {
+        let entry = YieldEntry {
             wasm_call: reference.wasm_call.addr(),
             callee: reference.context.addr(),
             stacks,
-            helper,
-        })
+            _helper: Box::new(helper.clone()),
+        };
+        Ok(Self { entry: Arc::new(entry), helper })
+    }
+
+    /// How compiled code reaches the function.
+    pub fn entry(&self) -> &Arc<YieldEntry> {
+        &self.entry
     }
 
     /// A function of an instance in `store` that belongs to nobody. The yield function asks its
     /// caller's instance for the store and nothing else, so where several instances of a store
     /// run, this one stands for all of them.
-    pub fn anchor(&self, store: &mut Store<State>) -> Result<Func> {
-        let instance = call::instantiate(&self.helper, store)?;
+    pub fn anchor(&self, store: &mut Store<T>) -> Result<Func> {
+        let instance = instantiate(&self.helper, store)?;
         let own = instance.get_func(store, "own");
         own.ok_or_else(|| format_err!("the helper lost its export"))
+    }
+}
+
+/// An instance of which nothing of the module's own code has run, so that nothing has to be
+/// preempted. This waits for nothing: the limits are known at once, and start functions come later.
+pub(crate) fn instantiate<T: Send>(
+    instance: &InstancePre<T>,
+    store: &mut Store<T>,
+) -> Result<Instance> {
+    match pin!(instance.instantiate_async(store)).poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(instance) => instance,
+        Poll::Pending => Err(format_err!("an instance waits while it is made")),
     }
 }
 
@@ -108,19 +141,21 @@ fn magic(context: *mut u8) -> Option<u32> {
     Some(unsafe { word.read() })
 }
 
-fn leave<'a>(caller: &Caller<'a, State>) -> Box<dyn Future<Output = Result<()>> + Send + 'a> {
+fn leave<'a, T: Preemptible>(
+    caller: &Caller<'a, T>,
+) -> Box<dyn Future<Output = Result<()>> + Send + 'a> {
     signal::arrived();
-    let state = caller.data();
-    let memory = state.memory.map_or(0..0, |memory| {
+    let call = caller.data();
+    let memory = call.memory().map_or(0..0, |memory| {
         let start = memory.data_ptr(caller).addr();
         start..start + memory.data_size(caller)
     });
-    Box::new(Leave { stopper: state.stopper.clone(), memory, left: false })
+    Box::new(Leave { cancel: call.cancel_handle().clone(), memory, left: false })
 }
 
 /// Waits exactly once, unless the isolate was ended.
 struct Leave {
-    stopper: Stopper,
+    cancel: CancelHandle,
     /// Where the instance's memory is.
     memory: Range<usize>,
     left: bool,
@@ -130,18 +165,18 @@ impl Future for Leave {
     type Output = Result<()>;
 
     fn poll(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Self::Output> {
-        if self.stopper.is_over() {
-            return Poll::Ready(Err(wasmtime::Error::new(Ended)));
+        if self.cancel.is_over() {
+            return Poll::Ready(Err(wasmtime::Error::new(Cancelled)));
         }
         if self.left {
             return Poll::Ready(Ok(()));
         }
         self.left = true;
         signal::leave();
-        if let Some(guest) = self.stopper.guest()
-            && let Some(stacks) = &guest.code.hook.stacks
+        if let Some(wasm) = self.cancel.wasm()
+            && let Some(stacks) = &wasm.code.entry.stacks
         {
-            dormant::leaves(|address| stacks.stack_at(address), self.memory.clone());
+            hibernation::leaves(|address| stacks.stack_at(address), self.memory.clone());
         }
         Poll::Pending
     }
@@ -149,19 +184,36 @@ impl Future for Leave {
 
 impl Drop for Leave {
     fn drop(&mut self) {
-        dormant::returns();
+        hibernation::returns();
     }
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
+
+    /// What ends a call is all that these tests' stores keep.
+    impl Preemptible for CancelHandle {
+        fn cancel_handle(&self) -> &CancelHandle {
+            self
+        }
+
+        fn memory(&self) -> Option<Memory> {
+            None
+        }
+    }
+
+    /// The yield function of an engine, for tests that only look for it.
+    pub fn entry(engine: &Engine) -> Arc<YieldEntry> {
+        let hook = Hook::new(engine, None, CancelHandle::new(None, None)).unwrap();
+        Arc::clone(hook.entry())
+    }
 
     #[test]
     fn function_references_have_the_expected_form() {
         let engine = Engine::default();
-        let hook = Hook::new(&engine, None).unwrap();
-        assert_ne!((hook.wasm_call, hook.callee), (0, 0));
+        let entry = entry(&engine);
+        assert_ne!((entry.wasm_call, entry.callee), (0, 0));
         let text = r#"(module (func (export "own")) (memory (export "memory") 1))"#;
         let module = Module::new(&engine, text).unwrap();
         let mut store = Store::new(&engine, ());

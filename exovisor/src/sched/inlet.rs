@@ -3,7 +3,7 @@
 //! ```text
 //!               ┌── worker 0 waits ── takes what came, runs the first of it itself
 //!  descriptor ──┼── worker 1, if that one does not wait
-//!               └── who attends, if no worker does
+//!               └── the thread in `attend`, if no worker waits
 //! ```
 //! So a call that comes alone wakes one thread, and that is the one that runs it. Each has an epoll
 //! instance of its own, and of those that wait exclusively the host wakes the one that was there
@@ -24,13 +24,13 @@ const TOLD: u64 = 1;
 
 pub(super) struct Inlet {
     pub take: Take,
-    places: Box<[Place]>,
-    /// For who attends.
+    points: Box<[WaitPoint]>,
+    /// For the thread in [`crate::Scheduler::attend`].
     last: Epoll,
 }
 
 /// Where a worker waits.
-struct Place {
+struct WaitPoint {
     waits: Epoll,
     /// Wakes it for something else than what comes.
     told: EventFd,
@@ -45,19 +45,19 @@ impl Inlet {
             waits.add(from, EpollEvent::new(flags, CAME))?;
             io::Result::Ok(waits)
         };
-        let place = |_| {
+        let point = |_| {
             let waits = exclusive()?;
             let told = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
             waits.add(&told, EpollEvent::new(EpollFlags::EPOLLIN, TOLD))?;
-            Ok(Place { waits, told })
+            Ok(WaitPoint { waits, told })
         };
-        let places = (0..workers).map(place).collect::<io::Result<_>>()?;
-        Ok(Self { take, places, last: exclusive()? })
+        let points = (0..workers).map(point).collect::<io::Result<_>>()?;
+        Ok(Self { take, points, last: exclusive()? })
     }
 
     /// Waits as this worker until something comes, which it tells, or until [`Inlet::tell`].
     pub fn wait(&self, worker: usize) -> bool {
-        let Some(Place { waits, told }) = self.places.get(worker) else { return false };
+        let Some(WaitPoint { waits, told }) = self.points.get(worker) else { return false };
         let mut events = [EpollEvent::empty(); 2];
         let count = wait(waits, &mut events);
         let mut has_come = false;
@@ -73,9 +73,9 @@ impl Inlet {
 
     /// Wakes a worker that waits, or is about to.
     pub fn tell(&self, worker: usize) {
-        if let Some(place) = self.places.get(worker) {
+        if let Some(point) = self.points.get(worker) {
             // One that was told so often already wakes.
-            let _ = place.told.write(1);
+            let _ = point.told.write(1);
         }
     }
 

@@ -1,59 +1,59 @@
 //! The scheduler: many isolates on few threads.
 //!
-//! Calls are fibers. A worker gives each a turn; it ends when the call does, when it waits in a
-//! hostcall (which frees the worker), or when its slice is over and a signal takes the CPU from
-//! it ([`crate::preempt`]). Who is next is decided by [`queue`]: fair shares of CPU time among
+//! Calls are fibers. A worker gives each a time slice; it ends when the call does, when it waits in
+//! a hostcall (which frees the worker), or when its slice is over and a signal takes the CPU from
+//! it ([`crate::preempt`]). [`queue`] decides which call is next: fair shares of CPU time among
 //! tenants, by weight. A preempted call may go on on another thread.
 //!
 //! Start reading at [`Scheduler::submit`], then `worker.rs`.
 
 mod inlet;
-mod made;
 mod queue;
 mod shared;
+mod slices;
+mod start;
 mod task;
-mod turns;
 mod worker;
 
 pub use inlet::Take;
 pub use queue::Priority;
 pub use task::Report;
-pub(crate) use task::{Home, ThreadTask, Work, unlinked};
 
-use crate::admission::Link;
-use crate::call::{self, ArgumentError, CallLimits, Function, Value};
-use crate::ending::Stopper;
-use crate::isolate::{Attached, PrepareError, Spec, State, Waits};
+use crate::exec::call::{self, ArgumentError, CallLimits, Function, Value};
+use crate::exec::module::Link;
+use crate::hostcalls::context::{Attached, PrepareError, Spec, Waits};
+use crate::hostcalls::state::State;
 use crate::preempt;
+use crate::preempt::cancel::CancelHandle;
 use exocell_xgate::Table;
 use inlet::Inlet;
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
-use queue::Seat;
+use queue::TenantId;
 use shared::{Refusal, Shared};
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Weak, mpsc};
 use std::thread::JoinHandle;
 use std::time::Duration;
-use task::{Plan, Task, TeamPlan};
+use task::{GroupPlan, Plan, Task, TaskContext};
 
 /// How the scheduler is set up.
 #[derive(Clone, Debug)]
 pub struct SchedulerConfig {
     /// Threads that run isolates; the machine's cores by default.
     pub workers: usize,
-    /// The longest turn while others wait.
+    /// The longest time slice while others wait.
     pub slice: Duration,
     /// Calls of one tenant that may wait at once.
     pub waiting_max: usize,
     /// Calls and threads of one tenant that may be begun and not over at once. Each holds an
     /// instance and a stack of the pool.
     pub begun_max: usize,
-    /// Preempted calls that wait for their next turn as they are. Where more wait, and slots are
-    /// compact, those preempted from then on are made dormant: what they use of their stacks, stores
-    /// and memories is packed until that turn, which takes some 10 us.
-    pub awake_max: usize,
+    /// Preempted calls that wait for their next time slice as they are. Where more wait, and slots
+    /// are compact, those preempted from then on are hibernated: what they use of their stacks,
+    /// stores and memories is packed until that time slice, which takes some 10 us.
+    pub resident_max: usize,
     /// Whether each worker has a processor of its own, where there are as many as workers. Some
     /// hosts run a thread that is woken on the processor of the one that woke it: then two
     /// threads of a loop share one while the other idles. For a process that has the machine.
@@ -68,7 +68,7 @@ impl Default for SchedulerConfig {
             slice: Duration::from_millis(1),
             waiting_max: 10_000,
             begun_max: 250,
-            awake_max: 250,
+            resident_max: 250,
             own_processors: true,
         }
     }
@@ -126,14 +126,14 @@ pub struct Stats {
 
 /// Whose calls these are. Clones are the same tenant.
 #[derive(Clone, Debug)]
-pub struct Tenant(Arc<Party>);
+pub struct Tenant(Arc<TenantState>);
 
 /// What all calls of a tenant hold on to. They hold this and not the scheduler, whose count of
 /// holders would be on its way from one worker to the other all the time.
 #[derive(Debug)]
-pub(crate) struct Party {
+pub(crate) struct TenantState {
     name: Box<str>,
-    seat: Seat,
+    id: TenantId,
     shared: Weak<Shared>,
 }
 
@@ -227,9 +227,13 @@ impl Scheduler {
     #[must_use]
     pub fn tenant(&self, name: &str, weight: u32, priority: Priority) -> Tenant {
         let mut state = self.shared.lock();
-        let seat = state.queue.add(weight, priority);
+        let id = state.queue.add(weight, priority);
         state.stats.push((name.to_owned(), Stats::default()));
-        Tenant(Arc::new(Party { name: name.into(), seat, shared: Arc::downgrade(&self.shared) }))
+        Tenant(Arc::new(TenantState {
+            name: name.into(),
+            id,
+            shared: Arc::downgrade(&self.shared),
+        }))
     }
 
     /// Opens the streams and folders that `holder` has capabilities for in `table`, for one call.
@@ -247,13 +251,13 @@ impl Scheduler {
         Attached::open(table, holder, spec, Waits::Elsewhere)
     }
 
-    /// Sets the longest turn from now on.
+    /// Sets the longest time slice from now on.
     pub fn set_slice(&self, slice: Duration) {
         self.shared.set_slice_ns(nanoseconds(slice));
     }
 
     /// What each tenant's calls came to, by name. Calls that a worker runs one after the other are
-    /// counted together, when it is another's turn.
+    /// counted together, when it is another's time slice.
     #[must_use]
     pub fn stats(&self) -> Vec<(String, Stats)> {
         self.shared.lock().stats.clone()
@@ -269,7 +273,7 @@ impl Scheduler {
         tenant: &Tenant,
         call: Call,
         done: impl FnOnce(Report) + Send + 'static,
-    ) -> Result<Stopper, SubmitError> {
+    ) -> Result<CancelHandle, SubmitError> {
         self.submitter().submit(tenant, call, done)
     }
 
@@ -285,8 +289,8 @@ impl Scheduler {
 
     /// Has calls come in at `from`: a worker that has nothing to do waits there, and takes what
     /// comes by `take`. While none does, the caller does, which must stay here; it comes back when
-    /// `is_over` says so after something came. The scheduler is to be dropped then: workers go on to
-    /// see that `from` has an end.
+    /// `is_over` says so after something came. The scheduler is to be dropped then: workers go on
+    /// to see that `from` has an end.
     ///
     /// # Errors
     /// No descriptors, or there is such a place already.
@@ -348,7 +352,7 @@ impl Submitter {
         tenant: &Tenant,
         call: Call,
         done: impl FnOnce(Report) + Send + 'static,
-    ) -> Result<Stopper, SubmitError> {
+    ) -> Result<CancelHandle, SubmitError> {
         let Call { function, arguments, limits, attached } = call;
         if function.owner() != tenant.name() {
             return Err(SubmitError::NotOwner { tenant: tenant.name().to_owned() });
@@ -373,26 +377,26 @@ impl Submitter {
         state: State,
         limits: CallLimits,
         done: impl FnOnce(Report) + Send + 'static,
-    ) -> Result<Stopper, SubmitError> {
-        let stopper = state.stopper.clone();
-        let threaded = matches!(function.module.link, Link::Team(_));
-        let home = Home {
-            party: Arc::clone(&tenant.0),
+    ) -> Result<CancelHandle, SubmitError> {
+        let cancel = state.cancel.clone();
+        let threaded = matches!(function.module.link, Link::Threaded(_));
+        let context = TaskContext {
+            owner: Arc::clone(&tenant.0),
             deadline_ns: limits.deadline.map_or(u64::MAX, shared::monotonic_ns),
             cpu_limit_ns: limits.cpu_ns.unwrap_or(u64::MAX),
             cpu_ns: threaded.then(Arc::default),
         };
         let fuel = limits.fuel;
-        let team = threaded.then(|| Box::new(TeamPlan { limits, home: home.clone() }));
-        let plan = Plan { function, arguments, state, fuel, team };
-        let task = Arc::new(Task::call(home, plan, Box::new(done)));
+        let group = threaded.then(|| Box::new(GroupPlan { limits, context: context.clone() }));
+        let plan = Plan { function, arguments, state, fuel, group };
+        let task = Arc::new(Task::call(context, plan, Box::new(done)));
         self.shared.submit(task).map_err(|refusal| match refusal {
             Refusal::Closing => SubmitError::Closing,
             Refusal::Full { waiting } => {
                 SubmitError::Full { tenant: tenant.name().to_owned(), waiting }
             }
         })?;
-        Ok(stopper)
+        Ok(cancel)
     }
 }
 

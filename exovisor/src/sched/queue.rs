@@ -1,28 +1,29 @@
-//! Who runs next: weighted fair queuing over tenants, by the ends of their turns in virtual time
-//! (Demers, Keshav and Shenker 1989, "Analysis and simulation of a fair queueing algorithm", with
-//! lengths that are estimated). No clock, no lock, no thread in here.
+//! The order of calls: weighted fair queuing over tenants, by the ends of their time slices in
+//! virtual time (Demers, Keshav and Shenker 1989, "Analysis and simulation of a fair queueing
+//! algorithm", with lengths that are estimated). No clock, no lock, no thread in here.
 //!
 //! Each tenant has a virtual time that grows with the CPU time it used, slower the greater its
 //! weight. Of the tenants with something to run, the one with the highest priority goes first, and
-//! then the one whose next turn will end first in virtual time, if it is as long as its turns have
-//! been of late: virtual time grows in steps of a slice, and whoever needs less and uses less than
-//! its share does not wait for whole slices of others. A tenant that was idle is a slice ahead of
-//! those that were not, at most. At dispatch a whole slice is charged in advance, so that several
-//! workers do not all pick the same tenant; what was not used is given back.
+//! then the one whose next time slice will end first in virtual time, if it is as long as its time
+//! slices have been of late: virtual time grows in steps of a slice, and a tenant with short calls
+//! that uses less than its share does not wait for whole slices of others. A tenant that was idle
+//! is a slice ahead of those that were not, at most. At dispatch a whole slice is charged in
+//! advance, so that several workers do not all pick the same tenant; what was not used is given
+//! back.
 //!
-//! Within a tenant it is first come, first served, and whoever is preempted goes to the end.
-//! Only so many of a tenant's items are begun at a time, since each that is holds a stack and an
-//! instance: a tenant whose calls do not end leaves those of others alone.
+//! Within a tenant calls are served in the order in which they came. A preempted call goes to the
+//! end. Only so many of a tenant's items are begun at a time, since each that is holds a stack and
+//! an instance: a tenant whose calls do not end leaves those of others alone.
 
 use std::collections::{BTreeSet, VecDeque};
 
 /// Virtual nanoseconds of a tenant of weight 1 for each of its nanoseconds.
 const SCALE: u64 = 1 << 10;
 
-/// Part of a slice that a tenant's turns are thought to last before it has had one: less than
+/// Part of a slice that a tenant's time slices are thought to last before it has had one: less than
 /// those of who never ends, or a new tenant's call would wait for a slice of each of them, and
 /// enough not to be before those that are known to be short.
-const FIRST_TURN: u64 = 4;
+const FIRST_SLICE: u64 = 4;
 
 /// A class above or below others: as long as a higher one has work, a lower one waits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -36,9 +37,9 @@ pub enum Priority {
     Low,
 }
 
-/// A tenant's place in the queue.
+/// Which of the queue's tenants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct Seat(pub(super) usize);
+pub(crate) struct TenantId(pub(super) usize);
 
 #[derive(Debug)]
 struct Tenant<T> {
@@ -46,8 +47,8 @@ struct Tenant<T> {
     priority: Priority,
     /// In virtual nanoseconds.
     used: u64,
-    /// How long its turns have been of late, in nanoseconds.
-    turn_ns: u64,
+    /// How long its time slices have been of late, in nanoseconds.
+    usual_ns: u64,
     /// Those begun, and those not, each with when it came.
     waiting: VecDeque<(u64, T)>,
     fresh: VecDeque<(u64, T)>,
@@ -60,9 +61,9 @@ impl<T> Tenant<T> {
         ns.saturating_mul(SCALE) / self.weight
     }
 
-    /// When a turn will end that begins now, in virtual nanoseconds.
+    /// When a time slice will end that begins now, in virtual nanoseconds.
     fn end(&self) -> u64 {
-        self.used.saturating_add(self.cost(self.turn_ns))
+        self.used.saturating_add(self.cost(self.usual_ns))
     }
 
     /// Whether the next is a fresh one; `None` if nothing can run.
@@ -81,8 +82,8 @@ impl<T> Tenant<T> {
 #[derive(Debug)]
 pub(crate) struct Queue<T> {
     tenants: Vec<Tenant<T>>,
-    /// Those with something waiting, best first, by the ends of their next turns.
-    ready: BTreeSet<(Priority, u64, Seat)>,
+    /// Those with something waiting, best first, by the ends of their next time slices.
+    ready: BTreeSet<(Priority, u64, TenantId)>,
     /// Where the last one that was picked began, in virtual time.
     now: u64,
     /// What it was charged in advance, in nanoseconds.
@@ -98,8 +99,8 @@ pub(crate) struct Queue<T> {
 }
 
 impl<T> Queue<T> {
-    /// At most `begun_max` items of one tenant are begun at a time, and turns are at most `slice_ns`
-    /// long.
+    /// At most `begun_max` items of one tenant are begun at a time, and time slices are at most
+    /// `slice_ns` long.
     pub fn new(begun_max: usize, slice_ns: u64) -> Self {
         let (tenants, ready) = (Vec::new(), BTreeSet::new());
         let begun_max = begun_max.max(1);
@@ -107,13 +108,13 @@ impl<T> Queue<T> {
     }
 
     /// A new tenant. A weight of 0 counts as 1.
-    pub fn add(&mut self, weight: u32, priority: Priority) -> Seat {
+    pub fn add(&mut self, weight: u32, priority: Priority) -> TenantId {
         let weight = u64::from(weight.max(1));
         let (waiting, fresh) = (VecDeque::new(), VecDeque::new());
-        let turn_ns = self.slice_ns / FIRST_TURN;
-        let tenant = Tenant { weight, priority, used: 0, turn_ns, waiting, fresh, begun: 0 };
+        let usual_ns = self.slice_ns / FIRST_SLICE;
+        let tenant = Tenant { weight, priority, used: 0, usual_ns, waiting, fresh, begun: 0 };
         self.tenants.push(tenant);
-        Seat(self.tenants.len() - 1)
+        TenantId(self.tenants.len() - 1)
     }
 
     /// Whether nothing waits.
@@ -127,20 +128,20 @@ impl<T> Queue<T> {
     }
 
     /// Whether this tenant has nothing that waits or is begun.
-    pub fn is_idle(&self, seat: Seat) -> bool {
+    pub fn is_idle(&self, id: TenantId) -> bool {
         let idle = |tenant: &Tenant<T>| tenant.begun == 0 && tenant.fresh.is_empty();
-        self.tenants.get(seat.0).is_some_and(idle)
+        self.tenants.get(id.0).is_some_and(idle)
     }
 
-    /// Whether a turn of `one` would have gone before the one that `runs` has.
-    pub fn is_before(&self, one: Seat, runs: Seat) -> bool {
+    /// Whether a time slice of `one` would have gone before the one that `runs` has.
+    pub fn is_before(&self, one: TenantId, runs: TenantId) -> bool {
         let tenants = self.tenants.get(one.0).zip(self.tenants.get(runs.0));
         tenants.is_some_and(|(one, runs)| (one.priority, one.end()) <= (runs.priority, runs.used))
     }
 
     /// How many of this tenant wait.
-    pub fn waiting(&self, seat: Seat) -> usize {
-        self.tenants.get(seat.0).map_or(0, |tenant| tenant.waiting.len() + tenant.fresh.len())
+    pub fn waiting(&self, id: TenantId) -> usize {
+        self.tenants.get(id.0).map_or(0, |tenant| tenant.waiting.len() + tenant.fresh.len())
     }
 
     /// How many of all tenants are begun and wait.
@@ -149,25 +150,25 @@ impl<T> Queue<T> {
     }
 
     /// Puts `item`, which is not begun, behind what its tenant already has.
-    pub fn push(&mut self, seat: Seat, item: T) {
+    pub fn push(&mut self, id: TenantId, item: T) {
         self.came += 1;
         let came = self.came;
-        self.catch_up(seat);
-        let Some(tenant) = self.tenants.get_mut(seat.0) else { return };
+        self.catch_up(id);
+        let Some(tenant) = self.tenants.get_mut(id.0) else { return };
         tenant.fresh.push_back((came, item));
         self.len += 1;
-        self.make_ready(seat);
+        self.make_ready(id);
     }
 
     /// Puts back what waited; its tenant may have been idle meanwhile.
-    pub fn push_woken(&mut self, seat: Seat, item: T) {
-        self.catch_up(seat);
-        self.push_again(seat, item);
+    pub fn push_woken(&mut self, id: TenantId, item: T) {
+        self.catch_up(id);
+        self.push_again(id, item);
     }
 
     /// A tenant that had nothing waiting is not further ahead than a slice.
-    fn catch_up(&mut self, seat: Seat) {
-        let Some(tenant) = self.tenants.get_mut(seat.0) else { return };
+    fn catch_up(&mut self, id: TenantId) {
+        let Some(tenant) = self.tenants.get_mut(id.0) else { return };
         if tenant.waiting.is_empty() && tenant.fresh.is_empty() {
             let ahead = tenant.cost(self.slice_ns);
             tenant.used = tenant.used.max(self.now.saturating_sub(ahead));
@@ -175,45 +176,45 @@ impl<T> Queue<T> {
     }
 
     /// Puts back what was preempted; its tenant was not idle meanwhile.
-    pub fn push_again(&mut self, seat: Seat, item: T) {
+    pub fn push_again(&mut self, id: TenantId, item: T) {
         self.came += 1;
         let came = self.came;
-        let Some(tenant) = self.tenants.get_mut(seat.0) else { return };
+        let Some(tenant) = self.tenants.get_mut(id.0) else { return };
         tenant.waiting.push_back((came, item));
         self.begun_waiting += 1;
         self.len += 1;
-        self.make_ready(seat);
+        self.make_ready(id);
     }
 
     /// Puts `item` where it counts as begun already; false if too many are.
-    pub fn push_begun(&mut self, seat: Seat, item: T) -> bool {
-        match self.tenants.get_mut(seat.0) {
+    pub fn push_begun(&mut self, id: TenantId, item: T) -> bool {
+        match self.tenants.get_mut(id.0) {
             Some(tenant) if tenant.begun < self.begun_max => tenant.begun += 1,
             _ => return false,
         }
-        self.push_woken(seat, item);
+        self.push_woken(id, item);
         true
     }
 
     /// One that was begun is over.
-    pub fn ended(&mut self, seat: Seat) {
-        if let Some(tenant) = self.tenants.get_mut(seat.0) {
+    pub fn ended(&mut self, id: TenantId) {
+        if let Some(tenant) = self.tenants.get_mut(id.0) {
             tenant.begun = tenant.begun.saturating_sub(1);
-            self.make_ready(seat);
+            self.make_ready(id);
         }
     }
 
-    fn make_ready(&mut self, seat: Seat) {
-        let Some(tenant) = self.tenants.get(seat.0) else { return };
+    fn make_ready(&mut self, id: TenantId) {
+        let Some(tenant) = self.tenants.get(id.0) else { return };
         if tenant.next_is_fresh(self.begun_max).is_some() {
-            self.ready.insert((tenant.priority, tenant.end(), seat));
+            self.ready.insert((tenant.priority, tenant.end(), id));
         }
     }
 
     /// What runs next, with `slice_ns` of its tenant's account charged.
-    pub fn pop(&mut self, slice_ns: u64) -> Option<(Seat, T)> {
-        let (_, _, seat) = self.ready.pop_first()?;
-        let tenant = self.tenants.get_mut(seat.0)?;
+    pub fn pop(&mut self, slice_ns: u64) -> Option<(TenantId, T)> {
+        let (_, _, id) = self.ready.pop_first()?;
+        let tenant = self.tenants.get_mut(id.0)?;
         let (_, item) = match tenant.next_is_fresh(self.begun_max)? {
             true => {
                 tenant.begun += 1;
@@ -228,20 +229,20 @@ impl<T> Queue<T> {
         self.now = self.now.max(tenant.used);
         self.slice_ns = slice_ns;
         tenant.used = tenant.used.saturating_add(tenant.cost(slice_ns));
-        self.make_ready(seat);
-        Some((seat, item))
+        self.make_ready(id);
+        Some((id, item))
     }
 
-    /// Replaces the `slice_ns` charged by [`Queue::pop`] with what was used. A turn that was
+    /// Replaces the `slice_ns` charged by [`Queue::pop`] with what was used. A time slice that was
     /// `cut` short would have been a slice long.
-    pub fn settle(&mut self, seat: Seat, slice_ns: u64, used_ns: u64, cut: bool) {
-        let Some(tenant) = self.tenants.get_mut(seat.0) else { return };
+    pub fn settle(&mut self, id: TenantId, slice_ns: u64, used_ns: u64, cut: bool) {
+        let Some(tenant) = self.tenants.get_mut(id.0) else { return };
         let before = tenant.end();
         let given_back = tenant.used.saturating_sub(tenant.cost(slice_ns));
         tenant.used = given_back.saturating_add(tenant.cost(used_ns));
-        tenant.turn_ns = tenant.turn_ns.midpoint(if cut { slice_ns } else { used_ns });
-        if tenant.end() != before && self.ready.remove(&(tenant.priority, before, seat)) {
-            self.ready.insert((tenant.priority, tenant.end(), seat));
+        tenant.usual_ns = tenant.usual_ns.midpoint(if cut { slice_ns } else { used_ns });
+        if tenant.end() != before && self.ready.remove(&(tenant.priority, before, id)) {
+            self.ready.insert((tenant.priority, tenant.end(), id));
         }
     }
 
@@ -264,8 +265,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Runs `turns` turns of `slice` on `workers`, every tenant always having work, and answers
-    /// with the time that each tenant had.
+    /// Runs `turns` time slices of `slice` on `workers`, every tenant always having work, and
+    /// answers with the time that each tenant had.
     fn shares(
         weights: &[u32],
         workers: usize,
@@ -273,24 +274,24 @@ mod tests {
         used: impl Fn(usize) -> u64,
     ) -> Vec<u64> {
         let mut queue = Queue::new(100, 1_000);
-        let seats: Vec<Seat> =
+        let ids: Vec<TenantId> =
             weights.iter().map(|weight| queue.add(*weight, Priority::Normal)).collect();
-        for seat in &seats {
+        for id in &ids {
             for _ in 0..workers {
-                queue.push(*seat, ());
+                queue.push(*id, ());
             }
         }
         let mut had = vec![0; weights.len()];
         let mut running = VecDeque::new();
         for turn in 0..turns {
-            let (seat, ()) = queue.pop(1_000).unwrap();
-            running.push_back(seat);
+            let (id, ()) = queue.pop(1_000).unwrap();
+            running.push_back(id);
             if running.len() == workers {
-                let seat = running.pop_front().unwrap();
+                let id = running.pop_front().unwrap();
                 let used = used(turn);
-                queue.settle(seat, 1_000, used, false);
-                queue.push_again(seat, ());
-                had[seat.0] += used;
+                queue.settle(id, 1_000, used, false);
+                queue.push_again(id, ());
+                had[id.0] += used;
             }
         }
         had
@@ -314,22 +315,23 @@ mod tests {
         let (busy, idle) = (queue.add(1, Priority::Normal), queue.add(1, Priority::Normal));
         queue.push(busy, ());
         for _ in 0..1_000 {
-            let (seat, ()) = queue.pop(1_000_000).unwrap();
-            queue.settle(seat, 1_000_000, 1_000_000, true);
-            queue.push_again(seat, ());
+            let (id, ()) = queue.pop(1_000_000).unwrap();
+            queue.settle(id, 1_000_000, 1_000_000, true);
+            queue.push_again(id, ());
         }
         queue.push(idle, ());
         queue.push(idle, ());
-        let picked: Vec<Seat> = (0..20)
+        let picked: Vec<TenantId> = (0..20)
             .map(|_| {
-                let (seat, ()) = queue.pop(1_000_000).unwrap();
-                queue.settle(seat, 1_000_000, 1_000_000, true);
-                queue.push_again(seat, ());
-                seat
+                let (id, ()) = queue.pop(1_000_000).unwrap();
+                queue.settle(id, 1_000_000, 1_000_000, true);
+                queue.push_again(id, ());
+                id
             })
             .collect();
-        // The first two, because the turn of the busy one was its last charge, then by turns.
-        assert_eq!(picked.iter().filter(|seat| **seat == idle).count(), 11, "{picked:?}");
+        // The first two, because the time slice of the busy one was its last charge, then by time
+        // slices.
+        assert_eq!(picked.iter().filter(|id| **id == idle).count(), 11, "{picked:?}");
     }
 
     #[test]
@@ -379,32 +381,32 @@ mod tests {
     }
 
     /// Six tenants that always have work, on one worker, and one whose call takes 35 us and comes
-    /// every `pause`, all in microseconds: how long its calls wait at most, if a turn ends soon
-    /// after one comes that is before it.
+    /// every `pause`, all in microseconds: how long its calls wait at most, if a time slice ends
+    /// soon after one comes that is before it.
     fn longest_wait(pause: u64, calls: usize) -> u64 {
         const SLICE: u64 = 1_000;
         let mut queue = Queue::new(100, SLICE * 1_000);
         let comes = queue.add(1, Priority::Normal);
-        let others: Vec<Seat> = (0..6).map(|_| queue.add(1, Priority::Normal)).collect();
-        others.iter().for_each(|seat| queue.push(*seat, 0));
+        let others: Vec<TenantId> = (0..6).map(|_| queue.add(1, Priority::Normal)).collect();
+        others.iter().for_each(|id| queue.push(*id, 0));
         let (mut now, mut next, mut longest, mut served) = (0, pause, 0, 0);
         while served < calls {
-            let (seat, came) = queue.pop(SLICE * 1_000).unwrap();
-            let mut end = now + if seat == comes { 35 } else { SLICE };
+            let (id, came) = queue.pop(SLICE * 1_000).unwrap();
+            let mut end = now + if id == comes { 35 } else { SLICE };
             while next < end {
                 queue.push(comes, next);
-                if seat != comes && queue.is_before(comes, seat) {
+                if id != comes && queue.is_before(comes, id) {
                     end = end.min(next + 25);
                 }
                 next += pause;
             }
-            queue.settle(seat, SLICE * 1_000, (end - now) * 1_000, seat != comes);
-            if seat == comes {
+            queue.settle(id, SLICE * 1_000, (end - now) * 1_000, id != comes);
+            if id == comes {
                 served += 1;
                 longest = longest.max(now - came);
-                queue.ended(seat);
+                queue.ended(id);
             } else {
-                queue.push_again(seat, 0);
+                queue.push_again(id, 0);
             }
             now = end;
         }
@@ -422,12 +424,12 @@ mod tests {
     #[test]
     fn a_new_tenant_goes_before_who_uses_whole_slices() {
         let mut queue = Queue::new(100, 1_000);
-        let busy: Vec<Seat> = (0..8).map(|_| queue.add(1, Priority::Normal)).collect();
-        busy.iter().for_each(|seat| queue.push(*seat, ()));
+        let busy: Vec<TenantId> = (0..8).map(|_| queue.add(1, Priority::Normal)).collect();
+        busy.iter().for_each(|id| queue.push(*id, ()));
         for _ in 0..100 {
-            let (seat, ()) = queue.pop(1_000).unwrap();
-            queue.settle(seat, 1_000, 1_000, true);
-            queue.push_again(seat, ());
+            let (id, ()) = queue.pop(1_000).unwrap();
+            queue.settle(id, 1_000, 1_000, true);
+            queue.push_again(id, ());
         }
         let (runs, ()) = queue.pop(1_000).unwrap();
         let comes = queue.add(1, Priority::Normal);
@@ -441,19 +443,19 @@ mod tests {
     #[test]
     fn within_a_tenant_the_first_goes_first() {
         let mut queue = Queue::new(100, 1_000);
-        let seat = queue.add(0, Priority::Normal);
+        let id = queue.add(0, Priority::Normal);
         for item in 0..3 {
-            queue.push(seat, item);
+            queue.push(id, item);
         }
-        assert_eq!(queue.waiting(seat), 3);
+        assert_eq!(queue.waiting(id), 3);
         assert_eq!(queue.pop(1).unwrap().1, 0);
         assert_eq!(queue.drain(), [1, 2]);
-        assert_eq!((queue.waiting(seat), queue.pop(1)), (0, None));
+        assert_eq!((queue.waiting(id), queue.pop(1)), (0, None));
     }
 
     proptest! {
-        /// Nobody with work is left out for longer than the others' turns add up to, and a slice of
-        /// each.
+        /// Nobody with work is left out for longer than the others' time slices add up to, and a
+        /// slice of each.
         #[test]
         fn nobody_starves(
             weights in prop::collection::vec(1u32..100, 2..8),

@@ -1,21 +1,21 @@
 //! What workers, callers and wakers share.
 //!
 //! Waking a thread that sleeps costs its processor some 20 us, so it is not done without need:
-//! a worker that is between two turns takes what it has just queued itself, and one that ran
+//! a worker that is between two time slices takes what it has just queued itself, and one that ran
 //! threads looks for the next ones a little while before it sleeps.
 //!
 //! With short calls the lock and all that it guards goes from one worker's processor to the other's
 //! with each call, line by line of their caches. So it is taken once a call: what a worker is given
-//! between two turns ([`KEPT`]) is queued when it takes its next one. And not once a call where a
-//! tenant calls again as soon as a call is over: the worker goes on with that call by itself for a
-//! small part of a slice ([`IN_A_ROW`]), and accounts for all of them together.
+//! between two time slices ([`KEPT`]) is queued when it takes its next one. And not once a call
+//! where a tenant calls again as soon as a call is over: the worker goes on with that call by
+//! itself for a small part of a slice ([`IN_A_ROW`]), and accounts for all of them together.
 
-use crate::isolate::Outcome;
+use crate::exec::outcome::Outcome;
 use crate::preempt;
 use crate::sched::inlet::Inlet;
-use crate::sched::queue::{Queue, Seat};
+use crate::sched::queue::{Queue, TenantId};
+use crate::sched::slices::{CachePadded, RunningSlices};
 use crate::sched::task::Task;
-use crate::sched::turns::{Apart, Turns};
 use crate::sched::{SchedulerConfig, Stats, nanoseconds};
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -38,15 +38,16 @@ pub(super) fn monotonic_ns(at: Instant) -> u64 {
 const LOOK_NS: u64 = 50_000;
 
 /// How often a thread looks whether the lock is free before it sleeps until it is, and how long it
-/// waits in between. Nobody waits for anything who has it, and a sleep takes some 20 us.
+/// waits in between. A thread that has the lock waits for nothing, and a sleep takes some 20 us.
 const LOCK_TRIES: u32 = 25;
 const LOCK_SPINS: u32 = 8;
 
-/// Part of a slice after which a worker that goes on with its tenant's calls asks whose turn it is.
+/// Part of a slice after which a worker that goes on with its tenant's calls asks whose time slice
+/// it is.
 const IN_A_ROW: u64 = 50;
 
 thread_local! {
-    /// Whose worker this thread is, if it is between two turns, by address.
+    /// Whose worker this thread is, if it is between two time slices, by address.
     static BETWEEN: Cell<usize> = const { Cell::new(0) };
     /// Whether it has queued something there that nobody else was told of.
     static KEEPS: Cell<bool> = const { Cell::new(false) };
@@ -66,15 +67,15 @@ pub(super) struct State {
     looks: Option<u64>,
     looks_begun: u64,
     pub workers: usize,
-    /// How many preempted calls may wait awake.
-    awake_max: usize,
+    /// How many preempted calls may wait resident.
+    resident_max: usize,
     pub closing: bool,
 }
 
 pub(super) struct Shared {
-    state: Apart<Mutex<State>>,
+    state: CachePadded<Mutex<State>>,
     /// Changed under the lock of the state, but for calls in a row.
-    turns: Turns,
+    running: RunningSlices,
     work: Condvar,
     /// Where idle workers wait, once there is one.
     inlet: OnceLock<Inlet>,
@@ -89,7 +90,7 @@ pub(super) struct Shared {
 
 /// Why a call is not queued.
 pub(super) enum Refusal {
-    /// No more turns begin.
+    /// No more time slices begin.
     Closing,
     /// Its tenant has as many waiting as it may.
     Full {
@@ -98,7 +99,7 @@ pub(super) enum Refusal {
     },
 }
 
-/// A turn to come.
+/// A time slice to come.
 pub(super) struct Next {
     pub task: Arc<Task>,
     pub slice_ns: u64,
@@ -107,7 +108,7 @@ pub(super) struct Next {
     pub alone: bool,
     /// Whether a timer is to look at it meanwhile.
     pub watched: bool,
-    /// Whether it is to be dormant if it is preempted, because many wait.
+    /// Whether it is to be hibernated if it is preempted, because many wait.
     pub crowded: bool,
     /// Whether the worker slept before it.
     pub waited: bool,
@@ -124,7 +125,7 @@ pub(super) enum Ending {
     Ended,
 }
 
-/// What a turn came to.
+/// What a time slice came to.
 pub(super) enum Verdict {
     /// The call is over, in this way.
     Done(Ending),
@@ -134,7 +135,7 @@ pub(super) enum Verdict {
     Parked,
 }
 
-/// A turn that is over.
+/// A time slice that is over.
 pub(super) struct Spent {
     pub task: Arc<Task>,
     pub slice_ns: u64,
@@ -157,12 +158,12 @@ impl Shared {
             looks: None,
             looks_begun: 0,
             workers: 0,
-            awake_max: config.awake_max,
+            resident_max: config.resident_max,
             closing: false,
         };
         Self {
-            state: Apart(Mutex::new(state)),
-            turns: Turns::new(config.workers),
+            state: CachePadded(Mutex::new(state)),
+            running: RunningSlices::new(config.workers),
             work: Condvar::new(),
             inlet: OnceLock::new(),
             look_found: AtomicU64::new(0),
@@ -192,29 +193,29 @@ impl Shared {
     }
 
     /// Queues a new call. One of a tenant that had nothing to do does not wait for the ends of
-    /// turns of others.
+    /// time slices of others.
     pub fn submit(&self, task: Arc<Task>) -> Result<(), Refusal> {
-        if self.is_between_turns() && !self.is_long.load(Ordering::Relaxed) && !KEEPS.replace(true)
+        if self.is_between_slices() && !self.is_long.load(Ordering::Relaxed) && !KEEPS.replace(true)
         {
-            // If no turn begins any more, it is queued and drained.
+            // If no time slice begins any more, it is queued and drained.
             KEPT.set(Some(task));
             return Ok(());
         }
         let mut state = self.lock();
-        if self.is_between_turns() {
+        if self.is_between_slices() {
             // What came before it is before it.
             state.queue_kept();
         }
         if state.closing {
             return Err(Refusal::Closing);
         }
-        let seat = task.seat;
-        let waiting = state.queue.waiting(seat);
+        let tenant = task.tenant;
+        let waiting = state.queue.waiting(tenant);
         if waiting >= self.waiting_max {
             return Err(Refusal::Full { waiting });
         }
-        let first = state.queue.is_idle(seat).then_some(seat);
-        state.queue.push(seat, task);
+        let first = state.queue.is_idle(tenant).then_some(tenant);
+        state.queue.push(tenant, task);
         self.measure(&state);
         self.tell(state, first);
         Ok(())
@@ -231,7 +232,7 @@ impl Shared {
     /// Queues a new thread of a call that runs; false if its tenant may have no more.
     pub fn push_thread(&self, task: Arc<Task>) -> bool {
         let mut state = self.lock();
-        let queued = !state.closing && state.queue.push_begun(task.seat, task);
+        let queued = !state.closing && state.queue.push_begun(task.tenant, task);
         if queued {
             self.measure(&state);
             self.tell(state, None);
@@ -239,14 +240,15 @@ impl Shared {
         queued
     }
 
-    /// Work between two turns of this worker: the first that it queues is its own next turn.
-    pub fn between_turns(&self, work: impl FnOnce()) {
+    /// Work between two time slices of this worker: the first that it queues is its own next time
+    /// slice.
+    pub fn between_slices(&self, work: impl FnOnce()) {
         BETWEEN.set(self.address());
         work();
         BETWEEN.set(0);
     }
 
-    fn is_between_turns(&self) -> bool {
+    fn is_between_slices(&self) -> bool {
         BETWEEN.get() == self.address()
     }
 
@@ -254,10 +256,10 @@ impl Shared {
         std::ptr::from_ref(self).addr()
     }
 
-    /// A worker that looks or sleeps is told of what was queued; if there is none, a turn may be
-    /// shortened. `first` is the tenant of what was queued if it has nothing else.
-    fn tell(&self, mut state: MutexGuard<'_, State>, first: Option<Seat>) {
-        if self.is_between_turns() && !KEEPS.replace(true) {
+    /// A worker that looks or sleeps is told of what was queued; if there is none, a time slice may
+    /// be shortened. `first` is the tenant of what was queued if it has nothing else.
+    fn tell(&self, mut state: MutexGuard<'_, State>, first: Option<TenantId>) {
+        if self.is_between_slices() && !KEEPS.replace(true) {
             return;
         }
         if let Some(look) = state.looks.take() {
@@ -266,8 +268,9 @@ impl Shared {
         }
         let told = state.at_inlet.pop();
         let idle = told.is_some() || state.idle_workers > 0;
-        let behind = |task: &Task| first.is_some_and(|seat| state.queue.is_before(seat, task.seat));
-        let shortened = if idle { None } else { self.turns.shorten(behind, self.slice_ns()) };
+        let behind =
+            |task: &Task| first.is_some_and(|tenant| state.queue.is_before(tenant, task.tenant));
+        let shortened = if idle { None } else { self.running.shorten(behind, self.slice_ns()) };
         drop(state);
         match (told, self.inlet.get()) {
             (Some(worker), Some(inlet)) => inlet.tell(worker),
@@ -276,13 +279,13 @@ impl Shared {
         }
         if let Some((task, due_ns, was_endless)) = shortened {
             let is_unwatched = was_endless && self.leaves_alone();
-            task.stopper.hurry(due_ns, first.is_some() || is_unwatched);
+            task.cancel.shorten_slice(due_ns, first.is_some() || is_unwatched);
         }
     }
 
-    /// Whether no timer looks at a turn without end: whoever shortens it says so. A process with an
-    /// inlet is one of many, and what comes in is short, most likely: a timer would wake a worker
-    /// that has long had its answer out.
+    /// Whether no timer looks at a time slice without end. The thread that shortens it sends a
+    /// signal instead. A process with an inlet is one of many, and what comes in is short, most
+    /// likely: a timer would wake a worker that has long had its answer out.
     fn leaves_alone(&self) -> bool {
         self.inlet.get().is_some()
     }
@@ -294,12 +297,13 @@ impl Shared {
             return;
         }
         state.parked.remove(&address(&task));
-        state.queue.push_woken(task.seat, task);
+        state.queue.push_woken(task.tenant, task);
         self.measure(&state);
         self.tell(state, None);
     }
 
-    /// Accounts for `worker`'s last turn and waits for its next; `None` when it is time to go.
+    /// Accounts for `worker`'s last time slice and waits for its next; `None` when it is time to
+    /// go.
     pub fn next(&self, worker: usize, spent: Option<Spent>) -> Option<Next> {
         if let Some(next) = spent.as_ref().and_then(|spent| self.go_on(worker, spent)) {
             return Some(next);
@@ -326,7 +330,7 @@ impl Shared {
                 }
                 return Some(next);
             }
-            self.turns.end(worker);
+            self.running.end(worker);
             if std::mem::take(&mut looks) && state.looks.is_none() {
                 state = self.look(state, over.take());
                 continue;
@@ -351,7 +355,7 @@ impl Shared {
             state.at_inlet.retain(|waiting| *waiting != worker);
             if has_come {
                 drop(state);
-                self.between_turns(&inlet.take);
+                self.between_slices(&inlet.take);
                 state = self.lock();
                 kept |= state.take_kept();
             }
@@ -371,31 +375,31 @@ impl Shared {
 
     fn begin(&self, state: &State, worker: usize, task: Arc<Task>, waited: bool) -> Next {
         let alone = state.queue.is_empty();
-        let crowded = state.queue.begun_waiting() >= state.awake_max;
+        let crowded = state.queue.begun_waiting() >= state.resident_max;
         let now_ns = preempt::now_ns();
         task.prepare();
-        self.turns.begin(worker, &task, now_ns, alone);
+        self.running.begin(worker, &task, now_ns, alone);
         let (before, watched) = (Stats::default(), !(alone && self.leaves_alone()));
         Next { task, slice_ns: self.slice_ns(), now_ns, alone, watched, crowded, waited, before }
     }
 
     /// The next call in a row: the end of the one that is over queued it, its tenant has not had
-    /// the worker for long, and nobody waits for the end of this turn.
+    /// the worker for long, and nobody waits for the end of this time slice.
     fn go_on(&self, worker: usize, spent: &Spent) -> Option<Next> {
         let Verdict::Done(ending) = spent.verdict else { return None };
         let Spent { slice_ns, crowded, .. } = *spent;
         let mut before = spent.before;
-        before.count_turn(spent, Some(ending));
+        before.count_slice(spent, Some(ending));
         if before.cpu_ns >= slice_ns / IN_A_ROW {
             return None;
         }
         let task = KEPT.take()?;
         let now_ns = preempt::now_ns();
         task.prepare();
-        let in_a_row = task.seat == spent.task.seat
+        let in_a_row = task.tenant == spent.task.tenant
             && !spent.task.has_threads()
             && !task.has_threads()
-            && self.turns.go_on(worker, &task, now_ns);
+            && self.running.go_on(worker, &task, now_ns);
         if !in_a_row {
             KEPT.set(Some(task));
             return None;
@@ -427,11 +431,11 @@ impl Shared {
         state
     }
 
-    /// No new turns from here on, and those that have begun end.
+    /// No new time slices from here on, and those that have begun end.
     pub fn close(&self) {
         let mut state = self.lock();
         state.closing = true;
-        self.turns.close();
+        self.running.close();
         drop(state);
         self.work.notify_all();
         if let Some(inlet) = self.inlet.get() {
@@ -465,32 +469,32 @@ impl State {
         KEEPS.replace(false)
     }
 
-    /// What this worker was given since its last turn.
+    /// What this worker was given since its last time slice.
     fn queue_kept(&mut self) {
         if let Some(task) = KEPT.take() {
-            self.queue.push(task.seat, task);
+            self.queue.push(task.tenant, task);
         }
     }
 
     /// The worker is still `RUNNING` the task as far as wakers see, until its state is set here.
     /// Answers with one that is over.
     fn settle(&mut self, spent: Spent) -> Option<Arc<Task>> {
-        let seat = spent.task.seat;
+        let tenant = spent.task.tenant;
         let cut = matches!(spent.verdict, Verdict::Again);
         let used_ns = spent.before.cpu_ns.saturating_add(spent.used_ns);
-        self.queue.settle(seat, spent.slice_ns, used_ns, cut);
+        self.queue.settle(tenant, spent.slice_ns, used_ns, cut);
         let ending = match spent.verdict {
             Verdict::Done(ending) => Some(ending),
             _ => None,
         };
-        if let Some((_, stats)) = self.stats.get_mut(seat.index()) {
+        if let Some((_, stats)) = self.stats.get_mut(tenant.index()) {
             stats.add(&spent.before);
-            stats.count_turn(&spent, ending);
+            stats.count_slice(&spent, ending);
         }
         let Spent { task, verdict, .. } = spent;
         match verdict {
             Verdict::Done(_) => {
-                self.queue.ended(task.seat);
+                self.queue.ended(task.tenant);
                 return Some(task);
             }
             Verdict::Again => self.again(task),
@@ -503,7 +507,7 @@ impl State {
 
     fn again(&mut self, task: Arc<Task>) {
         task.set_queued();
-        self.queue.push_again(task.seat, task);
+        self.queue.push_again(task.tenant, task);
     }
 }
 
@@ -519,8 +523,8 @@ impl From<&Outcome> for Ending {
 }
 
 impl Stats {
-    /// One more turn, and how its task ended if it did.
-    fn count_turn(&mut self, spent: &Spent, ending: Option<Ending>) {
+    /// One more time slice, and how its task ended if it did.
+    fn count_slice(&mut self, spent: &Spent, ending: Option<Ending>) {
         self.cpu_ns += spent.used_ns;
         let Some(ending) = ending else { return };
         self.preemptions += spent.task.preemptions.load(Ordering::Relaxed);
@@ -547,7 +551,7 @@ impl Stats {
     }
 }
 
-impl Seat {
+impl TenantId {
     fn index(self) -> usize {
         self.0
     }

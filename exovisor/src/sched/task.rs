@@ -10,17 +10,17 @@
 //! ```
 //! A wake-up that comes while it runs is kept (NOTIFIED) and puts it back into the queue.
 
-use crate::admission::Link;
-use crate::call::{self, CallLimits, Function, Value};
-use crate::dormant::{self, Fiber};
-use crate::ending::Stopper;
-use crate::isolate::{Outcome, State};
-use crate::reuse::Made;
-use crate::sched::Party;
-use crate::sched::queue::Seat;
-use crate::teardown;
-use crate::threads::{Member, Team, Terms, Unbound};
-use std::pin::Pin;
+use crate::exec::call::{self, CallLimits, Function, Value};
+use crate::exec::module::{Link, unlinked};
+use crate::exec::outcome::Outcome;
+use crate::exec::reclaim;
+use crate::exec::reuse::PooledInstance;
+use crate::exec::threads::{GuestThread, ThreadConfig, ThreadGroup, ThreadTask, Unbound, Workers};
+use crate::hostcalls::state::State;
+use crate::memory::hibernation;
+use crate::preempt::cancel::CancelHandle;
+use crate::sched::TenantState;
+use crate::sched::queue::TenantId;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Wake};
@@ -44,9 +44,12 @@ pub struct Report {
     pub preemptions: u64,
 }
 
+/// What a call came to, and what it returned.
+pub(super) type End = (Outcome, Vec<Value>);
 /// The call itself, once it runs.
-pub(crate) type Work = Pin<Box<dyn Future<Output = (Outcome, Vec<Value>)> + Send>>;
-/// Who wants to know.
+pub(super) type Work = hibernation::Work<End>;
+pub(super) type Fiber = hibernation::Fiber<End>;
+/// Is told how the call ended.
 pub(super) type Done = Box<dyn FnOnce(Report) + Send>;
 
 /// What a call starts from. Little waits with a queued call; the store and all else is made on
@@ -57,41 +60,34 @@ pub(super) struct Plan {
     pub state: State,
     pub fuel: u64,
     /// For a module whose threads share its memory.
-    pub team: Option<Box<TeamPlan>>,
+    pub group: Option<Box<GroupPlan>>,
 }
 
 /// What the threads of a call are made with.
-pub(super) struct TeamPlan {
+pub(super) struct GroupPlan {
     pub limits: CallLimits,
-    pub home: Home,
+    pub context: TaskContext,
 }
 
 /// Where the threads of a call belong: to its tenant and its limits.
 #[derive(Clone)]
-pub(crate) struct Home {
-    pub(super) party: Arc<Party>,
-    pub(super) deadline_ns: u64,
-    pub(super) cpu_limit_ns: u64,
+pub(super) struct TaskContext {
+    pub owner: Arc<TenantState>,
+    pub deadline_ns: u64,
+    pub cpu_limit_ns: u64,
     /// CPU time of a call with threads and all of these, in nanoseconds.
-    pub(super) cpu_ns: Option<Arc<AtomicU64>>,
+    pub cpu_ns: Option<Arc<AtomicU64>>,
 }
 
-/// A thread of a call.
-pub(crate) struct ThreadTask {
-    pub stopper: Stopper,
-    pub member: Member,
-}
-
-impl Home {
-    /// Queues a thread; false if the tenant may have no more, or the scheduler is closing.
-    pub fn start(&self, thread: ThreadTask) -> bool {
-        let Some(shared) = self.party.shared.upgrade() else { return false };
+impl Workers for TaskContext {
+    /// Refused where the tenant may have no more, or the scheduler is closing.
+    fn start(&self, thread: ThreadTask) -> bool {
+        let Some(shared) = self.owner.shared.upgrade() else { return false };
         shared.push_thread(Arc::new(Task::thread(self.clone(), thread)))
     }
 
-    /// Workers that have nothing to do at this moment, and how many there are.
-    pub fn workers(&self) -> (usize, usize) {
-        self.party.shared.upgrade().map_or((0, 1), |shared| shared.lock().workers())
+    fn count(&self) -> (usize, usize) {
+        self.owner.shared.upgrade().map_or((0, 1), |shared| shared.lock().workers())
     }
 }
 
@@ -100,7 +96,7 @@ enum Stage {
     Planned(Plan),
     /// A thread that has not begun. Its future is made by the worker that runs and frees it: what
     /// one thread of the host allocates and another frees, both lock the allocator for.
-    Member(Member),
+    Thread(GuestThread),
     Started(Fiber),
     Over,
 }
@@ -113,10 +109,10 @@ pub(super) struct Body {
 impl Body {
     /// Starts the call or goes on with it.
     pub fn poll(&mut self, context: &mut Context<'_>) -> Poll<(Outcome, Vec<Value>)> {
-        if let Stage::Planned(_) | Stage::Member(_) = self.stage {
+        if let Stage::Planned(_) | Stage::Thread(_) = self.stage {
             self.stage = match std::mem::replace(&mut self.stage, Stage::Over) {
                 Stage::Planned(plan) => Stage::Started(plan.start()),
-                Stage::Member(member) => Stage::Started(Fiber::new(Box::pin(member.run()))),
+                Stage::Thread(thread) => Stage::Started(Fiber::new(Box::pin(thread.run()))),
                 begun => begun,
             };
         }
@@ -126,10 +122,10 @@ impl Body {
         }
     }
 
-    /// Makes it awake, if it was dormant.
-    pub fn wake(&mut self) {
+    /// Makes it resident, if it was hibernated.
+    pub fn make_resident(&mut self) {
         if let Some(fiber) = self.fiber() {
-            fiber.wake();
+            fiber.make_resident();
         }
     }
 
@@ -151,56 +147,57 @@ impl Plan {
     /// The call as a future. What it needs is made here and not in there: a future keeps what it
     /// was given beside what it makes of it, for as long as it lives.
     fn start(self) -> Fiber {
-        if let Some(cause) = self.state.stopper.cause() {
-            return over(Outcome::Ended(cause));
+        if let Some(reason) = self.state.cancel.reason() {
+            return over(Outcome::Ended(reason));
         }
         match &self.function.module.link {
-            Link::Alone(_) => self.start_alone(),
-            Link::Team(_) => Fiber::new(Box::pin(self.run_team())),
+            Link::Single(_) => self.start_alone(),
+            Link::Threaded(_) => Fiber::new(Box::pin(self.run_group())),
         }
     }
 
-    /// As the first thread of a team; the others end with it.
-    async fn run_team(self) -> (Outcome, Vec<Value>) {
-        let Self { function, arguments, state, fuel, team } = self;
+    /// As the first thread of a group; the others end with it.
+    async fn run_group(self) -> (Outcome, Vec<Value>) {
+        let Self { function, arguments, state, fuel, group } = self;
         let module = &function.module;
-        let (Link::Team(template), Some(plan)) = (&module.link, team) else {
-            return (trap(&unlinked()), Vec::new());
+        let (Link::Threaded(template), Some(plan)) = (&module.link, group) else {
+            return (Outcome::failed(&unlinked()), Vec::new());
         };
-        let TeamPlan { limits, home } = *plan;
+        let GroupPlan { limits, context } = *plan;
         let bound = match template.bind(limits.memory_bytes) {
             Ok(bound) => bound,
             Err(Unbound::TooLarge) => {
                 return (Outcome::OutOfMemory { limit: limits.memory_bytes }, Vec::new());
             }
-            Err(Unbound::Failed(error)) => return (trap(&error), Vec::new()),
+            Err(Unbound::Failed(error)) => return (Outcome::failed(&error), Vec::new()),
         };
-        let terms = Terms {
+        let config = ThreadConfig {
             attached: state.attached.clone(),
             memory_bytes: limits.memory_bytes,
             deadline: limits.deadline,
             fuel,
             threads_max: limits.threads,
         };
-        let team = Team::new(module, bound, terms, home, state.stopper.clone());
-        let closing = team.closing();
-        let mut made = match team.instance(state) {
+        let group =
+            ThreadGroup::new(module, bound, config, Box::new(context), state.cancel.clone());
+        let closing = group.closing();
+        let mut made = match group.instance(state) {
             Ok(made) => made,
-            Err(unmade) => return (unmade.outcome(), Vec::new()),
+            Err(failed) => return (failed.outcome(), Vec::new()),
         };
-        let Made { store, instance, known } = &mut made;
-        let entries = known.as_mut().map(|known| &mut known.entries);
+        let PooledInstance { store, instance, reset_info } = &mut made;
+        let entries = reset_info.as_mut().map(|reset_info| &mut reset_info.entries);
         let result = call::run(&function, instance, store, entries, &arguments).await;
-        teardown::give_back(module, instance, store).await;
+        reclaim::decommit(module, instance, store).await;
         let (outcome, results) = ended(store.data(), result);
         match outcome {
-            Outcome::Exited(_) => team.keep(made).await,
+            Outcome::Exited(_) => group.keep(made).await,
             _ => drop(made),
         }
         drop(closing);
-        let failure = team.close().await;
+        let failure = group.close().await;
         // Nothing can reach its memory any more.
-        team.give_back().await;
+        group.reset_memory().await;
         match failure {
             Some(failure) => (failure, Vec::new()),
             None => (outcome, results),
@@ -221,70 +218,62 @@ pub(super) fn over(outcome: Outcome) -> Fiber {
     Fiber::new(Box::pin(std::future::ready((outcome, Vec::new()))))
 }
 
-pub(super) fn trap(error: &wasmtime::Error) -> Outcome {
-    Outcome::Trap(format!("{error:#}"))
-}
-
-pub(crate) fn unlinked() -> wasmtime::Error {
-    wasmtime::format_err!("the module is linked in another way")
-}
-
-/// Makes those of the tasks dormant that were preempted and have not gone on since.
-pub(super) fn rest(tasks: &[Arc<Task>]) {
+/// Hibernates those of the tasks that were preempted and have not gone on since.
+pub(super) fn hibernate(tasks: &[Arc<Task>]) {
     // One that is locked goes on at this moment, or rests with another worker's.
     let mut bodies: Vec<_> = tasks.iter().filter_map(|task| task.body.try_lock().ok()).collect();
-    dormant::rest(bodies.iter_mut().filter_map(|body| body.fiber()));
+    hibernation::hibernate(bodies.iter_mut().filter_map(|body| body.fiber()));
 }
 
 pub(super) struct Task {
-    pub seat: Seat,
-    pub stopper: Stopper,
+    pub tenant: TenantId,
+    pub cancel: CancelHandle,
     pub deadline_ns: u64,
     pub cpu_limit_ns: u64,
     cpu_ns: AtomicU64,
     /// Counts instead, if there are threads.
-    team_cpu_ns: Option<Arc<AtomicU64>>,
+    group_cpu_ns: Option<Arc<AtomicU64>>,
     pub preemptions: AtomicU64,
     /// Whether it is a thread of a call and not a call of its own.
     pub is_thread: bool,
     state: AtomicU8,
     body: Mutex<Body>,
-    party: Arc<Party>,
+    owner: Arc<TenantState>,
 }
 
 impl Task {
     /// A call; `done` is told how it ended.
-    pub fn call(home: Home, plan: Plan, done: Done) -> Self {
-        let stopper = plan.state.stopper.clone();
-        Self::new(home, stopper, Stage::Planned(plan), Some(done))
+    pub fn call(context: TaskContext, plan: Plan, done: Done) -> Self {
+        let cancel = plan.state.cancel.clone();
+        Self::new(context, cancel, Stage::Planned(plan), Some(done))
     }
 
     /// A thread of a call, which hears of its end itself.
-    pub fn thread(home: Home, thread: ThreadTask) -> Self {
-        let ThreadTask { stopper, member } = thread;
-        Self::new(home, stopper, Stage::Member(member), None)
+    pub fn thread(context: TaskContext, thread: ThreadTask) -> Self {
+        let ThreadTask { cancel, thread } = thread;
+        Self::new(context, cancel, Stage::Thread(thread), None)
     }
 
-    fn new(home: Home, stopper: Stopper, stage: Stage, done: Option<Done>) -> Self {
-        let Home { party, deadline_ns, cpu_limit_ns, cpu_ns } = home;
+    fn new(context: TaskContext, cancel: CancelHandle, stage: Stage, done: Option<Done>) -> Self {
+        let TaskContext { owner, deadline_ns, cpu_limit_ns, cpu_ns } = context;
         Self {
-            seat: party.seat,
-            stopper,
+            tenant: owner.id,
+            cancel,
             deadline_ns,
             cpu_limit_ns,
             cpu_ns: AtomicU64::new(0),
-            team_cpu_ns: cpu_ns,
+            group_cpu_ns: cpu_ns,
             preemptions: AtomicU64::new(0),
             is_thread: done.is_none(),
             state: AtomicU8::new(QUEUED),
             body: Mutex::new(Body { stage, done }),
-            party,
+            owner,
         }
     }
 
     /// CPU time so far, in nanoseconds.
     pub fn cpu_ns(&self) -> &AtomicU64 {
-        self.team_cpu_ns.as_deref().unwrap_or(&self.cpu_ns)
+        self.group_cpu_ns.as_deref().unwrap_or(&self.cpu_ns)
     }
 
     /// CPU time that it may still use, in nanoseconds.
@@ -294,13 +283,13 @@ impl Task {
 
     /// Whether it is a thread, or a call that may have some.
     pub fn has_threads(&self) -> bool {
-        self.team_cpu_ns.is_some()
+        self.group_cpu_ns.is_some()
     }
 
-    /// A new turn is to come, which may be shortened from now on.
+    /// A new time slice is to come, which may be shortened from now on.
     pub fn prepare(&self) {
-        if let Some(guest) = self.stopper.guest() {
-            guest.prepare();
+        if let Some(wasm) = self.cancel.wasm() {
+            wasm.prepare();
         }
     }
 
@@ -324,8 +313,8 @@ impl Task {
     /// Ends it from the outside: its fiber, if it has one, is unwound here.
     pub fn abandon(&self) {
         let Some(done) = self.body().finish() else { return };
-        let cause = self.stopper.cause().unwrap_or(crate::ending::Cause::Stopped);
-        done(self.report(Outcome::Ended(cause), Vec::new()));
+        let reason = self.cancel.reason().unwrap_or(crate::preempt::cancel::CancelReason::Stopped);
+        done(self.report(Outcome::Ended(reason), Vec::new()));
     }
 
     pub fn report(&self, outcome: Outcome, results: Vec<Value>) -> Report {
@@ -343,7 +332,7 @@ impl Wake for Task {
                 _ => None,
             });
         if woken == Ok(PARKED)
-            && let Some(shared) = self.party.shared.upgrade()
+            && let Some(shared) = self.owner.shared.upgrade()
         {
             shared.unpark(self);
         }

@@ -1,19 +1,19 @@
-//! A worker thread: takes tasks and gives each a turn.
+//! A worker thread: takes tasks and gives each a time slice.
 
-use crate::ending::Cause;
-use crate::isolate::Outcome;
-use crate::preempt::{self, Allowance, Timer, Turn};
-use crate::reuse::set_worker;
-use crate::rooms::Keeping;
+use crate::exec::outcome::Outcome;
+use crate::exec::reuse::set_worker;
+use crate::memory::call_arena::ThreadCache;
+use crate::preempt::cancel::CancelReason;
+use crate::preempt::{self, Allowance, TimeSlice, Timer};
 use crate::sched::shared::{Ending, Next, Shared, Spent, Verdict};
-use crate::sched::task::{Done, Report, rest};
+use crate::sched::task::{Done, Report, hibernate};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::{Context, Poll, Waker};
 
-/// Calls that are made dormant together.
-const REST_TOGETHER: usize = 16;
+/// Calls that are hibernated together.
+const HIBERNATE_TOGETHER: usize = 16;
 
 /// Runs until the scheduler closes. `ready` is told whether the thread can preempt.
 pub(super) fn run(
@@ -32,26 +32,26 @@ pub(super) fn run(
     };
     set_worker(worker);
     let _reactor = reactor.enter();
-    let _room = Keeping::begin();
+    let _cache = ThreadCache::begin();
     let thread = preempt::this_thread();
     let mut clock = Clock::start();
-    let (mut spent, mut resting) = (None, Vec::with_capacity(REST_TOGETHER));
+    let (mut spent, mut preempted) = (None, Vec::with_capacity(HIBERNATE_TOGETHER));
     while let Some(next) = shared.next(worker, spent.take()) {
         if next.waited {
             clock = Clock::start();
         }
         clock.begin(next.now_ns);
-        let TurnEnd { verdict, mut used_ns, notify } = turn(&next, thread, &mut clock);
+        let SliceEnd { verdict, mut used_ns, notify } = run_slice(&next, thread, &mut clock);
         if let Some((done, report)) = notify {
-            shared.between_turns(|| done(report));
+            shared.between_slices(|| done(report));
         }
         let Next { task, slice_ns, crowded, before, .. } = next;
         if crowded && matches!(verdict, Verdict::Again) {
-            resting.push(Arc::clone(&task));
-            if resting.len() == REST_TOGETHER {
+            preempted.push(Arc::clone(&task));
+            if preempted.len() == HIBERNATE_TOGETHER {
                 let begun_ns = preempt::now_ns();
-                rest(&resting);
-                resting.clear();
+                hibernate(&preempted);
+                preempted.clear();
                 used_ns += preempt::now_ns().saturating_sub(begun_ns);
             }
         }
@@ -59,16 +59,16 @@ pub(super) fn run(
     }
 }
 
-/// CPU time, told mostly by the wall clock: reading a thread's CPU time is a system call of half
-/// a microsecond, the wall clock is none.
+/// CPU time, told mostly by the wall clock: to read a thread's CPU time is a system call of half a
+/// microsecond, and the wall clock is read without one.
 struct Clock {
     wall_ns: u64,
     cpu_ns: u64,
 }
 
-/// Slices between two looks of the timer while turns end by themselves.
+/// Slices between two looks of the timer while time slices end by themselves.
 const TICK_SLICES: u64 = 4;
-/// Turns that took longer are measured exactly.
+/// Time slices that took longer are measured exactly.
 const EXACT_FROM_NS: u64 = 200_000;
 
 impl Clock {
@@ -76,59 +76,59 @@ impl Clock {
         Self { wall_ns: preempt::now_ns(), cpu_ns: preempt::thread_cpu_ns() }
     }
 
-    /// A turn begins. What lies between this and the last reading is never long.
+    /// A time slice begins. What lies between this and the last reading is never long.
     fn begin(&mut self, now_ns: u64) {
         if now_ns.saturating_sub(self.wall_ns) >= EXACT_FROM_NS {
             *self = Self::start();
         }
     }
 
-    /// CPU time since `since_ns` of the wall clock, when the turn began. While another program
-    /// had the CPU, no tenant used it.
+    /// CPU time since `since_ns` of the wall clock, when the time slice began. While another
+    /// program had the CPU, no tenant used it.
     fn used_ns(&mut self, since_ns: u64) -> u64 {
         let now = preempt::now_ns();
-        let turn = now.saturating_sub(since_ns);
-        if turn < EXACT_FROM_NS {
-            return turn;
+        let time_slice = now.saturating_sub(since_ns);
+        if time_slice < EXACT_FROM_NS {
+            return time_slice;
         }
         let cpu_now = preempt::thread_cpu_ns();
         let cpu = cpu_now.saturating_sub(self.cpu_ns);
         let before = since_ns.saturating_sub(self.wall_ns);
         *self = Self { wall_ns: now, cpu_ns: cpu_now };
-        cpu.saturating_sub(before).min(turn)
+        cpu.saturating_sub(before).min(time_slice)
     }
 }
 
-struct TurnEnd {
+struct SliceEnd {
     verdict: Verdict,
     used_ns: u64,
     /// Whom to tell what, if the call is over.
     notify: Option<(Done, Report)>,
 }
 
-/// One turn, at most a slice long unless nothing waits.
-fn turn(next: &Next, thread: i32, clock: &mut Clock) -> TurnEnd {
+/// One time slice, at most a slice long unless nothing waits.
+fn run_slice(next: &Next, thread: i32, clock: &mut Clock) -> SliceEnd {
     let task = &next.task;
     let mut body = task.body();
     task.set_running();
     // Before there is a signal for it: the handler looks at its store and its stack.
-    body.wake();
-    task.stopper.runs_on(thread);
+    body.make_resident();
+    task.cancel.runs_on(thread);
     let allowance = allowance(next);
     let waker = Waker::from(Arc::clone(task));
     let mut context = Context::from_waker(&waker);
-    let turn = task.stopper.guest().map(|guest| Turn::begin(guest, next.now_ns, allowance));
+    let time_slice = task.cancel.wasm().map(|wasm| TimeSlice::begin(wasm, next.now_ns, allowance));
     // Another came while it began.
-    let is_over = turn.as_ref().is_some_and(|turn| turn.is_over);
+    let is_over = time_slice.as_ref().is_some_and(|time_slice| time_slice.is_over);
     // A panic of a host function comes out here; it must not take the worker with it.
     let poll = (!is_over).then(|| catch_unwind(AssertUnwindSafe(|| body.poll(&mut context))));
-    drop(turn);
-    task.stopper.runs_on(0);
+    drop(time_slice);
+    task.cancel.runs_on(0);
     let left = preempt::left();
-    let used_ns = clock.used_ns(next.now_ns).saturating_add(task.stopper.take_elsewhere_ns());
+    let used_ns = clock.used_ns(next.now_ns).saturating_add(task.cancel.take_elsewhere_ns());
     task.cpu_ns().fetch_add(used_ns, Ordering::Relaxed);
-    task.stopper.leave_cpu(task.cpu_left_ns());
-    let goes_on = |verdict| TurnEnd { verdict, used_ns, notify: None };
+    task.cancel.leave_cpu(task.cpu_left_ns());
+    let goes_on = |verdict| SliceEnd { verdict, used_ns, notify: None };
     let (outcome, results) = match poll {
         None => {
             task.preemptions.fetch_add(1, Ordering::Relaxed);
@@ -144,20 +144,20 @@ fn turn(next: &Next, thread: i32, clock: &mut Clock) -> TurnEnd {
     };
     let verdict = Verdict::Done(Ending::from(&outcome));
     let notify = body.finish().map(|done| (done, task.report(outcome, results)));
-    TurnEnd { verdict, used_ns, notify }
+    SliceEnd { verdict, used_ns, notify }
 }
 
-/// When the turn is over; at once if its task is.
+/// When the time slice is over; at once if its task is.
 fn allowance(next: &Next) -> Allowance {
     let Next { task, slice_ns, now_ns, alone, watched, .. } = next;
     let left_ns = task.cpu_left_ns();
     if left_ns == 0 {
-        task.stopper.stop(Cause::CpuTime);
+        task.cancel.request(CancelReason::CpuTime);
     }
     if *now_ns >= task.deadline_ns {
-        task.stopper.stop(Cause::Deadline);
+        task.cancel.request(CancelReason::Deadline);
     }
-    let hard_ns = match task.stopper.is_over() {
+    let hard_ns = match task.cancel.is_over() {
         // It learns of its end at once, most likely: a signal is not worth it.
         true => now_ns.saturating_add(preempt::RETRY_NS),
         false => now_ns.saturating_add(left_ns).min(task.deadline_ns),

@@ -1,7 +1,7 @@
 //! Peer suites: what others test their runtimes with, run on this one.
 //!
-//! What does not pass, and why, is in `tests/suites/not-passed.txt`. A test here fails when something else
-//! does not pass, and when something that is listed there does.
+//! What does not pass, and why, is in `tests/suites/not-passed.txt`. A test here fails when
+//! something else does not pass, and when something that is listed there does.
 
 mod expected;
 mod script;

@@ -7,14 +7,15 @@
 
 use super::expected::Failures;
 use super::values::{argument, matches};
-use crate::call;
-use crate::ending::Stopper;
+use crate::ModuleLimits;
+use crate::admission::bulk_memory;
+use crate::admission::{inline_recursion, internal_exports, scan};
 use crate::engine::Host;
-use crate::isolate::State;
-use crate::pieces;
+use crate::exec::call;
+use crate::hostcalls::state::State;
 use crate::policy::{Metering, Policy};
-use crate::preempt::{self, Allowance, CodeMap, Turn, now_ns};
-use crate::{ModuleLimits, reserved, scan, unroll};
+use crate::preempt::cancel::CancelHandle;
+use crate::preempt::{self, Allowance, CodeMap, TimeSlice, now_ns};
 use std::collections::HashMap;
 use std::pin::pin;
 use std::sync::Arc;
@@ -35,8 +36,8 @@ const BYTES_MAX: u64 = 1 << 30;
 const FUEL: u64 = u64::MAX / 2;
 /// Shorter than in production, so that scripts have operations of several.
 const PIECE_BYTES: u32 = 3;
-/// The first turn of a call, in nanoseconds. Each is twice the one before.
-const FIRST_TURN_NS: u64 = 1_000;
+/// The first time slice of a call, in nanoseconds. Each is twice the one before.
+const FIRST_SLICE_NS: u64 = 1_000;
 
 /// A module that was compiled, with what production keeps of it.
 #[derive(Clone)]
@@ -91,8 +92,8 @@ pub(super) fn run(host: &Host, policy: &Policy, text: &str) -> Failures {
 impl<'a> Script<'a> {
     fn new(host: &'a Host, policy: &Policy) -> Result<Self> {
         let nothing = Module::new(&host.engine, "(module)")?;
-        let code = Arc::new(CodeMap::new(&nothing, &host.hook));
-        let state = State::new(None, stopper(host, &code), BYTES_MAX, None);
+        let code = Arc::new(CodeMap::new(&nothing, host.hook.entry()));
+        let state = State::new(None, cancel(host, &code), BYTES_MAX, None);
         let mut store = call::store(host, state, FUEL)?;
         let mut linker = host.linker.clone();
         linker.allow_shadowing(true);
@@ -169,12 +170,12 @@ impl<'a> Script<'a> {
     fn admit(&self, module: &mut QuoteWat<'_>) -> Result<Admitted> {
         let binary = module.encode()?;
         scan::scan(&binary, &self.limits)?;
-        let binary = reserved::exported(&binary, &[])?.unwrap_or(binary);
-        let binary = pieces::in_pieces(&binary, PIECE_BYTES)?.unwrap_or(binary);
-        let binary = unroll::unrolled(&binary)?.unwrap_or(binary);
+        let binary = internal_exports::exported(&binary, &[])?.unwrap_or(binary);
+        let binary = bulk_memory::in_pieces(&binary, PIECE_BYTES)?.unwrap_or(binary);
+        let binary = inline_recursion::inlined(&binary)?.unwrap_or(binary);
         let module = Module::from_binary(&self.host.engine, &binary)?;
-        let code = Arc::new(CodeMap::new(&module, &self.host.hook));
-        Ok(Admitted { start: reserved::start(&module)?, module, code })
+        let code = Arc::new(CodeMap::new(&module, self.host.hook.entry()));
+        Ok(Admitted { start: internal_exports::start(&module)?, module, code })
     }
 
     fn instantiate(&mut self, admitted: &Admitted) -> Result<Live> {
@@ -239,15 +240,15 @@ impl<'a> Script<'a> {
         self.call(&live, function, &arguments)
     }
 
-    /// Calls as a worker does, with turns that are over as soon as they begin.
+    /// Calls as a worker does, with time slices that are over as soon as they begin.
     fn call(&mut self, live: &Live, function: Func, arguments: &[Val]) -> Result<Vec<Val>> {
-        let stopper = stopper(self.host, &live.code);
-        self.store.data_mut().stopper = stopper.clone();
+        let cancel = cancel(self.host, &live.code);
+        self.store.data_mut().cancel = cancel.clone();
         let results = function.ty(&self.store).results().count();
         let mut results = vec![Val::I32(0); results];
         call::enter(&function, &mut self.store);
         let future = function.call_async(&mut self.store, arguments, &mut results);
-        let result = poll(pin!(future), (!self.linked).then_some(&stopper));
+        let result = poll(pin!(future), (!self.linked).then_some(&cancel));
         call::exit(&self.store);
         result.map(|()| results)
     }
@@ -262,29 +263,29 @@ impl<'a> Script<'a> {
     }
 }
 
-fn stopper(host: &Host, code: &Arc<CodeMap>) -> Stopper {
+fn cancel(host: &Host, code: &Arc<CodeMap>) -> CancelHandle {
     let epochs = (host.metering == Metering::Epoch).then(|| host.engine.clone());
-    Stopper::new(Some(Arc::clone(code)), epochs)
+    CancelHandle::new(Some(Arc::clone(code)), epochs)
 }
 
 fn poll(
     mut future: std::pin::Pin<&mut impl Future<Output = Result<()>>>,
-    stopper: Option<&Stopper>,
+    cancel: Option<&CancelHandle>,
 ) -> Result<()> {
-    let guest = stopper.and_then(Stopper::guest);
-    let mut turn_ns = FIRST_TURN_NS;
+    let wasm = cancel.and_then(CancelHandle::wasm);
+    let mut slice_ns = FIRST_SLICE_NS;
     loop {
-        let turn = guest.map(|guest| {
-            guest.prepare();
+        let time_slice = wasm.map(|wasm| {
+            wasm.prepare();
             let now = now_ns();
-            let due_ns = now + turn_ns;
-            Turn::begin(guest, now, Allowance { due_ns, hard_ns: due_ns, period_ns: turn_ns })
+            let due_ns = now + slice_ns;
+            TimeSlice::begin(wasm, now, Allowance { due_ns, hard_ns: due_ns, period_ns: slice_ns })
         });
         let poll = future.as_mut().poll(&mut Context::from_waker(Waker::noop()));
-        drop(turn);
+        drop(time_slice);
         match poll {
             Poll::Ready(result) => return result,
-            Poll::Pending if preempt::left() => turn_ns *= 2,
+            Poll::Pending if preempt::left() => slice_ns *= 2,
             Poll::Pending => bail!("the call waits"),
         }
     }

@@ -6,7 +6,7 @@ mod neighbour;
 
 use common::{FILES, caps, caps_with, table};
 use exocell_exovisor::{
-    AdmissionError, Call, CallLimits, Cause, Outcome, Report, Spec, SubmitError, Value,
+    AdmissionError, Call, CallLimits, CancelReason, Outcome, Report, Spec, SubmitError, Value,
 };
 use exocell_xgate::CapabilitySet;
 use neighbour::{Neighbour, crowd};
@@ -45,7 +45,7 @@ fn traps(outcome: &Outcome, words: &str) {
 }
 
 fn is_late(outcome: &Outcome) {
-    assert_eq!(*outcome, Outcome::Ended(Cause::Deadline));
+    assert_eq!(*outcome, Outcome::Ended(CancelReason::Deadline));
 }
 
 #[test]
@@ -68,7 +68,7 @@ fn an_infinite_loop() {
     misdeed(body, &caps(""), soon, is_late);
     let little = || CallLimits { cpu_ns: Some(5_000_000), ..limits() };
     misdeed(body, &caps(""), little, |outcome| {
-        assert_eq!(*outcome, Outcome::Ended(Cause::CpuTime));
+        assert_eq!(*outcome, Outcome::Ended(CancelReason::CpuTime));
     });
 }
 

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::{
     Boot, BootTimes, Exec, FailureKind, Frame, FrameError, FrameReader, FrameWriter, GuestStats,
-    Kind, Reply, Request, Start, TtySize, printable,
+    JoinedAddress, Kind, Reply, Request, Start, TtySize, printable,
 };
 
 /// The longest text of the guest's that an error repeats, in characters.
@@ -89,7 +89,7 @@ pub fn request(
 /// Boots the cell over the stream the guest opened to
 /// [`CONTROL_PORT`](crate::CONTROL_PORT).
 pub fn boot(read: impl Read, write: impl Write, boot: &Boot) -> Result<BootTimes, ClientError> {
-    match request(read, write, &Request::Boot(boot.clone()))? {
+    match request(read, write, &Request::Boot(Box::new(boot.clone())))? {
         Reply::Ready(times) => Ok(times),
         _ => Err(ClientError::UnexpectedReply { request: "boot" }),
     }
@@ -106,6 +106,16 @@ pub fn stats(read: impl Read, write: impl Write) -> Result<GuestStats, ClientErr
 /// Tells the guest how much memory it may use.
 pub fn memory(read: impl Read, write: impl Write, limit_bytes: u64) -> Result<(), ClientError> {
     done(request(read, write, &Request::Memory { limit_bytes })?, "memory")
+}
+
+/// Has the guest take `address` at the network at `place`, or none.
+pub fn address(
+    read: impl Read,
+    write: impl Write,
+    place: u32,
+    address: Option<JoinedAddress>,
+) -> Result<(), ClientError> {
+    done(request(read, write, &Request::Address { place, address })?, "address")
 }
 
 /// Asks the guest for `bytes` of its credit; it gives what no program uses.
@@ -130,7 +140,13 @@ pub fn signal(
     guest_pid: u32,
     number: u8,
 ) -> Result<(), ClientError> {
-    done(request(read, write, &Request::Signal { guest_pid, number })?, "signal")
+    done(request(read, write, &Request::Signal { guest_pid, number, group: false })?, "signal")
+}
+
+/// Ends the program `guest_pid` of an exec session at once, with all of its process group.
+pub fn kill_group(read: impl Read, write: impl Write, guest_pid: u32) -> Result<(), ClientError> {
+    const KILL: u8 = 9;
+    done(request(read, write, &Request::Signal { guest_pid, number: KILL, group: true })?, "kill")
 }
 
 /// Ends every program in the guest and powers it off; returns when its file
@@ -187,7 +203,9 @@ pub fn download(
     out: &mut impl Write,
     bytes_max: u64,
 ) -> Result<u64, ClientError> {
-    receive(read, write, &Request::Download { path: path.into(), layer: false }, out, bytes_max)
+    let request =
+        Request::Download { path: path.into(), layer: false, changes: false, left_out: Vec::new() };
+    receive(read, write, &request, out, bytes_max)
 }
 
 /// As [`download`], of all that the guest's root file system holds, as the
@@ -198,7 +216,23 @@ pub fn download_layer(
     out: &mut impl Write,
     bytes_max: u64,
 ) -> Result<u64, ClientError> {
-    receive(read, write, &Request::Download { path: "/".into(), layer: true }, out, bytes_max)
+    let (path, left_out) = ("/".into(), Vec::new());
+    let request = Request::Download { path, layer: true, changes: false, left_out };
+    receive(read, write, &request, out, bytes_max)
+}
+
+/// As [`download_layer`], of what the cell has changed of its image, and that alone. What is called
+/// as in `left_out` does not come; what is in such a directory does.
+pub fn download_changes(
+    read: impl Read,
+    write: impl Write,
+    left_out: &[String],
+    out: &mut impl Write,
+    bytes_max: u64,
+) -> Result<u64, ClientError> {
+    let (path, left_out) = ("/".into(), left_out.to_vec());
+    let request = Request::Download { path, layer: true, changes: true, left_out };
+    receive(read, write, &request, out, bytes_max)
 }
 
 fn receive(

@@ -5,7 +5,7 @@ use std::io::{self, Read, Write};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::FRAME_BYTES_MAX;
+use crate::{FRAME_BYTES_MAX, REQUEST_BYTES_MAX};
 
 /// What a frame carries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -74,8 +74,8 @@ pub enum FrameError {
     Truncated,
     #[error("a frame of kind {0} is not known")]
     UnknownKind(u8),
-    #[error("a frame of {0} bytes is longer than {FRAME_BYTES_MAX}")]
-    TooLong(usize),
+    #[error("a frame of {bytes} bytes is longer than {bytes_max}")]
+    TooLong { bytes: usize, bytes_max: usize },
     #[error("a frame is not the JSON it should be: {0}")]
     Json(serde_json::Error),
     #[error("expected a frame of kind {expected:?}, got {got:?}")]
@@ -91,33 +91,48 @@ impl From<io::Error> for FrameError {
     }
 }
 
+/// The longest payload of a frame of `kind`, where requests have `request_bytes_max`.
+fn bytes_max(kind: Kind, request_bytes_max: usize) -> usize {
+    if kind == Kind::Request { request_bytes_max } else { FRAME_BYTES_MAX }
+}
+
 /// Reads frames off a stream.
-pub struct FrameReader<R>(R);
+pub struct FrameReader<R> {
+    stream: R,
+    request_bytes_max: usize,
+}
 
 impl<R: Read> FrameReader<R> {
+    /// Of a peer that is not trusted.
     pub fn new(stream: R) -> Self {
-        Self(stream)
+        Self { stream, request_bytes_max: FRAME_BYTES_MAX }
+    }
+
+    /// Of the operator's side, whose requests may have up to [`REQUEST_BYTES_MAX`].
+    pub fn of_operator(stream: R) -> Self {
+        Self { stream, request_bytes_max: REQUEST_BYTES_MAX }
     }
 
     pub fn get_ref(&self) -> &R {
-        &self.0
+        &self.stream
     }
 
     /// The next frame, or `None` at a clean end of the stream.
     pub fn read(&mut self) -> Result<Option<Frame>, FrameError> {
         let mut header = [0u8; 5];
-        match read_full(&mut self.0, &mut header)? {
+        match read_full(&mut self.stream, &mut header)? {
             0 => return Ok(None),
             n if n < header.len() => return Err(FrameError::Truncated),
             _ => {}
         }
         let kind = Kind::from_byte(header[0]).ok_or(FrameError::UnknownKind(header[0]))?;
         let length = u32::from_le_bytes([header[1], header[2], header[3], header[4]]) as usize;
-        if length > FRAME_BYTES_MAX {
-            return Err(FrameError::TooLong(length));
+        let bytes_max = bytes_max(kind, self.request_bytes_max);
+        if length > bytes_max {
+            return Err(FrameError::TooLong { bytes: length, bytes_max });
         }
         let mut payload = vec![0; length];
-        if read_full(&mut self.0, &mut payload)? < length {
+        if read_full(&mut self.stream, &mut payload)? < length {
             return Err(FrameError::Truncated);
         }
         Ok(Some(Frame { kind, payload }))
@@ -159,8 +174,9 @@ impl<W: Write> FrameWriter<W> {
     /// Writes `value` as JSON in one frame.
     pub fn write_json<T: Serialize>(&mut self, kind: Kind, value: &T) -> Result<(), FrameError> {
         let payload = serde_json::to_vec(value).map_err(FrameError::Json)?;
-        if payload.len() > FRAME_BYTES_MAX {
-            return Err(FrameError::TooLong(payload.len()));
+        let bytes_max = bytes_max(kind, REQUEST_BYTES_MAX);
+        if payload.len() > bytes_max {
+            return Err(FrameError::TooLong { bytes: payload.len(), bytes_max });
         }
         self.write_one(kind, &payload)
     }
@@ -209,9 +225,27 @@ mod tests {
     }
 
     #[test]
+    fn only_the_operator_may_ask_at_length() {
+        let long = "y".repeat(FRAME_BYTES_MAX);
+        let mut wire = Vec::new();
+        FrameWriter::new(&mut wire).write_json(Kind::Request, &long).unwrap();
+        let frame = FrameReader::of_operator(wire.as_slice()).read().unwrap().unwrap();
+        assert_eq!(frame.json::<String>().unwrap(), long);
+        let refused = FrameReader::new(wire.as_slice()).read();
+        assert!(matches!(refused, Err(FrameError::TooLong { bytes_max: FRAME_BYTES_MAX, .. })));
+        // All else of his is as short as it was.
+        wire[0] = Kind::Stdin as u8;
+        FrameReader::of_operator(wire.as_slice()).read().unwrap_err();
+        FrameWriter::new(&mut wire).write_json(Kind::Reply, &long).unwrap_err();
+        let endless = "y".repeat(REQUEST_BYTES_MAX);
+        FrameWriter::new(&mut wire).write_json(Kind::Request, &endless).unwrap_err();
+    }
+
+    #[test]
     fn hostile_frames_are_errors() {
         let long = [5u8, 1, 0, 1, 0];
-        assert!(matches!(FrameReader::new(&long[..]).read(), Err(FrameError::TooLong(65537))));
+        let read = |bytes| FrameReader::new(bytes).read();
+        assert!(matches!(read(&long[..]), Err(FrameError::TooLong { bytes: 65537, .. })));
         let unknown = [99u8, 0, 0, 0, 0];
         assert!(matches!(FrameReader::new(&unknown[..]).read(), Err(FrameError::UnknownKind(99))));
         let cut = [5u8, 4, 0, 0, 0, 1];

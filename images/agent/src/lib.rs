@@ -12,7 +12,8 @@
 //!
 //! A frame is `kind: u8`, `length: u32` little endian, `length` bytes. A frame
 //! longer than [`FRAME_BYTES_MAX`] is an error: the peer is hostile until the
-//! frame is checked.
+//! frame is checked. Requests, which come from the operator's side only, may have
+//! [`REQUEST_BYTES_MAX`].
 //!
 //! | request    | host then sends                        | guest sends |
 //! |------------|----------------------------------------|-------------|
@@ -42,7 +43,7 @@ mod text;
 pub use frame::{Frame, FrameError, FrameReader, FrameWriter, Kind};
 pub use message::{
     Boot, BootTimes, Exec, FailureKind, FolderMount, GateStats, GuestStats, IsolatesSetup,
-    NetworkSetup, PagerStats, Pressure, Reply, Request, Start, TtySize,
+    JoinedAddress, NetworkSetup, PagerStats, Pressure, Reply, Request, Start, TtySize,
 };
 pub use patience::{ANSWER_MAX, Patient, TRANSFER_MAX};
 pub use text::{printable, printable_lines};
@@ -71,5 +72,8 @@ pub const ISOLATES_PLACES: &str = "/run/exocell/isolates/places";
 pub const ISOLATES_BIN: &str = "/run/exocell/bin";
 /// A guest that may start isolates has copies of its grant's models here, if there are any.
 pub const ISOLATES_MODELS: &str = "/run/exocell/models";
-/// The largest payload of a frame, in bytes.
+/// The largest payload of a frame, in bytes, but for those of [`REQUEST_BYTES_MAX`].
 pub const FRAME_BYTES_MAX: usize = 64 * 1024;
+/// The largest payload of a request of the operator's side. A program's arguments and environment
+/// may have 2 MiB together (execve(2)), and JSON may take more bytes for them.
+pub const REQUEST_BYTES_MAX: usize = 8 << 20;

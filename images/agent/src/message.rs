@@ -8,7 +8,7 @@ use crate::oci::Spec;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Request {
-    Boot(Boot),
+    Boot(Box<Boot>),
     /// Run the cell's program.
     Start(Box<Start>),
     /// Run one more, beside it.
@@ -25,6 +25,13 @@ pub enum Request {
         /// empty directories, and files with several names are one file.
         #[serde(default)]
         layer: bool,
+        /// Of that only what the cell has changed of its image; `path` is `/` then. What it
+        /// removed is told by marks (OCI image-spec, layer.md, "Whiteouts").
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        changes: bool,
+        /// Of those, what is left out: where something was mounted.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        left_out: Vec<String>,
     },
     Stats,
     /// Use no more memory than this from now on.
@@ -38,6 +45,12 @@ pub enum Request {
     /// Drop a share of what files left in memory, the least recently used first, unless
     /// programs wait for memory.
     DropCold,
+    /// Have this address at the network at `place`, or none.
+    Address {
+        place: u32,
+        #[serde(default)]
+        address: Option<JoinedAddress>,
+    },
     /// Detach the mount at `path` (a revoked folder).
     Unmount {
         path: String,
@@ -46,6 +59,9 @@ pub enum Request {
     Signal {
         guest_pid: u32,
         number: u8,
+        /// Whether all of its process group gets it.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        group: bool,
     },
     /// Terminate every process (SIGTERM, then SIGKILL after `grace_ms`), sync,
     /// power off.
@@ -114,12 +130,27 @@ pub struct NetworkSetup {
     pub interface: String,
     pub address_v4: std::net::Ipv4Addr,
     pub address_v6: std::net::Ipv6Addr,
+    /// At its networks with others, in the order of their places.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub joined: Vec<JoinedAddress>,
     /// For resolv.conf.
     pub name_server: std::net::Ipv4Addr,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub search: Vec<String>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub dns_options: Vec<String>,
     /// The certificate of the cell's own authority, in the form PEM, for
     /// [`crate::AUTHORITY_FOLDER`].
     #[serde(default)]
     pub authority: Option<String>,
+}
+
+/// An address among neighbours, who share its first `prefix` bits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct JoinedAddress {
+    pub address: std::net::Ipv4Addr,
+    pub prefix: u8,
 }
 
 /// A host folder, mounted by virtio-fs.

@@ -188,6 +188,9 @@ pub struct Mount {
 pub struct Linux {
     #[serde(default)]
     pub namespaces: Vec<Namespace>,
+    /// Beside those that every program has.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub devices: Vec<Device>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resources: Option<Resources>,
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
@@ -196,6 +199,32 @@ pub struct Linux {
     pub masked_paths: Vec<String>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub readonly_paths: Vec<String>,
+}
+
+/// A node of a device, root's.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Device {
+    pub path: String,
+    #[serde(rename = "type")]
+    pub kind: DeviceKind,
+    pub major: u32,
+    pub minor: u32,
+    #[serde(default = "everyone")]
+    pub file_mode: u32,
+}
+
+/// The mode of a device's node where a specification has none.
+const fn everyone() -> u32 {
+    0o666
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum DeviceKind {
+    #[serde(rename = "b")]
+    Block,
+    #[serde(rename = "c")]
+    Character,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -57,7 +57,7 @@ fn boot() -> Result<(Arc<Agent>, OwnedFd), InitError> {
     log::open();
     let control = vsock::connect_host(CONTROL_PORT).context(|| "connecting to the host")?;
     let control = File::from(control);
-    let set_up = FrameReader::new(&control)
+    let set_up = FrameReader::of_operator(&control)
         .expect(Kind::Request)
         .map_err(InitError::from)
         .and_then(|request| set_up(&request));

@@ -3,7 +3,7 @@
 //! ```text
 //! namespaces of the guest kernel         namespaces of the program
 //!   1 init: agent, reaper
-//!   8 helper ── makes the namespaces' first ─> 1 the program: takes in orphans
+//!     └─ forks the namespaces' first ────────> 1 the program: takes in orphans
 //!   9 helper ── joins, and makes ────────────> 7 one more program (`Exec`)
 //! ```
 //! Each is a child of init's, and has nothing of it ([`crate::spawn`]).
@@ -113,7 +113,8 @@ pub struct Container {
 }
 
 impl Container {
-    /// That of the process `first`, which has reached its program; `None` when it has ended.
+    /// That of the process `first`, which waits before its program: that may leave namespaces for
+    /// others of its own. `None` when it has ended.
     pub fn of(first: i32, rules: Rules) -> Option<Self> {
         let open = |name: &str| own_proc::open(&format!("{first}/ns/{name}")).ok();
         let entered = ENTERED.iter().map(|(name, flag)| Some((open(name)?, *flag)));

@@ -4,6 +4,7 @@
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
 
+use exocell_agent::oci::{Device, DeviceKind};
 use nix::errno::Errno;
 use nix::mount::{MsFlags, mount};
 use nix::sys::stat::{Mode, SFlag, makedev, mknod};
@@ -13,7 +14,7 @@ use crate::stats::meminfo_bytes;
 
 /// Nodes of /dev that everyone may use (kernel: admin-guide/devices.txt). The
 /// cell's disks are not among them: programs see file systems.
-const NODES: [(&str, u64, u64); 7] = [
+const NODES: [(&str, u64, u64); 8] = [
     ("null", 1, 3),
     ("zero", 1, 5),
     ("full", 1, 7),
@@ -21,6 +22,8 @@ const NODES: [(&str, u64, u64); 7] = [
     ("urandom", 1, 9),
     ("tty", 5, 0),
     ("fuse", 10, 229),
+    // Who owns no network namespace gets no device by it.
+    ("net/tun", 10, 200),
 ];
 const LINKS: [(&str, &str); 6] = [
     ("/proc/self/fd", "/dev/fd"),
@@ -145,16 +148,36 @@ pub fn make_mount_point(target: &str) -> Result<(), InitError> {
 }
 
 fn make_nodes() -> Result<(), InitError> {
+    make_mount_point("/dev/net")?;
     for (name, major, minor) in NODES {
-        let path = format!("/dev/{name}");
-        let mode = Mode::from_bits_truncate(0o666);
-        mknod(path.as_str(), SFlag::S_IFCHR, mode, makedev(major, minor))
-            .context(|| format!("making {path}"))?;
-        // The mode again, since mknod takes the umask off it.
-        set_mode(&path, 0o666)?;
+        make_node(&format!("/dev/{name}"), SFlag::S_IFCHR, makedev(major, minor), 0o666)?;
     }
     for (to, from) in LINKS {
         symlink(to, from).context(|| format!("linking {from}"))?;
+    }
+    Ok(())
+}
+
+fn make_node(path: &str, kind: SFlag, device: u64, mode: u32) -> Result<(), InitError> {
+    mknod(path, kind, Mode::from_bits_truncate(mode), device)
+        .context(|| format!("making {path}"))?;
+    // The mode again, since mknod takes the umask off it.
+    set_mode(path, mode)
+}
+
+/// Makes the nodes of a program's own devices, but for those that are there.
+pub fn make_devices(devices: &[Device]) -> Result<(), InitError> {
+    for Device { path, kind, major, minor, file_mode } in devices {
+        let kind = match kind {
+            DeviceKind::Block => SFlag::S_IFBLK,
+            DeviceKind::Character => SFlag::S_IFCHR,
+        };
+        if fs::symlink_metadata(path).is_err() {
+            if let Some((folder, _)) = path.rsplit_once('/') {
+                make_mount_point(folder)?;
+            }
+            make_node(path, kind, makedev((*major).into(), (*minor).into()), *file_mode)?;
+        }
     }
     Ok(())
 }

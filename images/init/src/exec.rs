@@ -20,12 +20,12 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::unistd::pipe2;
 
 use crate::cgroup::Group;
-use crate::container::{self, Container, Rules, c_string};
+use crate::container::{self, Container, Inside, Rules, c_string};
 use crate::error::{Context, InitError};
 use crate::io_loop::{Input, Source, pump_output};
 use crate::reaper::Exit;
 use crate::session::{Agent, STACK_BYTES};
-use crate::spawn::{self, Failure, Helper, Place, Program, Starting, Stdio, Step};
+use crate::spawn::{self, Failure, Held, Helper, Place, Program, Starting, Stdio, Step};
 use crate::users::{self, Identity};
 use crate::{own_proc, sys};
 
@@ -62,14 +62,12 @@ pub fn start(
     let streams = open_streams(&wanted)?;
     let inside = container::enter_new(spec, &cell.group)?;
     let session = Session { agent, place: Place::New(&inside), rules: &rules, group: None };
-    let begun = session.begin(&wanted, streams)?;
-    let pid = begun.pid;
+    let mut begun = session.begin(&wanted, streams)?;
     if !rules.init {
-        agent.reaper.watch_first(pid);
+        agent.reaper.watch_first(begun.pid);
     }
-    session.follow(&wanted, begun, stream, frames, || {
-        agent.set_container(Container::of(pid, rules.clone()));
-    })
+    let container = begun.container.take();
+    session.follow(&wanted, begun, stream, frames, || agent.set_container(container))
 }
 
 /// Runs the program of `request` beside the cell's, to its end.
@@ -134,12 +132,15 @@ impl Session<'_> {
         let oom_kills_before = self.agent.group().map_or(0, Group::oom_kills);
         let made = match self.place {
             Place::Here => self.fork(&program, stdio)?,
+            Place::New(inside) if !program.init => self
+                .make_first(&program, stdio, inside)
+                .map_err(|failure| self.explain(request, failure))?,
             Place::Beside(_) | Place::New(_) => {
-                self.make(&program, stdio).map_err(|failure| explain(request, failure))?
+                self.make(&program, stdio).map_err(|failure| self.explain(request, failure))?
             }
         };
-        let Made { pid, shown, exit, starting } = made;
-        Ok(Begun { pid, shown, exit, starting, ends, oom_kills_before })
+        let Made { pid, shown, exit, starting, container } = made;
+        Ok(Begun { pid, shown, exit, starting, container, ends, oom_kills_before })
     }
 
     /// Passes on what the program and the host say, until the program has ended.
@@ -151,12 +152,12 @@ impl Session<'_> {
         frames: FrameReader<&File>,
         on_start: impl FnOnce(),
     ) -> Result<(), InitError> {
-        let Begun { pid, shown, exit, starting, ends, oom_kills_before } = begun;
+        let Begun { pid, shown, exit, starting, ends, oom_kills_before, .. } = begun;
         let reaper = &self.agent.reaper;
         if let Err(failure) = starting.wait() {
             // It may have said so and run.
             let _ = reaper.signal(pid, libc::SIGKILL as u8);
-            return Err(explain(request, failure));
+            return Err(self.explain(request, failure));
         }
         reaper.show(pid, shown);
         on_start();
@@ -174,6 +175,12 @@ impl Session<'_> {
         Ok(writer.write_json(Kind::Reply, &reply)?)
     }
 
+    /// Why its child did not become the program.
+    fn explain(&self, request: &Exec, failure: Failure) -> InitError {
+        let cwd = if request.cwd.is_empty() { &self.rules.cwd } else { &request.cwd };
+        explain(request, cwd, failure)
+    }
+
     /// Our copies of its streams are closed on return.
     fn fork(&self, program: &Program, stdio: Stdio) -> Result<Made, InitError> {
         let mut starting = None;
@@ -184,7 +191,26 @@ impl Session<'_> {
         };
         let (pid, exit) = self.agent.reaper.spawn(fork).context(|| "starting the program")?;
         let starting = starting.ok_or_else(|| InitError::guest("the program was not started"))?;
-        Ok(Made { pid, shown: pid, exit, starting })
+        Ok(Made { pid, shown: pid, exit, starting, container: None })
+    }
+
+    /// As [`Self::fork`], as the first process of a pid namespace.
+    fn make_first(
+        &self,
+        program: &Program,
+        stdio: Stdio,
+        inside: &Inside,
+    ) -> Result<Made, Failure> {
+        let mut held = None;
+        let start = || {
+            let (pid, process) = spawn::start_first(program, &stdio, inside)?;
+            held = Some(process);
+            Ok::<i32, Errno>(pid)
+        };
+        let failed = |errno| Failure::At(Step::Session, errno);
+        let (pid, exit) = self.agent.reaper.spawn(start).map_err(failed)?;
+        let held = held.ok_or(failed(Errno::ECHILD))?;
+        self.settle(pid, own_proc::innermost_pid(pid), exit, held)
     }
 
     /// As [`Self::fork`], in the pid namespace of programs.
@@ -210,18 +236,38 @@ impl Session<'_> {
             Ok(made)
         };
         let (pid, exit) = reaper.replace(pid, make).map_err(failed(Step::Session))?;
-        let held = || {
+        self.settle(pid, shown, exit, helper.held())
+    }
+
+    /// Gives a process that waits what only init can give it, and lets it go.
+    fn settle(
+        &self,
+        pid: i32,
+        shown: Option<i32>,
+        exit: Arc<Exit>,
+        mut held: Held,
+    ) -> Result<Made, Failure> {
+        let settled = || {
             self.join_group(pid)?;
             shown.ok_or(io::ErrorKind::NotFound.into())
         };
-        let shown = held().map_err(|error: io::Error| {
-            let _ = reaper.signal(pid, libc::SIGKILL as u8);
+        let shown = settled().map_err(|error: io::Error| {
+            let _ = self.agent.reaper.signal(pid, libc::SIGKILL as u8);
             Failure::At(Step::Cgroup, Errno::from_raw(error.raw_os_error().unwrap_or(libc::ESRCH)))
         })?;
         if let Some(adjustment) = self.rules.oom_score_adj.filter(|own| *own != 0) {
             own_proc::write(&format!("{pid}/oom_score_adj"), &adjustment.to_string());
         }
-        Ok(Made { pid, shown, exit, starting: helper.let_go(pid) })
+        let container = match self.place {
+            Place::New(_) => {
+                held.enter_namespaces().inspect_err(|_| {
+                    let _ = self.agent.reaper.signal(pid, libc::SIGKILL as u8);
+                })?;
+                Container::of(pid, self.rules.clone())
+            }
+            Place::Here | Place::Beside(_) => None,
+        };
+        Ok(Made { pid, shown, exit, starting: held.let_go(pid), container })
     }
 
     /// Puts the process into the programs' control group, or the one below that its like are in.
@@ -239,6 +285,8 @@ struct Made {
     shown: i32,
     exit: Arc<Exit>,
     starting: Starting,
+    /// What it is the first process of.
+    container: Option<Container>,
 }
 
 /// A program whose process there is.
@@ -247,6 +295,7 @@ struct Begun {
     shown: i32,
     exit: Arc<Exit>,
     starting: Starting,
+    container: Option<Container>,
     ends: Ends,
     oom_kills_before: u64,
 }
@@ -384,7 +433,7 @@ fn check_executable(path: &Path) -> Result<(), InitError> {
 }
 
 /// Why the child did not become its program.
-fn explain(request: &Exec, failure: Failure) -> InitError {
+fn explain(request: &Exec, cwd: &str, failure: Failure) -> InitError {
     let name = request.args.first().map(String::as_str).unwrap_or_default();
     let Failure::At(step, errno) = failure else {
         let limit_s = spawn::BEGIN_MAX.as_secs();
@@ -402,7 +451,7 @@ fn explain(request: &Exec, failure: Failure) -> InitError {
             InitError::guest(message)
         }
         (Step::Exec, _) => InitError::not_executable(message),
-        (Step::Cwd, _) => InitError::io(format!("working directory {}", request.cwd), &error),
+        (Step::Cwd, _) => InitError::io(format!("working directory {cwd}"), &error),
         (Step::Limits, _) => {
             InitError::invalid(format!("setting a limit of it: {error} (--ulimit)"))
         }

@@ -10,7 +10,7 @@ use std::os::unix::fs::PermissionsExt;
 use exocell_agent::oci::{Mount, Spec};
 use nix::mount::{MsFlags, mount};
 
-use crate::dev::make_mount_point;
+use crate::dev::{make_devices, make_mount_point};
 use crate::error::{Context, InitError};
 
 const SAFE: MsFlags = MsFlags::MS_NOSUID.union(MsFlags::MS_NODEV).union(MsFlags::MS_NOEXEC);
@@ -42,6 +42,7 @@ pub fn mount_all(spec: &Spec) -> Result<Vec<InChild>, InitError> {
     for wanted in &spec.mounts {
         mount_one(wanted, &mut later)?;
     }
+    make_devices(&spec.linux.devices)?;
     if spec.root.as_ref().is_some_and(|root| root.readonly) {
         remount("/", MsFlags::MS_RDONLY)?;
     }

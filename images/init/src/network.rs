@@ -5,7 +5,9 @@ use std::path::Path;
 use std::thread::sleep;
 use std::time::Duration;
 
-use exocell_agent::{AUTHORITY_BUNDLE, AUTHORITY_CERTIFICATE, AUTHORITY_FOLDER, NetworkSetup};
+use exocell_agent::{
+    AUTHORITY_BUNDLE, AUTHORITY_CERTIFICATE, AUTHORITY_FOLDER, JoinedAddress, NetworkSetup,
+};
 use nix::mount::{MsFlags, mount};
 
 use crate::error::{Context, InitError};
@@ -35,8 +37,32 @@ pub fn set_up(setup: &NetworkSetup, read_only: bool) -> Result<(), InitError> {
     if let Err(error) = sys::set_address_v6(name, setup.address_v6) {
         log::warn(format_args!("{name} has no IPv6 address: {error}"));
     }
-    root::put_file("resolv.conf", &format!("nameserver {}\n", setup.name_server), read_only);
+    for (place, address) in (0..).zip(&setup.joined) {
+        set_joined(place, Some(*address))?;
+    }
+    root::put_file("resolv.conf", &resolv_conf(setup), read_only);
     setup.authority.as_deref().map_or(Ok(()), trust)
+}
+
+/// Gives the interface the address that it has at the network at `place`, or takes that away.
+/// Each is under a name of its own beside the interface's (netdevice(7), "aliases").
+pub fn set_joined(place: u32, joined: Option<JoinedAddress>) -> Result<(), InitError> {
+    let name = format!("eth0:{place}");
+    match joined {
+        None => sys::interface_down(&name).context(|| format!("taking {name} away")),
+        Some(JoinedAddress { address, prefix }) => sys::set_subnet_v4(&name, address, prefix)
+            .context(|| format!("the address {address}/{prefix} of {name}")),
+    }
+}
+
+fn resolv_conf(setup: &NetworkSetup) -> String {
+    let mut text = format!("nameserver {}\n", setup.name_server);
+    for (word, values) in [("search", &setup.search), ("options", &setup.dns_options)] {
+        if !values.is_empty() {
+            text.push_str(&format!("{word} {}\n", values.join(" ")));
+        }
+    }
+    text
 }
 
 /// Puts `certificate` beside those that the image trusts. On a file system of its

@@ -3,7 +3,8 @@
 
 use std::fs::File;
 use std::io::{self, Read, Write};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::fs::OpenOptionsExt;
 use std::sync::OnceLock;
 
 use nix::dir::Dir;
@@ -34,10 +35,17 @@ fn open_with(path: &str, how: OFlag) -> io::Result<File> {
     match ROOT.get() {
         Some(root) => Ok(openat(root.as_fd(), path, flags, Mode::empty())?.into()),
         None => File::options()
-            .read(how == OFlag::O_RDONLY)
-            .write(how == OFlag::O_WRONLY)
+            .read(!how.contains(OFlag::O_WRONLY))
+            .write(how.contains(OFlag::O_WRONLY))
+            .custom_flags(how.bits())
             .open(format!("/proc/{path}")),
     }
+}
+
+/// Opens what `found` is, to be read, without waiting for anybody who holds it.
+pub fn reopen(found: &File) -> io::Result<File> {
+    let path = format!("self/fd/{}", found.as_raw_fd());
+    open_with(&path, OFlag::O_RDONLY | OFlag::O_NONBLOCK)
 }
 
 /// Whether links `one` and `other` lead to the same file, which is not opened: whoever holds it

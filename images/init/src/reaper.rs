@@ -190,6 +190,17 @@ impl Reaper {
         self.signal(pid, number)
     }
 
+    /// Signals the process group of a child, by the pid that the child knows itself by. It leads
+    /// the group for as long as it has not been reaped.
+    pub fn signal_group_shown(&self, shown: i32, number: u8) -> nix::Result<()> {
+        let table = self.table();
+        let pid = *table.shown.get(&shown).ok_or(Errno::ESRCH)?;
+        match table.waiting.contains_key(&pid) && pid > 1 {
+            true => sys::kill(-pid, number),
+            false => Err(Errno::ESRCH),
+        }
+    }
+
     /// Waits until the cell has no process but this one; whether it came so far.
     pub fn wait_childless(&self, limit: Duration) -> bool {
         let table = self.table();

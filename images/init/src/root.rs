@@ -15,6 +15,7 @@ use nix::unistd::{chdir, chroot, sethostname};
 
 use crate::cgroup::Group;
 use crate::error::{Context, InitError};
+use crate::transfer::UPPER;
 use crate::{dev, folders, isolates, log, network, own_proc, sys};
 
 const IMAGE: &str = "/image";
@@ -71,7 +72,7 @@ fn assemble(boot: &Boot) -> Result<Option<File>, InitError> {
     // redirect_dir: directories of the image can be renamed; xino: one st_dev
     // for all files, which `find -xdev` and `du -x` go by.
     let options = format!(
-        "lowerdir={IMAGE},upperdir={PRIVATE}/upper,workdir={PRIVATE}/work,redirect_dir=on,xino=auto"
+        "lowerdir={IMAGE},upperdir={PRIVATE}/{UPPER},workdir={PRIVATE}/work,redirect_dir=on,xino=auto"
     );
     mount(Some("overlay"), ROOT, Some("overlay"), MsFlags::MS_NOATIME, Some(options.as_str()))
         .context(|| "mounting the overlay")?;
@@ -94,7 +95,7 @@ pub fn mount_disk(device: &str, target: &str, kind: &str, flags: MsFlags) -> Res
 
 /// The merged root directory takes its owner and mode from the upper one.
 fn make_layers() -> io::Result<()> {
-    let (upper, work) = (format!("{PRIVATE}/upper"), format!("{PRIVATE}/work"));
+    let (upper, work) = (format!("{PRIVATE}/{UPPER}"), format!("{PRIVATE}/work"));
     fs::create_dir_all(&work)?;
     if !Path::new(&upper).exists() {
         fs::create_dir(&upper)?;
@@ -146,9 +147,12 @@ fn hosts(boot: &Boot) -> String {
         text.push_str(&format!("{address}\t{name}\n"));
     }
     let (name, domain) = (&boot.hostname, &boot.domain_name);
+    // Where others reach it, if there are others.
+    let joined = boot.network.as_ref().and_then(|network| network.joined.first());
+    let own = joined.map_or(std::net::Ipv4Addr::LOCALHOST, |joined| joined.address);
     match domain.is_empty() {
-        true => text + &format!("127.0.0.1\t{name}\n"),
-        false => text + &format!("127.0.0.1\t{name}.{domain} {name}\n"),
+        true => text + &format!("{own}\t{name}\n"),
+        false => text + &format!("{own}\t{name}.{domain} {name}\n"),
     }
 }
 
@@ -196,6 +200,8 @@ fn set_defaults(process_count_max: u64) {
         ("/proc/sys/net/ipv4/ping_group_range", "0 2147483647"),
         // What one program holds by a lease another waits for, the operator's too (fcntl(2)).
         ("/proc/sys/fs/lease-break-time", "2"),
+        // Addresses of the kernel are nobody's but root's.
+        ("/proc/sys/kernel/kptr_restrict", "1"),
         // Nothing waits a timer tick or more for a grace period of two CPUs:
         // unmounts and the power-off take half the time.
         ("/sys/kernel/rcu_expedited", "1"),

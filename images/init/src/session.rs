@@ -16,7 +16,7 @@ use crate::container::Container;
 use crate::error::{Context, InitError};
 use crate::reaper::Reaper;
 use crate::root::Cell;
-use crate::{cold, exec, log, pager, shutdown, stats, sys, transfer};
+use crate::{cold, exec, log, network, pager, shutdown, stats, sys, transfer};
 
 /// Stack of a session's thread, in bytes; only touched pages cost memory.
 pub const STACK_BYTES: usize = 256 * 1024;
@@ -120,22 +120,30 @@ impl Agent {
     }
 
     /// Only programs that a session started can be signalled.
-    fn signal(&self, guest_pid: u32, number: u8) -> Result<Reply, InitError> {
+    fn signal(&self, guest_pid: u32, number: u8, group: bool) -> Result<Reply, InitError> {
         let refused = || InitError::invalid(format!("no signal {number} for pid {guest_pid}"));
         let pid = i32::try_from(guest_pid).map_err(|_| refused())?;
-        if !(1..=64).contains(&number) || self.reaper.signal_shown(pid, number).is_err() {
+        if !(1..=64).contains(&number) {
             return Err(refused());
         }
-        Ok(Reply::Done)
+        let sent = match group {
+            true => self.reaper.signal_group_shown(pid, number),
+            false => self.reaper.signal_shown(pid, number),
+        };
+        sent.map(|()| Reply::Done).map_err(|_| refused())
     }
 
     fn answer(&self, stream: &File) -> Result<(), InitError> {
-        let mut frames = FrameReader::new(stream);
+        let mut frames = FrameReader::of_operator(stream);
         let request = frames.expect(Kind::Request)?;
         let reply = match request {
             Request::Start(request) => return exec::start(self, stream, frames, &request),
             Request::Exec(request) => return exec::run(self, stream, frames, &request),
-            Request::Download { path, layer } => {
+            Request::Download { changes: true, left_out, .. } => {
+                sys::set_nice(0);
+                return transfer::download_changes(stream, self.cell()?.private.as_ref(), left_out);
+            }
+            Request::Download { path, layer, changes: false, .. } => {
                 sys::set_nice(0);
                 self.enter()?;
                 return transfer::download(stream, Path::new(&path), layer);
@@ -165,6 +173,11 @@ impl Agent {
                 cold::drop_some(&self.cell()?.group)?;
                 Reply::Done
             }
+            Request::Address { place, address } => {
+                self.cell()?;
+                network::set_joined(place, address)?;
+                Reply::Done
+            }
             Request::Unmount { path } => {
                 self.cell()?;
                 let detach = || umount2(path.as_str(), MntFlags::MNT_DETACH);
@@ -173,7 +186,9 @@ impl Agent {
                 detach().or(detached).context(|| format!("unmounting {path}"))?;
                 Reply::Done
             }
-            Request::Signal { guest_pid, number } => self.signal(guest_pid, number)?,
+            Request::Signal { guest_pid, number, group } => {
+                self.signal(guest_pid, number, group)?
+            }
             Request::Boot(_) => return Err(InitError::invalid("the cell has booted already")),
         };
         Ok(FrameWriter::new(stream).write_json(Kind::Reply, &reply)?)

@@ -3,6 +3,17 @@
 //! `std::process::Command` does not fit: it waits for children itself, lets a
 //! shell run what is not executable, and does not say which step failed.
 //!
+//! The container's first program has no other beside it that could name its process. It is a fork:
+//!
+//! ```text
+//! init ── forks, with a new pid namespace for children ──> the program's process
+//!  ├── control group, go on ─────────────────────────────> no descriptor of init's, namespaces
+//!  │ <────────────────────── ready ────────────────────────┤
+//!  ├── takes the namespaces for later programs, go on ───> mounts, user, execve
+//! ```
+//!
+//! Every later one goes by a helper:
+//!
 //! ```text
 //! init ── forks, and executes itself ──> helper, in init's pid namespace
 //!  │ <────────────────────── ready ────────┤ is what the program is: user, capabilities, limits
@@ -13,19 +24,20 @@
 //! A process that programs can name has nothing of init's: no memory, for the helper is a
 //! program of its own; no descriptor but its streams, the pipe on which it says what failed and the
 //! one by which it is let go on; and beside other programs no right that its program has not.
-//! Without that a cell's root would take all of it by ptrace(2) or pidfd_getfd(2).
+//! Without that a cell's root would take all of it by ptrace(2) or pidfd_getfd(2). For the same
+//! reason a first process that stays what it is, since it only reaps (`Program::init`), is a
+//! helper's too.
 
 use std::ffi::CString;
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
-use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
-use nix::fcntl::OFlag;
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::memfd::{MFdFlags, memfd_create};
+use nix::sched::{CloneFlags, setns, unshare};
 use nix::unistd::{ForkResult, fork, pipe2};
 
 use crate::capabilities::Sets;
@@ -36,19 +48,21 @@ use crate::{own_proc, sys};
 mod child;
 mod helper;
 mod order;
+mod pids;
 
-use child::Child;
+use child::{Child, Steps};
 pub use helper::run as run_helper;
+use pids::PlaceOfPid;
 
 /// How long a program beside others may take to begin: they can hold its file by a lease
 /// (fcntl(2)), or the file system that it lies on. Less than the host waits.
 pub const BEGIN_MAX: Duration = Duration::from_secs(8);
 /// How often it is looked whether a program runs that has not said so.
 const LOOK: Duration = Duration::from_millis(100);
-/// A helper's word that it is ready; no [`Step`] has this number.
+/// A process's word that it is ready; no [`Step`] has this number.
 const READY: u8 = u8::MAX;
-/// Where an order begins; before it is the place for a pid.
-const ORDER_AT: usize = 8;
+/// Bytes that a pipe takes if nobody asks for more (pipe(7)).
+const PIPE_BYTES: usize = 64 << 10;
 
 /// The program, checked and resolved.
 pub struct Program {
@@ -161,6 +175,19 @@ impl Report {
         Ok(said)
     }
 
+    /// Waits for the word that a process is ready.
+    fn await_ready(&mut self) -> Result<(), Failure> {
+        match *self.read(1, || false)? {
+            [READY] => Ok(()),
+            [step] => {
+                let rest = self.read(FAILURE_BYTES - 1, || false)?;
+                let failed = Self::failure(&[&[step], &*rest].concat());
+                Err(failed.unwrap_or(Failure::At(Step::Session, Errno::ECHILD)))
+            }
+            _ => Err(Failure::At(Step::Session, Errno::ECHILD)),
+        }
+    }
+
     /// What failed, if anything is said to have.
     fn failure(said: &[u8]) -> Option<Failure> {
         let [step, a, b, c, d] = said else { return None };
@@ -212,10 +239,56 @@ pub fn start_here(program: &Program, stdio: &Stdio) -> nix::Result<(i32, Startin
     }
 }
 
+/// A process that waits to be let go on to its program.
+pub struct Held {
+    report: Report,
+    go: File,
+}
+
+impl Held {
+    /// Has a first process, which waits, enter the rest of its namespaces; it waits again, before
+    /// anything that is not init's runs in them.
+    pub fn enter_namespaces(&mut self) -> Result<(), Failure> {
+        let _ = self.go.write_all(&[1]);
+        self.report.await_ready()
+    }
+
+    /// Lets the process `pid`, which this is of, go on.
+    pub fn let_go(mut self, pid: i32) -> Starting {
+        // One that is dead is seen to be.
+        let _ = self.go.write_all(&[1]);
+        Starting { report: self.report, pid }
+    }
+}
+
+/// Forks a child for `program` as the first process of a new pid namespace; its process id. The
+/// child waits. No other program may run in what it is started in.
+pub fn start_first(program: &Program, stdio: &Stdio, inside: &Inside) -> nix::Result<(i32, Held)> {
+    let (report_in, report_out) = pipe2(OFlag::O_CLOEXEC)?;
+    let (go_in, go_out) = pipe2(OFlag::O_CLOEXEC)?;
+    let child = Child::new(program, stdio.is_tty);
+    let streams = stdio.streams.each_ref().map(AsRawFd::as_raw_fd);
+    let own = own_proc::open("thread-self/ns/pid").map_err(|_| Errno::ENOENT)?;
+    unshare(CloneFlags::CLONE_NEWPID)?;
+    // SAFETY: as in `start_here`.
+    let forked = unsafe { fork() };
+    if let Ok(ForkResult::Child) = forked {
+        let steps = Steps { report: report_out.as_raw_fd(), go: go_in.as_raw_fd() };
+        let Err(failed) = child.become_first_of_fork(streams, steps, &inside.mounts);
+        child::fail(report_out.as_raw_fd(), failed)
+    }
+    // A thread whose children are elsewhere makes no other thread (clone(2)).
+    let back = setns(own.as_fd(), CloneFlags::CLONE_NEWPID);
+    let ForkResult::Parent { child } = forked? else { return Err(Errno::ECHILD) };
+    back?;
+    let report = Report { pipe: report_in.into(), until: None };
+    Ok((child.as_raw(), Held { report, go: go_out.into() }))
+}
+
 /// A helper that makes a program's process in another pid namespace.
 pub struct Helper {
-    /// The order, and a page that only the helper shares: there it leaves the pid.
-    shared: File,
+    /// Where it leaves the pid.
+    made: PlaceOfPid,
     report: Report,
     go: File,
 }
@@ -229,34 +302,25 @@ impl Helper {
             Place::Beside(container) => (None, Some(container.pid_namespace())),
             Place::Here => return Err(Errno::EINVAL),
         };
-        let shared = File::from(memfd_create(c"order", MFdFlags::MFD_CLOEXEC)?);
-        let order = order::write(program, stdio.is_tty, mounts);
-        let written = shared.write_all_at(&order, ORDER_AT as u64);
-        written.map_err(|error| Errno::from_raw(error.raw_os_error().unwrap_or(libc::EIO)))?;
+        let made = PlaceOfPid::take()?;
+        let order = ordered(&order::write(program, stdio.is_tty, mounts))?;
         let (report_in, report_out) = pipe2(OFlag::O_CLOEXEC)?;
         let (go_in, go_out) = pipe2(OFlag::O_CLOEXEC)?;
         let itself = own_proc::open("self/exe").map_err(|_| Errno::ENOENT)?;
-        let kept = [&shared.as_fd(), &report_out.as_fd(), &go_in.as_fd()].map(AsRawFd::as_raw_fd);
+        let kept = [order.as_fd(), made.page(), report_out.as_fd(), go_in.as_fd()];
+        let kept = kept.map(|fd| fd.as_raw_fd());
         let namespace = beside.map_or(-1, |namespace| namespace.as_raw_fd());
         let streams = stdio.streams.each_ref().map(AsRawFd::as_raw_fd);
-        let forked = Forked { itself: &itself, streams, kept, namespace };
+        let forked = Forked { itself: &itself, streams, kept, place: made.at(), namespace };
         let pid = forked.fork(report_out)?;
         let until = beside.map(|_| Instant::now() + BEGIN_MAX);
         let report = Report { pipe: report_in.into(), until };
-        Ok((pid, Self { shared, report, go: go_out.into() }))
+        Ok((pid, Self { made, report, go: go_out.into() }))
     }
 
     /// Waits until the helper is ready.
     pub fn await_ready(&mut self) -> Result<(), Failure> {
-        match *self.report.read(1, || false)? {
-            [READY] => Ok(()),
-            [step] => {
-                let rest = self.report.read(FAILURE_BYTES - 1, || false)?;
-                let failed = Report::failure(&[&[step], &*rest].concat());
-                Err(failed.unwrap_or(Failure::At(Step::Session, Errno::ECHILD)))
-            }
-            _ => Err(Failure::At(Step::Session, Errno::ECHILD)),
-        }
+        self.report.await_ready()
     }
 
     /// Has the helper `pid`, which is ready, make the process, and reaps it; the pid of the
@@ -264,10 +328,7 @@ impl Helper {
     pub fn make(&mut self, pid: i32) -> nix::Result<i32> {
         let _ = self.go.write_all(&[1]);
         sys::reap_when_dead(pid)?;
-        let mut made = [0; 4];
-        let read = self.shared.read_exact_at(&mut made, 0);
-        let made = i32::from_ne_bytes(made);
-        if read.is_ok() && made > 0 {
+        if let Some(made) = self.made.read() {
             return Ok(made);
         }
         match self.report.read(FAILURE_BYTES, || true).ok().and_then(|said| Report::failure(&said))
@@ -277,27 +338,46 @@ impl Helper {
         }
     }
 
-    /// Lets the process `pid`, which was made, go on to its program.
-    pub fn let_go(self, pid: i32) -> Starting {
-        Starting { report: self.report, pid }
+    /// The process that was made, which waits.
+    pub fn held(self) -> Held {
+        Held { report: self.report, go: self.go }
     }
+}
+
+/// The end of a pipe that holds all of `order`. A memory file is no place for it: a guest that is
+/// above its limit has no page for one (the guest kernel's Pager, tmpfs), and is to be reached then
+/// too.
+fn ordered(order: &[u8]) -> nix::Result<OwnedFd> {
+    let (read, write) = pipe2(OFlag::O_CLOEXEC)?;
+    if order.len() > PIPE_BYTES {
+        let bytes = i32::try_from(order.len()).map_err(|_| Errno::E2BIG)?;
+        fcntl(&write, FcntlArg::F_SETPIPE_SZ(bytes))?;
+    }
+    let written = File::from(write).write_all(order);
+    written.map_err(|error| Errno::from_raw(error.raw_os_error().unwrap_or(libc::EIO)))?;
+    Ok(read)
 }
 
 /// What a fork of this process knows on its way to being a helper.
 struct Forked<'a> {
     itself: &'a File,
     streams: [RawFd; 3],
-    /// The order, the report's end, the end that says go.
-    kept: [RawFd; 3],
+    /// The order, the page of pids, the report's end, the end that says go.
+    kept: [RawFd; 4],
+    /// Where in the page.
+    place: usize,
     /// Of pids; -1 for a new one.
     namespace: RawFd,
 }
 
 impl Forked<'_> {
     fn fork(&self, report: OwnedFd) -> nix::Result<i32> {
-        let [order, report_kept, go] = self.kept;
-        let numbers = [order, report_kept, go, self.namespace];
-        let numbers = numbers.map(|number| CString::new(number.to_string()).unwrap_or_default());
+        let [order, page, report_kept, go] = self.kept;
+        let place = self.place.to_string();
+        let numbers = [order, page, report_kept, go, self.namespace].map(|one| one.to_string());
+        let numbers = numbers.into_iter().chain([place]);
+        let numbers: Vec<_> =
+            numbers.map(|number| CString::new(number).unwrap_or_default()).collect();
         let fixed = [c"init".as_ptr(), helper::VERB.as_ptr()].into_iter();
         let args: Vec<_> =
             fixed.chain(numbers.iter().map(|n| n.as_ptr())).chain([std::ptr::null()]).collect();

@@ -184,13 +184,28 @@ fn sockaddr(address: Ipv4Addr) -> libc::sockaddr {
     libc::sockaddr { sa_family: libc::AF_INET as u16, sa_data: bytes }
 }
 
-/// Gives `name` an IPv4 address of its own and the default route.
-pub fn set_address_v4(name: &str, address: Ipv4Addr) -> io::Result<()> {
+/// Gives the interface `name` an address whose first `prefix` bits its neighbours share: they are
+/// reached by it.
+pub fn set_subnet_v4(name: &str, address: Ipv4Addr, prefix: u8) -> io::Result<()> {
     let (socket, mut request) = interface(name, false)?;
     request.ifr_ifru.ifru_addr = sockaddr(address);
     change(&socket, libc::SIOCSIFADDR, &request)?;
-    request.ifr_ifru.ifru_addr = sockaddr(Ipv4Addr::BROADCAST);
-    change(&socket, libc::SIOCSIFNETMASK, &request)?;
+    let mask = u32::MAX.checked_shl(32 - u32::from(prefix.min(32))).unwrap_or(0);
+    request.ifr_ifru.ifru_addr = sockaddr(Ipv4Addr::from_bits(mask));
+    change(&socket, libc::SIOCSIFNETMASK, &request)
+}
+
+/// Takes the interface `name` down; an alias is gone then (netdevice(7)).
+pub fn interface_down(name: &str) -> io::Result<()> {
+    let (socket, mut request) = interface(name, false)?;
+    request.ifr_ifru.ifru_flags = 0;
+    change(&socket, libc::SIOCSIFFLAGS, &request)
+}
+
+/// Gives `name` an IPv4 address of its own and the default route.
+pub fn set_address_v4(name: &str, address: Ipv4Addr) -> io::Result<()> {
+    set_subnet_v4(name, address, 32)?;
+    let (socket, mut request) = interface(name, false)?;
     // SAFETY: rtentry is plain data, for which zeroes are a valid value. Needed
     // because it has no constructor.
     let mut route: libc::rtentry = unsafe { std::mem::zeroed() };

@@ -51,7 +51,22 @@ pub fn resolve(spec: &str, passwd: &str, group: &str) -> Result<Identity, InitEr
         identity.gid = resolve_group(named, group)?;
         identity.groups.clear();
     }
+    check(identity.uid)?;
+    check(identity.gid)?;
+    identity.groups.iter().try_for_each(|group| check(*group))?;
     Ok(identity)
+}
+
+/// Whether the kernel takes `id` as it is: by the last one it is told to leave an id alone
+/// (setresuid(2)). The bound is docker's.
+fn check(id: u32) -> Result<(), InitError> {
+    match i32::try_from(id) {
+        Ok(_) => Ok(()),
+        Err(_) => Err(InitError::invalid(format!(
+            "user or group {id}: ids are from 0 to {}; use one of these (--user)",
+            i32::MAX
+        ))),
+    }
 }
 
 fn resolve_user(user: &str, passwd: &str, group: &str) -> Result<Identity, InitError> {
@@ -67,7 +82,9 @@ fn resolve_user(user: &str, passwd: &str, group: &str) -> Result<Identity, InitE
         return Ok(Identity { uid, gid, groups, home: home.into() });
     }
     let uid = user.parse().map_err(|_| {
-        InitError::invalid(format!("no user {user} in the cell's /etc/passwd; use a number"))
+        InitError::invalid(format!(
+            "no user {user} in the cell's /etc/passwd; use a number (--user)"
+        ))
     })?;
     Ok(Identity { uid, gid: 0, groups: Vec::new(), home: "/".into() })
 }
@@ -77,12 +94,11 @@ fn resolve_user(user: &str, passwd: &str, group: &str) -> Result<Identity, InitE
 /// # Errors
 /// As [`resolve`]'s.
 pub fn resolve_group(named: &str, group: &str) -> Result<u32, InitError> {
-    if let Some(gid) = Line::all(group).find(|line| line.is(named)).and_then(|l| l.number(2)) {
-        return Ok(gid);
-    }
-    named.parse().map_err(|_| {
+    let known = Line::all(group).find(|line| line.is(named)).and_then(|line| line.number(2));
+    let id = known.or_else(|| named.parse().ok()).ok_or_else(|| {
         InitError::invalid(format!("no group {named} in the cell's /etc/group; use a number"))
-    })
+    })?;
+    check(id).map(|()| id)
 }
 
 fn groups_of(name: &str, group: &str) -> Vec<u32> {
@@ -117,7 +133,8 @@ mod tests {
 
     #[test]
     fn unknown_names_and_broken_lines_are_refused() {
-        for spec in ["nobody", "ann:nogroup", "bad", "-1", "4294967296"] {
+        let kept = ["4294967295", "1000:4294967295", "2147483648"];
+        for spec in ["nobody", "ann:nogroup", "bad", "-1", "4294967296"].into_iter().chain(kept) {
             assert!(resolve(spec, PASSWD, GROUP).is_err(), "{spec}");
         }
         assert!(resolve("ann", "", "").is_err());

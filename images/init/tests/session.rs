@@ -9,7 +9,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use exocell_agent::client::{self, ClientError, ExecEvent, ExecSession};
-use exocell_agent::{Boot, Exec, FailureKind, FrameWriter, Kind, Reply, Request, TtySize};
+use exocell_agent::{Exec, FailureKind, FrameWriter, Kind, Reply, Request, TtySize};
 use exocell_init::Agent;
 
 /// One agent for all tests: it reaps every child of this process.
@@ -368,6 +368,24 @@ fn a_program_that_does_not_read_its_input_still_gets_signals() {
 }
 
 #[test]
+fn a_program_is_killed_with_all_of_its_group() {
+    let connection = stream();
+    let mut session =
+        client::exec(&connection, &connection, &shell("sleep 4321 & echo ready; wait")).unwrap();
+    assert!(
+        matches!(session.output.event().unwrap(), ExecEvent::Stdout(text) if text == b"ready\n")
+    );
+    let beside = stream();
+    client::kill_group(&beside, &beside, session.guest_pid).unwrap();
+    // The sleeper had its output too: that is at its end.
+    assert!(matches!(session.output.event().unwrap(), ExecEvent::Exited(137)));
+    for pid in [0, 1, u32::MAX, session.guest_pid] {
+        let refused = stream();
+        client::kill_group(&refused, &refused, pid).unwrap_err();
+    }
+}
+
+#[test]
 fn stats_are_given_and_the_machine_is_left_alone() {
     let connection = stream();
     let stats = client::stats(&connection, &connection).unwrap();
@@ -375,7 +393,7 @@ fn stats_are_given_and_the_machine_is_left_alone() {
     for request in [
         Request::Shutdown { grace_ms: 0 },
         Request::Unmount { path: "/proc".into() },
-        Request::Boot(Boot::default()),
+        Request::Boot(Box::default()),
     ] {
         let connection = stream();
         let error = client::request(&connection, &connection, &request).unwrap_err();

@@ -39,6 +39,12 @@ pub enum KernelError {
     /// A program failed.
     #[error("kernel build: step '{step}' failed: `{command}` {outcome}; whole log in {}; its last lines:\n{}", log.display(), tail.join("\n"))]
     Step { step: Step, command: String, outcome: String, tail: Vec<String>, log: PathBuf },
+    /// Each layout that was tried has bytes in its text by which user code could change keys.
+    #[error(
+        "the kernel cannot boot with protection keys: in each of {tries} layouts, instructions of its text hold the bytes of one that changes keys (last at {}); change the alignment of functions in guest-kernel-patches/config",
+        at.join(", ")
+    )]
+    Layout { tries: usize, at: Vec<String> },
     /// Config symbols that are not in the finished configuration as a fragment says.
     #[error("the kernel's configuration does not hold what the config fragments say (a dependency is missing, or the symbol is gone):{}", list(.0))]
     LostSymbols(Vec<Lost>),

@@ -10,11 +10,14 @@
 //! <root>/kernels/failed.log    the log of the last build that failed
 //! <root>/kernels/lock          held by the one builder; others wait for it
 //! ```
+//!
+//! A package installs its kernel beside the executable, as `kernels/<hash>`. It is used where the
+//! cache has none.
 #![forbid(unsafe_code)]
 
-mod apt;
 mod config;
 mod error;
+mod layout;
 mod pin;
 mod progress;
 mod recipe;
@@ -58,7 +61,8 @@ impl BuildOptions {
     }
 }
 
-/// Whether the embedded recipe's kernel is in the cache below `root`.
+/// Whether the embedded recipe's kernel is in the cache below `root`, or was installed beside this
+/// executable.
 ///
 /// # Errors
 /// The cache exists and cannot be read.
@@ -66,7 +70,7 @@ pub fn status(root: &Path) -> Result<Status, KernelError> {
     status_of(&Recipe::embedded(), root)
 }
 
-/// Whether `recipe`'s kernel is in the cache below `root`.
+/// Whether `recipe`'s kernel is in the cache below `root`, or was installed beside this executable.
 ///
 /// # Errors
 /// The cache exists and cannot be read.

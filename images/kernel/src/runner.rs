@@ -53,6 +53,36 @@ impl<'a> Runner<'a> {
         Err(KernelError::Step { step, command: shown, outcome, tail, log })
     }
 
+    /// Runs a program to its end and takes what it writes to its standard output, which is not
+    /// logged.
+    ///
+    /// # Errors
+    /// As of [`Self::run`].
+    pub fn output(&mut self, step: Step, command: &mut Command) -> Result<String, KernelError> {
+        let shown = show(command);
+        self.write_log(format!("$ {shown}\n").as_bytes())?;
+        let (outcome, said) = match command.stdin(Stdio::null()).output() {
+            Ok(output) if output.status.success() => {
+                return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
+            }
+            Ok(output) => (output.status.to_string(), output.stderr),
+            Err(error) => (format!("cannot be run: {error}"), Vec::new()),
+        };
+        self.write_log(&said)?;
+        let mut tail = VecDeque::new();
+        String::from_utf8_lossy(&said).lines().for_each(|line| push_tail(&mut tail, line.into()));
+        let (tail, log) = (tail.into(), self.log_path.clone());
+        Err(KernelError::Step { step, command: shown, outcome, tail, log })
+    }
+
+    /// Writes a line to the log.
+    ///
+    /// # Errors
+    /// The disk's.
+    pub fn note(&mut self, line: &str) -> Result<(), KernelError> {
+        self.write_log(format!("{line}\n").as_bytes())
+    }
+
     /// Copies the program's output, both streams as one, to the log.
     fn stream(
         &mut self,
@@ -132,6 +162,20 @@ mod tests {
         );
         assert!(command.starts_with("sh -c") && outcome.contains('3'), "{command} {outcome}");
         assert!(log.contains("\n1\n2\n"), "{log}");
+    }
+
+    #[test]
+    fn what_a_program_writes_is_taken_and_its_failure_told() {
+        let folder = tempfile::tempdir().expect("temporary folder");
+        let mut ignore = |_| {};
+        let mut runner = Runner::new(folder.path().join("log"), &mut ignore).expect("log");
+        let mut output =
+            |script: &str| runner.output(Step::Compile, Command::new("sh").args(["-c", script]));
+        assert_eq!(output("echo a; echo b >&2").expect("it succeeds"), "a\n");
+        let Err(KernelError::Step { tail, .. }) = output("echo a; echo b >&2; exit 1") else {
+            panic!("it failed");
+        };
+        assert_eq!(tail, ["b"]);
     }
 
     #[test]

@@ -10,7 +10,7 @@ use crate::recipe::{Recipe, touched_paths};
 use crate::runner::Runner;
 use crate::source::{self, Origin};
 use crate::store::{Kernel, Manifest, Store};
-use crate::{BuildOptions, tools};
+use crate::{BuildOptions, layout, tools};
 
 /// Code of machines and devices that ARCH=um never builds: left in the tarball, which halves the
 /// tree. Makefiles and Kconfig files are unpacked, so configuration sees the whole kernel.
@@ -27,6 +27,25 @@ const NOT_UNPACKED: &[&str] = &[
 
 /// The build's date in `uname -v`: fixed, so that equal sources give equal kernels.
 const TIMESTAMP: &str = "Thu Jan  1 00:00:00 UTC 1970";
+
+/// How many layouts are tried, the compiler's own first.
+const LAYOUTS: usize = 8;
+/// Parts of the kernel that get something between them and the next, in another layout. None is so
+/// large that a distance within it could be taken for what is looked for.
+const PADDED: &[&str] = &[
+    "init",
+    "arch/um/kernel",
+    "kernel",
+    "mm",
+    "fs",
+    "security",
+    "crypto",
+    "block",
+    "lib",
+    "drivers",
+    "net",
+];
+const FUNCTION_ALIGNMENT: usize = 16;
 
 /// Builds a recipe's kernel and installs it. The caller holds the store's lock.
 pub fn build(
@@ -138,8 +157,74 @@ impl Build<'_, '_> {
         wanted.check(&text)
     }
 
+    /// Compiles and links, in another layout each time that the kernel could not boot with keys.
     fn compile(&mut self) -> Result<(), KernelError> {
         self.runner.start(Step::Compile);
+        self.link()?;
+        let mut strays = self.strays()?;
+        for attempt in 1..LAYOUTS {
+            if strays.is_empty() {
+                return Ok(());
+            }
+            self.runner.note(&format!(
+                "layout {attempt} of {LAYOUTS}: could change keys at {}",
+                strays.join(", ")
+            ))?;
+            self.pad(attempt)?;
+            self.link()?;
+            strays = self.strays()?;
+        }
+        match strays.is_empty() {
+            true => Ok(()),
+            false => Err(KernelError::Layout { tries: LAYOUTS, at: strays }),
+        }
+    }
+
+    /// Changes the distances between the kernel's parts.
+    fn pad(&mut self, attempt: usize) -> Result<(), KernelError> {
+        let tree = self.tree();
+        for (part, share) in PADDED.iter().zip(1..) {
+            let makefile = tree.join(part).join("Makefile");
+            if !makefile.is_file() {
+                continue;
+            }
+            if attempt == 1 {
+                let text =
+                    fs::read_to_string(&makefile).map_err(KernelError::io("read", &makefile))?;
+                fs::write(&makefile, text + "\nobj-y += exocell_pad.o\n")
+                    .map_err(KernelError::io("write", &makefile))?;
+            }
+            let pad = tree.join(part).join("exocell_pad.S");
+            let bytes = FUNCTION_ALIGNMENT * (attempt * share);
+            let text = format!(
+                ".text\n.balign {FUNCTION_ALIGNMENT}\n.skip {bytes}, 0xcc\n\
+                 .section .note.GNU-stack, \"\", @progbits\n"
+            );
+            fs::write(&pad, text).map_err(KernelError::io("write", &pad))?;
+        }
+        Ok(())
+    }
+
+    /// Where the kernel would panic at a boot with keys.
+    fn strays(&mut self) -> Result<Vec<String>, KernelError> {
+        let linux = self.tree().join("linux");
+        let elf = fs::read(&linux).map_err(KernelError::io("read", &linux))?;
+        let mut strays = Vec::new();
+        for change in layout::changes(&elf) {
+            let mut objdump = tools::command("objdump");
+            objdump.args(["--disassemble", "--disassemble-zeroes", "--no-show-raw-insn"]);
+            // From where an instruction begins, so that it is read as the compiler meant it.
+            objdump.arg(format!("--start-address={:#x}", change.start));
+            objdump.arg(format!("--stop-address={:#x}", change.address + 16));
+            let listing = self.runner.output(Step::Compile, objdump.arg(&linux))?;
+            if !layout::is_instruction(&elf, change.address, &layout::starts(&listing)) {
+                strays.push(change.to_string());
+            }
+        }
+        Ok(strays)
+    }
+
+    fn link(&mut self) -> Result<(), KernelError> {
         let mut make = self.make("linux");
         make.arg(format!("-j{}", self.options.jobs.max(1)));
         make.env("KBUILD_BUILD_TIMESTAMP", TIMESTAMP);

@@ -60,12 +60,16 @@ impl Store {
         Self { root: state_root.join("kernels") }
     }
 
+    /// Looks in the cache, then among the kernels that a package installed beside this executable.
     pub fn status(&self, hash: &str) -> Result<Status, KernelError> {
         let folder = self.root.join(hash);
-        Ok(match read_kernel(&folder)? {
-            Some(kernel) => Status::Present(kernel),
-            None => Status::Absent { hash: hash.to_owned(), path: folder.join("linux") },
-        })
+        let path = folder.join("linux");
+        for folder in [Some(folder), packaged(hash)].into_iter().flatten() {
+            if let Some(kernel) = read_kernel(&folder)? {
+                return Ok(Status::Present(kernel));
+            }
+        }
+        Ok(Status::Absent { hash: hash.to_owned(), path })
     }
 
     /// Waits until no other process builds; the lock ends with the returned file, or its process.
@@ -116,6 +120,12 @@ impl Store {
         fs::rename(stage, &folder).map_err(KernelError::io("create", &folder))?;
         Ok(kernel_in(&folder, manifest.clone()))
     }
+}
+
+/// Where a package has a recipe's kernel.
+fn packaged(hash: &str) -> Option<PathBuf> {
+    let own = std::env::current_exe().ok()?;
+    Some(own.parent()?.join("kernels").join(hash))
 }
 
 /// Flushes the files of a directory, so that a crash after the rename leaves whole ones.

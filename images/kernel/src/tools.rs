@@ -16,6 +16,7 @@ const NEEDED: &[(&str, &str)] = &[
     ("git", "git"),
     ("ld", "binutils"),
     ("make", "make"),
+    ("objdump", "binutils"),
     ("perl", "perl"),
     ("strip", "binutils"),
     ("tar", "tar"),

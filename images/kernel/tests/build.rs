@@ -18,6 +18,24 @@ linux:
 \tcp /bin/true linux
 ";
 
+/// Links a kernel of two parts, with what is between them.
+const LINKING_MAKEFILE: &str = "\
+.PHONY: linux
+allnoconfig:
+\tcp $(KCONFIG_ALLCONFIG) .config
+linux:
+\tmkdir -p include/config
+\techo 1.0-fake > include/config/kernel.release
+\tgcc -nostdlib -static -Wl,-e,_sinittext -o linux first.S $(wildcard kernel/exocell_pad.S) last.S
+";
+const FIRST: &str = ".globl _sinittext, keyed_signal_open, keyed_left, keyed_left_to_step\n\
+    .globl keyed_gate_open, keyed_xrstor\n\
+    .set keyed_signal_open, 8\n.set keyed_left, 8\n.set keyed_left_to_step, 8\n\
+    .set keyed_gate_open, 8\n.set keyed_xrstor, 8\n\
+    _sinittext:\n wrgsbase %rax\n";
+const LAST: &str = ".globl last, __start_rodata, _sexittext, _eexittext\n\
+    .balign 16\nlast: ret\n__start_rodata: _sexittext: _eexittext:\n";
+
 /// A patch that replaces `from` by `to` in the one-line file `greeting`.
 fn patch(from: &str, to: &str) -> String {
     format!(
@@ -35,10 +53,24 @@ struct Bench {
 
 impl Bench {
     fn new() -> Self {
+        Self::of(&[("Makefile", MAKEFILE)])
+    }
+
+    /// A kernel that begins with this code.
+    fn linking(code: &str) -> Self {
+        let first = format!("{FIRST}{code}");
+        let files = [("Makefile", LINKING_MAKEFILE), ("first.S", &first), ("last.S", LAST)];
+        Self::of(&[&files[..], &[("kernel/Makefile", "")]].concat())
+    }
+
+    fn of(files: &[(&str, &str)]) -> Self {
         let folder = tempfile::tempdir().expect("temporary folder");
         let tree = folder.path().join("fake-1.0");
-        fs::create_dir(&tree).expect("create");
-        fs::write(tree.join("Makefile"), MAKEFILE).expect("write");
+        for (name, text) in files {
+            let file = tree.join(name);
+            fs::create_dir_all(file.parent().expect("a folder")).expect("create");
+            fs::write(file, text).expect("write");
+        }
         fs::write(tree.join("greeting"), "hello\n").expect("write");
         let mut tar = Command::new("tar");
         tar.current_dir(folder.path()).args(["-cJf", "fake.tar.xz", "fake-1.0"]);
@@ -170,4 +202,30 @@ fn two_builders_at_once_make_one_kernel() {
         results.iter().filter(|(_, steps)| steps.contains(&Step::Compile)).count()
     });
     assert_eq!(compiled, 1);
+}
+
+#[test]
+fn a_kernel_whose_text_could_change_keys_gets_another_layout() {
+    // A call over a distance that reads as XRSTOR from its second byte on.
+    let call = ".balign 16, 0x90\n .skip 12, 0x90\n call last\n .skip 0x28ae0f, 0xcc\n";
+    let bench = Bench::linking(call);
+    let (kernel, _) = bench.build(&bench.options(&patch("hello", "good day"), "CONFIG_A=y\n"));
+    let kernel = kernel.expect("built");
+    let log = fs::read_to_string(&kernel.log).expect("log");
+    assert!(log.contains("layout 1 of 8: could change keys at _sinittext+0x"), "{log}");
+    assert!(!log.contains("layout 2 of 8"), "{log}");
+    // It has what is an instruction, and keeps its first layout where that is all.
+    let bench = Bench::linking("wrpkru\n");
+    let (kernel, _) = bench.build(&bench.options(&patch("hello", "good day"), "CONFIG_A=y\n"));
+    let log = fs::read_to_string(kernel.expect("built").log).expect("log");
+    assert!(log.contains("objdump") && !log.contains("layout 1"), "{log}");
+}
+
+#[test]
+fn a_kernel_that_could_change_keys_in_each_layout_is_no_kernel() {
+    let bench = Bench::linking("mov $0xef010f, %eax\n");
+    let (result, _) = bench.build(&bench.options(&patch("hello", "good day"), "CONFIG_A=y\n"));
+    let error = result.expect_err("no layout is good").to_string();
+    assert!(error.contains("in each of 8 layouts") && error.contains("_sinittext+0x"), "{error}");
+    assert_eq!(bench.left(), Vec::<String>::new());
 }

@@ -24,13 +24,60 @@ pub(crate) struct DataArea {
     next_block: u64,
     chunk: Vec<u8>,
     reserve: Reserve,
+    /// An image whose files are not copied, and its length: what lies before is in it.
+    under: Option<(File, u64)>,
 }
 
 impl DataArea {
     /// `image` and `spool` are empty files open for reading and writing.
     pub fn new(image: File, spool: File, limits: &ImportLimits) -> Self {
         let (chunk, reserve) = (vec![0; CHUNK_BYTES], Reserve::new(limits));
-        Self { image, spool, spool_bytes: 0, next_block: 1, chunk, reserve }
+        Self { image, spool, spool_bytes: 0, next_block: 1, chunk, reserve, under: None }
+    }
+
+    /// Takes over the data of `files`, which lie in the image `base`, before anything is added.
+    /// They keep their blocks; what lies at their inodes goes to the spool.
+    pub fn adopt<'t>(
+        &mut self,
+        base: &File,
+        files: impl Iterator<Item = &'t mut FileData>,
+    ) -> io::Result<()> {
+        let mut end = 1;
+        for data in files {
+            let tail = match data.tail {
+                Some(_) => data.size % BLOCK_BYTES as u64,
+                None => 0,
+            };
+            let blocks = (data.size - tail).div_ceil(BLOCK_BYTES as u64);
+            if blocks > 0 {
+                end = end.max(u64::from(data.start_block) + blocks);
+            }
+            if let Some(place) = data.tail {
+                let mut bytes = vec![0; tail as usize];
+                base.read_exact_at(&mut bytes, place)?;
+                data.tail = Some(self.spool(&bytes)?);
+            }
+        }
+        let size = (end - 1) * BLOCK_BYTES as u64;
+        let all = FileData { size, start_block: 1, tail: None };
+        let extents = super::extents(base, &all)?;
+        let mut content = super::Content::new(base, &all, &extents);
+        for extent in &extents {
+            let one = BLOCK_BYTES as u64;
+            self.copy(one, size, *extent, &mut content, &mut [])?;
+        }
+        self.next_block = end;
+        Ok(())
+    }
+
+    /// Leaves files in the image `base` where they are: they can be read, and no image comes of
+    /// it.
+    pub fn borrow(&mut self, base: File) -> io::Result<()> {
+        let bytes = base.metadata()?.len();
+        self.next_block = bytes.div_ceil(BLOCK_BYTES as u64).max(1);
+        self.spool_bytes = bytes;
+        self.under = Some((base, bytes));
+        Ok(())
     }
 
     pub(super) fn image(&self) -> &File {
@@ -109,7 +156,25 @@ impl DataArea {
     pub(super) fn tail(&self, data: &FileData) -> io::Result<Vec<u8>> {
         let Some(offset) = data.tail else { return Ok(Vec::new()) };
         let mut bytes = vec![0; (data.size % BLOCK_BYTES as u64) as usize];
-        self.spool.read_exact_at(&mut bytes, offset)?;
+        self.file_at(&self.spool, offset).read_exact_at(&mut bytes, offset)?;
+        Ok(bytes)
+    }
+
+    /// The image below for what lies before its end, `own` else.
+    fn file_at<'a>(&'a self, own: &'a File, offset: u64) -> &'a File {
+        match &self.under {
+            Some((under, bytes)) if offset < *bytes => under,
+            _ => own,
+        }
+    }
+
+    /// All of a file.
+    pub fn content(&self, data: &FileData) -> io::Result<Vec<u8>> {
+        let tail = self.tail(data)?;
+        let start = u64::from(data.start_block) * BLOCK_BYTES as u64;
+        let mut bytes = vec![0; data.size as usize - tail.len()];
+        self.file_at(&self.image, start).read_exact_at(&mut bytes, start)?;
+        bytes.extend(tail);
         Ok(bytes)
     }
 

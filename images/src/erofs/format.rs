@@ -8,13 +8,13 @@ pub(super) const BLOCK_BITS: u8 = 12;
 pub(super) const SLOT_BYTES: usize = 32;
 pub(super) const COMPACT_BYTES: usize = 32;
 pub(super) const EXTENDED_BYTES: usize = 64;
-const SUPER_OFFSET: usize = 1024;
-const MAGIC: u32 = 0xE0F5_E1E2;
+pub(super) const SUPER_OFFSET: usize = 1024;
+pub(super) const MAGIC: u32 = 0xE0F5_E1E2;
 const COMPAT_SB_CHKSUM: u32 = 1;
 const COMPAT_MTIME: u32 = 2;
 
-const FLAT_PLAIN: u16 = 0;
-const FLAT_INLINE: u16 = 2;
+pub(super) const FLAT_PLAIN: u16 = 0;
+pub(super) const FLAT_INLINE: u16 = 2;
 
 /// What the superblock says.
 pub(super) struct Super {

@@ -45,6 +45,28 @@ pub(super) fn icount(bytes: usize) -> u16 {
     bytes.checked_sub(HEADER_BYTES).map_or(0, |entries| (entries / 4 + 1) as u16)
 }
 
+/// The bytes that an inode's `i_xattr_icount` stands for.
+pub(super) fn body_of(icount: u16) -> usize {
+    usize::from(icount).checked_sub(1).map_or(0, |words| HEADER_BYTES + words * 4)
+}
+
+/// The attributes in the bytes behind an inode; `None` where they are cut.
+pub(super) fn decode(body: &[u8]) -> Option<Xattrs> {
+    let mut xattrs = Xattrs::new();
+    let mut rest = body.get(HEADER_BYTES..).unwrap_or_default();
+    while let [name_bytes, index, low, high, after @ ..] = rest {
+        let (name_bytes, value_bytes) =
+            (usize::from(*name_bytes), usize::from(u16::from_le_bytes([*low, *high])));
+        let (prefix, _) = PREFIXES.iter().find(|(_, known)| known == index)?;
+        let name = [prefix, after.get(..name_bytes)?].concat();
+        let value = after.get(name_bytes..name_bytes + value_bytes)?;
+        xattrs.insert(name, value.to_vec());
+        let used = (4 + name_bytes + value_bytes).next_multiple_of(4);
+        rest = rest.get(used..).unwrap_or_default();
+    }
+    Some(xattrs)
+}
+
 pub(super) fn encode(xattrs: &Xattrs, out: &mut Vec<u8>) {
     if body_bytes(xattrs) == 0 {
         return;
@@ -72,6 +94,9 @@ mod tests {
         assert_eq!(out.len(), body_bytes(&xattrs));
         assert_eq!(&out[12..], b"\x02\x01\x03\x00abxyz\0\0\0");
         assert_eq!(icount(out.len()), 4);
+        assert_eq!(body_of(4), out.len());
+        assert_eq!(decode(&out).unwrap(), xattrs);
+        assert!(decode(&out[..out.len() - 4]).is_none());
     }
 
     #[test]

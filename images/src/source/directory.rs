@@ -25,7 +25,7 @@ pub(crate) fn import_directory(
     progress: &mut dyn Progress,
 ) -> Result<Digest> {
     let failed = |error| ImageError::read(root, error);
-    let directory = match Directory::at(root) {
+    let directory = match Directory::real(root) {
         Err(error) if error.kind() == io::ErrorKind::NotADirectory => {
             let why = "it is not a directory".into();
             return Err(ImageError::NotAnImage { path: root.to_path_buf(), why });
@@ -70,6 +70,7 @@ impl Walk<'_, '_> {
     }
 
     fn visit(&mut self, host: &Path, path: &[u8], found: &Found) -> Result<()> {
+        crate::layer::check_name(path)?;
         let metadata = found.metadata();
         let kind = metadata.file_type();
         if kind.is_char_device() || kind.is_block_device() {

@@ -15,6 +15,7 @@ use crate::error::{ImageError, Result, shown};
 use crate::limits::ImportLimits;
 use crate::tar::{EntryKind, TarReader};
 use crate::tree::split;
+use crate::walk::Directory;
 
 /// Links followed for one name (old `docker save` links layers it repeats).
 const HOPS_MAX: usize = 8;
@@ -108,8 +109,7 @@ impl Files {
 /// no link leads out of it, and what is not a regular file is neither waited for nor read.
 pub(super) fn open_member(root: &Path, name: &str) -> Result<File> {
     let failed = |error: Errno| ImageError::read(&root.join(name), error.into());
-    let folder = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let folder = rustix::fs::open(root, folder, Mode::empty()).map_err(failed)?;
+    let folder = Directory::real(root).map_err(|error| ImageError::read(root, error))?;
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let within = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
     let file = match rustix::fs::openat2(&folder, name, flags, Mode::empty(), within) {

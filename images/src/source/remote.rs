@@ -7,7 +7,7 @@
 //!       <── length u32, so many bytes, ...  0: the end; MAX: length u32, a refusal as JSON
 //! ```
 //! Each side takes what the other says for a claim: names are checked before they are opened, and
-//! lengths before there is room for them.
+//! lengths before there is room for them. The reader waits as long as its socket does (SO_RCVTIMEO).
 
 use std::cell::RefCell;
 use std::io::{self, Read, Write};
@@ -130,7 +130,7 @@ struct RemoteBlob<'a> {
 impl RemoteBlob<'_> {
     fn number(&self) -> io::Result<u32> {
         let mut bytes = [0; 4];
-        (&self.remote.stream).read_exact(&mut bytes)?;
+        (&self.remote.stream).read_exact(&mut bytes).map_err(stalled)?;
         Ok(u32::from_le_bytes(bytes))
     }
 
@@ -146,7 +146,7 @@ impl RemoteBlob<'_> {
                     return Err(io::ErrorKind::InvalidData.into());
                 }
                 let mut text = vec![0; length as usize];
-                (&self.remote.stream).read_exact(&mut text)?;
+                (&self.remote.stream).read_exact(&mut text).map_err(stalled)?;
                 self.ended = true;
                 self.remote.is_idle.replace(true);
                 let refusal: Refusal = serde_json::from_slice(&text)?;
@@ -155,6 +155,14 @@ impl RemoteBlob<'_> {
             length => self.left = length as usize,
         }
         Ok(())
+    }
+}
+
+/// The error of a wait that was too long.
+fn stalled(error: io::Error) -> io::Error {
+    match error.kind() {
+        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => ImageError::Stalled.into(),
+        _ => error,
     }
 }
 
@@ -167,7 +175,7 @@ impl Read for RemoteBlob<'_> {
         if want == 0 {
             return Ok(0);
         }
-        let count = (&self.remote.stream).read(&mut buffer[..want])?;
+        let count = (&self.remote.stream).read(&mut buffer[..want]).map_err(stalled)?;
         if count == 0 {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
@@ -222,6 +230,22 @@ mod tests {
         assert!(matches!(refused, ImageError::Refused(_)), "{refused:?}");
         assert!(refused.to_string().contains("no image `missing`"), "{refused}");
         assert_eq!(length("large").unwrap(), 1_000_000, "a refusal ends nothing");
+    }
+
+    #[test]
+    fn who_says_nothing_is_not_waited_for() {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        ours.set_read_timeout(Some(std::time::Duration::from_millis(10))).unwrap();
+        let remote = Remote::new(ours.try_clone().unwrap());
+        let said = remote.open("x").map(drop).unwrap_err().to_string();
+        assert!(said.contains("nothing came"), "{said}");
+        let remote = Remote::new(ours);
+        theirs.write_all(&10_u32.to_le_bytes()).unwrap();
+        let mut blob = remote.open("x").unwrap();
+        theirs.write_all(b"five!").unwrap();
+        let mut bytes = Vec::new();
+        let said = blob.read_to_end(&mut bytes).unwrap_err().to_string();
+        assert!(bytes == b"five!" && said.contains("nothing came"), "{said}");
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use tempfile::NamedTempFile;
 
-use super::index::{StoredImage, sync_folder};
+use super::index::{Index, StoredImage, sync_folder};
 use super::{ImageRecord, Store, disk_bytes};
 use crate::build::{self, Image};
 use crate::config::ImageConfig;
@@ -148,17 +148,19 @@ impl Store {
         // Another process may have said it.
         digest::expect("the image configuration", image.id, Digest::of(image.document.as_bytes()))?;
         image.check()?;
-        let size_bytes = settle(draft.file.as_file()).map_err(failed)?;
+        let size_bytes = settle(draft.file.as_file(), true).map_err(failed)?;
         let id = image.id;
         let _lock = self.lock()?;
         let mut index = self.read_index()?;
-        if let std::collections::btree_map::Entry::Vacant(vacant) = index.images.entry(id) {
+        self.keep_passing(&mut index, id)?;
+        // What a file of the store has lost, an import of the same image gives back.
+        if !index.images.get(&id).is_some_and(|known| self.is_whole(id, known)) {
             let blob = self.blob(id);
             // The lock that marked the file as being written goes with its file.
             draft.file.persist(&blob).map_err(|error| failed(error.error))?;
             self.write_details(id, &image.config, &image.document)?;
             sync_folder(&self.blobs()).map_err(failed)?;
-            vacant.insert(stored(image, size_bytes));
+            index.images.insert(id, stored(image, size_bytes));
         }
         if let Some(tag) = tag {
             index.tags.insert(tag.to_string(), id);
@@ -166,6 +168,60 @@ impl Store {
         self.write_index(&index)?;
         let found = index.images.get(&id).map(|image| self.record(id, image, &index));
         found.transpose()?.flatten().ok_or_else(|| ImageError::NotFound { name: id.to_string() })
+    }
+
+    /// The same of an image that no list shows, and that goes when nobody uses it any more: the
+    /// returned file, or a duplicate of it, is a use.
+    ///
+    /// # Errors
+    /// As of [`Self::publish`].
+    pub fn publish_passing(&self, draft: Draft, image: Image) -> Result<(ImageRecord, File)> {
+        let failed = |error: io::Error| ImageError::store(&self.root, error);
+        digest::expect("the image configuration", image.id, Digest::of(image.document.as_bytes()))?;
+        image.check()?;
+        let size_bytes = settle(draft.file.as_file(), false).map_err(failed)?;
+        let id = image.id;
+        let _lock = self.lock()?;
+        let mut index = self.read_index()?;
+        let file = match index.images.get(&id) {
+            Some(known) if self.is_whole(id, known) => File::open(self.blob(id)).map_err(failed)?,
+            _ => {
+                let file =
+                    draft.file.persist(self.blob(id)).map_err(|error| failed(error.error))?;
+                self.write_details(id, &image.config, &image.document)?;
+                let passing = StoredImage { passing: true, ..stored(image, size_bytes) };
+                index.images.insert(id, passing);
+                self.write_index(&index)?;
+                file
+            }
+        };
+        // While the store is locked nobody finds it unused.
+        file.lock_shared().map_err(failed)?;
+        let found = index.images.get(&id).map(|image| self.record(id, image, &index));
+        let found = found.transpose()?.flatten();
+        let record = found.ok_or_else(|| ImageError::NotFound { name: id.to_string() })?;
+        Ok((record, file))
+    }
+
+    /// Has an image stay that was to go. The store is locked.
+    pub(super) fn keep_passing(&self, index: &mut Index, id: Digest) -> Result<()> {
+        let Some(image) = index.images.get_mut(&id).filter(|image| image.passing) else {
+            return Ok(());
+        };
+        image.passing = false;
+        let file = File::open(self.blob(id)).and_then(|file| file.sync_all());
+        match file {
+            Ok(()) => Ok(()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            Err(error) => Err(ImageError::store(&self.root, error)),
+        }
+    }
+
+    /// Whether the files of an image that the index names are there, as long as they were.
+    fn is_whole(&self, id: Digest, known: &StoredImage) -> bool {
+        let blob = std::fs::File::open(self.blob(id)).and_then(|file| disk_bytes(&file));
+        let is_read = || matches!(self.config(id, known), Ok(Some(_)));
+        blob.is_ok_and(|bytes| bytes == known.size_bytes) && is_read()
     }
 
     /// The images that there are.
@@ -184,11 +240,15 @@ impl Store {
     pub fn name_present(&self, id: Digest, tag: Option<&Reference>) -> Result<Option<ImageRecord>> {
         let _lock = self.lock()?;
         let mut index = self.read_index()?;
-        if !index.images.contains_key(&id) || !self.blob(id).is_file() {
+        if !index.images.get(&id).is_some_and(|known| self.is_whole(id, known)) {
             return Ok(None);
         }
+        let was_passing = index.images.get(&id).is_some_and(|image| image.passing);
+        self.keep_passing(&mut index, id)?;
         if let Some(tag) = tag {
             index.tags.insert(tag.to_string(), id);
+        }
+        if tag.is_some() || was_passing {
             self.write_index(&index)?;
         }
         let found = index.images.get(&id).map(|image| self.record(id, image, &index));
@@ -196,16 +256,27 @@ impl Store {
     }
 }
 
-/// Makes the file last, to be read by its owner alone; its bytes on disk.
-fn settle(file: &File) -> io::Result<u64> {
+/// Leaves the file to be read by its owner alone, and makes it last if that is wanted; its bytes
+/// on disk.
+fn settle(file: &File, lasts: bool) -> io::Result<u64> {
     file.set_permissions(Permissions::from_mode(0o400))?;
-    file.sync_all()?;
+    if lasts {
+        file.sync_all()?;
+    }
     disk_bytes(file)
 }
 
 fn stored(image: Image, size_bytes: u64) -> StoredImage {
     let Image { manifest, created, architecture, .. } = image;
     let imported = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-    let (config, document) = (None, None);
-    StoredImage { manifest, created, imported, size_bytes, architecture, config, document }
+    StoredImage {
+        manifest,
+        created,
+        imported,
+        size_bytes,
+        architecture,
+        passing: false,
+        config: None,
+        document: None,
+    }
 }

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
@@ -35,6 +35,9 @@ pub(super) struct StoredImage {
     pub imported: u64,
     pub size_bytes: u64,
     pub architecture: String,
+    /// Whether it goes when nobody uses it any more.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub passing: bool,
     /// Of an index of before.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub config: Option<ImageConfig>,
@@ -77,6 +80,25 @@ impl Store {
         }
     }
 
+    /// Makes the index of a new store. The store is locked.
+    ///
+    /// # Errors
+    /// [`ImageError::StoreCorrupt`] where images lie that an index must have named: without it they
+    /// would be taken for leftovers.
+    pub(super) fn begin_index(&self) -> Result<()> {
+        if self.root.join("index.json").exists() {
+            return Ok(());
+        }
+        let is_image = |path: &PathBuf| path.extension().is_some_and(|end| end == "erofs");
+        match super::files(&self.blobs())?.iter().find(|path| is_image(path)) {
+            None => self.write_index(&Index::default()),
+            Some(image) => Err(ImageError::StoreCorrupt {
+                path: self.root.clone(),
+                why: format!("it has no index.json, but {}", image.display()),
+            }),
+        }
+    }
+
     /// Makes an index of before one of now. The store is locked.
     pub(super) fn split_index(&self, index: &mut Index) -> Result<()> {
         if index.version == VERSION {
@@ -97,11 +119,8 @@ impl Store {
             return Ok(Some(config.clone()));
         }
         let Some(text) = read_if_there(&self.config_file(id))? else { return Ok(None) };
-        let config = serde_json::from_slice(&text).map_err(|error| ImageError::StoreCorrupt {
-            path: self.root.clone(),
-            why: format!("{}: {error}", self.config_file(id).display()),
-        })?;
-        Ok(Some(config))
+        let config = serde_json::from_slice(&text);
+        config.map(Some).map_err(|error| ImageError::Damaged { id, why: error.to_string() })
     }
 
     /// The document of an image, byte for byte; `None` where that is gone.

@@ -88,13 +88,44 @@ impl<W: Write> TarWriter<W> {
         self.to.write_all(&[0; BLOCK_BYTES][..padding])
     }
 
+    /// As [`Self::entry`], with the attributes of `meta`, in the form that every writer of layers
+    /// has for them (`SCHILY.xattr`).
+    ///
+    /// # Errors
+    /// As of [`Self::entry`].
+    pub fn whole_entry(
+        &mut self,
+        path: &[u8],
+        kind: &EntryKind,
+        meta: &Meta,
+        content: &mut dyn Read,
+    ) -> io::Result<()> {
+        let mut records = Vec::new();
+        for (name, value) in &meta.xattrs {
+            record(&mut records, &[b"SCHILY.xattr.", &name[..]].concat(), value);
+        }
+        if !records.is_empty() {
+            self.before(b'x', b"././@PaxHeader", &records)?;
+        }
+        self.entry(path, kind, meta, content)
+    }
+
     /// Ends the archive.
     ///
     /// # Errors
     /// What the writer says.
-    pub fn finish(mut self) -> io::Result<()> {
+    pub fn finish(self) -> io::Result<()> {
+        self.into_inner().map(drop)
+    }
+
+    /// The same; where it was written to.
+    ///
+    /// # Errors
+    /// What the writer says.
+    pub fn into_inner(mut self) -> io::Result<W> {
         self.to.write_all(&[0; 2 * BLOCK_BYTES])?;
-        self.to.flush()
+        self.to.flush()?;
+        Ok(self.to)
     }
 
     /// Puts `name` into the field of `header` at `place`, behind a header of its own if it is
@@ -110,21 +141,40 @@ impl<W: Write> TarWriter<W> {
         if short.len() == name.len() {
             return Ok(());
         }
+        let kind = if place == LINK { b'K' } else { b'L' };
+        self.before(kind, LONG_NAME, &[name, b"\0"].concat())
+    }
+
+    /// A header that says something about the next entry.
+    fn before(&mut self, kind: u8, name: &[u8], content: &[u8]) -> io::Result<()> {
         let mut before = [0; BLOCK_BYTES];
-        put(&mut before, NAME, LONG_NAME);
+        put(&mut before, NAME, name);
         put(&mut before, 100, b"0000644\0");
         put(&mut before, 108, b"0000000\0");
         put(&mut before, 116, b"0000000\0");
-        number(&mut before[124..136], signed(name.len() as u64 + 1)?);
+        number(&mut before[124..136], signed(content.len() as u64)?);
         number(&mut before[136..148], 0);
-        before[156] = if place == LINK { b'K' } else { b'L' };
+        before[156] = kind;
         put(&mut before, 257, MAGIC);
         seal(&mut before);
         self.to.write_all(&before)?;
-        let mut name = name.to_vec();
-        name.push(0);
-        name.resize(name.len().next_multiple_of(BLOCK_BYTES), 0);
-        self.to.write_all(&name)
+        let mut content = content.to_vec();
+        content.resize(content.len().next_multiple_of(BLOCK_BYTES), 0);
+        self.to.write_all(&content)
+    }
+}
+
+/// A record of an extension: its length, which counts its own digits, a name and a value.
+fn record(to: &mut Vec<u8>, name: &[u8], value: &[u8]) {
+    // A blank, an equals sign and the end of the line.
+    let bare = name.len() + value.len() + 3;
+    let mut length = bare;
+    while length != bare + length.to_string().len() {
+        length = bare + length.to_string().len();
+    }
+    to.extend(length.to_string().as_bytes());
+    for part in [b" ", name, b"=", value, b"\n"] {
+        to.extend(part);
     }
 }
 
@@ -248,6 +298,20 @@ mod tests {
         // Another reader sees the same names.
         let mut other = tar::Archive::new(&*bytes);
         assert_eq!(other.entries().unwrap().filter(Result::is_ok).count(), 11);
+    }
+
+    #[test]
+    fn attributes_come_through_whole() {
+        let xattrs =
+            (90..110).map(|count| (format!("user.{count}").into_bytes(), vec![b'\n'; count]));
+        let meta = Meta { mode: 0o755, xattrs: xattrs.collect(), ..Meta::default() };
+        let (path, kind) = (vec![b'n'; 200], EntryKind::Directory);
+        let mut bytes = Vec::new();
+        let mut writer = TarWriter::new(&mut bytes);
+        writer.whole_entry(&path, &kind, &meta, &mut io::empty()).unwrap();
+        writer.finish().unwrap();
+        let mut reader = TarReader::new(&*bytes, &ImportLimits::default());
+        assert_eq!(reader.next_entry().unwrap(), Some(TarEntry { path, kind, meta }));
     }
 
     #[test]

@@ -133,8 +133,8 @@ impl Walk<'_> {
             return Ok(false);
         }
         let here = self.here();
-        self.tree.insert(here, name, Meta::implicit(), Kind::Directory(Default::default()));
-        let made = InodeId(self.tree.inodes.len() as u32 - 1);
+        let kind = Kind::Directory(Default::default());
+        let made = self.tree.insert(here, name, Meta::implicit(), kind);
         self.push(made)?;
         Ok(true)
     }

@@ -25,6 +25,7 @@ pub fn prepare(layout: &Layout) -> Result<File, CellError> {
             program.display()
         ))
     })?;
+    let program = program.canonicalize().map_err(CellError::host("cannot find this program"))?;
     let stamp = [metadata.mtime(), metadata.mtime_nsec(), metadata.len() as i64];
     let stamp = stamp.map(|part| format!("{part:x}")).join("-");
     let folder = layout.root().join("commands");

@@ -5,7 +5,7 @@ use std::io;
 
 use exocell_agent::TRANSFER_MAX;
 use exocell_agent::client::{self, ClientError};
-use exocell_images::{ImageRecord, Progress, Reference, Store};
+use exocell_images::{ImageConfig, ImageRecord, Progress, Reference, Store};
 
 use crate::control::Client;
 use crate::unpack::import_layer;
@@ -15,22 +15,21 @@ use crate::{CellError, Layout, Record};
 const LAYER_BYTES_MAX: u64 = 64 << 30;
 
 /// Makes an image called `tag` of the running cell `record`, to be started as
-/// the image `from` is. What is mounted in the cell, folders above all, is left
-/// out, and so are extended attributes. Programs of the cell go on meanwhile.
+/// `config` says. What is mounted in the cell, folders above all, is left out.
+/// Programs of the cell go on meanwhile.
 ///
 /// # Errors
 /// The guest's, and what is wrong with what it sends; the store is as it was.
 pub fn commit(
     layout: &Layout,
     record: &Record,
-    from: &str,
+    config: &ImageConfig,
     tag: Option<&Reference>,
     progress: &mut dyn Progress,
 ) -> Result<ImageRecord, CellError> {
     let store = Store::open(layout.images())?;
-    let config = store.resolve(from)?.config;
     let stream = Client::connect(record)?.guest_stream()?.within(TRANSFER_MAX);
-    let made = import_layer(&store, &config, tag, progress, |mut write| {
+    let made = import_layer(&store, config, tag, progress, |mut write| {
         let sent = client::download_layer(&stream, &stream, &mut write, LAYER_BYTES_MAX);
         sent.map(drop).map_err(|error| match error {
             ClientError::Local(error) => error,

@@ -11,7 +11,6 @@
 
 use std::fs::File;
 use std::io::{self, Read};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -19,6 +18,7 @@ use exocell_exovisor::{
     AdmissionError, CODE_BYTES_MAX, Cache, Checked, Form, Jailed, Metering, Name, Policy, Sealed,
     TooLong, Use,
 };
+use exocell_images::walk::Found;
 use exocell_vmm::jail::ThreadClass;
 use exocell_vmm::jail::stage::{Fault, Given, Limits, Order, Stage, StageError, Task};
 use exocell_xgate::CapabilitySet;
@@ -50,18 +50,16 @@ pub struct Module {
 }
 
 impl Module {
-    /// Copies the file at `path`.
+    /// Copies the file `found`, which the operator calls `path`.
     ///
     /// # Errors
     /// One that cannot be read or is larger than 64 MiB.
-    pub fn read(path: &Path) -> Result<Self, CellError> {
+    pub fn read(found: &Found, path: &Path) -> Result<Self, CellError> {
         let what = || format!("cannot read the module {}", path.display());
-        // What is no file may have no end, or not even a beginning.
-        let file = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path);
-        let file = file.map_err(CellError::host(what()))?;
-        if !file.metadata().map_err(CellError::host(what()))?.is_file() {
+        if !found.metadata().is_file() {
             return Err(CellError::Module(format!("{} is no file", path.display())));
         }
+        let file = found.file().map_err(CellError::host(what()))?;
         let mut hash = Sha256::new();
         let bytes = Sealed::copy(file, MODULE_BYTES_MAX, |piece| hash.update(piece));
         let bytes = bytes.map_err(|error| {

@@ -7,12 +7,15 @@
 //! stream into the guest as a descriptor, so sessions do not run through the
 //! supervisor.
 
+use std::collections::BTreeMap;
 use std::io::{self, IoSlice, IoSliceMut};
+use std::net::Ipv4Addr;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use exocell_agent::{ANSWER_MAX, FrameReader, FrameWriter, Kind, Patient, Start};
+use exocell_agent::{ANSWER_MAX, FrameError, FrameReader, FrameWriter, Kind, Patient, Start};
+use exocell_network::switch::Addresses;
 use nix::sys::socket::{
     AddressFamily, ControlMessage, ControlMessageOwned, MsgFlags, SockFlag, SockType, UnixAddr,
     connect, recvmsg, sendmsg, setsockopt, socket, sockopt,
@@ -20,6 +23,9 @@ use nix::sys::socket::{
 use nix::sys::time::TimeVal;
 use serde::{Deserialize, Serialize};
 
+use crate::health::{Check, News};
+use crate::networks::Attachment;
+use crate::policy::Policy;
 use crate::{CellError, CellSpec, Record};
 
 /// How long a supervisor may take for what it does by itself.
@@ -35,14 +41,18 @@ pub enum ControlRequest {
     Attach {
         replay: bool,
     },
+    /// Hear of the cell's health checks: `Health` replies, until the client hangs up.
+    Watch,
     /// A stream to the guest's agent.
     Connect,
     /// Send a signal to the cell's own program.
     Signal {
         signal: u8,
     },
-    /// SIGTERM, then after `grace_ms` the end of the cell.
+    /// `signal` to the program, then after `grace_ms` the end of the cell.
     Stop {
+        #[serde(default = "sigterm")]
+        signal: u8,
         grace_ms: u64,
     },
     /// End the capability named `capability` (as `caps explain` prints it)
@@ -55,6 +65,19 @@ pub enum ControlRequest {
         allow: Vec<String>,
         deny: Vec<String>,
     },
+    /// Be in a network between cells as `address`, by the connection to its switch that comes with
+    /// the next byte. `own` is what the spec notes of it.
+    Join {
+        own: Attachment,
+        addresses: Addresses,
+        address: Ipv4Addr,
+    },
+    /// Be in it no more.
+    Leave {
+        network: String,
+    },
+    /// Which networks it should be in and is not, for their switch has ended.
+    Networks,
     /// Stop the guest where it is, or let it go on. A paused cell refuses
     /// `Connect`; `Signal` and `Stop` let it go on first.
     Pause {
@@ -63,6 +86,10 @@ pub enum ControlRequest {
     /// Call the cell `name`; the asker has seen to it that the name is free.
     Rename {
         name: String,
+    },
+    /// Start again as `policy` says after the next end; the asker has seen to it that this can be.
+    Restart {
+        policy: Policy,
     },
     /// Change how much memory the guest may use.
     Memory {
@@ -79,11 +106,19 @@ pub enum ControlRequest {
     Take(Box<Order>),
 }
 
+fn sigterm() -> u8 {
+    libc::SIGTERM as u8
+}
+
 impl ControlRequest {
     /// How long the answer may take.
     fn limit(&self) -> Duration {
         match self {
-            Self::Memory { .. } | Self::Revoke { .. } | Self::Signal { .. } => THROUGH_GUEST_MAX,
+            Self::Memory { .. }
+            | Self::Revoke { .. }
+            | Self::Signal { .. }
+            | Self::Join { .. }
+            | Self::Leave { .. } => THROUGH_GUEST_MAX,
             _ => SUPERVISOR_MAX,
         }
     }
@@ -96,6 +131,9 @@ pub struct Order {
     /// With the cell's own id; the asker has seen to it that the name is free.
     pub spec: CellSpec,
     pub start: Start,
+    /// How its program is looked after.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub health: Option<Check>,
     /// How long it may live from now on.
     pub deadline_ms: Option<u64>,
 }
@@ -111,6 +149,12 @@ pub enum ControlReply {
         applied: bool,
     },
     Counters(Counters),
+    /// The networks whose switch has ended.
+    Networks {
+        lost: Vec<String>,
+    },
+    /// To who watches.
+    Health(News),
     Failed {
         message: String,
     },
@@ -132,6 +176,19 @@ pub struct Counters {
     pub block_read_bytes: u64,
     pub block_written_bytes: u64,
     pub disk_allocated_bytes: u64,
+    /// All that each device counts, by the device's name and the counter's. Folders, which have
+    /// processes of their own, are not among them.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub devices: BTreeMap<String, BTreeMap<String, u64>>,
+}
+
+/// Whether a time has run out, and the other side is there still.
+fn is_late(error: &FrameError) -> bool {
+    match error {
+        FrameError::NoAnswer(_) => true,
+        FrameError::Io(error) => error.kind() == io::ErrorKind::WouldBlock,
+        _ => false,
+    }
 }
 
 /// A connection to a supervisor, before its request.
@@ -159,13 +216,36 @@ impl Client {
     /// # Errors
     /// The supervisor's refusal, or that it does not answer: it has a bounded time.
     pub fn ask(&self, request: &ControlRequest) -> Result<ControlReply, CellError> {
+        self.ask_with(request, None)
+    }
+
+    /// The same, and passes `descriptor` on with it.
+    ///
+    /// # Errors
+    /// As those of [`Self::ask`].
+    pub(crate) fn pass(
+        &self,
+        request: &ControlRequest,
+        descriptor: &OwnedFd,
+    ) -> Result<(), CellError> {
+        self.ask_with(request, Some(descriptor)).map(drop)
+    }
+
+    fn ask_with(
+        &self,
+        request: &ControlRequest,
+        descriptor: Option<&OwnedFd>,
+    ) -> Result<ControlReply, CellError> {
         let limit = request.limit();
-        let failed = |error: exocell_agent::FrameError| CellError::Host {
-            what: format!(
-                "the cell's supervisor did not answer within {} s; exocell rm -f ends its cell",
-                limit.as_secs()
-            ),
-            source: io::Error::other(error),
+        let failed = |error: FrameError| {
+            let what = match is_late(&error) {
+                true => format!(
+                    "the cell's supervisor did not answer within {} s; exocell rm -f ends its cell",
+                    limit.as_secs()
+                ),
+                false => "the cell's supervisor ended before it answered".to_owned(),
+            };
+            CellError::Host { what, source: io::Error::other(error) }
         };
         let bounded = |time| {
             self.stream.set_read_timeout(time)?;
@@ -173,6 +253,9 @@ impl Client {
         };
         bounded(Some(limit)).map_err(|error| failed(error.into()))?;
         FrameWriter::new(&self.stream).write_json(Kind::Request, request).map_err(failed)?;
+        let passed =
+            descriptor.map_or(Ok(()), |descriptor| send_descriptor(&self.stream, descriptor));
+        passed.map_err(|error| failed(error.into()))?;
         let reply = FrameReader::new(&self.stream).expect(Kind::Reply).map_err(failed)?;
         bounded(None).map_err(|error| failed(error.into()))?;
         match reply {
@@ -208,6 +291,20 @@ fn connect_within(path: &str, limit: Duration) -> io::Result<UnixStream> {
     Ok(socket.into())
 }
 
+/// Whether something that was written to `socket` has not been read: bytes, with what the host
+/// counts beside them (unix(7), SIOCOUTQ).
+///
+/// # Errors
+/// The host's.
+pub fn unread(socket: &impl AsFd) -> io::Result<usize> {
+    let mut bytes: libc::c_int = 0;
+    // SAFETY: the descriptor is open for the length of the call, and the pointer is to a local
+    // number, which the call writes. Needed because nix has no such ioctl.
+    let done = unsafe { libc::ioctl(socket.as_fd().as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };
+    nix::errno::Errno::result(done)?;
+    Ok(usize::try_from(bytes).unwrap_or(0))
+}
+
 /// Sends `descriptor` along with one byte.
 pub(crate) fn send_descriptor(stream: &UnixStream, descriptor: &impl AsFd) -> io::Result<()> {
     let descriptors = [descriptor.as_fd().as_raw_fd()];
@@ -234,4 +331,18 @@ pub(crate) fn receive_descriptor(stream: &UnixStream) -> io::Result<OwnedFd> {
         }
     }
     Err(io::Error::other("no descriptor came"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_supervisor_that_ends_is_not_said_to_be_slow() {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        drop(theirs);
+        let client = Client { stream: ours };
+        let error = client.ask(&ControlRequest::Stop { grace_ms: 0, signal: 15 }).unwrap_err();
+        assert!(error.to_string().starts_with("the cell's supervisor ended"), "{error}");
+    }
 }

@@ -17,8 +17,27 @@ use exocell_images::private;
 /// The smallest disk on which ext4 leaves room for anything.
 pub const DISK_BYTES_MIN: u64 = 4 << 20;
 
+/// The smallest disk that has a journal, and how large that is.
+const JOURNALED_BYTES_MIN: u64 = 64 << 20;
+const JOURNAL: &str = "size=8";
+
+/// How long a disk lives.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Life {
+    /// As the kernel that writes it. It needs no journal.
+    OneCell,
+    /// Another cell goes on with it, also after a kill of this one.
+    Kept,
+}
+
+impl Life {
+    fn has_journal(self, bytes: u64) -> bool {
+        self == Self::Kept && bytes >= JOURNALED_BYTES_MIN
+    }
+}
+
 /// A new disk of `bytes`, without a name: it is gone with its last holder.
-pub fn create(layout: &Layout, bytes: u64) -> Result<File, CellError> {
+pub fn create(layout: &Layout, bytes: u64, life: Life) -> Result<File, CellError> {
     if bytes < DISK_BYTES_MIN {
         return Err(CellError::Usage(format!(
             "a disk of {bytes} bytes is too small; grant at least {DISK_BYTES_MIN} (disk.size)"
@@ -27,7 +46,7 @@ pub fn create(layout: &Layout, bytes: u64) -> Result<File, CellError> {
     let directory = layout.disks();
     let what = || format!("cannot make a disk in {}", directory.display());
     private::folder(&directory).map_err(CellError::host(what()))?;
-    let template = template(&directory, bytes)?;
+    let template = template(&directory, bytes, life.has_journal(bytes))?;
     let disk = nameless(&directory).map_err(CellError::host(what()))?;
     disk.set_len(bytes)
         .and_then(|()| copy_data(&template, &disk))
@@ -53,7 +72,7 @@ pub fn keep(layout: &Layout, path: &Path, bytes: u64) -> Result<File, CellError>
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
         Err(error) => return Err(CellError::host(what())(error)),
     }
-    let disk = create(layout, bytes)?;
+    let disk = create(layout, bytes, Life::Kept)?;
     name(&disk, path).map_err(CellError::host(what()))?;
     Ok(disk)
 }
@@ -80,8 +99,9 @@ pub fn name_first(file: &File, path: &Path) -> io::Result<()> {
     }
 }
 
-fn template(directory: &Path, bytes: u64) -> Result<File, CellError> {
-    let path = directory.join(format!("empty-{bytes}.ext4"));
+fn template(directory: &Path, bytes: u64, has_journal: bool) -> Result<File, CellError> {
+    let kind = if has_journal { "journal" } else { "empty" };
+    let path = directory.join(format!("{kind}-{bytes}.ext4"));
     if let Ok(file) = File::open(&path) {
         return Ok(file);
     }
@@ -89,16 +109,21 @@ fn template(directory: &Path, bytes: u64) -> Result<File, CellError> {
     let new = nameless(directory).map_err(CellError::host(what()))?;
     new.set_len(bytes).map_err(CellError::host(what()))?;
     // Another process opens it through this one's.
-    format(Path::new(&format!("/proc/{}/fd/{}", std::process::id(), new.as_raw_fd())))?;
+    let path_of_new = format!("/proc/{}/fd/{}", std::process::id(), new.as_raw_fd());
+    format(Path::new(&path_of_new), has_journal)?;
     name_first(&new, &path).map_err(CellError::host(what()))?;
     File::open(&path).map_err(CellError::host(what()))
 }
 
-/// No journal: the disk lives exactly as long as the kernel that writes it.
-fn format(path: &Path) -> Result<(), CellError> {
+fn format(path: &Path, has_journal: bool) -> Result<(), CellError> {
+    let journal: &[&str] = match has_journal {
+        true => &["-O", "has_journal,^resize_inode", "-J", JOURNAL],
+        false => &["-O", "^has_journal,^resize_inode"],
+    };
     let output = Command::new("mkfs.ext4")
-        .args(["-q", "-F", "-m", "0", "-O", "^has_journal,^resize_inode"])
-        .args(["-E", "lazy_itable_init=1,nodiscard,root_owner=0:0"])
+        .args(["-q", "-F", "-m", "0"])
+        .args(journal)
+        .args(["-E", "lazy_itable_init=1,lazy_journal_init=1,nodiscard,root_owner=0:0"])
         .arg(path)
         .env("PATH", "/usr/sbin:/sbin:/usr/bin:/bin")
         .stdin(Stdio::null())
@@ -156,7 +181,7 @@ mod tests {
     fn a_disk_is_a_sparse_file_system_of_its_size() {
         let root = tempfile::tempdir().unwrap();
         let layout = Layout::new(root.path());
-        let disk = create(&layout, 64 << 20).unwrap();
+        let disk = create(&layout, 64 << 20, Life::OneCell).unwrap();
         assert_eq!(disk.metadata().unwrap().len(), 64 << 20);
         assert!(disk.metadata().unwrap().blocks() * 512 < 4 << 20);
         let mut magic = [0; 2];
@@ -184,7 +209,7 @@ mod tests {
     #[test]
     fn too_small_a_disk_is_refused() {
         let root = tempfile::tempdir().unwrap();
-        let error = create(&Layout::new(root.path()), 4096).unwrap_err();
+        let error = create(&Layout::new(root.path()), 4096, Life::OneCell).unwrap_err();
         assert!(error.to_string().contains("disk.size"), "{error}");
     }
 }

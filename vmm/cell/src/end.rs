@@ -36,19 +36,47 @@ pub fn await_end(
             return Ok(None);
         }
     }
-    match Record::find(layout, &record.id) {
-        Ok((_, _, status)) => Ok(Some(status.exit_code.unwrap_or(0))),
-        Err(CellError::NoSuchCell(_)) => Ok(Some(0)),
-        Err(error) => Err(error),
+    let until = Instant::now() + DEATH_MAX;
+    loop {
+        match Record::find(layout, &record.id) {
+            Ok((_, _, status)) if status.state == State::Exited => {
+                return Ok(Some(status.exit_code.unwrap_or(0)));
+            }
+            // Another command that looks at the cell is about to write its end down.
+            Ok(_) if Instant::now() < until => std::thread::sleep(Duration::from_millis(1)),
+            Ok(_) => return Err(still_there("has ended, and its record is still held")),
+            Err(CellError::NoSuchCell(_)) => return Ok(Some(0)),
+            Err(error) => return Err(error),
+        }
     }
 }
 
 /// Ends a running cell: SIGTERM to its program, after `grace` the end.
 pub fn stop(layout: &Layout, record: &Record, grace: Duration) -> Result<(), CellError> {
+    stop_by(layout, record, Signal::SIGTERM, grace)
+}
+
+/// Has nobody start the cell again but by hand.
+fn stay_ended(layout: &Layout, record: &Record) -> Result<(), CellError> {
+    match record.look(layout)? {
+        Some((spec, _)) => record.stay_ended(&spec),
+        None => Ok(()),
+    }
+}
+
+/// The same by another first signal.
+pub fn stop_by(
+    layout: &Layout,
+    record: &Record,
+    first: Signal,
+    grace: Duration,
+) -> Result<(), CellError> {
+    stay_ended(layout, record)?;
+    let signal = first as i32 as u8;
     let grace_ms = u64::try_from(grace.as_millis()).unwrap_or(u64::MAX);
     // A supervisor that does not answer is killed below.
-    let _ =
-        Client::connect(record).and_then(|client| client.ask(&ControlRequest::Stop { grace_ms }));
+    let _ = Client::connect(record)
+        .and_then(|client| client.ask(&ControlRequest::Stop { signal, grace_ms }));
     // It may have got its pid, or its end, since.
     let status = match Record::find(layout, &record.id) {
         Ok((_, _, status)) => status,
@@ -114,14 +142,22 @@ pub fn remove(
     status: &Status,
     force: bool,
 ) -> Result<(), CellError> {
+    let refused = |state| CellError::WrongState {
+        id: record.id[..12].to_owned(),
+        state,
+        remedy: "stop it first, or use rm -f",
+    };
+    let Some((spec, now)) = record.look(layout)? else { return Ok(()) };
+    match status.state {
+        _ if force => record.stay_ended(&spec)?,
+        State::Exited if record.is_restarting(&spec, &now) => return Err(refused("restarting")),
+        State::Exited => record.end_restarter()?,
+        state => return Err(refused(state.name())),
+    }
+    // Its restarter may have started it until then.
+    let now = record.look(layout)?.map_or_else(|| status.clone(), |(_, now)| now);
+    let status = &now;
     if status.state != State::Exited {
-        if !force {
-            return Err(CellError::WrongState {
-                id: record.id[..12].to_owned(),
-                state: status.state.name(),
-                remedy: "stop it first, or use rm -f",
-            });
-        }
         end_now(layout, record, status)?;
     }
     // An ended cell's supervisor may still write to its followers.

@@ -17,6 +17,15 @@ pub enum CellError {
     Host { what: String, source: io::Error },
     #[error("the record of cell {id} is damaged ({file}: {reason}); exocell rm -f {id} removes it")]
     Record { id: String, file: &'static str, reason: String },
+    #[error(
+        "cell {id} was made by another version of exocell (its record has version {version}, this \
+         one knows {known}); use that version, or remove the record's folder"
+    )]
+    Version { id: String, version: u32, known: u32 },
+    #[error(
+        "the record of cell {id} says {from}, which does not become {to}: a fault of Exocell's"
+    )]
+    Step { id: String, from: &'static str, to: &'static str },
     #[error(transparent)]
     Jail(#[from] exocell_vmm::jail::JailError),
     #[error(transparent)]

@@ -11,7 +11,7 @@
 
 use std::fs::File;
 use std::io::{Read, Write};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
@@ -31,11 +31,14 @@ use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
 use crate::control::{receive_descriptor, send_descriptor};
 use crate::granted::{self, Location};
-use crate::{CellError, Layout};
+use crate::{CellError, Layout, Record};
 
 /// How long a process may take to be in its root, and to confirm the end of access.
 const READY_MAX: Duration = Duration::from_secs(60);
 const END_MAX: Duration = Duration::from_secs(5);
+/// How long its process may take to hear that access ended, or that its cell did, before it is
+/// ended in the middle of what it does.
+const HEARD_MAX: Duration = Duration::from_secs(2);
 /// What says that a process is in its root; else it says why not.
 const READY: u8 = b'+';
 /// The longest reason, in bytes.
@@ -88,9 +91,8 @@ impl Share {
     }
 
     /// How the guest mounts them: what is mounted below another comes after it.
-    pub fn mounts(shares: &[Self]) -> Vec<FolderMount> {
+    pub fn mounts<'a>(shares: impl Iterator<Item = &'a Self>) -> Vec<FolderMount> {
         let mut mounts: Vec<FolderMount> = shares
-            .iter()
             .map(|share| FolderMount {
                 tag: share.tag.clone(),
                 guest_path: share.granted.guest.display().to_string(),
@@ -104,10 +106,6 @@ impl Share {
 
     pub fn tag(&self) -> &str {
         &self.tag
-    }
-
-    pub fn granted(&self) -> &Folder {
-        &self.granted
     }
 
     pub fn is_writable(&self) -> bool {
@@ -191,11 +189,16 @@ impl Share {
         };
         jail::keep_capabilities(needed).map_err(CellError::host("cannot drop capabilities"))?;
         jail::restrict_paths(&root.grants(access))?;
-        let server = self.server(root, identity)?;
+        let mut server = self.server(root, identity)?;
         let mut said = control;
         said.write_all(&[READY]).map_err(CellError::host("cannot say that it is ready"))?;
         // Nobody is there to be served if the supervisor did not come up.
         let Ok(listener) = receive_descriptor(control) else { return Ok(()) };
+        if self.is_writable() {
+            let Ok(tally) = receive_descriptor(control) else { return Ok(()) };
+            let failed = CellError::host("cannot read what the cell took of the disk");
+            server.go_on(tally).map_err(|errno| failed(errno.into()))?;
+        }
         let _ = serve(server, memory, listener, control, &self.tag);
         Ok(())
     }
@@ -224,7 +227,8 @@ impl Share {
         Server::new(served).map_err(|error| CellError::Usage(error.to_string()))
     }
 
-    /// Hands the device's socket over, behind which the folder is served from now on.
+    /// Hands the device's socket over, behind which the folder is served from now on. What the guest
+    /// takes of the disk is written down in the working directory, the cell's record.
     ///
     /// # Errors
     /// The host's.
@@ -234,6 +238,14 @@ impl Share {
         let control = self.control.as_ref().ok_or_else(gone)?;
         send_descriptor(control, listener)
             .map_err(CellError::host("cannot hand a folder's socket over"))?;
+        if self.is_writable() {
+            let mut options = exocell_images::private::options();
+            let options = options.read(true).write(true).create(true).truncate(false);
+            options
+                .open(format!("{}.{}", self.tag, Record::TAKEN))
+                .and_then(|tally| send_descriptor(control, &tally))
+                .map_err(CellError::host("cannot write down what the cell takes of the disk"))?;
+        }
         let writable = self.is_writable();
         let control = self.control.ok_or_else(|| CellError::Guest("no folder".to_owned()))?;
         Ok(Access { control, name: self.granted.name(), guest: self.granted.guest, writable })
@@ -251,11 +263,49 @@ fn serve(
     let failed = |error: exocell_vmm::devices::DeviceError| CellError::Guest(error.to_string());
     let control = control.try_clone().map_err(CellError::host("dup"))?;
     let mut device_loop = DeviceLoop::new(memory).map_err(failed)?;
-    let gone = Box::new(|| std::process::exit(0));
+    let told = control.try_clone().map_err(CellError::host("dup"))?;
+    let gone = Box::new(|| end_now());
     let config = FsConfig { server, tag: tag.to_owned(), control, gone };
     device_loop.add_fs(UnixListener::from(listener), config).map_err(failed)?;
+    std::thread::Builder::new()
+        .name("folder-end".to_owned())
+        .spawn(move || {
+            if jail::restrict_calls(ThreadClass::Folder).is_ok() {
+                await_unheard(&told, HEARD_MAX);
+            }
+            end_now();
+        })
+        .map_err(CellError::host("cannot start a thread"))?;
     jail::restrict_calls(ThreadClass::Folder)?;
     device_loop.run().map_err(failed)
+}
+
+/// Returns when what was said by `control` has waited for `max` and nobody has taken it. The thread
+/// that serves takes it between two requests; one request may last, and what it does is not
+/// permitted any more.
+fn await_unheard(control: &UnixStream, max: Duration) {
+    use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+    let is_said = |wait: PollTimeout| {
+        let mut watched = [PollFd::new(control.as_fd(), PollFlags::POLLIN)];
+        !matches!(poll(&mut watched, wait), Ok(0) | Err(nix::errno::Errno::EINTR))
+    };
+    let max = PollTimeout::try_from(max).unwrap_or(PollTimeout::MAX);
+    loop {
+        if !is_said(PollTimeout::NONE) {
+            continue;
+        }
+        let _ = poll(&mut [], max);
+        if is_said(PollTimeout::ZERO) {
+            return;
+        }
+    }
+}
+
+/// Ends this process, whatever its threads do: a thread in the middle of a copy, too.
+fn end_now() -> ! {
+    // SAFETY: the call takes a number and does not return. Needed because exit(3) would first run
+    // handlers, which may wait for the thread that is to be stopped.
+    unsafe { libc::_exit(0) }
 }
 
 /// Leaves the operator's terminal: what it is told there is not for this process.
@@ -284,6 +334,12 @@ fn raise_descriptors() -> Option<(u64, u64)> {
     raised.ok().map(|()| (soft, hard))
 }
 
+/// Whether the other end of a socket is closed.
+fn is_end(kind: std::io::ErrorKind) -> bool {
+    use std::io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
+    matches!(kind, BrokenPipe | ConnectionReset | UnexpectedEof)
+}
+
 /// A folder that is served, as the supervisor holds it.
 pub(crate) struct Access {
     control: UnixStream,
@@ -293,13 +349,27 @@ pub(crate) struct Access {
 }
 
 impl Access {
-    /// Ends all access: when this returns, no request is carried out any more.
-    pub fn end(&self) {
+    /// Ends all access: no request is carried out any more when this returns.
+    ///
+    /// # Errors
+    /// Its process neither confirms that nor ends: it waits for a disk that does not answer, and
+    /// ends when that does.
+    pub fn end(&self) -> Result<(), String> {
         let mut control = &self.control;
         let _ = self.control.set_read_timeout(Some(END_MAX));
         let confirmed = control.write_all(&[END]).and_then(|()| control.read_exact(&mut [0]));
-        if confirmed.is_err() {
-            self.close();
+        match confirmed {
+            Ok(()) => Ok(()),
+            // It has ended as a whole.
+            Err(error) if is_end(error.kind()) => Ok(()),
+            Err(_) => {
+                self.close();
+                Err(format!(
+                    "access to the folder {} ends when the disk that it is on answers: its process \
+                     is in the middle of a request",
+                    self.guest.display()
+                ))
+            }
         }
     }
 
@@ -313,5 +383,47 @@ impl Access {
         let _ = self.control.shutdown(std::net::Shutdown::Write);
         let _ = self.control.set_read_timeout(Some(END_MAX));
         let _ = (&self.control).read(&mut [0]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_end_that_nobody_hears_is_noticed() {
+        let (mut ours, control) = UnixStream::pair().unwrap();
+        let device = control.try_clone().unwrap();
+        let (said, noticed) = std::sync::mpsc::channel();
+        let watch = std::thread::spawn(move || {
+            await_unheard(&control, Duration::from_millis(1));
+            said.send(()).unwrap();
+        });
+        assert!(noticed.try_recv().is_err());
+        ours.write_all(&[END]).unwrap();
+        // Nobody reads it.
+        watch.join().unwrap();
+        noticed.recv().unwrap();
+        drop(device);
+        // Nor that the cell is gone.
+        let (ours, control) = UnixStream::pair().unwrap();
+        drop(ours);
+        await_unheard(&control, Duration::from_millis(1));
+    }
+
+    #[test]
+    fn an_end_of_access_is_what_its_process_says_or_its_own_end() {
+        let access = |control| Access {
+            control,
+            name: "folder:/f".to_owned(),
+            guest: "/f".into(),
+            writable: true,
+        };
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        theirs.write_all(&[END]).unwrap();
+        assert_eq!(access(ours).end(), Ok(()));
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        drop(theirs);
+        assert_eq!(access(ours).end(), Ok(()));
     }
 }

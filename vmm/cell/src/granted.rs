@@ -3,11 +3,12 @@
 //!
 //! A folder may lie in another that a cell may write. That cell can put a link in its place, and
 //! would be given what the link leads to at the next start. So links on the way are followed once,
-//! for the operator, and only where no cell can have made them; what was found then is written
-//! down, and opened later without following any.
+//! for the operator, and only where no cell and no module that is served can have made them; what
+//! was found then is written down, and opened later without following any.
 
-use std::fs;
-use std::io;
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::io::{self, Read};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -17,8 +18,10 @@ use exocell_xgate::{CapabilitySet, Folder, Rights};
 use nix::errno::Errno;
 use serde::{Deserialize, Serialize};
 
+use crate::compile::Module;
 use crate::plan::PlannedFolder;
-use crate::{CellError, Layout, Record};
+use crate::territory::{Identity, Mounts, Spot, Territory};
+use crate::{CellError, Layout, Record, served};
 
 /// Tells one start of the host from another (random(4)).
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
@@ -40,9 +43,13 @@ pub struct Location {
 impl Location {
     fn new(folder: &Path, found: &Found) -> io::Result<Self> {
         let metadata = found.metadata();
-        let boot = fs::read_to_string(BOOT_ID)?.trim().to_owned();
         let (device, inode) = (metadata.dev(), metadata.ino());
-        Ok(Self { folder: folder.to_owned(), real: found.path()?, device, inode, boot })
+        Ok(Self { folder: folder.to_owned(), real: found.path()?, device, inode, boot: boot()? })
+    }
+
+    /// Which folder it is, as long as the host does not start anew.
+    fn identity(&self, boot: &str) -> Option<Identity> {
+        (self.boot == boot).then_some((self.device, self.inode))
     }
 
     /// Finds it again, if it is still there.
@@ -71,6 +78,10 @@ impl Location {
             false => Err(replaced()),
         }
     }
+}
+
+fn boot() -> io::Result<String> {
+    Ok(fs::read_to_string(BOOT_ID)?.trim().to_owned())
 }
 
 /// Which links the operator's paths may go through.
@@ -113,6 +124,78 @@ impl<'a> Links<'a> {
         }
     }
 
+    /// The directory that `path` is in, and what it is called there. The name itself may be a link.
+    ///
+    /// # Errors
+    /// As of [`Self::directory`], and for a path that does not end in a name.
+    pub fn place<'p>(&self, path: &'p Path) -> io::Result<(Directory, &'p OsStr)> {
+        let name = path.file_name().ok_or(io::ErrorKind::IsADirectory)?;
+        let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+        Ok((self.directory(parent.unwrap_or(Path::new(".")))?, name))
+    }
+
+    /// Where the directory at `path` is, made where it is missing: one in which no cell may put
+    /// links in the way of what is written there.
+    ///
+    /// # Errors
+    /// As of [`Self::locate`], and for a directory that a cell may write.
+    pub fn own(&self, path: &Path) -> io::Result<PathBuf> {
+        let found = self.open(path, true)?;
+        let mounts = Mounts::read()?;
+        match self.writer(&mounts, &Spot::of(&mounts, &found)?)? {
+            None => found.path(),
+            Some(writable) => Err(io::Error::other(format!(
+                "a cell may write {}, and lead elsewhere what is written there; name another \
+                 directory",
+                writable.display()
+            ))),
+        }
+    }
+
+    /// What `path` leads to.
+    ///
+    /// # Errors
+    /// As of open(2), and for a link that a cell can have made.
+    pub fn follow(&self, path: &Path) -> io::Result<Found> {
+        self.open(path, false)
+    }
+
+    /// Where that is: no part of that path is a link.
+    ///
+    /// # Errors
+    /// As of [`Self::follow`].
+    pub fn real(&self, path: &Path) -> io::Result<PathBuf> {
+        self.follow(path)?.path()
+    }
+
+    /// The text at `path`, and where that is. A pipe of the operator's is read to its end; what a
+    /// cell can have put there has to be a file, which is never waited for.
+    ///
+    /// # Errors
+    /// As of [`Self::follow`] and read(2); text that is not UTF-8, or longer than `bytes_max`.
+    pub fn text(&self, path: &Path, bytes_max: u64) -> io::Result<(String, PathBuf)> {
+        if is_descriptor(path) {
+            let real = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+            return Ok((bounded_text(File::open(path)?, bytes_max)?, real));
+        }
+        let found = self.follow(path)?;
+        let real = found.path()?;
+        let file = match found.metadata().is_file() || self.writer_at(&real)?.is_some() {
+            true => found.file()?,
+            false => File::open(&real)?,
+        };
+        Ok((bounded_text(file, bytes_max)?, real))
+    }
+
+    /// A copy of the module at `path`.
+    ///
+    /// # Errors
+    /// As of [`Self::follow`] and [`Module::read`].
+    pub fn module(&self, path: &Path) -> Result<Module, CellError> {
+        let what = || format!("cannot read the module {}", path.display());
+        Module::read(&self.follow(path).map_err(CellError::host(what()))?, path)
+    }
+
     /// Finds `folder`, with `make` where it is missing, too.
     ///
     /// # Errors
@@ -121,40 +204,98 @@ impl<'a> Links<'a> {
         Location::new(folder, &self.open(folder, make)?)
     }
 
+    /// Where `path` is, or would be.
+    fn settle(&self, path: &Path, what: &str) -> Result<PathBuf, CellError> {
+        match self.real(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(path.to_owned()),
+            real => {
+                real.map_err(CellError::host(format!("cannot read {}, {what}", path.display())))
+            }
+        }
+    }
+
     fn open(&self, folder: &Path, make: bool) -> io::Result<Found> {
-        Found::resolve(folder, make, &mut |link| match self.writer(link)? {
-            None => Ok(()),
-            Some(writable) => Err(io::Error::other(format!(
-                "its path goes through the link {}, and a cell may write {}; name the folder that \
-                 the link leads to",
-                link.display(),
-                writable.display()
-            ))),
+        Found::resolve(folder, make, &mut |directory, name| {
+            let mounts = Mounts::read()?;
+            match self.writer(&mounts, &Spot::of(&mounts, directory)?)? {
+                None => Ok(()),
+                Some(writable) => Err(io::Error::other(format!(
+                    "its path goes through the link {}, and a cell may write {}; name what the \
+                     link leads to",
+                    directory.path()?.join(name).display(),
+                    writable.display()
+                ))),
+            }
         })
     }
 
-    /// The folder with `link`, or whatever has this path, in it that this cell, or another, may write.
-    fn writer(&self, link: &Path) -> io::Result<Option<PathBuf>> {
-        let others = Record::all(self.layout).map_err(io::Error::other)?;
-        let others = others.iter().filter_map(|(_, spec, _)| {
+    /// The folder with what is at `path` in it that this cell, or another, may write; so may a
+    /// module that is served.
+    fn writer_at(&self, path: &Path) -> io::Result<Option<PathBuf>> {
+        let mounts = Mounts::read()?;
+        self.writer(&mounts, &Spot::around(&mounts, path)?)
+    }
+
+    /// The same, for what is in the directory at `spot`.
+    fn writer(&self, mounts: &Mounts, spot: &Spot) -> io::Result<Option<PathBuf>> {
+        let cells = Record::all(self.layout).map_err(io::Error::other)?;
+        let cells = cells.iter().filter_map(|(_, spec, _)| {
             let caps = CapabilitySet::parse(&spec.capabilities, Path::new("/")).ok()?;
             Some((caps, spec.locations.clone()))
         });
-        let all = others.chain(self.caps.map(|caps| (caps.clone(), Vec::new())));
-        for (caps, locations) in all {
+        let served = served::tables(self.layout)?;
+        let others = served.into_iter().chain(self.caps.cloned()).map(|caps| (caps, Vec::new()));
+        let boot = boot()?;
+        for (caps, locations) in cells.chain(others) {
             let is_writable = |folder: &&Folder| folder.rights.contains(Rights::WRITE);
             for folder in caps.folders().iter().filter(is_writable) {
                 let found = locations.iter().find(|found| found.folder == folder.host);
                 let real = found.map(|found| found.real.clone());
                 // One that is not there yet holds no link.
-                let real = real.or_else(|| folder.host.canonicalize().ok());
-                if real.is_some_and(|real| link != real && link.starts_with(real)) {
+                let Some(real) = real.or_else(|| folder.host.canonicalize().ok()) else { continue };
+                let known = found.and_then(|found| found.identity(&boot));
+                if Territory::of(mounts, real, known)?.holds(spot) {
                     return Ok(Some(folder.host.clone()));
                 }
             }
         }
         Ok(None)
     }
+}
+
+/// Whether `path` names a descriptor of this process, which no cell can have made.
+fn is_descriptor(path: &Path) -> bool {
+    let folders = ["/dev/fd", "/proc/self/fd"];
+    path == Path::new("/dev/stdin")
+        || path.parent().is_some_and(|folder| folders.iter().any(|own| folder == Path::new(own)))
+}
+
+/// The same grant with each model's file where it is, so that no link is followed later. What is
+/// not there is told when it is to be read.
+///
+/// # Errors
+/// A file whose path goes through a link that a cell can have made.
+pub fn settle_models(layout: &Layout, caps: CapabilitySet) -> Result<CapabilitySet, CellError> {
+    let links = Links::of(layout, &caps);
+    let mut files = Vec::new();
+    for model in caps.models() {
+        let what = format!("the file of the model {}", model.name);
+        files.push(links.settle(&model.file, &what)?);
+    }
+    Ok(caps.with_model_files(files))
+}
+
+/// The same with each folder where it is, too: for a grant that is kept and has no record.
+///
+/// # Errors
+/// As of [`settle_models`].
+pub fn settle(layout: &Layout, caps: CapabilitySet) -> Result<CapabilitySet, CellError> {
+    let links = Links::of(layout, &caps);
+    let mut hosts = Vec::new();
+    for folder in caps.folders() {
+        hosts.push(links.settle(&folder.host, &format!("the folder {}", folder.guest.display()))?);
+    }
+    settle_models(layout, caps.with_folder_hosts(hosts))
 }
 
 /// Finds every folder of the grant, or file, each where it was found when the cell was made.
@@ -169,7 +310,7 @@ pub(crate) fn find(
         let again = || links.open(&granted.host, false).map_err(unopened(granted));
         let found = match known {
             None => again()?,
-            Some(known) => match (known.find(), links.writer(&known.real)) {
+            Some(known) => match (known.find(), links.writer_at(&known.real)) {
                 (Ok(found), _) => found,
                 // What no cell can have put there, the operator has.
                 (Err(_), Ok(None)) => again()?,
@@ -196,12 +337,26 @@ pub(crate) fn open(
 
 /// What to say of a folder that cannot be opened.
 pub(crate) fn unopened(granted: &Folder) -> impl FnOnce(io::Error) -> CellError + use<> {
-    CellError::host(format!("cannot open the folder {}", granted.host.display()))
+    CellError::host(format!("cannot open the folder {} (--volume)", granted.host.display()))
+}
+
+/// The longest text of variables, labels or rules, in bytes. A cell can make a file of any size in
+/// a folder, of which nothing is on the disk.
+pub const TEXT_BYTES_MAX: u64 = 4 << 20;
+
+fn bounded_text(file: File, bytes_max: u64) -> io::Result<String> {
+    let mut text = String::new();
+    file.take(bytes_max.saturating_add(1)).read_to_string(&mut text)?;
+    match text.len() as u64 > bytes_max {
+        true => Err(io::Error::other(format!("it is longer than {bytes_max} bytes"))),
+        false => Ok(text),
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::Write;
     use std::os::unix::fs::symlink;
 
     fn caps(folders: &[(&Path, &str)]) -> CapabilitySet {
@@ -267,6 +422,50 @@ mod tests {
         assert!(is(&open(&layout, &caps, &later).unwrap()[1], &data));
         (later[0].boot, later[0].device) = (found[0].boot.clone(), 0);
         refused(&later, "was replaced");
+    }
+
+    #[test]
+    fn what_an_operator_names_is_not_behind_a_cells_links_and_is_not_waited_for() {
+        let place = tempfile::tempdir().unwrap();
+        let base = place.path().canonicalize().unwrap();
+        let (app, host) = (base.join("app"), base.join("host"));
+        fs::create_dir(&app).unwrap();
+        fs::write(&host, "A=1").unwrap();
+        symlink(&host, app.join("link")).unwrap();
+        symlink(&host, base.join("operators")).unwrap();
+        fs::write(app.join("own"), "B=2").unwrap();
+        let mode = nix::sys::stat::Mode::from_bits_truncate(0o600);
+        nix::unistd::mkfifo(&app.join("fifo"), mode).unwrap();
+        let layout = Layout::new(base.join("root"));
+        let table = |model: &str| {
+            serde_json::json!({
+                "version": 1,
+                "folder": [{ "host": app, "guest": "/f", "rights": ["read", "write"] }],
+                "model": [{ "name": "m", "file": base.join(model) }],
+            })
+        };
+        let caps = |model| CapabilitySet::parse(&table(model).to_string(), Path::new("/")).unwrap();
+        let own = caps("operators");
+        let links = Links::of(&layout, &own);
+        assert_eq!(
+            links.text(&base.join("operators"), TEXT_BYTES_MAX).unwrap(),
+            ("A=1".to_owned(), host.clone())
+        );
+        assert_eq!(links.text(&app.join("own"), TEXT_BYTES_MAX).unwrap().0, "B=2");
+        assert!(links.text(&app.join("own"), 2).unwrap_err().to_string().contains("longer"));
+        for refused in ["link", "fifo", "."] {
+            links.text(&app.join(refused), TEXT_BYTES_MAX).unwrap_err();
+        }
+        links.real(&app.join("link")).unwrap_err();
+        // The operator's own pipe is read, by whatever name.
+        let (read, write) = nix::unistd::pipe().unwrap();
+        File::from(write).write_all(b"C=3").unwrap();
+        let name = format!("/dev/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&read));
+        assert_eq!(links.text(Path::new(&name), TEXT_BYTES_MAX).unwrap().0, "C=3");
+        // A model is where its link led to.
+        assert_eq!(settle_models(&layout, own.clone()).unwrap().models()[0].file, host);
+        settle_models(&layout, caps("app/link")).unwrap_err();
+        settle_models(&layout, caps("absent")).unwrap();
     }
 
     #[test]

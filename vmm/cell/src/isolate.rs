@@ -7,23 +7,25 @@
 
 use std::fs::File;
 use std::io::Read;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
 use exocell_agent::{Kind, Reply};
 use exocell_exovisor::{
-    Admission, Cause, Compiled, Isolate, Jailed, Metering, Opened, Outcome, Policy, Ready, Spec,
-    Stopper, Use,
+    Admission, CancelHandle, CancelReason, Compiled, Isolate, Jailed, Metering, Opened, Outcome,
+    Policy, Ready, Spec, Use,
 };
+use exocell_network::switch::Port;
 use exocell_vmm::jail::{self, JailRoot, ThreadClass};
 use exocell_xgate::{CapabilitySet, Kind as CapabilityKind, Rights, Table};
 
-use crate::compile::{Build, Code, Module};
+use crate::compile::{Build, Code};
 use crate::control::Counters;
+use crate::granted::Links;
 use crate::launch::{Inheritance, Request};
 use crate::layout::Layout;
 use crate::network::{self, Control, Network, PlannedNetwork};
@@ -35,6 +37,9 @@ use crate::relayed::Relaying;
 use crate::supervisor::clients::{self, Services};
 use crate::supervisor::{Event, Shared, Signal, Sink, ending, restrict_paths, thread};
 use crate::{CellError, CellSpec, granted};
+
+/// Networks between cells carry packets, and isolates have none.
+const NO_NETWORKS: &str = "networks between cells are for vm cells; leave out --network";
 
 /// The stack of the thread that runs the module.
 const STACK_BYTES: usize = 8 << 20;
@@ -90,15 +95,24 @@ impl IsolatePlan {
             deadline: request.deadline(caps),
         };
         let mut warm = Ok(());
-        let code =
-            build.compile(layout, &Module::read(path)?, || warm = admission.warm(metering))?;
+        let code = build.compile(layout, &Links::outside(layout).module(path)?, || {
+            warm = admission.warm(metering)
+        })?;
         warm.map_err(|error| CellError::Module(error.to_string()))?;
         let name = path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into());
         let args = std::iter::once(name).chain(spec.command.iter().cloned()).collect();
-        let network = PlannedNetwork::new(spec, caps, Vec::new())?;
+        if !spec.networks.is_empty() {
+            return Err(CellError::Usage(NO_NETWORKS.to_owned()));
+        }
+        let network = PlannedNetwork::new(layout, spec, caps, Vec::new())?;
         let (folders, env) = (granted::open(layout, caps, &spec.locations)?, pairs(&spec.env));
         Ok(Self { code, admission, folders, network, args, env, place: Place::take()? })
     }
+}
+
+/// The path of a descriptor of this process.
+fn held(dir: &impl AsRawFd) -> PathBuf {
+    PathBuf::from(format!("/proc/self/fd/{}", dir.as_raw_fd()))
 }
 
 /// `NAME=value` entries; the last of a name wins.
@@ -173,7 +187,9 @@ pub(crate) fn start(
     let network = plan.network.map(network::start).transpose()?;
     let (relaying, control) = network.map(Network::relay).transpose()?.unzip();
     let mut table = Table::new(Table::CAPACITY_MAX);
-    let install = inheritance.caps.install(&mut table, HOLDER);
+    // As they are held: by their paths a cell could have put others there meanwhile.
+    let held = plan.folders.iter().map(|folder| held(&folder.dir));
+    let install = inheritance.caps.clone().with_folder_hosts(held).install(&mut table, HOLDER);
     install.map_err(|error| CellError::Usage(format!("the capability table: {error}")))?;
     let streams = Streams::open(inheritance.spec.stdin)?;
     let spec = Spec {
@@ -205,8 +221,8 @@ pub(crate) fn start(
         pump(streams.stderr.0, Kind::Stderr, &shared.output)?,
     ];
     let network = relaying.map(Relaying::start).transpose()?.unwrap_or_default();
-    let stopper = ready.stopper();
-    shared.input.open(Sink::Pipe(streams.stdin.1), ending_signal(shared, stopper));
+    let cancel = ready.cancel_handle();
+    shared.input.open(Sink::Pipe(streams.stdin.1), ending_signal(shared, cancel));
     let memory_limit_bytes = inheritance.caps.memory_bytes().unwrap_or(0);
     let reach =
         Reach { table: Mutex::new(table), memory_limit_bytes, network: Mutex::new(control) };
@@ -306,12 +322,12 @@ impl Streams {
 }
 
 /// A module has no handlers: every signal ends it, with a program's exit code.
-fn ending_signal(shared: &Shared, stopper: Stopper) -> Signal {
+fn ending_signal(shared: &Shared, cancel: CancelHandle) -> Signal {
     let events = shared.events.clone();
     Arc::new(move |number| {
         let code = 128 + (number & 0x7f);
         let _ = events.send(Event::Program(Reply::exited(code)));
-        stopper.stop(Cause::Stopped);
+        cancel.request(CancelReason::Stopped);
         true
     })
 }
@@ -382,13 +398,26 @@ impl Services for Reach {
         Ok(())
     }
 
+    fn join(&self, _: Port) -> Result<(), String> {
+        Err(NO_NETWORKS.to_owned())
+    }
+
+    fn leave(&self, _: &str) -> Result<(), String> {
+        Err(NO_NETWORKS.to_owned())
+    }
+
+    fn lost_networks(&self) -> Vec<String> {
+        Vec::new()
+    }
+
     /// The capability stays: what it covers is the relay's and the dialer's to say.
-    fn change_network(&self, allow: &[String], deny: &[String]) -> Result<(), String> {
+    fn change_network(&self, allow: &[String], deny: &[String]) -> Result<Vec<String>, String> {
         let network = self.network();
         let network = network.as_ref().ok_or(
             "the isolate has no network; grant it something of the network when it starts",
         )?;
-        network.change(allow, deny).map(drop)
+        let scope = network.change(allow, deny)?;
+        Ok(scope.connect.iter().map(ToString::to_string).collect())
     }
 
     fn pause(&self, _: bool) -> Result<(), String> {

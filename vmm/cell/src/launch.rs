@@ -80,6 +80,14 @@ impl Request {
         Self { at: Instant::now(), foreign }
     }
 
+    /// Closes what the process had open.
+    pub(crate) fn close_foreign(&self) {
+        for descriptor in &self.foreign {
+            // What is closed already needs no closing.
+            let _ = nix::unistd::close(*descriptor);
+        }
+    }
+
     /// When it has to be done, by the deadline of `caps`.
     #[must_use]
     pub fn deadline(&self, caps: &CapabilitySet) -> Option<Instant> {
@@ -120,11 +128,16 @@ pub fn launch_for(
     let again = Record::exists(layout, &spec.id);
     let (record, lease) = Record::create(layout, &spec)?;
     let start = || -> Result<Spawned, CellError> {
+        if let Workload::Vm(plan) = &workload
+            && spec.keeps_disk
+        {
+            plan.keep_disk(&record)?;
+        }
         let record_dir = open(record.directory())?;
         let inheritance = Inheritance {
             control: listen(&record_dir)?,
             cells_dir: open(&layout.cells())?,
-            record: record.clone(),
+            record: record.with_open_events()?,
             identity: IdentityMap::for_caller(),
             group: workload.group(&record)?,
             record_dir,

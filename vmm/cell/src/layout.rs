@@ -6,9 +6,12 @@
 //! ROOT/disks     empty overlay disks                      lock         held while it lives
 //! ROOT/modules   Wasm modules that are served             control.sock its supervisor
 //! ROOT/networks  whom served modules talked to              log, console.log, network.log
+//! ROOT/switches  networks between cells, see `networks`
 //! ROOT/compiled  what large modules were compiled to
 //! ROOT/budget    memory of all cells
+//! ROOT/events.jsonl  what became of cells, see `events`
 //! ROOT/commands  the command, for guests that start isolates
+//! ROOT/builds    layers of builds, see `build` of `exocell-docker`
 //! ROOT/copies    where copies out of cells are unpacked, while they are
 //! ```
 
@@ -55,6 +58,16 @@ impl Layout {
         self.root.join("disks")
     }
 
+    /// Containers of the server for Docker's clients, each a file.
+    pub fn containers(&self) -> PathBuf {
+        self.root.join("docker/containers")
+    }
+
+    /// Modules that are served, and whose they are.
+    pub fn modules(&self) -> PathBuf {
+        self.root.join("modules")
+    }
+
     /// What large modules were compiled to, sealed.
     pub fn compiled(&self) -> PathBuf {
         self.root.join("compiled")
@@ -70,9 +83,19 @@ impl Layout {
         self.root.join("networks")
     }
 
+    /// Networks between cells: a directory each.
+    pub fn switches(&self) -> PathBuf {
+        self.root.join("switches")
+    }
+
     /// Notes of folders anywhere that `cp` uses.
     pub fn copies(&self) -> PathBuf {
         self.root.join("copies")
+    }
+
+    /// What builds keep for the next.
+    pub fn builds(&self) -> PathBuf {
+        self.root.join("builds")
     }
 
     pub fn cells(&self) -> PathBuf {

@@ -7,32 +7,44 @@
 //! [`control`].
 
 pub mod archive;
+pub mod changes;
+pub mod clock;
 mod command;
 pub mod commit;
 pub mod compile;
+pub mod compose;
 pub mod control;
 mod disk;
 pub mod end;
 mod error;
+pub mod events;
 mod folder;
 mod follower;
 pub mod granted;
+pub mod health;
 mod initramfs;
 pub mod isolate;
 pub mod launch;
 mod layout;
+pub mod lines;
 mod models;
 pub mod network;
+pub mod networks;
 pub mod oci;
 pub mod output;
 pub mod parent;
 pub mod plan;
+pub mod policy;
 pub mod processes;
 pub mod record;
 pub mod relayed;
+pub mod restart;
+mod served;
 pub mod settings;
 mod spec;
 pub mod supervisor;
+pub mod switches;
+mod territory;
 pub mod unpack;
 pub mod warm;
 
@@ -42,12 +54,13 @@ pub use exocell_exovisor as exovisor;
 pub use exocell_images as images;
 pub use exocell_kernel as kernel;
 pub use exocell_network::secrets;
+pub use exocell_network::switch;
 pub use exocell_pager as pager;
 pub use exocell_vmm as vmm;
 pub use exocell_vmm::intra;
 pub use exocell_xgate as xgate;
 pub use layout::Layout;
-pub use record::{Record, State, Status};
+pub use record::{Names, Record, State, Status};
 pub use spec::{CellSpec, Strength};
 
 /// What an executable that uses this crate does in jailed processes (`vmm::jail::stage::entered`).
@@ -58,6 +71,8 @@ pub const STAGES: &[vmm::jail::stage::Stage] = &[
     unpack::FETCH,
     archive::ARCHIVE,
     archive::EXTRACT,
+    compose::COMPOSE,
+    switches::SWITCH,
 ];
 
 /// Milliseconds since the epoch.

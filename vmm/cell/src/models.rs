@@ -1,9 +1,10 @@
 //! The models of a grant as a guest has them that may start isolates: copies of what they are when
 //! the cell starts.
 
-use std::fs::{self, File};
+use std::fs::File;
 
 use exocell_exovisor::MODEL_BYTES_MAX;
+use exocell_images::walk::Found;
 use exocell_images::{Packed, pack, private};
 use exocell_xgate::Model;
 
@@ -33,10 +34,11 @@ pub fn prepare(layout: &Layout, models: &[Model]) -> Result<Option<File>, CellEr
 /// Isolates would refuse it too, but later.
 fn check(model: &Model) -> Result<(), CellError> {
     let Model { name, file } = model;
-    let about = fs::metadata(file).map_err(CellError::host(format!(
+    let found = Found::real(file).map_err(CellError::host(format!(
         "cannot read {}, the file of the model {name}",
         file.display()
     )))?;
+    let about = found.metadata();
     let fault = match about.len() {
         _ if !about.is_file() => "is no file".to_owned(),
         bytes if bytes > MODEL_BYTES_MAX as u64 => {

@@ -7,11 +7,12 @@ use std::path::Path;
 use std::str::FromStr;
 use std::sync::{Mutex, PoisonError};
 
-use exocell_agent::{AUTHORITY_BUNDLE, AUTHORITY_CERTIFICATE, NetworkSetup};
+use exocell_agent::{AUTHORITY_BUNDLE, AUTHORITY_CERTIFICATE, JoinedAddress, NetworkSetup};
 use exocell_network::authority::Authority;
 use exocell_network::dialer::{Dialer, Hosts, sys};
 use exocell_network::secrets::SECRETS_MAX;
 use exocell_network::stack::{Changes, Parts, Published, Stack};
+use exocell_network::switch::{Port, Ports};
 use exocell_network::{Policy, Secret, Secrets, link};
 use exocell_vmm::devices::NetConfig;
 use exocell_vmm::jail::{self, ThreadClass};
@@ -19,10 +20,13 @@ use exocell_xgate::{CapabilitySet, Endpoint, NetworkScope, Protocol};
 use nix::unistd::{ForkResult, fork};
 use serde::{Deserialize, Serialize};
 
+use crate::networks::{self, Attachment, Networks};
 use crate::relayed::Relaying;
-use crate::{CellError, CellSpec};
+use crate::{CellError, CellSpec, Layout};
+use joined::Joined;
 pub use log::{LOGS, Log, Written};
 
+mod joined;
 pub(crate) mod log;
 
 /// Names a file of certificates by which the hosts of secrets over TLS are
@@ -35,6 +39,9 @@ pub const ROOTS_VARIABLE: &str = "EXOCELL_TLS_ROOTS";
 pub struct Publish {
     pub host: SocketAddr,
     pub guest_port: u16,
+    /// Whether the host's port is any that was free: at another start another will do.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_any: bool,
 }
 
 impl FromStr for Publish {
@@ -61,24 +68,37 @@ impl FromStr for Publish {
         if guest_port == 0 {
             Err(wrong())
         } else {
-            Ok(Self { host: (address, port).into(), guest_port })
+            Ok(Self::new((address, port).into(), guest_port))
         }
     }
 }
 
 impl Publish {
-    /// With a port of the host that is free just now, where none is named.
+    /// Port 0 of the host is any that is free.
+    #[must_use]
+    pub fn new(host: SocketAddr, guest_port: u16) -> Self {
+        Self { host, guest_port, is_any: host.port() == 0 }
+    }
+
+    /// Gives each port that may be any a free one: the one that it had, where that is free. Another
+    /// program may take it before the cell does; then the start fails and says so.
     ///
     /// # Errors
-    /// [`CellError::Host`] where there is none at this address.
-    pub fn named(self) -> Result<Self, CellError> {
-        if self.host.port() != 0 {
-            return Ok(self);
+    /// [`CellError::Host`] where an address has no free port, or is not this host's.
+    pub fn number_all(published: &mut [Self]) -> Result<(), CellError> {
+        // Held until all have one: no two are the same.
+        let mut held = Vec::new();
+        for one in published.iter_mut().filter(|one| one.is_any || one.host.port() == 0) {
+            one.is_any = true;
+            let any = SocketAddr::new(one.host.ip(), 0);
+            let free = TcpListener::bind(one.host).or_else(|_| TcpListener::bind(any));
+            let free = free.and_then(|listener| Ok((listener.local_addr()?, listener)));
+            let failed = format!("cannot publish a port: none of {} is free", one.host.ip());
+            let (host, listener) = free.map_err(CellError::host(failed))?;
+            one.host = host;
+            held.push(listener);
         }
-        let free = std::net::TcpListener::bind(self.host).and_then(|one| one.local_addr());
-        let host =
-            free.map_err(CellError::host(format!("no port of {} is free", self.host.ip())))?;
-        Ok(Self { host, ..self })
+        Ok(())
     }
 }
 
@@ -89,16 +109,25 @@ pub struct PlannedNetwork {
     published: Vec<Published>,
     secrets: Secrets,
     authority: Option<Authority>,
+    search: Vec<String>,
+    dns_options: Vec<String>,
+    /// To the switches of its networks between cells.
+    ports: Vec<Port>,
 }
 
 impl PlannedNetwork {
     /// `None` where nothing is granted: such a cell has no network device.
     pub fn new(
+        layout: &Layout,
         spec: &CellSpec,
         caps: &CapabilitySet,
         secrets: Vec<Secret>,
     ) -> Result<Option<Self>, CellError> {
-        let scope = caps.network().cloned().unwrap_or_default();
+        let mut scope = caps.network().cloned().unwrap_or_default();
+        let joined = own_networks(layout, spec, &scope)?;
+        if !joined.is_empty() && joined.iter().all(|(network, _)| network.internal) {
+            (scope.connect, scope.resolve) = (Vec::new(), Vec::new());
+        }
         check_secrets(&secrets, &scope)?;
         let published: Result<Vec<Published>, CellError> =
             spec.publish.iter().map(|publish| listen(publish, &scope)).collect();
@@ -110,7 +139,22 @@ impl PlannedNetwork {
         let roots = std::env::var_os(ROOTS_VARIABLE).filter(|path| !path.is_empty());
         let authority = Authority::new(&secrets, roots.as_ref().map(Path::new))
             .map_err(|error| CellError::Usage(format!("--secret: {error}")))?;
-        Ok(Some(Self { scope, hosts: Hosts::of_host(), published, secrets, authority }))
+        let settings = &spec.settings;
+        let join = |(network, own): &(networks::Network, &Attachment)| {
+            let port = Networks::of(layout).join(network, &own.join(&spec.id, &spec.name))?;
+            Ok::<Port, CellError>(own.linked(port))
+        };
+        let ports = joined.iter().map(join).collect::<Result<_, _>>()?;
+        Ok(Some(Self {
+            scope,
+            hosts: Hosts::of_host().with_servers(&settings.dns),
+            published,
+            secrets,
+            authority,
+            search: settings.dns_search.clone(),
+            dns_options: settings.dns_options.clone(),
+            ports,
+        }))
     }
 
     /// How the guest sets its end of the link up.
@@ -121,8 +165,35 @@ impl PlannedNetwork {
             address_v4: link::GUEST_V4,
             address_v6: link::GUEST_V6,
             name_server: link::STACK_V4,
+            search: self.search.clone(),
+            dns_options: self.dns_options.clone(),
+            joined: self.ports.iter().map(joined).collect(),
         }
     }
+}
+
+pub(crate) fn joined(port: &Port) -> JoinedAddress {
+    JoinedAddress { address: port.address(), prefix: port.addresses().subnet.prefix() }
+}
+
+/// The networks between cells that it is to be in.
+fn own_networks<'a>(
+    layout: &Layout,
+    spec: &'a CellSpec,
+    scope: &NetworkScope,
+) -> Result<Vec<(networks::Network, &'a Attachment)>, CellError> {
+    let networks = Networks::of(layout);
+    let find = |own: &'a Attachment| {
+        let network = networks.find(&own.network)?;
+        if !scope.join.iter().any(|granted| granted.as_str() == network.name) {
+            return Err(CellError::Usage(format!(
+                "the cell may not be in the network {0}; add {0} to network.join of the table",
+                network.name
+            )));
+        }
+        Ok((network, own))
+    };
+    spec.networks.iter().map(find).collect()
 }
 
 /// The variables by which the usual libraries find the certificates that a cell
@@ -183,9 +254,11 @@ fn listen(publish: &Publish, scope: &NetworkScope) -> Result<Published, CellErro
             "port {guest_port} may not be published; add it to network.listen of the table"
         )));
     }
-    let failed = || format!("cannot listen on {}", publish.host);
+    let failed = || format!("cannot listen on {} (--publish)", publish.host);
     let listener = TcpListener::bind(publish.host).map_err(CellError::host(failed()))?;
     listener.set_nonblocking(true).map_err(CellError::host(failed()))?;
+    // Its callers' sockets take that over.
+    exocell_network::dialer::sys::bound(&listener, false).map_err(CellError::host(failed()))?;
     Ok(Published { listener, guest_port })
 }
 
@@ -196,12 +269,13 @@ pub struct Network {
     published: Vec<Published>,
     secrets: Secrets,
     authority: Option<Authority>,
+    ports: Vec<Port>,
 }
 
 /// Forks the dialer and leaves the host's network. To be called while the
 /// caller has one thread and is still in that network.
 pub fn start(planned: PlannedNetwork) -> Result<Network, CellError> {
-    let PlannedNetwork { scope, hosts, published, secrets, authority } = planned;
+    let PlannedNetwork { scope, hosts, published, secrets, authority, ports, .. } = planned;
     let (channel, theirs) = sys::channel().map_err(CellError::host("cannot make a channel"))?;
     let policy = Policy::new(scope.clone());
     // SAFETY: the caller has one thread, so the child may do what any process
@@ -218,7 +292,7 @@ pub fn start(planned: PlannedNetwork) -> Result<Network, CellError> {
         Err(errno) => return Err(CellError::host("cannot fork the dialer")(errno.into())),
     }
     jail::leave_network()?;
-    Ok(Network { scope, channel, published, secrets, authority })
+    Ok(Network { scope, channel, published, secrets, authority, ports })
 }
 
 /// The body of the dialer's process.
@@ -244,6 +318,8 @@ pub struct Control {
     secrets: Secrets,
     /// Puts new rules in the place of those before.
     change: Box<dyn Fn(Policy) + Send + Sync>,
+    /// Which networks between cells a guest is in, each at its place.
+    joined: Joined,
 }
 
 impl Network {
@@ -253,7 +329,8 @@ impl Network {
         let failed = "cannot make the network's stack";
         let (changer, changes) = Changes::pair().map_err(CellError::host(failed))?;
         let (entries, written) = log::waiting();
-        let Self { scope, channel, published, secrets, authority } = self;
+        let Self { scope, channel, published, secrets, authority, ports } = self;
+        let joined = Joined::new(changer.clone(), &ports);
         let kept = secrets.clone();
         let stack = Stack::new(Parts {
             policy: Policy::new(scope.clone()),
@@ -263,11 +340,12 @@ impl Network {
             changes,
             secrets,
             authority,
+            ports: Ports::new(ports),
         });
         let link = Box::new(stack.map_err(CellError::host(failed))?);
         let config = NetConfig { link, mtu: link::MTU };
         let change = Box::new(move |policy| changer.change(policy));
-        let control = Control { scope: Mutex::new(scope), secrets: kept, change };
+        let control = Control { scope: Mutex::new(scope), secrets: kept, change, joined };
         Ok((config, control, written))
     }
 
@@ -280,7 +358,8 @@ impl Network {
         let change = Box::new(move |policy| requests.change(policy));
         // Isolates get no secrets.
         let secrets = Secrets::default();
-        Ok((relaying, Control { scope: Mutex::new(scope), secrets, change }))
+        let joined = Joined::default();
+        Ok((relaying, Control { scope: Mutex::new(scope), secrets, change, joined }))
     }
 }
 
@@ -288,6 +367,7 @@ impl Control {
     /// Permits no more of anything; what is open is cut.
     pub fn end(&self) {
         self.put(NetworkScope::default());
+        self.joined.leave_all();
     }
 
     /// Adds and removes rules; the scope that holds from now on.
@@ -317,6 +397,29 @@ impl Control {
         Ok(scope)
     }
 
+    /// Puts a guest into a network; at which place.
+    ///
+    /// # Errors
+    /// It is in too many.
+    pub(crate) fn join(&self, port: Port) -> Result<u32, String> {
+        self.joined.join(port)
+    }
+
+    /// Takes it out of one; at which place it was, if it was in it.
+    pub(crate) fn leave(&self, network: &str) -> Option<u32> {
+        self.joined.leave(network)
+    }
+
+    /// Takes it out of the network at `place`.
+    pub(crate) fn leave_place(&self, place: u32) {
+        self.joined.leave_place(place);
+    }
+
+    /// The networks whose switch has ended.
+    pub(crate) fn lost(&self) -> Vec<String> {
+        self.joined.lost()
+    }
+
     fn put(&self, scope: NetworkScope) {
         self.scope.lock().unwrap_or_else(PoisonError::into_inner).clone_from(&scope);
         (self.change)(Policy::new(scope));
@@ -328,6 +431,21 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_port_that_may_be_any_is_another_where_it_is_taken() {
+        let mut published: Vec<Publish> = ["80", "81"].map(|text| text.parse().unwrap()).into();
+        Publish::number_all(&mut published).unwrap();
+        let [first, second] = [published[0].host, published[1].host];
+        assert!(first.port() != 0 && second.port() != 0 && first != second);
+        let _taken = TcpListener::bind(first).unwrap();
+        Publish::number_all(&mut published).unwrap();
+        assert!(published[0].host != first && published[1].host == second, "{published:?}");
+        let named: Publish = format!("{}:80", first.port()).parse().unwrap();
+        let mut named = [named];
+        Publish::number_all(&mut named).unwrap();
+        assert_eq!(named[0].host, first, "whoever names a port wants that one");
+    }
+
+    #[test]
     fn ports_are_published_on_the_loopback_unless_said_otherwise() {
         for (text, host, guest_port) in [
             ("8080:80", "127.0.0.1:8080", 80),
@@ -336,7 +454,7 @@ mod tests {
             ("80", "127.0.0.1:0", 80),
         ] {
             let host = host.parse().unwrap();
-            assert_eq!(text.parse(), Ok(Publish { host, guest_port }), "{text}");
+            assert_eq!(text.parse(), Ok(Publish::new(host, guest_port)), "{text}");
         }
         for text in ["x", "x:80", "80:0", "80:x", "host:80:80", "80:80/udp", ""] {
             assert!(text.parse::<Publish>().is_err(), "{text}");
@@ -347,7 +465,8 @@ mod tests {
         let connect = rules.iter().map(|rule| rule.parse().unwrap()).collect();
         let scope = NetworkScope { connect, ..NetworkScope::default() };
         let secrets = Secrets::default();
-        Control { scope: Mutex::new(scope), secrets, change: Box::new(drop) }
+        let joined = Joined::default();
+        Control { scope: Mutex::new(scope), secrets, change: Box::new(drop), joined }
     }
 
     fn secret(text: &str) -> Secret {

@@ -16,13 +16,13 @@ use std::collections::BTreeMap;
 use exocell_agent::TtySize;
 use exocell_agent::oci::{
     ANNOTATION_GROUPS, ANNOTATION_INIT, ANNOTATION_USER, CAPABILITIES as EVERY, Capabilities,
-    ConsoleSize, Cpu, Linux, Memory, Mount, Namespace, NamespaceKind, Pids, Process, Resources,
-    Rlimit, Root, Spec, User,
+    ConsoleSize, Cpu, Device, DeviceKind, Linux, Memory, Mount, Namespace, NamespaceKind, Pids,
+    Process, Resources, Rlimit, Root, Spec, User,
 };
 use exocell_xgate::CapabilitySet;
 
 use crate::CellError;
-use crate::settings::{CPU_PERIOD_US, Settings, Tmpfs, Ulimit};
+use crate::settings::{CPU_PERIOD_US, LOOPS, Node, Settings, Tmpfs, Ulimit};
 
 /// The version of the runtime specification that is made.
 const VERSION: &str = "1.2.0";
@@ -110,6 +110,10 @@ pub fn spec(
 /// What there is not.
 pub fn check(settings: &Settings) -> Result<(), String> {
     granted(settings)?;
+    let is_setting = |name: &String| !name.replace('.', "/").split('/').any(str::is_empty);
+    if let Some(name) = settings.sysctls.keys().find(|name| !is_setting(name)) {
+        return Err(format!("{name:?} is no setting of a kernel (--sysctl)"));
+    }
     settings.ulimits.iter().try_for_each(|limit| limit.kind().map(drop))
 }
 
@@ -239,11 +243,57 @@ fn linux(settings: &Settings, caps: &CapabilitySet) -> Linux {
     let own = [Pid, Mount, Ipc, Uts, Cgroup];
     Linux {
         namespaces: own.into_iter().map(|kind| Namespace { kind }).collect(),
+        devices: nodes(settings),
         resources: Some(resources(settings, caps)),
         sysctl: settings.sysctls.clone(),
         masked_paths: paths(&settings.masked_paths, &MASKED),
         readonly_paths: paths(&settings.readonly_paths, &READ_ONLY),
     }
+}
+
+/// What the program has by its privilege, and what was asked for.
+fn nodes(settings: &Settings) -> Vec<Device> {
+    let known = devices();
+    let own = settings.devices.iter().filter_map(|Node { device, path }| {
+        let found = known.iter().find(|known| known.path == *device);
+        let found = found.cloned().or_else(|| shared(device))?;
+        Some(Device { path: path.clone(), ..found })
+    });
+    let own: Vec<Device> = own.collect();
+    if settings.privileged { [known, own].concat() } else { own }
+}
+
+/// One that every program has under its own name.
+fn shared(path: &str) -> Option<Device> {
+    let (major, minor) = match path {
+        "/dev/fuse" => (10, 229),
+        "/dev/net/tun" => (10, 200),
+        "/dev/null" => (1, 3),
+        "/dev/zero" => (1, 5),
+        "/dev/full" => (1, 7),
+        "/dev/random" => (1, 8),
+        "/dev/urandom" => (1, 9),
+        "/dev/tty" => (5, 0),
+        _ => return None,
+    };
+    let kind = DeviceKind::Character;
+    Some(Device { path: path.to_owned(), kind, major, minor, file_mode: 0o666 })
+}
+
+/// What a privileged program has beside what all have. The cell's own disks are not among them.
+fn devices() -> Vec<Device> {
+    use DeviceKind::{Block, Character};
+    let device = |name: &str, kind, major, minor, file_mode| {
+        let path = format!("/dev/{name}");
+        Device { path, kind, major, minor, file_mode }
+    };
+    let mut devices = vec![
+        device("kmsg", Character, 1, 11, 0o644),
+        device("autofs", Character, 10, 235, 0o600),
+        device("loop-control", Character, 10, 237, 0o660),
+    ];
+    devices.extend((0..LOOPS).map(|minor| device(&format!("loop{minor}"), Block, 7, minor, 0o660)));
+    devices
 }
 
 /// All of the limits are named: a warm cell's first program may have left others.
@@ -332,6 +382,12 @@ mod tests {
         assert!(spec.linux.masked_paths.is_empty() && spec.linux.readonly_paths.is_empty());
         let read_only = |mount: &Mount| mount.options.contains(&"ro".to_owned());
         assert!(!spec.mounts.iter().any(read_only));
+        assert!(spec.linux.devices.iter().any(|device| device.path == "/dev/loop-control"));
+        assert!(made(&Settings::default()).linux.devices.is_empty());
+        let nodes = ["/dev/loop3", "/dev/fuse:/dev/own"].map(|text| Node::read(text).unwrap());
+        let asked = made(&Settings { devices: nodes.to_vec(), ..Settings::default() });
+        let shown = asked.linux.devices.iter().map(|d| (d.path.as_str(), d.major, d.minor));
+        assert_eq!(shown.collect::<Vec<_>>(), [("/dev/loop3", 7, 3), ("/dev/own", 10, 229)]);
     }
 
     #[test]

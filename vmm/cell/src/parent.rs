@@ -38,7 +38,7 @@ impl Parent {
     }
 
     /// Fails in a cell, where there is no further one.
-    pub(crate) fn refuse_cells() -> Result<(), CellError> {
+    pub fn refuse_cells() -> Result<(), CellError> {
         match Self::find()? {
             None => Ok(()),
             Some(_) => Err(CellError::Usage(

@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use exocell_agent::{Boot, ISOLATES_MODELS, IsolatesSetup, Start, TtySize};
+use exocell_agent::{Boot, Exec, ISOLATES_MODELS, IsolatesSetup, Start, TtySize};
 use exocell_images::{ImageConfig, Store};
 use exocell_kernel::Status as KernelStatus;
 use exocell_network::Secret;
@@ -17,10 +17,15 @@ use exocell_vmm::limits::Limits;
 use exocell_vmm::memory::GuestMemory;
 use exocell_xgate::{CapabilitySet, Folder, Rights};
 
+pub(crate) mod device;
+
+use self::device::Device;
+use crate::disk::{self, Life};
 use crate::folder::Share;
+use crate::health::{Check, merged};
 use crate::network::PlannedNetwork;
 use crate::parent::Parent;
-use crate::{CellError, CellSpec, Layout, command, disk, initramfs, models, oci};
+use crate::{CellError, CellSpec, Layout, Record, command, initramfs, models, oci};
 
 /// Names a guest kernel to use instead of the built one.
 pub const KERNEL_VARIABLE: &str = "EXOCELL_KERNEL";
@@ -30,20 +35,19 @@ pub const MEMORY_BYTES_MIN: u64 = 24 << 20;
 pub const VCPUS_MAX: u32 = 16;
 /// The terminal of a program whose operator has none.
 pub const TTY_SIZE_DEFAULT: TtySize = TtySize { rows: 24, cols: 80 };
+/// The disks that others may have, too: the image's, the command's where the cell starts isolates,
+/// and that of their models.
+const ROOT_DISK: &str = "rootfs";
+const COMMAND_DISK: &str = "command";
+const MODELS_DISK: &str = "models";
 const PATH_DEFAULT: &str = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// A `vm` cell that can be started.
 pub struct VmPlan {
     pub kernel: PathBuf,
     pub initramfs: PathBuf,
-    /// The image's erofs file system, held against removal.
-    pub rootfs: File,
-    /// The private overlay; `None` for a read-only root.
-    pub disk: Option<File>,
-    /// The command's file system; `None` where the cell starts no isolates.
-    pub command: Option<File>,
-    /// The file system with the models of its isolates, if they have any.
-    pub models: Option<File>,
+    /// All of the guest's. The image's file system is the first, held against removal.
+    pub(crate) devices: Vec<Device>,
     /// Whether the overlay is to be whole when the cell has ended.
     pub keeps_disk: bool,
     pub memory: GuestMemory,
@@ -63,15 +67,14 @@ pub struct VmPlan {
     pub vcpus: u32,
     pub cpu_weight: u32,
     pub deadline: Option<Duration>,
-    /// Whether the guest has an entropy device.
-    pub entropy: bool,
     /// Whether anyone hears what the program writes.
     pub stdio: bool,
-    pub folders: Vec<Share>,
-    /// `None`: no network device.
+    /// What its network device leads to, if it has one.
     pub network: Option<PlannedNetwork>,
     pub boot: Boot,
     pub start: Start,
+    /// How the program is looked after.
+    pub health: Option<Check>,
 }
 
 /// A host folder, opened for isolates.
@@ -100,23 +103,25 @@ impl VmPlan {
             )));
         }
         refuse_root_folder(caps)?;
+        refuse_kernels_own(caps)?;
         refuse_layers(caps)?;
         let store = Store::open(layout.images())?;
-        let image = store.resolve(&spec.image)?;
+        let image = store.resolve(spec.image_name())?;
         let rootfs = store.open_rootfs(&image)?;
         let kernel = kernel(layout)?;
-        let network = PlannedNetwork::new(spec, caps, secrets)?;
+        let network = PlannedNetwork::new(layout, spec, caps, secrets)?;
         let folders = Share::open_all(layout, caps, &spec.locations)?;
-        let isolates = caps.spawn_max() > 0;
         let disk = match (spec.read_only, caps.disk_bytes(), &spec.disk) {
             (false, Some(bytes), Some(path)) => Some(disk::keep(layout, path, bytes)?),
-            (false, Some(bytes), None) => Some(disk::create(layout, bytes)?),
+            (false, Some(bytes), None) => Some(private_disk(layout, spec, bytes)?),
             _ => None,
         };
+        let keeps_disk = disk.is_some() && (spec.disk.is_some() || spec.keeps_disk);
+        let disks = disks(layout, caps, rootfs, disk)?;
+        let devices = devices(caps, disks, network.is_some(), folders);
         Ok(Self {
             kernel,
             initramfs: initramfs::prepare(layout)?,
-            rootfs,
             memory: GuestMemory::new(memory_bytes)
                 .map_err(CellError::host("cannot make guest memory"))?,
             limits: Limits::new(memory_bytes, caps.require_process_max()?.into()),
@@ -129,26 +134,85 @@ impl VmPlan {
             vcpus: cpu.count,
             cpu_weight: cpu.weight,
             deadline: caps.deadline(),
-            entropy: caps.random(),
             stdio: caps.stdio(),
-            boot: boot(spec, caps, disk.is_some(), network.as_ref(), &folders)?,
+            boot: boot(spec, caps, network.as_ref(), &devices)?,
             network,
             start: match spec.idle {
                 true => Start::default(),
                 false => start(spec, caps, &image.config, tty)?,
             },
-            keeps_disk: disk.is_some() && spec.disk.is_some(),
-            disk,
-            command: isolates.then(|| command::prepare(layout)).transpose()?,
-            models: isolates.then(|| models::prepare(layout, caps.models())).transpose()?.flatten(),
-            folders,
+            health: match spec.idle {
+                true => None,
+                false => health(spec, &image.config)?,
+            },
+            keeps_disk,
+            devices,
         })
+    }
+
+    /// Gives the private overlay a name in the record of the cell, which thereby keeps it.
+    pub(crate) fn keep_disk(&self, record: &Record) -> Result<(), CellError> {
+        let Some(disk) = device::overlay(&self.devices) else { return Ok(()) };
+        let path = record.disk();
+        disk::name_first(disk, &path)
+            .map_err(CellError::host(format!("cannot make the disk {}", path.display())))
     }
 
     /// Starts the processes that serve its folders. The caller must have one thread.
     pub(crate) fn start_folders(&mut self) -> Result<(), CellError> {
         let (memory, weight) = (self.memory.file(), self.cpu_weight);
-        self.folders.iter_mut().try_for_each(|folder| folder.start(memory, weight))
+        self.devices.iter_mut().try_for_each(|device| match device {
+            Device::Folder(share) => share.start(memory, weight),
+            _ => Ok(()),
+        })
+    }
+}
+
+/// The disks of a guest with this root file system and private overlay, which a read-only root has
+/// not.
+fn disks(
+    layout: &Layout,
+    caps: &CapabilitySet,
+    rootfs: File,
+    overlay: Option<File>,
+) -> Result<Vec<Device>, CellError> {
+    let mut disks = vec![Device::shared_disk(ROOT_DISK, rootfs)];
+    disks.extend(overlay.map(Device::overlay_disk));
+    if caps.spawn_max() > 0 {
+        disks.push(Device::shared_disk(COMMAND_DISK, command::prepare(layout)?));
+        let models = models::prepare(layout, caps.models())?;
+        disks.extend(models.map(|file| Device::shared_disk(MODELS_DISK, file)));
+    }
+    Ok(disks)
+}
+
+/// All devices of a guest.
+fn devices(
+    caps: &CapabilitySet,
+    disks: Vec<Device>,
+    has_network: bool,
+    folders: Vec<Share>,
+) -> Vec<Device> {
+    let mut devices = disks;
+    devices.extend([Device::Console, Device::Vsock]);
+    devices.extend(caps.random().then_some(Device::Entropy));
+    devices.extend(has_network.then_some(Device::Network));
+    devices.extend(folders.into_iter().map(Device::Folder));
+    devices
+}
+
+/// What the cell left at its last end; a new one where it left none.
+fn private_disk(layout: &Layout, spec: &CellSpec, bytes: u64) -> Result<File, CellError> {
+    let path = Record::at(layout, &spec.id).disk();
+    let open = || File::options().read(true).write(true).open(&path);
+    match spec.keeps_disk.then(open) {
+        None => disk::create(layout, bytes, Life::OneCell),
+        Some(Err(error)) if error.kind() == std::io::ErrorKind::NotFound => {
+            disk::create(layout, bytes, Life::Kept)
+        }
+        Some(opened) => {
+            opened.map_err(CellError::host(format!("cannot open the disk {}", path.display())))
+        }
     }
 }
 
@@ -170,6 +234,27 @@ fn refuse_root_folder(caps: &CapabilitySet) -> Result<(), CellError> {
     }
 }
 
+/// File systems of the guest's kernel, which no folder can hide.
+const KERNELS_OWN: [&str; 3] = ["/proc", "/sys", "/dev"];
+
+/// A folder there would not be seen, or would keep programs from what they need. Single files in
+/// `/dev` are seen.
+fn refuse_kernels_own(caps: &CapabilitySet) -> Result<(), CellError> {
+    let is_there = |folder: &&Folder| {
+        KERNELS_OWN.iter().any(|own| folder.guest == Path::new(own))
+            || ["/proc", "/sys"].iter().any(|own| folder.guest.starts_with(own))
+    };
+    match caps.folders().iter().find(is_there) {
+        Some(folder) => Err(CellError::Usage(format!(
+            "the folder {} cannot be at {}, where the guest's kernel has files of its own; give it \
+             another path (--volume)",
+            folder.host.display(),
+            folder.guest.display()
+        ))),
+        None => Ok(()),
+    }
+}
+
 /// Layers over folders are the isolate host's.
 fn refuse_layers(caps: &CapabilitySet) -> Result<(), CellError> {
     match caps.folders().iter().find(|folder| folder.rights.contains(Rights::OVERLAY)) {
@@ -181,14 +266,38 @@ fn refuse_layers(caps: &CapabilitySet) -> Result<(), CellError> {
     }
 }
 
-fn memory(caps: &CapabilitySet) -> Result<u64, CellError> {
-    let bytes = caps.require_memory_bytes()?;
+/// Bytes of the host's memory; 0 where it does not say.
+pub fn host_memory() -> u64 {
+    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let total = text.lines().find_map(|line| line.strip_prefix("MemTotal:"));
+    let kib = total.and_then(|line| line.split_ascii_whitespace().next()?.parse::<u64>().ok());
+    kib.unwrap_or(0) * 1024
+}
+
+/// Whether a vm cell may have so much memory.
+///
+/// # Errors
+/// It is too little for a guest, or more than the host has.
+pub fn check_memory(bytes: u64) -> Result<(), CellError> {
     if bytes < MEMORY_BYTES_MIN {
         return Err(CellError::Usage(format!(
             "{bytes} bytes of memory are too few for a vm cell; grant at least {} MiB (memory.limit, --memory)",
             MEMORY_BYTES_MIN >> 20
         )));
     }
+    let host = host_memory();
+    if host > 0 && bytes > host {
+        return Err(CellError::Usage(format!(
+            "{bytes} bytes of memory are more than the host has; grant at most {} MiB (memory.limit, --memory)",
+            host >> 20
+        )));
+    }
+    Ok(())
+}
+
+fn memory(caps: &CapabilitySet) -> Result<u64, CellError> {
+    let bytes = caps.require_memory_bytes()?;
+    check_memory(bytes)?;
     // The guest kernel wants whole pages.
     Ok(bytes & !4095)
 }
@@ -231,9 +340,8 @@ pub(crate) fn kernel(layout: &Layout) -> Result<PathBuf, CellError> {
 fn boot(
     spec: &CellSpec,
     caps: &CapabilitySet,
-    overlay: bool,
     network: Option<&PlannedNetwork>,
-    folders: &[Share],
+    devices: &[Device],
 ) -> Result<Boot, CellError> {
     Ok(Boot {
         hostname: match spec.idle {
@@ -241,25 +349,23 @@ fn boot(
             true => String::new(),
             false => spec.hostname.clone().unwrap_or_else(|| spec.id[..12].to_owned()),
         },
-        root_device: "/dev/vda".to_owned(),
-        overlay_device: overlay.then(|| "/dev/vdb".to_owned()),
+        root_device: device::disk_path(devices, ROOT_DISK).unwrap_or_default(),
+        overlay_device: device::overlay_path(devices),
         process_count_max: caps.require_process_max()?.into(),
-        folders: Share::mounts(folders),
+        folders: Share::mounts(device::folders(devices)),
         hosts: spec.settings.hosts.clone(),
         domain_name: spec.settings.domain_name.clone().unwrap_or_default(),
         network: network.map(PlannedNetwork::setup),
-        isolates: (caps.spawn_max() > 0).then(|| isolates(caps, overlay)).transpose()?,
+        isolates: (caps.spawn_max() > 0).then(|| isolates(caps, devices)).transpose()?,
     })
 }
 
 /// What isolates in the guest are to be bounded by. Each is a process there at least.
-fn isolates(caps: &CapabilitySet, overlay: bool) -> Result<IsolatesSetup, CellError> {
-    // The disks are named in the order in which they are attached.
-    let (command, models) =
-        if overlay { ("/dev/vdc", "/dev/vdd") } else { ("/dev/vdb", "/dev/vdc") };
+fn isolates(caps: &CapabilitySet, devices: &[Device]) -> Result<IsolatesSetup, CellError> {
+    let overlay = device::overlay(devices).is_some();
     Ok(IsolatesSetup {
-        device: command.to_owned(),
-        models_device: (!caps.models().is_empty()).then(|| models.to_owned()),
+        device: device::disk_path(devices, COMMAND_DISK).unwrap_or_default(),
+        models_device: device::disk_path(devices, MODELS_DISK),
         table: caps.handed_on(overlay, Path::new(ISOLATES_MODELS))?.to_json(),
         count_max: caps.spawn_max().min(caps.require_process_max()?),
     })
@@ -287,13 +393,35 @@ pub(crate) fn start(
     let program = oci::Program {
         args,
         env: environment(&image.env, &spec.env, spec.tty),
-        cwd: spec.working_dir.clone().unwrap_or_else(|| non_empty(&image.working_dir, "/")),
-        user: spec.user.clone().unwrap_or_else(|| image.user.clone()),
+        cwd: directory(spec, image),
+        user: user(spec, image),
         tty: spec.tty.then(|| tty.unwrap_or(TTY_SIZE_DEFAULT)),
         read_only: spec.read_only,
     };
     let wanted = oci::spec(program, &spec.settings, caps)?;
     Ok(Start { spec: wanted, stdin: spec.stdin && caps.stdio() })
+}
+
+/// How the program of the cell is looked after: as `spec` says, or else its image.
+pub(crate) fn health(spec: &CellSpec, image: &ImageConfig) -> Result<Option<Check>, CellError> {
+    let Some(wanted) = merged(spec.health.as_ref(), image.healthcheck.as_ref()) else {
+        return Ok(None);
+    };
+    let beside = Exec {
+        env: environment(&image.env, &spec.env, false),
+        cwd: directory(spec, image),
+        user: user(spec, image),
+        ..Exec::default()
+    };
+    Check::new(&wanted, &image.shell, beside).map_err(CellError::Usage)
+}
+
+fn directory(spec: &CellSpec, image: &ImageConfig) -> String {
+    spec.working_dir.clone().unwrap_or_else(|| non_empty(&image.working_dir, "/"))
+}
+
+fn user(spec: &CellSpec, image: &ImageConfig) -> String {
+    spec.user.clone().unwrap_or_else(|| image.user.clone())
 }
 
 /// Later entries of the same name win.
@@ -316,4 +444,24 @@ fn non_empty(text: &str, default: &str) -> String {
 /// Whether `path` is a Wasm module by its first bytes or its name.
 pub fn is_module(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension == "wasm" || extension == "wat")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_more_than_a_guest_needs_and_less_than_the_host_has() {
+        assert!(host_memory() > MEMORY_BYTES_MIN);
+        check_memory(MEMORY_BYTES_MIN).unwrap();
+        check_memory(host_memory()).unwrap();
+        for (bytes, word) in [
+            (MEMORY_BYTES_MIN - 1, "too few"),
+            (host_memory() + 1, "more than the host has"),
+            (u64::MAX, "more than the host has"),
+        ] {
+            let error = check_memory(bytes).unwrap_err().to_string();
+            assert!(error.contains(word) && error.contains("--memory"), "{error}");
+        }
+    }
 }

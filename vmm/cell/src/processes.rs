@@ -4,6 +4,7 @@ use std::fs;
 use std::path::PathBuf;
 
 use exocell_pager::ProcessMemory;
+use exocell_vmm::jail::group;
 use serde::Serialize;
 
 /// A process in a cell's pid namespace.
@@ -54,11 +55,16 @@ pub struct CellUse {
 }
 
 impl CellUse {
-    pub fn of_cell(supervisor: i32) -> Self {
-        let mut total = Self::default();
+    /// Of the cell `id`, whose first process is `supervisor`. Where the cell has a control group,
+    /// that counts the CPU time of guest processes that have ended, however they were reaped.
+    pub fn of_cell(id: &str, supervisor: i32) -> Self {
+        let grouped = group::cpu_ns(id);
+        let mut total = Self { cpu_ns: grouped.unwrap_or(0), ..Self::default() };
         for process in of_cell(supervisor) {
             total.process_count += 1;
-            total.cpu_ns += cpu_ns(process.pid).unwrap_or(0);
+            if grouped.is_none() || !group::holds(id, process.pid) {
+                total.cpu_ns += cpu_ns(process.pid).unwrap_or(0);
+            }
             total.memory = total.memory + ProcessMemory::of(process.pid).unwrap_or_default();
         }
         total

@@ -6,7 +6,7 @@
 //!     │                            │                                     │
 //!     └── set-up failed ───────────┴── supervisor killed (lock is free) ─┤
 //!                                                                        v
-//!      ┌──────────── begun again (a container's start) ─────────────────┤
+//!      ┌──────────── begun again (exocell start, docker start) ─────────┤
 //!      v                                          removed (--rm, exocell rm)
 //!   created
 //! ```
@@ -24,9 +24,14 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::control::{Client, ControlRequest};
+use crate::events::{Action, Event, Log};
+use crate::health::{Condition, Health};
+use crate::policy::Policy;
 use crate::supervisor::fault;
 use crate::{CellError, CellSpec, Layout};
 use exocell_images::private;
+
+pub use crate::events::StartTimes;
 
 /// Where a cell stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -46,15 +51,13 @@ impl State {
         }
     }
 
-    /// Whether the lifecycle allows this step.
-    pub fn may_become(self, next: Self) -> bool {
+    /// Whether the lifecycle allows this step. A new account of the same state is none.
+    fn may_become(self, next: Self) -> bool {
         match (self, next) {
-            (Self::Created, Self::Running | Self::Exited)
-            | (Self::Running, Self::Exited)
-            | (Self::Exited, Self::Created) => true,
-            (Self::Created, Self::Created)
-            | (Self::Running, Self::Created | Self::Running)
-            | (Self::Exited, Self::Running | Self::Exited) => false,
+            (Self::Created, Self::Created | Self::Running | Self::Exited)
+            | (Self::Running, Self::Running | Self::Exited)
+            | (Self::Exited, Self::Exited | Self::Created) => true,
+            (Self::Running, Self::Created) | (Self::Exited, Self::Running) => false,
         }
     }
 }
@@ -76,6 +79,9 @@ pub struct Status {
     /// Whether the guest's kernel ended a process of the cell for lack of memory.
     #[serde(default)]
     pub out_of_memory: bool,
+    /// Whether the cell had the time that its table gives it. Its restart policy gives it no more.
+    #[serde(default)]
+    pub deadline_passed: bool,
     pub times: StartTimes,
     /// How many processes the host had ended for lack of memory when the cell began.
     #[serde(default)]
@@ -89,17 +95,6 @@ pub(crate) fn host_oom_kills() -> u64 {
     count.and_then(|count| count.parse().ok()).unwrap_or(0)
 }
 
-/// How the start went, in microseconds since the request.
-#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
-pub struct StartTimes {
-    pub jailed_us: u64,
-    pub kernel_started_us: u64,
-    pub guest_ready_us: u64,
-    pub program_started_us: u64,
-    /// Guest kernel start to init, by the guest's own clock.
-    pub guest_init_us: u64,
-}
-
 impl Default for Status {
     fn default() -> Self {
         Self {
@@ -111,6 +106,7 @@ impl Default for Status {
             exit_code: None,
             reason: None,
             out_of_memory: false,
+            deadline_passed: false,
             times: StartTimes::default(),
             host_oom_kills: 0,
         }
@@ -125,6 +121,7 @@ impl Status {
             finished_ms: crate::now_ms(),
             exit_code: Some(error.exit_code()),
             reason: Some(error.to_string()),
+            deadline_passed: matches!(error, CellError::Deadline),
             ..Self::default()
         }
     }
@@ -172,16 +169,79 @@ impl Registry {
     }
 }
 
+/// Held by whoever gives a name away without a record: nobody else does meanwhile.
+pub struct Names {
+    _registry: Registry,
+}
+
+impl Names {
+    /// # Errors
+    /// The host's.
+    pub fn hold(layout: &Layout) -> Result<Self, CellError> {
+        Registry::lock(layout).map(|registry| Self { _registry: registry })
+    }
+}
+
+/// A container that was made and not started: no cell yet, but its name is taken.
+#[derive(Deserialize)]
+struct Waiting {
+    spec: Named,
+    started: bool,
+}
+
+#[derive(Deserialize)]
+struct Named {
+    id: String,
+    name: String,
+}
+
+impl Waiting {
+    fn all(layout: &Layout) -> impl Iterator<Item = Named> {
+        let files = fs::read_dir(layout.containers()).into_iter().flatten().flatten();
+        let files = files.map(|entry| entry.path());
+        let read =
+            |path: PathBuf| -> Option<Self> { serde_json::from_slice(&fs::read(path).ok()?).ok() };
+        let whole = |path: &PathBuf| path.extension().is_some_and(|end| end == "json");
+        files.filter(whole).filter_map(read).filter(|one| !one.started).map(|one| one.spec)
+    }
+}
+
+/// Whether a cell may be called `name`, which has the id `own` if it has one: of `records`, and
+/// of the containers that are no cells yet, no other is. The registry is to be held.
+///
+/// # Errors
+/// [`CellError::NameTaken`].
+pub(crate) fn check_name_free(
+    layout: &Layout,
+    records: &[(Record, CellSpec, Status)],
+    name: &str,
+    own: &str,
+) -> Result<(), CellError> {
+    let has_record = records.iter().any(|(other, known, _)| known.name == name && other.id != own);
+    if has_record || Waiting::all(layout).any(|other| other.name == name && other.id != own) {
+        return Err(CellError::NameTaken(name.to_owned()));
+    }
+    Ok(())
+}
+
 /// One cell's directory.
 #[derive(Debug, Clone)]
 pub struct Record {
     pub id: String,
     directory: PathBuf,
+    events: Log,
 }
 
 impl Record {
+    /// What is known of the health of a cell that is looked after.
+    const HEALTH: &str = "health.json";
     /// A file that a running cell has while it is paused.
     pub const PAUSED: &str = "paused";
+    /// The ending of files that tell what the cell took of the host's disk by a folder, since it
+    /// was started by hand.
+    pub(crate) const TAKEN: &str = "taken";
+    /// The private overlay of a cell that can start again.
+    pub(crate) const DISK: &str = "disk.ext4";
 
     /// Makes the directory of a new cell and takes its lease. The record of a
     /// cell with that id that has ended becomes that of the new one, its log with it.
@@ -189,9 +249,7 @@ impl Record {
         let record = Self::at(layout, &spec.id);
         let _registry = Registry::lock(layout)?;
         let others = Self::all(layout)?;
-        if others.iter().any(|(r, known, _)| known.name == spec.name && r.id != spec.id) {
-            return Err(CellError::NameTaken(spec.name.clone()));
-        }
+        check_name_free(layout, &others, &spec.name, &spec.id)?;
         if others.iter().any(|(known, _, _)| known.id == spec.id) {
             return record.begin_again(spec);
         }
@@ -226,17 +284,32 @@ impl Record {
             remedy: "wait for its end",
         };
         let lease = self.try_lease()?.ok_or_else(alive)?;
-        for file in ["control.sock", Self::PAUSED, fault::FILE] {
+        for file in ["control.sock", Self::PAUSED, Self::HEALTH, fault::FILE] {
             // Of a supervisor that was killed; mostly there are none.
             let _ = fs::remove_file(self.path(file));
+        }
+        if spec.restarts == 0 {
+            // Started by hand.
+            let _ = fs::remove_file(self.path(Self::STOPPED));
+            self.forget_taken();
         }
         self.write_spec(spec)?;
         self.write_status(&Status::default())?;
         Ok((self.clone(), lease))
     }
 
-    fn at(layout: &Layout, id: &str) -> Self {
-        Self { id: id.to_owned(), directory: layout.cells().join(id) }
+    fn forget_taken(&self) {
+        let files = fs::read_dir(&self.directory).into_iter().flatten().flatten();
+        for file in files.map(|entry| entry.path()) {
+            if file.extension().is_some_and(|ending| ending == Self::TAKEN) {
+                let _ = fs::remove_file(file);
+            }
+        }
+    }
+
+    /// That of cell `id`, whether there is one or not.
+    pub fn at(layout: &Layout, id: &str) -> Self {
+        Self { id: id.to_owned(), directory: layout.cells().join(id), events: Log::of(layout) }
     }
 
     /// Whether there is a record of cell `id`, in whatever state.
@@ -275,6 +348,11 @@ impl Record {
         all.retain(|(record, _, _)| !key.is_empty() && record.id.starts_with(key));
         match all.len() {
             1 => Ok(all.remove(0)),
+            // One of another version is in no list.
+            0 if CellSpec::is_id(key) => match Self::at(layout, key).read_spec() {
+                Err(error @ CellError::Version { .. }) => Err(error),
+                _ => Err(CellError::NoSuchCell(key.to_owned())),
+            },
             _ => Err(CellError::NoSuchCell(key.to_owned())),
         }
     }
@@ -283,12 +361,10 @@ impl Record {
     pub fn rename(layout: &Layout, id: &str, name: &str) -> Result<(), CellError> {
         CellSpec::check_name(name)?;
         let _registry = Registry::lock(layout)?;
-        if Self::all(layout)?.iter().any(|(_, known, _)| known.name == name) {
-            return Err(CellError::NameTaken(name.to_owned()));
-        }
+        check_name_free(layout, &Self::all(layout)?, name, "")?;
         let (record, spec, _) = Self::find(layout, id)?;
         match record.try_lease()? {
-            Some(_lease) => record.write_name(spec, name),
+            Some(_lease) => record.write_spec(&CellSpec { name: name.to_owned(), ..spec }),
             None => {
                 let request = ControlRequest::Rename { name: name.to_owned() };
                 Client::connect(&record)?.ask(&request).map(drop)
@@ -297,24 +373,47 @@ impl Record {
     }
 
     /// The caller holds the lease.
-    pub(crate) fn write_name(&self, spec: CellSpec, name: &str) -> Result<(), CellError> {
-        self.write_spec(&CellSpec { name: name.to_owned(), ..spec })
-    }
-
-    /// The caller holds the lease.
     pub(crate) fn write_spec(&self, spec: &CellSpec) -> Result<(), CellError> {
         self.write("spec.json", spec)
+    }
+
+    /// Has the cell start again as `policy` says from now on.
+    ///
+    /// # Errors
+    /// The supervisor's refusal, and the host's.
+    pub fn set_restart(&self, spec: &CellSpec, policy: Policy) -> Result<(), CellError> {
+        let spec = CellSpec { restart: policy, ..spec.clone() };
+        spec.check_restart()?;
+        match self.try_lease()? {
+            Some(_lease) => self.write_spec(&spec),
+            None => {
+                let request = ControlRequest::Restart { policy };
+                Client::connect(self)?.ask(&request).map(drop)
+            }
+        }
+    }
+
+    /// The cell alone as it stands, settled; `None`: the record is gone.
+    ///
+    /// # Errors
+    /// As [`Self::all`]'s.
+    pub fn look(&self, layout: &Layout) -> Result<Option<(CellSpec, Status)>, CellError> {
+        self.settle(layout)
+    }
+
+    /// The right to change the record, when nobody else has it.
+    pub(crate) fn lease(&self) -> Result<Option<Lease>, CellError> {
+        self.try_lease()
     }
 
     /// Reads the record; where its supervisor is dead, writes that down first
     /// and clears what it left. `None`: the record is gone.
     fn settle(&self, layout: &Layout) -> Result<Option<(CellSpec, Status)>, CellError> {
-        let (spec, mut status) = match (self.read("spec.json"), self.read::<Status>("status.json"))
-        {
+        let (spec, mut status) = match (self.read_spec(), self.read::<Status>("status.json")) {
             (Ok(spec), Ok(status)) => (spec, status),
+            (Err(CellError::Version { .. }), _) => return Ok(None),
             (Err(error), _) | (_, Err(error)) => return self.settle_damaged(layout, error),
         };
-        let spec: CellSpec = spec;
         if status.state == State::Exited && !spec.remove {
             return Ok(Some((spec, status)));
         }
@@ -412,6 +511,26 @@ impl Record {
         self.path(Self::PAUSED).exists()
     }
 
+    /// What the checks of a cell in this state say; `None` where there are none. One that does not
+    /// run is not well, as docker has it.
+    pub fn health(&self, state: State) -> Option<Health> {
+        let mut health: Health = self.read(Self::HEALTH).ok()?;
+        if state == State::Exited {
+            health.status = Condition::Unhealthy;
+        }
+        Some(health)
+    }
+
+    /// The caller is the cell's supervisor.
+    pub(crate) fn write_health(&self, health: &Health) -> Result<(), CellError> {
+        self.write(Self::HEALTH, health)
+    }
+
+    /// Where a cell that can start again has its private overlay.
+    pub fn disk(&self) -> PathBuf {
+        self.path(Self::DISK)
+    }
+
     pub fn path(&self, file: &str) -> PathBuf {
         self.directory.join(file)
     }
@@ -422,11 +541,65 @@ impl Record {
 
     /// This record for a process whose working directory it is.
     pub fn from_within(&self) -> Self {
-        Self { id: self.id.clone(), directory: PathBuf::from(".") }
+        let (id, events) = (self.id.clone(), self.events.clone());
+        Self { id, directory: PathBuf::from("."), events }
     }
 
+    /// This record for a process that will not see the state root.
+    pub(crate) fn with_open_events(&self) -> Result<Self, CellError> {
+        let events = self.events.opened();
+        let events = events.map_err(CellError::host("cannot open the log of events"))?;
+        Ok(Self { events, ..self.clone() })
+    }
+
+    /// Writes down for whoever follows the events that `action` happened to the cell.
+    pub(crate) fn tell(&self, action: Action) {
+        if let Ok(spec) = self.read_spec() {
+            self.events.add(&self.event(action, &spec));
+        }
+    }
+
+    fn event(&self, action: Action, spec: &CellSpec) -> Event {
+        Event::new(action, self.id.clone(), spec.name.clone(), spec.image.clone())
+    }
+
+    /// The same of a step of the lifecycle: `status` is what stands in the record now.
+    fn tell_step(&self, spec: &CellSpec, status: &Status) {
+        let event = |action| self.event(action, spec);
+        match status.state {
+            State::Created => self.events.add(&event(Action::Create)),
+            State::Running => {
+                self.events.add(&Event { times: Some(status.times), ..event(Action::Start) });
+            }
+            State::Exited => {
+                if status.out_of_memory {
+                    self.events.add(&event(Action::Oom));
+                }
+                let (exit_code, reason) = (status.exit_code, status.reason.clone());
+                self.events.add(&Event { exit_code, reason, ..event(Action::Exit) });
+            }
+        }
+    }
+
+    /// Replaces the account of the cell. The caller holds the lease.
+    ///
+    /// # Errors
+    /// [`CellError::Step`] if the lifecycle has no step from what stands there to this one's
+    /// state, and the host's.
     pub fn write_status(&self, status: &Status) -> Result<(), CellError> {
-        self.write("status.json", status)
+        // A new record, or a damaged one, has no state yet.
+        let before = self.read::<Status>("status.json").ok().map(|before| before.state);
+        if let Some(before) = before.filter(|before| !before.may_become(status.state)) {
+            let (from, to) = (before.name(), status.state.name());
+            return Err(CellError::Step { id: self.id.clone(), from, to });
+        }
+        self.write("status.json", status)?;
+        if before != Some(status.state)
+            && let Ok(spec) = self.read_spec()
+        {
+            self.tell_step(&spec, status);
+        }
+        Ok(())
     }
 
     fn write<T: Serialize>(&self, file: &'static str, value: &T) -> Result<(), CellError> {
@@ -441,6 +614,20 @@ impl Record {
     fn read<T: DeserializeOwned>(&self, file: &'static str) -> Result<T, CellError> {
         let text = fs::read(self.path(file)).map_err(|error| self.damaged(file, error))?;
         serde_json::from_slice(&text).map_err(|error| self.damaged(file, error))
+    }
+
+    /// Reads the specification, if it is of the version that this program knows.
+    fn read_spec(&self) -> Result<CellSpec, CellError> {
+        #[derive(Deserialize)]
+        struct Versioned {
+            version: u32,
+        }
+        let Versioned { version } = self.read("spec.json")?;
+        if version != CellSpec::VERSION {
+            let id = self.id.clone();
+            return Err(CellError::Version { id, version, known: CellSpec::VERSION });
+        }
+        self.read("spec.json")
     }
 
     fn damaged(&self, file: &'static str, error: impl std::fmt::Display) -> CellError {
@@ -463,7 +650,10 @@ impl Record {
     /// Deletes the record of a dead cell. `false`: its supervisor still lives.
     pub fn retire(&self) -> Result<bool, CellError> {
         match self.try_lease()? {
-            Some(_lease) => self.remove().map(|()| true),
+            Some(_lease) => {
+                self.tell(Action::Remove);
+                self.remove().map(|()| true)
+            }
             None => Ok(!self.path("lock").exists()),
         }
     }
@@ -497,5 +687,57 @@ fn gone(result: io::Result<()>) -> io::Result<()> {
     match result {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spec() -> CellSpec {
+        serde_json::from_value(serde_json::json!({
+            "version": 1, "id": "0123456789abcdef0123456789abcdef", "name": "c", "strength": "vm",
+            "image": "i", "entrypoint": null, "command": [], "env": [], "working_dir": null,
+            "user": null, "hostname": null, "tty": false, "stdin": false, "remove": false,
+            "read_only": false, "capabilities": "{\"version\": 1}", "created_ms": 0,
+        }))
+        .unwrap()
+    }
+
+    fn status(state: State) -> Status {
+        Status { state, ..Status::default() }
+    }
+
+    #[test]
+    fn a_record_takes_only_the_steps_of_the_lifecycle() {
+        let root = tempfile::tempdir().unwrap();
+        let layout = Layout::new(root.path().to_owned());
+        let (record, lease) = Record::create(&layout, &spec()).unwrap();
+        for state in [State::Created, State::Running, State::Running, State::Exited] {
+            record.write_status(&status(state)).unwrap();
+        }
+        let refused = record.write_status(&status(State::Running)).unwrap_err();
+        assert!(matches!(refused, CellError::Step { from: "exited", to: "running", .. }));
+        let (_, _, now) = Record::find(&layout, "c").unwrap();
+        assert_eq!(now.state, State::Exited);
+        drop(lease);
+        let (record, _lease) = Record::create(&layout, &spec()).unwrap();
+        record.write_status(&status(State::Running)).unwrap();
+        assert!(record.write_status(&status(State::Created)).is_err());
+    }
+
+    #[test]
+    fn a_cell_of_another_version_is_named_and_left_alone() {
+        let root = tempfile::tempdir().unwrap();
+        let layout = Layout::new(root.path().to_owned());
+        let (record, lease) = Record::create(&layout, &spec()).unwrap();
+        drop(lease);
+        let later = CellSpec { version: CellSpec::VERSION + 1, ..spec() };
+        record.write_spec(&later).unwrap();
+        assert!(Record::all(&layout).unwrap().is_empty());
+        let told = Record::find(&layout, &later.id).unwrap_err().to_string();
+        assert!(told.contains("another version") && told.contains("version 2"), "{told}");
+        assert!(matches!(Record::find(&layout, "other"), Err(CellError::NoSuchCell(_))));
+        assert!(record.path("spec.json").exists());
     }
 }

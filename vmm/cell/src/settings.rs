@@ -36,6 +36,12 @@ pub struct Settings {
     pub domain_name: Option<String>,
     /// Lines of /etc/hosts: a name and its address.
     pub hosts: Vec<(String, IpAddr)>,
+    /// Who is asked for names, instead of those that the host asks.
+    pub dns: Vec<IpAddr>,
+    /// Lines of resolv.conf: `search` and `options`.
+    pub dns_search: Vec<String>,
+    pub dns_options: Vec<String>,
+    pub devices: Vec<Node>,
     pub oom_score_adj: Option<i32>,
     /// Whether a first process reaps orphans and passes signals on.
     pub init: bool,
@@ -56,6 +62,16 @@ pub struct Ulimit {
     pub name: String,
     pub soft: u64,
     pub hard: u64,
+}
+
+/// A node of a device of the guest's kernel.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Node {
+    /// As the kernel names it, like `/dev/fuse`.
+    pub device: String,
+    /// Where the program finds it.
+    pub path: String,
 }
 
 /// Files in memory.
@@ -142,6 +158,80 @@ impl Ulimit {
     }
 }
 
+impl Node {
+    /// # Errors
+    /// The guest's kernel has no such device, or it cannot be there.
+    pub fn new(device: &str, path: &str, permissions: &str) -> Result<Self, String> {
+        if !is_device(device) {
+            return Err(format!(
+                "a cell has no device of the host, and its own kernel has no {device}; it has {}",
+                DEVICES.join(", ")
+            ));
+        }
+        let path = if path.is_empty() { device } else { path };
+        let below = path.strip_prefix("/dev/").unwrap_or_default();
+        if below.split('/').any(|part| matches!(part, "" | "." | "..")) {
+            return Err(format!("the device {device} cannot be at {path:?}; name a path in /dev"));
+        }
+        let is_permission = |c: char| "rwm".contains(c);
+        match permissions {
+            "" => {}
+            other if !other.chars().all(is_permission) => {
+                return Err(format!("invalid device permissions {other:?}; give some of rwm"));
+            }
+            other if !(other.contains('r') && other.contains('w')) => {
+                return Err(format!(
+                    "the permissions {other:?} of {device} are not kept apart in a cell; leave \
+                     them out"
+                ));
+            }
+            _ => {}
+        }
+        Ok(Self { device: device.to_owned(), path: path.to_owned() })
+    }
+
+    /// `DEVICE[:PATH][:PERMISSIONS]`.
+    ///
+    /// # Errors
+    /// As [`Self::new`]'s.
+    pub fn read(text: &str) -> Result<Self, String> {
+        let parts: Vec<&str> = text.split(':').collect();
+        match parts.as_slice() {
+            [device] => Self::new(device, "", ""),
+            [device, path] if path.starts_with('/') => Self::new(device, path, ""),
+            [device, permissions] => Self::new(device, "", permissions),
+            [device, path, permissions] => Self::new(device, path, permissions),
+            _ => Err(format!("invalid device {text:?}; give DEVICE[:PATH][:PERMISSIONS]")),
+        }
+    }
+}
+
+/// What can be named as a device; `/dev/loop0` and its like are seven more.
+const DEVICES: [&str; 11] = [
+    "/dev/fuse",
+    "/dev/net/tun",
+    "/dev/loop-control",
+    "/dev/loop0",
+    "/dev/kmsg",
+    "/dev/null",
+    "/dev/zero",
+    "/dev/full",
+    "/dev/random",
+    "/dev/urandom",
+    "/dev/tty",
+];
+
+fn is_device(name: &str) -> bool {
+    let is_loop = name
+        .strip_prefix("/dev/loop")
+        .and_then(|number| number.parse::<u32>().ok())
+        .is_some_and(|number| number < LOOPS && name == format!("/dev/loop{number}"));
+    is_loop || DEVICES.contains(&name)
+}
+
+/// Nodes of loop devices; the guest's kernel makes more where a program asks for more.
+pub(crate) const LOOPS: u32 = 8;
+
 impl Tmpfs {
     /// # Errors
     /// A target where nothing can be mounted.
@@ -198,6 +288,38 @@ impl Settings {
         })?;
         self.hosts.push((name.to_owned(), address));
         Ok(())
+    }
+
+    /// Takes the words of `--dns`, `--dns-search` and `--dns-option`.
+    ///
+    /// # Errors
+    /// What is no address, and what is no word.
+    pub fn add_dns(
+        &mut self,
+        servers: &[String],
+        search: &[String],
+        options: &[String],
+    ) -> Result<(), String> {
+        for text in servers {
+            let address = text
+                .parse()
+                .map_err(|_| format!("invalid IP address of a DNS server: {text:?}"))?;
+            self.dns.push(address);
+        }
+        let is_word =
+            |text: &&String| !text.is_empty() && text.chars().all(|c| c.is_ascii_graphic());
+        if let Some(wrong) = search.iter().chain(options).find(|text| !is_word(text)) {
+            return Err(format!("{wrong:?} is no domain and no option of resolv.conf"));
+        }
+        // Docker's way to search nowhere.
+        self.dns_search.extend(search.iter().filter(|domain| *domain != ".").cloned());
+        self.dns_options.extend(options.iter().cloned());
+        Ok(())
+    }
+
+    /// Whether anything is said of how names are looked up.
+    pub fn has_dns(&self) -> bool {
+        !(self.dns.is_empty() && self.dns_search.is_empty() && self.dns_options.is_empty())
     }
 
     /// Takes `NAME=VALUE`.
@@ -292,6 +414,42 @@ mod tests {
         assert!(settings.add_sysctl("net").is_err());
         assert!(Tmpfs::read("/").is_err() && Tmpfs::read("t").is_err());
         assert_eq!(Tmpfs::read("/t:size=1m,ro").unwrap().options, ["size=1m", "ro"]);
+    }
+
+    #[test]
+    fn devices_are_the_guests_own_and_others_are_refused_with_the_reason() {
+        let read = |text: &str| Node::read(text).map(|node| (node.device, node.path));
+        let both = |device: &str, path: &str| Ok((device.to_owned(), path.to_owned()));
+        assert_eq!(read("/dev/fuse"), both("/dev/fuse", "/dev/fuse"));
+        assert_eq!(read("/dev/loop7:/dev/own/l:rwm"), both("/dev/loop7", "/dev/own/l"));
+        assert_eq!(read("/dev/net/tun:rw"), both("/dev/net/tun", "/dev/net/tun"));
+        for (text, word) in [
+            ("/dev/sda", "no device of the host"),
+            ("/dev/kvm", "/dev/kvm"),
+            ("/dev/loop8", "/dev/loop8"),
+            ("/dev/loop07", "/dev/loop07"),
+            ("/dev/fuse:/etc/fuse", "in /dev"),
+            ("/dev/fuse:/dev/../x", "in /dev"),
+            ("/dev/fuse:/dev/", "in /dev"),
+            ("/dev/fuse:x", "rwm"),
+            ("/dev/fuse:r", "not kept apart"),
+            ("/dev/fuse:/dev/a:rw:x", "DEVICE"),
+        ] {
+            assert!(read(text).unwrap_err().contains(word), "{text}");
+        }
+    }
+
+    #[test]
+    fn servers_for_names_are_addresses() {
+        let mut settings = Settings::default();
+        let words = |words: &[&str]| words.iter().map(ToString::to_string).collect::<Vec<_>>();
+        assert!(!settings.has_dns());
+        settings.add_dns(&words(&["192.0.2.1", "::1"]), &words(&["a.test", "."]), &[]).unwrap();
+        assert!(settings.has_dns() && settings.dns.len() == 2);
+        assert_eq!(settings.dns_search, ["a.test"]);
+        assert!(settings.add_dns(&words(&["dns.test"]), &[], &[]).is_err());
+        assert!(settings.add_dns(&[], &words(&["a\nnameserver"]), &[]).is_err());
+        assert!(settings.add_dns(&[], &[], &words(&[""])).is_err());
     }
 
     #[test]

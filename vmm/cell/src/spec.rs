@@ -1,12 +1,17 @@
 //! The wire form of a cell: what the operator asked for, as it is stored.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Read;
 use std::path::PathBuf;
 
+use exocell_images::Healthcheck;
 use serde::{Deserialize, Serialize};
 
 use crate::CellError;
+use crate::changes::Changes;
+use crate::networks::Attachment;
+use crate::policy::Policy;
 use crate::settings::Settings;
 
 /// How strongly a cell is isolated.
@@ -38,6 +43,9 @@ pub struct CellSpec {
     pub strength: Strength,
     /// An image reference, or the path of a Wasm module.
     pub image: String,
+    /// What the image was when the cell was made: a cell that starts again keeps to it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub image_id: Option<String>,
     /// The image's entrypoint is replaced by this.
     pub entrypoint: Option<Vec<String>>,
     /// Program and arguments; empty takes the image's.
@@ -60,6 +68,9 @@ pub struct CellSpec {
     /// Ports of the host that lead into the cell.
     #[serde(default)]
     pub publish: Vec<crate::network::Publish>,
+    /// The networks between cells that it is in, at most once in each.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub networks: Vec<Attachment>,
     /// How guest memory goes back to the host.
     #[serde(default)]
     pub pager: exocell_pager::Mode,
@@ -73,6 +84,25 @@ pub struct CellSpec {
     /// cell can go on with it; made where it is not there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub disk: Option<PathBuf>,
+    /// Whether its record keeps the private overlay beyond its end, so that it can start again.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub keeps_disk: bool,
+    /// What its operator notes of it.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub labels: BTreeMap<String, String>,
+    /// How its program is asked to end, and how long it has for that; TERM and 10 seconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stop_signal: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stop_seconds: Option<u64>,
+    /// Whether it starts again by itself, and how often it did since it was started by hand.
+    #[serde(default, skip_serializing_if = "Policy::is_no")]
+    pub restart: Policy,
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub restarts: u32,
+    /// How its program is looked after, as far as the image does not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub health: Option<Healthcheck>,
     /// Runs no program: its operator reaches into its files until it hangs up.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub idle: bool,
@@ -82,11 +112,18 @@ pub struct CellSpec {
     pub warm: Option<String>,
     /// The capability table in its TOML form, after the command line's flags.
     pub capabilities: String,
+    /// What was changed of that since.
+    #[serde(default, skip_serializing_if = "Changes::are_none")]
+    pub changes: Changes,
     /// Where its folders were when it was made, if it may start again; found at its start else.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub locations: Vec<crate::granted::Location>,
     /// Milliseconds since the epoch.
     pub created_ms: u64,
+}
+
+fn is_zero(count: &u32) -> bool {
+    *count == 0
 }
 
 impl CellSpec {
@@ -99,6 +136,53 @@ impl CellSpec {
             .and_then(|mut source| source.read_exact(&mut bytes))
             .map_err(CellError::host("cannot read /dev/urandom"))?;
         Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+    }
+
+    /// Whether `text` has the form of an id.
+    pub(crate) fn is_id(text: &str) -> bool {
+        (32..=64).contains(&text.len())
+            && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
+    }
+
+    /// What the image store knows its image by.
+    pub fn image_name(&self) -> &str {
+        self.image_id.as_deref().unwrap_or(&self.image)
+    }
+
+    /// Whether it can have its restart policy.
+    ///
+    /// # Errors
+    /// Why it cannot.
+    pub fn check_restart(&self) -> Result<(), CellError> {
+        if self.restart.is_no() {
+            return Ok(());
+        }
+        if self.remove {
+            return Err(CellError::Usage(
+                "--restart and --rm do not go together: what removes itself does not start again"
+                    .to_owned(),
+            ));
+        }
+        self.can_start_again().map_err(|error| CellError::Usage(format!("--restart: {error}")))
+    }
+
+    /// Whether it can start again after its end.
+    ///
+    /// # Errors
+    /// Why it cannot.
+    pub fn can_start_again(&self) -> Result<(), CellError> {
+        let why = match self.strength {
+            Strength::Isolate => "it is an isolate, of which nothing is left",
+            Strength::Vm if self.keeps_disk || self.disk.is_some() || self.read_only => {
+                return Ok(());
+            }
+            Strength::Vm if self.remove => "it removes itself (--rm)",
+            Strength::Vm => "it kept no disk: a secret that it had is not written down",
+        };
+        Err(CellError::Usage(format!(
+            "cell {} cannot start again: {why}; exocell run starts a new one",
+            self.name
+        )))
     }
 
     /// Whether a cell may be called `name`.

@@ -15,16 +15,16 @@
 use std::fs::File;
 use std::io::{self, PipeWriter};
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use exocell_agent::printable;
 use exocell_images::build::{self, Image, Job, Made, Room};
+use exocell_images::walk::Found;
 use exocell_images::{
     Digest, Fault as Whose, ImageConfig, ImageError, ImageRecord, ImportLimits, Progress,
-    ProgressEvent, Reference, Refusal, RegistryOptions, Source, Store, layout_server,
+    ProgressEvent, Reference, Refusal, RegistryOptions, STALL_MAX, Source, Store, layout_server,
     registry_server, version,
 };
 use exocell_vmm::jail::stage::{
@@ -112,6 +112,8 @@ pub fn import(
         }
         Source::Registry { reference, options } => {
             let (ours, theirs) = pair()?;
+            let failed = |error| host("cannot bound a wait", error);
+            theirs.set_read_timeout(Some(STALL_MAX)).map_err(failed)?;
             let fetching = start_fetch(&ours, reference, options)?;
             drop(ours);
             let from = build::From::Registry { version: version(reference) };
@@ -136,7 +138,7 @@ pub fn import_layer(
 ) -> Result<ImageRecord, ImageError> {
     let (read, to) = io::pipe().map_err(|error| host("cannot make a pipe", error))?;
     let limits = ImportLimits::default();
-    let from = build::From::Layer(config.clone());
+    let from = build::From::Layer(Box::new(config.clone()));
     std::thread::scope(|scope| {
         let writer = scope.spawn(move || write(to));
         let draft = Draft::new(store, from, None, &limits);
@@ -165,20 +167,18 @@ pub struct Archive {
 }
 
 impl Archive {
-    /// Opens the file at `path`.
+    /// Opens the file at `path`, of which no part is a link.
     ///
     /// # Errors
     /// It cannot be read, or is not a file.
     pub fn open(path: &Path) -> Result<Self, ImageError> {
         let failed = |error| host(&format!("cannot read {}", path.display()), error);
-        // What is not a file may have no end, or not even a beginning.
-        let file = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path);
-        let file = file.map_err(failed)?;
-        if !file.metadata().map_err(failed)?.is_file() {
+        let found = Found::real(path).map_err(failed)?;
+        if !found.metadata().is_file() {
             let why = "it is not a file".to_owned();
             return Err(ImageError::NotAnImage { path: path.to_owned(), why });
         }
-        Ok(Self { file, path: path.to_owned() })
+        Ok(Self { file: found.file().map_err(failed)?, path: path.to_owned() })
     }
 
     /// One that has no name on the host; messages call it `path`.

@@ -17,7 +17,8 @@ use exocell_images::{ImageRecord, Store};
 use exocell_xgate::CapabilitySet;
 
 use crate::control::{Client, ControlRequest, Order};
-use crate::record::Registry;
+use crate::health::Check;
+use crate::record::{Registry, check_name_free};
 use crate::{CellError, CellSpec, Layout, Record, State, Status, Strength, initramfs, plan};
 
 /// A warm cell that is the caller's now.
@@ -57,7 +58,7 @@ fn shape(
             "a cell with {what} cannot be kept warm; leave it out"
         )));
     }
-    let image = Store::open(layout.images())?.resolve(&spec.image)?;
+    let image = Store::open(layout.images())?.resolve(spec.image_name())?;
     let mut caps: serde_json::Value = serde_json::from_str(&caps.to_json()).unwrap_or_default();
     if let Some(sections) = caps.as_object_mut() {
         sections.remove("time");
@@ -93,18 +94,17 @@ pub fn take(
         return Ok(None);
     }
     let start = plan::start(spec, caps, &image.config, tty)?;
+    let health = plan::health(spec, &image.config)?;
     // Nobody takes the name meanwhile.
     let _registry = Registry::lock(layout)?;
     let all = Record::all(layout)?;
-    if all.iter().any(|(_, known, _)| known.name == spec.name) {
-        return Err(CellError::NameTaken(spec.name.clone()));
-    }
+    check_name_free(layout, &all, &spec.name, "")?;
     for (record, known, status) in all {
         if !is_warm(&known) || !is_ready(&status) {
             continue;
         }
         // Someone else may have been faster, or its pool has gone.
-        if let Ok(taken) = give(record, spec, caps, start.clone()) {
+        if let Ok(taken) = give(record, spec, caps, (start.clone(), health.clone())) {
             return Ok(Some(taken));
         }
     }
@@ -120,11 +120,11 @@ fn give(
     record: Record,
     spec: &CellSpec,
     caps: &CapabilitySet,
-    start: Start,
+    (start, health): (Start, Option<Check>),
 ) -> Result<Taken, CellError> {
     let spec = CellSpec { id: record.id.clone(), ..spec.clone() };
     let deadline_ms = caps.deadline().map(|limit| limit.as_millis() as u64);
-    let session = ask(&record, Order { spec: spec.clone(), start, deadline_ms })?;
+    let session = ask(&record, Order { spec: spec.clone(), start, health, deadline_ms })?;
     Ok(Taken { record, spec, session })
 }
 
@@ -175,13 +175,11 @@ pub fn take_reserved(
     let Some(record) = reserved(layout, &spec.id)? else { return Ok(None) };
     // Nobody takes the name meanwhile.
     let _registry = Registry::lock(layout)?;
-    let others = Record::all(layout)?;
-    if others.iter().any(|(other, known, _)| known.name == spec.name && other.id != spec.id) {
-        return Err(CellError::NameTaken(spec.name.clone()));
-    }
-    let image = Store::open(layout.images())?.resolve(&spec.image)?;
+    check_name_free(layout, &Record::all(layout)?, &spec.name, &spec.id)?;
+    let image = Store::open(layout.images())?.resolve(spec.image_name())?;
     let start = plan::start(spec, caps, &image.config, tty)?;
-    let taken = give(record, spec, caps, start).ok();
+    let health = plan::health(spec, &image.config)?;
+    let taken = give(record, spec, caps, (start, health)).ok();
     if taken.is_none() {
         // The next cell of that id needs its place.
         release(layout, &spec.id)?;
@@ -195,7 +193,7 @@ pub fn take_reserved(
 /// The records cannot be read.
 pub fn release(layout: &Layout, id: &str) -> Result<(), CellError> {
     if let Some(record) = reserved(layout, id)? {
-        let stop = ControlRequest::Stop { grace_ms: 0 };
+        let stop = ControlRequest::Stop { signal: libc::SIGKILL as u8, grace_ms: 0 };
         // One whose pool has gone ends by itself.
         let _ = Client::connect(&record).and_then(|client| client.ask(&stop));
         record.await_release();

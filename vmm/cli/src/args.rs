@@ -1,5 +1,8 @@
 //! The command line: docker's verbs and flags where docker has them.
 
+mod network;
+
+use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{ArgGroup, Args, CommandFactory, Parser, Subcommand, ValueEnum};
@@ -28,9 +31,15 @@ fn one_of(name: &'static str, flags: &[&'static str]) -> ArgGroup {
 pub enum Command {
     Run(Box<RunArgs>),
     Exec(ExecArgs),
+    Start(StartArgs),
+    Restart(RestartArgs),
+    Attach(AttachArgs),
     Ps(PsArgs),
+    Top(TopArgs),
+    Rename(RenameArgs),
     Port(PortArgs),
     Pool(Box<PoolArgs>),
+    Build(Box<BuildArgs>),
     Commit(CommitArgs),
     Logs(LogsArgs),
     Cp(CpArgs),
@@ -46,9 +55,40 @@ pub enum Command {
     Rm(RmArgs),
     Update(UpdateArgs),
     Budget(BudgetArgs),
-    /// Import, pull, list and remove images.
-    #[command(subcommand)]
+    Events(EventsArgs),
+    /// Import, pull, list, name, save and remove images.
+    #[command(
+        subcommand,
+        after_help = "docker's images, pull, rmi, tag, save, load and history are understood, too."
+    )]
     Image(ImageCommand),
+    // docker's words for them.
+    #[command(hide = true)]
+    Pull(PullArgs),
+    #[command(hide = true)]
+    Rmi(ImageRmArgs),
+    #[command(hide = true)]
+    Tag(TagArgs),
+    #[command(hide = true)]
+    Save(SaveArgs),
+    #[command(hide = true)]
+    Load(LoadArgs),
+    #[command(hide = true)]
+    History(HistoryArgs),
+    #[command(hide = true)]
+    Images(ImageLsArgs),
+    /// Networks in which cells reach each other.
+    #[command(subcommand)]
+    Network(NetworkCommand),
+    /// What has the switch of a network.
+    #[command(name = exocell_cell::networks::VERB, hide = true)]
+    SwitchNetwork {
+        name: String,
+    },
+    #[command(name = exocell_cell::networks::SPAWN_VERB, hide = true)]
+    SwitchNetworkApart {
+        name: String,
+    },
     /// Check and explain capability tables.
     #[command(subcommand)]
     Caps(CapsCommand),
@@ -64,24 +104,47 @@ pub enum Command {
     LaunchContainer {
         id: String,
     },
+    /// What starts a cell again that has a restart policy.
+    #[command(name = exocell_cell::restart::VERB, hide = true)]
+    RestartCell {
+        id: String,
+    },
+    #[command(name = exocell_cell::restart::SPAWN_VERB, hide = true)]
+    RestartCellApart {
+        id: String,
+    },
     /// Add, list and remove Wasm modules that `exocell serve --http` serves.
     #[command(subcommand)]
     Module(ModuleCommand),
     Doctor(DoctorArgs),
-    /// Measure cells and their peers on this machine, in one run.
+    Bench(BenchArgs),
+    /// What the images, cells and disks take, and what can be removed.
     #[command(subcommand)]
-    Bench(exocell_benches::BenchCommand),
+    System(SystemCommand),
+    /// Print the versions of this command and its guest kernel.
+    Version,
     /// Print a shell completion script.
     #[command(after_help = "Example: exocell completion bash > /etc/bash_completion.d/exocell")]
     Completion {
         shell: clap_complete::Shell,
     },
+    Man(ManArgs),
 }
+
+pub use network::*;
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum StrengthArg {
     Vm,
     Isolate,
+}
+
+/// When an image is pulled.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Pull {
+    Always,
+    Missing,
+    Never,
 }
 
 /// Run a program in a new cell.
@@ -117,15 +180,30 @@ pub struct RunArgs {
     pub rm: bool,
     #[arg(long)]
     pub name: Option<String>,
+    /// Note something of the cell, for ps --filter label=NAME and inspect.
+    #[arg(short, long, value_name = "NAME[=VALUE]")]
+    pub label: Vec<String>,
+    /// A file of NAME=VALUE lines, which are labels.
+    #[arg(long, value_name = "FILE")]
+    pub label_file: Vec<PathBuf>,
+    /// Write the cell's id into a new file.
+    #[arg(long, value_name = "FILE")]
+    pub cidfile: Option<PathBuf>,
     #[arg(long)]
     pub hostname: Option<String>,
     #[command(flatten)]
     pub process: ProcessArgs,
     #[command(flatten)]
     pub settings: SettingsArgs,
+    #[command(flatten)]
+    pub health: HealthArgs,
     /// Share a host folder: HOST:GUEST[:ro]; isolates also :overlay, for changes of their own.
     #[arg(short, long = "volume", value_name = "HOST:GUEST[:ro]")]
     pub volume: Vec<String>,
+    /// The same in docker's words: type=bind,source=HOST,target=GUEST[,readonly], type=volume with
+    /// a name as its source, or type=tmpfs,target=GUEST[,tmpfs-size=BYTES].
+    #[arg(long, value_name = "NAME=VALUE,...")]
+    pub mount: Vec<String>,
     /// Let the cell talk to HOST[:PORTS][/udp|/raw], HOST/icmp or NETWORK:PORTS. To a host's name
     /// it must be HTTP/1 or TLS for that name; /raw lets any protocol through (ssh, postgres).
     #[arg(long, value_name = "RULE")]
@@ -178,6 +256,39 @@ pub struct RunArgs {
     /// End the cell after this long, like 30s (exit code 137).
     #[arg(long, value_name = "DURATION")]
     pub timeout: Option<String>,
+    /// The signal that exocell stop begins with [default: the image's, or TERM].
+    #[arg(long, value_name = "SIGNAL")]
+    pub stop_signal: Option<String>,
+    /// Seconds that exocell stop gives the program [default: 10].
+    #[arg(long, value_name = "SECONDS")]
+    pub stop_timeout: Option<u64>,
+    /// Whether the image is pulled first: always, if it is missing, or never.
+    #[arg(long, value_enum, default_value_t = Pull::Never)]
+    pub pull: Pull,
+    /// Keys that leave a cell with a terminal (-it) and let it go on; exocell attach comes back.
+    #[arg(long, value_name = "KEYS", default_value = exocell_docker::keys::DEFAULT)]
+    pub detach_keys: exocell_docker::keys::Keys,
+    /// Whether signals to this command go to the program.
+    #[arg(long, value_name = "BOOL", default_value_t = true, action = clap::ArgAction::Set,
+        num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub sig_proxy: bool,
+    /// Whether the cell starts again when its program has ended: no, on-failure[:N], always, or
+    /// unless-stopped. One that is stopped or killed by hand stays ended.
+    #[arg(long, value_name = "POLICY", default_value_t)]
+    pub restart: exocell_cell::policy::Policy,
+    /// A network between cells to be in (exocell network), or name=NAME,alias=NAME,ip=ADDRESS; none
+    /// is the default.
+    #[arg(long, alias = "net", value_name = "NETWORK")]
+    pub network: Vec<String>,
+    /// Another name for the cell in its network.
+    #[arg(long, visible_alias = "net-alias", value_name = "NAME")]
+    pub network_alias: Vec<String>,
+    /// The cell's address in its network.
+    #[arg(long, value_name = "ADDRESS")]
+    pub ip: Option<std::net::Ipv4Addr>,
+    // What docker has and cells have in one way only.
+    #[arg(long, hide = true)]
+    pub platform: Option<String>,
     /// Print how the cell ended as JSON on standard error.
     #[arg(long)]
     pub json: bool,
@@ -205,13 +316,107 @@ pub struct PoolArgs {
     pub run: RunArgs,
 }
 
+/// Build an image from a Dockerfile; each of its commands runs in a cell of its own.
+#[derive(Args)]
+#[command(after_help = "Examples:
+  exocell build -t me/app .
+  exocell build -t me/app --allow-net '*.debian.org:80' --build-arg VERSION=2 .
+  exocell build --secret id=token,src=token.txt --target test --no-cache .
+  tar c app | exocell build -q -f app/Dockerfile -
+
+Standard output is the image's id, standard error all else. The exit code is 1 if a command of the
+Dockerfile fails. Commands have no network but what --allow-net grants.")]
+pub struct BuildArgs {
+    /// The directory of the build's files; - takes an archive of them, or a Dockerfile, from
+    /// standard input.
+    pub path: PathBuf,
+    /// A name for the image.
+    #[arg(short, long, value_name = "NAME[:TAG]")]
+    pub tag: Vec<String>,
+    /// The Dockerfile, or - for standard input [default: PATH/Dockerfile].
+    #[arg(short, long, value_name = "FILE")]
+    pub file: Option<PathBuf>,
+    /// A value for an ARG: NAME=VALUE, or NAME to take it from this environment.
+    #[arg(long, value_name = "NAME[=VALUE]")]
+    pub build_arg: Vec<String>,
+    /// The stage to build [default: the last].
+    #[arg(long, value_name = "STAGE")]
+    pub target: Option<String>,
+    /// Do each step anew.
+    #[arg(long)]
+    pub no_cache: bool,
+    /// Fetch the images that the build begins with, though they are there.
+    #[arg(long)]
+    pub pull: bool,
+    /// A label of the image.
+    #[arg(long, value_name = "NAME=VALUE")]
+    pub label: Vec<String>,
+    /// A file that RUN --mount=type=secret shows a command, and that is in no image:
+    /// id=NAME,src=FILE.
+    #[arg(long, value_name = "id=NAME,src=FILE")]
+    pub secret: Vec<String>,
+    /// Let commands talk to HOST[:PORTS][/udp|/raw], HOST/icmp or NETWORK:PORTS.
+    #[arg(long, value_name = "RULE")]
+    pub allow_net: Vec<String>,
+    /// none takes away what --allow-net grants.
+    #[arg(long, value_name = "MODE")]
+    pub network: Option<BuildNetwork>,
+    /// A name that commands find in /etc/hosts.
+    #[arg(long, value_name = "NAME:ADDRESS")]
+    pub add_host: Vec<String>,
+    /// Memory of each command's cell [default: 2g, at most half the host's].
+    #[arg(short, long, value_name = "BYTES")]
+    pub memory: Option<String>,
+    /// Processors of each command's cell [default: the host's].
+    #[arg(long, value_name = "N")]
+    pub cpus: Option<u32>,
+    /// What each command may write to its image.
+    #[arg(long, value_name = "BYTES", default_value = "10g")]
+    pub disk: String,
+    /// Processes and threads of each command's cell.
+    #[arg(long, value_name = "N", default_value_t = 4096)]
+    pub pids_limit: u32,
+    /// Size of /dev/shm.
+    #[arg(long, value_name = "BYTES", value_parser = exocell_cell::xgate::parse_bytes)]
+    pub shm_size: Option<u64>,
+    /// linux/amd64, which is what cells run.
+    #[arg(long, value_name = "PLATFORM")]
+    pub platform: Option<String>,
+    /// Write the image's id to FILE.
+    #[arg(long, value_name = "FILE")]
+    pub iidfile: Option<PathBuf>,
+    /// How progress is shown: in lines, whatever is said.
+    #[arg(long, value_name = "HOW", default_value = "plain")]
+    pub progress: BuildProgress,
+    /// Print the image's id alone.
+    #[arg(short, long)]
+    pub quiet: bool,
+}
+
+/// How a build is shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum BuildProgress {
+    Plain,
+    Auto,
+}
+
+/// The network of a build.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum BuildNetwork {
+    Default,
+    None,
+}
+
 /// Make an image of what a running cell's root file system holds.
 #[derive(Args)]
 #[command(after_help = "Example: exocell commit job me/ready:1 && exocell run --rm me/ready:1 ./go
 
-The image is started as the cell's own is. Shared folders and other mounts are left out, and so
-are extended attributes. The cell's programs go on meanwhile.")]
+The image is started as the cell's own is, but for --change. Shared folders and other mounts are left out. The cell's
+programs go on meanwhile.")]
 pub struct CommitArgs {
+    /// An instruction of a Dockerfile that changes how the image is started, like CMD or ENV.
+    #[arg(short, long, value_name = "INSTRUCTION")]
+    pub change: Vec<String>,
     pub cell: String,
     /// The image's name.
     pub tag: String,
@@ -269,6 +474,20 @@ pub struct SettingsArgs {
     /// A line of /etc/hosts.
     #[arg(long, value_name = "NAME:ADDRESS")]
     pub add_host: Vec<String>,
+    /// Who is asked for the names that the cell looks up, instead of this host's servers; the cell
+    /// itself reaches none of them.
+    #[arg(long, value_name = "ADDRESS")]
+    pub dns: Vec<String>,
+    /// A domain in which short names are looked up.
+    #[arg(long, value_name = "DOMAIN")]
+    pub dns_search: Vec<String>,
+    /// An option of resolv.conf(5), like ndots:2.
+    #[arg(long, visible_alias = "dns-opt", value_name = "OPTION")]
+    pub dns_option: Vec<String>,
+    /// A node of a device of the guest's kernel, like /dev/loop0 or /dev/fuse; the host's are not
+    /// in reach.
+    #[arg(long, value_name = "DEVICE[:PATH]")]
+    pub device: Vec<String>,
     /// How likely the guest's kernel ends it for lack of memory, -1000 to 1000.
     #[arg(long, value_name = "N", allow_negative_numbers = true,
         value_parser = clap::value_parser!(i32).range(-1000..=1000))]
@@ -287,6 +506,50 @@ pub struct SettingsArgs {
     pub memory_reservation: Option<u64>,
 }
 
+/// How the program is looked after; what is not said is as the image has it.
+#[derive(Args)]
+#[command(next_help_heading = "Health checks")]
+pub struct HealthArgs {
+    /// A line for the shell of the cell that ends with 0 when the program is well.
+    #[arg(long, value_name = "LINE")]
+    pub health_cmd: Option<String>,
+    /// Time from one check to the next [default: the image's, or 30s].
+    #[arg(long, value_name = "DURATION", value_parser = exocell_cell::health::read_time)]
+    pub health_interval: Option<i64>,
+    /// How long one check may take before it is killed [default: the image's, or 30s].
+    #[arg(long, value_name = "DURATION", value_parser = exocell_cell::health::read_time)]
+    pub health_timeout: Option<i64>,
+    /// Failures in a row that are unhealthy [default: the image's, or 3].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub health_retries: Option<u32>,
+    /// For so long after the start failures do not count [default: the image's, or 0s].
+    #[arg(long, value_name = "DURATION", value_parser = exocell_cell::health::read_time)]
+    pub health_start_period: Option<i64>,
+    /// Time from one check to the next in the start period [default: the image's, or 5s].
+    #[arg(long, value_name = "DURATION", value_parser = exocell_cell::health::read_time)]
+    pub health_start_interval: Option<i64>,
+    /// No checks, whatever the image says.
+    #[arg(long, conflicts_with_all = ["health_cmd", "health_interval", "health_timeout",
+        "health_retries", "health_start_period", "health_start_interval"])]
+    pub no_healthcheck: bool,
+}
+
+impl HealthArgs {
+    /// Whether anything is said.
+    pub fn is_said(&self) -> bool {
+        let times = [
+            self.health_interval,
+            self.health_timeout,
+            self.health_start_period,
+            self.health_start_interval,
+        ];
+        self.health_cmd.is_some()
+            || self.no_healthcheck
+            || self.health_retries.is_some()
+            || times.iter().any(Option::is_some)
+    }
+}
+
 /// Run one more program in a running cell.
 #[derive(Args)]
 #[command(after_help = "Example: exocell exec -it job bash")]
@@ -301,11 +564,58 @@ pub struct ExecArgs {
     /// With every capability, whatever the cell's own program has.
     #[arg(long)]
     pub privileged: bool,
+    /// Keys that leave a program with a terminal (-it) and let it go on.
+    #[arg(long, value_name = "KEYS", default_value = exocell_docker::keys::DEFAULT)]
+    pub detach_keys: exocell_docker::keys::Keys,
     #[command(flatten)]
     pub process: ProcessArgs,
     pub cell: String,
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
     pub command: Vec<String>,
+}
+
+/// Start cells that have ended, with their disks as they left them.
+#[derive(Args)]
+#[command(after_help = "Cells that were run with --rm or a secret do not start again.")]
+pub struct StartArgs {
+    /// Show what the program writes, and wait for its end.
+    #[arg(short, long)]
+    pub attach: bool,
+    /// The same, with standard input, of a cell that was run with -i.
+    #[arg(short, long)]
+    pub interactive: bool,
+    #[arg(required = true)]
+    pub cells: Vec<String>,
+}
+
+/// End cells and start them again, with their disks as they left them.
+#[derive(Args)]
+pub struct RestartArgs {
+    /// Seconds between the signal and the end [default: 10, or --stop-timeout's].
+    #[arg(short, long, visible_alias = "timeout", value_name = "SECONDS")]
+    pub time: Option<u64>,
+    /// The signal to begin with [default: the image's, or TERM].
+    #[arg(short, long)]
+    pub signal: Option<String>,
+    #[arg(required = true)]
+    pub cells: Vec<String>,
+}
+
+/// Follow a running cell's program, with its input and signals, until it ends.
+#[derive(Args)]
+#[command(after_help = "Ctrl-P Ctrl-Q leaves a cell that has a terminal, and lets it go on.")]
+pub struct AttachArgs {
+    /// Keys that leave it.
+    #[arg(long, value_name = "KEYS", default_value = exocell_docker::keys::DEFAULT)]
+    pub detach_keys: exocell_docker::keys::Keys,
+    /// Only what it writes.
+    #[arg(long)]
+    pub no_stdin: bool,
+    /// Whether signals to this command go to the program.
+    #[arg(long, value_name = "BOOL", default_value_t = true, action = clap::ArgAction::Set,
+        num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub sig_proxy: bool,
+    pub cell: String,
 }
 
 /// List cells.
@@ -317,9 +627,42 @@ pub struct PsArgs {
     /// Only ids.
     #[arg(short, long)]
     pub quiet: bool,
-    /// One object a line.
+    /// Whole ids and commands.
     #[arg(long)]
+    pub no_trunc: bool,
+    /// Only cells with status=, name=, id=, label=, ancestor= (the image), exited= (a code),
+    /// health= or strength= of this value.
+    #[arg(short, long, value_name = "NAME=VALUE")]
+    pub filter: Vec<String>,
+    /// A line for each: words and {{.ID}}, {{.Names}}, {{.Image}}, {{.Status}}, {{json .}}.
+    #[arg(long, value_name = "TEMPLATE", conflicts_with = "quiet")]
+    pub format: Option<String>,
+    /// Only the last N that were made, ended ones too.
+    #[arg(short = 'n', long, value_name = "N")]
+    pub last: Option<usize>,
+    /// Only the last one that was made.
+    #[arg(short, long, conflicts_with = "last")]
+    pub latest: bool,
+    /// One object a line.
+    #[arg(long, conflicts_with_all = ["quiet", "format"])]
     pub json: bool,
+}
+
+/// List the processes of a running cell, by the ps of its image.
+#[derive(Args)]
+#[command(after_help = "Example: exocell top job -eo pid,args")]
+pub struct TopArgs {
+    pub cell: String,
+    /// What ps is given.
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    pub arguments: Vec<String>,
+}
+
+/// Give a cell another name.
+#[derive(Args)]
+pub struct RenameArgs {
+    pub cell: String,
+    pub name: String,
 }
 
 /// Print which ports of this host lead into a cell.
@@ -333,10 +676,24 @@ pub struct PortArgs {
 
 /// Print what a cell's program wrote.
 #[derive(Args)]
+#[command(after_help = "Example: exocell logs -f --tail 20 -t job")]
 pub struct LogsArgs {
     /// Follow a running cell.
-    #[arg(short, long)]
+    #[arg(short, long, conflicts_with_all = ["console", "network"])]
     pub follow: bool,
+    /// Only so many lines at the end, or all.
+    #[arg(short = 'n', long, value_name = "N", allow_negative_numbers = true,
+        conflicts_with_all = ["console", "network"])]
+    pub tail: Option<String>,
+    /// Only lines from this time on: 10m for ten minutes ago, or 2025-01-31T12:00:00Z.
+    #[arg(long, value_name = "TIME", conflicts_with_all = ["console", "network"])]
+    pub since: Option<String>,
+    /// Only lines until this time.
+    #[arg(long, value_name = "TIME", conflicts_with_all = ["console", "network"])]
+    pub until: Option<String>,
+    /// Each line behind its time.
+    #[arg(short, long, conflicts_with_all = ["console", "network"])]
+    pub timestamps: bool,
     /// The guest kernel's console instead.
     #[arg(long)]
     pub console: bool,
@@ -344,6 +701,33 @@ pub struct LogsArgs {
     #[arg(long, conflicts_with = "console")]
     pub network: bool,
     pub cell: String,
+}
+
+/// Tell what becomes of cells, as it happens.
+///
+/// Events are create, start, oom, pause, unpause, exit and remove. Those of the past are kept for a
+/// while, of cells that are gone, too.
+#[derive(Args)]
+#[command(after_help = "Examples:
+  exocell events
+  exocell events --since 1h --until 0s --filter event=exit --json
+  exocell events --filter cell=job --format '{{.action}} {{.exit_code}}'")]
+pub struct EventsArgs {
+    /// Events from this time on, too: 10m for ten minutes ago, or 2025-01-31T12:00:00Z.
+    #[arg(long, value_name = "TIME")]
+    pub since: Option<String>,
+    /// Stop at this time.
+    #[arg(long, value_name = "TIME")]
+    pub until: Option<String>,
+    /// Only events of some kind: event=ACTION, cell=NAME|ID, image=REFERENCE.
+    #[arg(short, long, value_name = "FILTER")]
+    pub filter: Vec<String>,
+    /// One JSON object for each.
+    #[arg(long)]
+    pub json: bool,
+    /// A template for each, or json.
+    #[arg(long, value_name = "TEMPLATE", conflicts_with = "json")]
+    pub format: Option<String>,
 }
 
 /// Copy files between a running cell and the host.
@@ -358,12 +742,17 @@ pub struct CpArgs {
     pub to: String,
 }
 
-/// Print all that is known of a cell.
+/// Print all that is known of cells.
 #[derive(Args)]
+#[command(after_help = "Example: exocell inspect -f '{{.state}} {{.exit_code}}' job")]
 pub struct InspectArgs {
     /// For scripts: the output is JSON either way.
     #[arg(long)]
     pub json: bool,
+    /// A line for each: words and {{.state}}, {{.spec.image}}, {{json .capabilities}}; some of
+    /// docker's names are known too.
+    #[arg(short, long, value_name = "TEMPLATE", conflicts_with = "json")]
+    pub format: Option<String>,
     #[arg(required = true)]
     pub cells: Vec<String>,
 }
@@ -373,6 +762,9 @@ pub struct InspectArgs {
 pub struct StatsArgs {
     #[arg(long)]
     pub json: bool,
+    /// As docker has it: they are printed once anyway.
+    #[arg(long, hide = true)]
+    pub no_stream: bool,
     pub cells: Vec<String>,
 }
 
@@ -386,9 +778,12 @@ pub struct WaitArgs {
 /// End cells: SIGTERM, then the end.
 #[derive(Args)]
 pub struct StopArgs {
-    /// Seconds between the two.
-    #[arg(short, long, default_value_t = 10)]
-    pub time: u64,
+    /// Seconds between the two [default: 10, or --stop-timeout's].
+    #[arg(short, long, visible_alias = "timeout", value_name = "SECONDS")]
+    pub time: Option<u64>,
+    /// The signal to begin with [default: the image's, or TERM].
+    #[arg(short, long)]
+    pub signal: Option<String>,
     #[arg(required = true)]
     pub cells: Vec<String>,
 }
@@ -420,7 +815,7 @@ pub struct RmArgs {
 
 /// Change the grants of a running cell.
 #[derive(Args)]
-#[command(group = one_of("change", &["revoke", "allow_net", "deny_net", "memory"]))]
+#[command(group = one_of("change", &["revoke", "allow_net", "deny_net", "memory", "restart"]))]
 #[command(after_help = "Examples:
   exocell update --revoke folder:/src job
   exocell update --allow-net pypi.org:443 --deny-net example.org job")]
@@ -438,6 +833,9 @@ pub struct UpdateArgs {
     /// that was run with --pager).
     #[arg(short, long, value_name = "SIZE", value_parser = exocell_cell::xgate::parse_bytes)]
     pub memory: Option<u64>,
+    /// Start again from now on as run --restart has it; of a cell that has ended, too.
+    #[arg(long, value_name = "POLICY")]
+    pub restart: Option<exocell_cell::policy::Policy>,
     pub cell: String,
 }
 
@@ -455,38 +853,132 @@ pub struct BudgetArgs {
 
 #[derive(Subcommand)]
 pub enum ImageCommand {
-    /// Import an OCI layout, an OCI or docker archive, or a directory.
-    #[command(after_help = "Example: exocell image import rootfs/ --tag exocell/base:latest")]
-    Import {
-        path: PathBuf,
-        /// Name of the image [default: the archive's own].
-        #[arg(short, long)]
-        tag: Option<String>,
-    },
-    /// Pull an image from a registry.
-    Pull {
-        reference: String,
-        /// Speak plain HTTP (always so for loopback addresses).
-        #[arg(long)]
-        plain_http: bool,
-    },
-    /// List images.
-    Ls {
-        #[arg(long)]
-        json: bool,
-    },
-    /// Remove images.
-    Rm {
-        #[arg(required = true)]
-        images: Vec<String>,
-    },
-    /// Print all that is known of images.
-    Inspect {
-        #[arg(required = true)]
-        images: Vec<String>,
-    },
-    /// Remove images without a name.
-    Prune,
+    Import(ImportArgs),
+    Pull(PullArgs),
+    #[command(visible_alias = "list")]
+    Ls(ImageLsArgs),
+    #[command(visible_alias = "remove")]
+    Rm(ImageRmArgs),
+    Tag(TagArgs),
+    Save(SaveArgs),
+    Load(LoadArgs),
+    Inspect(ImageInspectArgs),
+    History(HistoryArgs),
+    Prune(ImagePruneArgs),
+}
+
+/// Import an OCI layout, an OCI or docker archive, or a directory.
+#[derive(Args)]
+#[command(after_help = "Example: exocell image import rootfs/ --tag exocell/base:latest")]
+pub struct ImportArgs {
+    pub path: PathBuf,
+    /// Name of the image [default: those in a docker archive, of each image in it].
+    #[arg(short, long)]
+    pub tag: Option<String>,
+}
+
+/// Pull an image from a registry.
+#[derive(Args)]
+pub struct PullArgs {
+    pub reference: String,
+    /// Speak plain HTTP (always so for loopback addresses).
+    #[arg(long)]
+    pub plain_http: bool,
+}
+
+/// List images.
+#[derive(Args)]
+pub struct ImageLsArgs {
+    /// Only images of this name; a star stands for anything but /.
+    pub name: Option<String>,
+    /// Only ids.
+    #[arg(short, long)]
+    pub quiet: bool,
+    /// One object a line.
+    #[arg(long, conflicts_with_all = ["quiet", "format"])]
+    pub json: bool,
+    /// Whole ids.
+    #[arg(long)]
+    pub no_trunc: bool,
+    /// dangling=true, label=NAME[=VALUE] or reference=PATTERN.
+    #[arg(short, long, value_name = "NAME=VALUE")]
+    pub filter: Vec<String>,
+    /// A line for each: words and {{.Repository}}, {{.Tag}}, {{.ID}}, {{.Size}}, {{json .}}.
+    #[arg(long, value_name = "TEMPLATE", conflicts_with = "quiet")]
+    pub format: Option<String>,
+    /// As docker has it: all are shown anyway.
+    #[arg(short, long, hide = true)]
+    pub all: bool,
+}
+
+/// Remove names of images, and images with their last name.
+#[derive(Args)]
+pub struct ImageRmArgs {
+    /// An image that has several names, by its id, and one that is not there, too.
+    #[arg(short, long)]
+    pub force: bool,
+    #[arg(required = true)]
+    pub images: Vec<String>,
+}
+
+/// Give an image one more name.
+#[derive(Args)]
+#[command(after_help = "Example: exocell image tag exocell/base me/base:1")]
+pub struct TagArgs {
+    pub image: String,
+    pub name: String,
+}
+
+/// Write images into an archive, as docker save does; each has one layer.
+#[derive(Args)]
+#[command(after_help = "Example: exocell image save -o app.tar me/app:1")]
+pub struct SaveArgs {
+    /// The archive [default: standard output].
+    #[arg(short, long, value_name = "FILE")]
+    pub output: Option<PathBuf>,
+    #[arg(required = true)]
+    pub images: Vec<String>,
+}
+
+/// Import the images of an archive, under the names that it has for them.
+#[derive(Args)]
+pub struct LoadArgs {
+    /// The archive [default: standard input].
+    #[arg(short, long, value_name = "FILE")]
+    pub input: Option<PathBuf>,
+}
+
+/// Print all that is known of images, as a JSON array.
+#[derive(Args)]
+pub struct ImageInspectArgs {
+    /// A line for each: words and {{.config.Cmd}}, {{json .config}}.
+    #[arg(short, long, value_name = "TEMPLATE")]
+    pub format: Option<String>,
+    #[arg(required = true)]
+    pub images: Vec<String>,
+}
+
+/// Print the steps that made an image, as it tells them, the last one first.
+#[derive(Args)]
+pub struct HistoryArgs {
+    /// Whole commands.
+    #[arg(long)]
+    pub no_trunc: bool,
+    /// One object a line.
+    #[arg(long)]
+    pub json: bool,
+    pub image: String,
+}
+
+/// Remove images without a name.
+#[derive(Args)]
+pub struct ImagePruneArgs {
+    /// All images that no cell uses, also those with a name.
+    #[arg(short, long)]
+    pub all: bool,
+    /// As docker has it: nothing is asked anyway.
+    #[arg(short, long, hide = true)]
+    pub force: bool,
 }
 
 #[derive(Subcommand)]
@@ -538,7 +1030,8 @@ pub enum KernelCommand {
 A port that docker run publishes (-p) is on the loopback unless the client names an address.")]
 #[command(group = one_of("listener", &["docker", "http"]))]
 pub struct ServeArgs {
-    /// Where the Docker Engine API listens; only this user may connect.
+    /// Where the Docker Engine API listens; only this user may connect. fd:// is a socket that
+    /// systemd hands over, which its unit says who may use.
     #[arg(long, value_name = "SOCKET")]
     pub docker: Option<PathBuf>,
     /// Where the modules of `exocell module` can be called: ADDRESS:PORT or a path.
@@ -677,6 +1170,24 @@ pub struct SwebenchRunArgs {
     pub allow_net: Vec<String>,
 }
 
+#[derive(Subcommand)]
+pub enum SystemCommand {
+    /// Print what images and cells take on this host's disk.
+    Df {
+        #[arg(long)]
+        json: bool,
+    },
+    /// Remove cells that have ended, what builds keep for the next, and images without a name.
+    Prune {
+        /// Images that no cell uses, too.
+        #[arg(short, long)]
+        all: bool,
+        /// Do not ask.
+        #[arg(short, long)]
+        force: bool,
+    },
+}
+
 /// Say what this host offers and what each lack costs.
 #[derive(Args)]
 pub struct DoctorArgs {
@@ -685,17 +1196,49 @@ pub struct DoctorArgs {
     pub json: bool,
 }
 
+/// Measure cells and their peers on this machine, in one run.
+///
+/// `exocell bench --help` lists the benchmarks. They are a program of their own, exocell-bench,
+/// which `make build` puts beside this one.
+#[derive(Args)]
+#[command(disable_help_flag = true)]
+#[command(after_help = "Example: exocell bench micro --only null_syscall,fork_exit --json")]
+pub struct BenchArgs {
+    /// A benchmark and its flags.
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "BENCHMARK")]
+    pub words: Vec<OsString>,
+}
+
+/// Write man pages of all commands into a folder, or print the book's command reference.
+#[derive(Args)]
+#[command(group = one_of("form", &["dir", "markdown"]))]
+#[command(after_help = "Example: exocell man /usr/local/share/man/man1")]
+pub struct ManArgs {
+    /// Where the pages go: exocell.1, exocell-run.1 and so on.
+    pub dir: Option<PathBuf>,
+    /// Print the reference as a chapter of the book.
+    #[arg(long)]
+    pub markdown: bool,
+}
+
 /// The command line, or the exit code after its help or error was printed.
 /// docker's exit code for a wrong command line of run and exec is 125.
 pub fn parse() -> Result<Cli, u8> {
     Cli::try_parse().map_err(|error| {
+        if let Some(hint) = crate::hints::of(&error) {
+            eprintln!("exocell: {hint}");
+            return 125;
+        }
         // Nothing is left to tell when the terminal is gone.
         let _ = error.print();
         if error.exit_code() == 0 { 0 } else { 125 }
     })
 }
 
-/// The parser itself, for completion scripts.
+/// The parser itself without what is not shown, for completion scripts and the command reference.
 pub fn command() -> clap::Command {
-    Cli::command()
+    let all = Cli::command();
+    let shown = all.get_subcommands().filter(|command| !command.is_hide_set()).cloned();
+    let bare = clap::Command::new("exocell").args(all.get_arguments().cloned());
+    bare.subcommands(shown.collect::<Vec<_>>())
 }

@@ -3,8 +3,11 @@
 
 mod args;
 mod commands;
+mod format;
 mod hide;
+mod hints;
 mod progress;
+mod reference;
 mod session;
 mod show;
 mod terminal;

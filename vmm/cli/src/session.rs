@@ -4,13 +4,14 @@
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::mpsc::channel;
+use std::sync::mpsc::{SyncSender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use exocell_cell::CellError;
 use exocell_cell::agent::client::cleaned;
 use exocell_cell::agent::{FailureKind, FrameReader, FrameWriter, Kind, Reply};
+use exocell_docker::keys::Keys;
 use nix::sys::signal::{SigSet, Signal};
 
 use crate::terminal::{self, Raw};
@@ -24,6 +25,23 @@ pub enum Outcome {
     },
     /// The supervisor went without a word: it was killed.
     Lost,
+    /// The operator has left; the program goes on.
+    Detached,
+}
+
+/// How a command follows a program.
+pub struct Manner {
+    /// Whether standard input goes to the program.
+    pub interactive: bool,
+    /// Whether the program has a terminal.
+    pub tty: bool,
+    /// Whether the end of standard input, or that there is none, is the end of the program's. Who
+    /// attaches later leaves that to whoever is attached then.
+    pub ends_input: bool,
+    /// Whether signals go to the program instead of ending this command.
+    pub proxies_signals: bool,
+    /// What is pressed on a terminal to leave.
+    pub detach_keys: Keys,
 }
 
 /// The signals that go to the program instead of ending this command.
@@ -66,13 +84,13 @@ const SIGNAL_PATIENCE: Duration = Duration::from_secs(2);
 /// [`CellError::Program`] when it could not be started.
 pub fn follow(
     stream: &UnixStream,
-    interactive: bool,
-    tty: bool,
+    manner: &Manner,
     guest_pid: u32,
     send_signal: Box<SendSignal>,
 ) -> Result<Outcome, CellError> {
     let failed = |error: io::Error| CellError::host("cannot follow the cell")(error);
-    let raw = if tty && interactive { Raw::enter() } else { None };
+    let on_terminal = manner.tty && manner.interactive;
+    let raw = if on_terminal { Raw::enter() } else { None };
     let writer = Arc::new(Mutex::new(FrameWriter::new(stream.try_clone().map_err(failed)?)));
     let signals = Arc::new(Signals {
         writer: writer.clone(),
@@ -82,11 +100,18 @@ pub fn follow(
         is_ending: AtomicBool::new(false),
         pending: Mutex::new(None),
     });
-    signals.clone().forward(tty).map_err(failed)?;
-    if interactive {
+    signals.clone().forward(manner).map_err(failed)?;
+    let left = Arc::new(AtomicBool::new(false));
+    if manner.interactive {
+        let typed = Typed {
+            keys: on_terminal.then(|| manner.detach_keys.clone()),
+            ends_input: manner.ends_input,
+            left: left.clone(),
+            stream: stream.try_clone().map_err(failed)?,
+        };
         let input = writer.clone();
-        std::thread::spawn(move || forward_stdin(&input));
-    } else {
+        std::thread::spawn(move || typed.forward(&input));
+    } else if manner.ends_input {
         send(&writer, Kind::StdinEof, &[]);
     }
     let mut is_unheard = false;
@@ -97,6 +122,9 @@ pub fn follow(
         }
     });
     drop(lock(&signals.raw).take());
+    if left.load(Ordering::Relaxed) {
+        return Ok(Outcome::Detached);
+    }
     match outcome? {
         Outcome::Exited { code, out_of_memory: false }
             if code == KILLED && signals.is_ending.load(Ordering::Relaxed) =>
@@ -110,9 +138,35 @@ pub fn follow(
 /// Copies out what a program on `stream` writes until it ends, without a
 /// hand in its input or its signals.
 pub fn watch(stream: &UnixStream) -> Result<Outcome, CellError> {
-    // It has nothing to end but itself.
-    let mut unheard = || std::process::exit(i32::from(UNHEARD));
+    let mut unheard = || end_unread();
     pump(stream, &mut io::stdout(), &mut io::stderr(), &AtomicU32::new(0), &mut unheard)
+}
+
+/// Ends this command, which writes where nobody reads any more and has nothing to end but itself.
+pub fn end_unread() -> ! {
+    std::process::exit(i32::from(UNHEARD))
+}
+
+/// Tells `news` that a program on `stream` has written something, until it ends.
+pub fn listen(stream: &UnixStream, news: &SyncSender<()>) {
+    let (mut out, mut err) = (Teller(news), Teller(news));
+    // Whoever listens looks into the log, and need not know how it ended.
+    let _ = pump(stream, &mut out, &mut err, &AtomicU32::new(0), &mut || {});
+}
+
+/// Tells of each write, and of many only once.
+struct Teller<'a>(&'a SyncSender<()>);
+
+impl Write for Teller<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        // One that is told and has not looked yet will see this too.
+        let _ = self.0.try_send(());
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 /// How a program on `stream` ends; what it writes is not shown.
@@ -151,16 +205,40 @@ fn send(writer: &Writer, kind: Kind, payload: &[u8]) -> bool {
     }
 }
 
-fn forward_stdin(writer: &Writer) {
-    let mut buffer = vec![0; 32 << 10];
-    loop {
-        match io::stdin().read(&mut buffer) {
-            Ok(0) | Err(_) => {
-                send(writer, Kind::StdinEof, &[]);
+/// What comes on standard input.
+struct Typed {
+    /// `None`: nobody can leave.
+    keys: Option<Keys>,
+    ends_input: bool,
+    /// Set when the operator leaves.
+    left: Arc<AtomicBool>,
+    stream: UnixStream,
+}
+
+impl Typed {
+    fn forward(mut self, writer: &Writer) {
+        let mut buffer = vec![0; 32 << 10];
+        loop {
+            let count = match io::stdin().read(&mut buffer) {
+                Ok(0) | Err(_) => break,
+                Ok(count) => count,
+            };
+            let (passed, leaves) = match &mut self.keys {
+                Some(keys) => keys.pass(&buffer[..count]),
+                None => (buffer[..count].to_vec(), false),
+            };
+            if !passed.is_empty() && !send(writer, Kind::Stdin, &passed) {
                 return;
             }
-            Ok(count) if !send(writer, Kind::Stdin, &buffer[..count]) => return,
-            Ok(_) => {}
+            if leaves {
+                self.left.store(true, Ordering::Relaxed);
+                // Whoever reads from it sees its end.
+                let _ = self.stream.shutdown(std::net::Shutdown::Both);
+                return;
+            }
+        }
+        if self.ends_input {
+            send(writer, Kind::StdinEof, &[]);
         }
     }
 }
@@ -185,9 +263,10 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Signals {
     /// Blocks the forwarded signals in this and later threads; one waits for them, and one
     /// sends them on, in order. A cell that takes none cannot keep the operator's terminal.
-    fn forward(self: Arc<Self>, tty: bool) -> io::Result<()> {
-        let mut signals: SigSet = FORWARDED.into_iter().collect();
-        if tty {
+    fn forward(self: Arc<Self>, manner: &Manner) -> io::Result<()> {
+        let forwarded = FORWARDED.into_iter().filter(|_| manner.proxies_signals);
+        let mut signals: SigSet = forwarded.collect();
+        if manner.tty {
             signals.add(Signal::SIGWINCH);
             send_size(&self.writer);
         }

@@ -91,7 +91,7 @@ fn slots_share_guards_where_there_are_protection_keys() {
     let guarded = row(&rows, "colorguard_address_bytes", "exocell");
     if guarded["params"]["keys"] != "yes" {
         let again = "slots_share_guards_where_there_are_protection_keys";
-        return emulator::again_on_intel(again, &[]);
+        return emulator::again_on_intel(again);
     }
     // Of a slot of its own, 4 GiB and a guard, a tenth at most.
     assert!(guarded["min"].as_f64().unwrap() < f64::from(410 << 20), "{guarded}");

@@ -83,7 +83,7 @@ impl Drop for Budget {
 
 /// A program that takes so much for a moment, long enough to be seen.
 fn burst(mib: u64) -> String {
-    format!("dd if=/dev/zero of=/dev/null bs={mib}M count=4")
+    format!("dd if=/dev/zero of=/dev/null bs={mib}M count=16")
 }
 
 #[test]
@@ -136,7 +136,7 @@ fn what_a_dead_supervisor_had_comes_back() {
     budget.shell("dead", filled).ok();
     assert!(budget.standing("granted_bytes") > 70 * MIB);
     assert_eq!(budget.counter("dead", "memory_guarantee_bytes"), 64 * MIB);
-    let inspected = budget.root.run(["inspect", "--json", "dead"]).ok().json();
+    let inspected = budget.root.run(["inspect", "--json", "dead"]).ok().one();
     let supervisor = inspected["supervisor_pid"].as_i64().expect("a pid") as i32;
     let pid = nix::unistd::Pid::from_raw(supervisor);
     nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL).expect("it lives");

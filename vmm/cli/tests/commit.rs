@@ -50,6 +50,11 @@ fn a_template_holds_what_the_cell_made_and_nothing_that_was_mounted() {
     cell.shell("echo later > /data/file").ok();
     shell(&image, &[], "echo own > /data/file").ok();
     assert_eq!(shell(&image, &[], "cat /data/file").ok().text(), "made");
+    let change = ["commit", "-c", "ENV A=1", "-c", "CMD echo $A", &name, &image.0];
+    run(change).ok();
+    assert_eq!(run(["run", "--rm", &image.0]).ok().text(), "1");
+    let refused = run(["commit", "-c", "RUN x", &name, &image.0]).exited(125);
+    refused.complains_of(&["--change", "CMD"]);
     let twice = run(["commit", &name, &image.0]).ok().text().to_owned();
     assert_ne!(id, twice, "another content is another image");
     run(["image", "rm", &id]);

@@ -219,10 +219,10 @@ fn a_killed_guest_kernel_is_told_with_its_reason() {
     let name = unique("kernel");
     let _guard = Cell { name: name.clone() };
     run(["run", "-d", "--name", &name, IMAGE, "sleep", "100"]).ok();
-    let told = run(["inspect", "--json", &name]).ok().json();
+    let told = run(["inspect", "--json", &name]).ok().one();
     host::kill(pid(&told, "guest_kernel_pid"));
     assert_eq!(run(["wait", &name]).ok().text(), "137");
-    let told = run(["inspect", "--json", &name]).ok().json();
+    let told = run(["inspect", "--json", &name]).ok().one();
     run(["rm", &name]).ok();
     let reason = told["reason"].as_str().expect("a reason");
     assert!(reason.contains("guest kernel") && reason.contains("SIGKILL"), "{reason}");
@@ -233,11 +233,34 @@ fn a_killed_supervisor_is_told_with_its_reason() {
     let name = unique("supervisor");
     let _guard = Cell { name: name.clone() };
     run(["run", "-d", "--name", &name, IMAGE, "sleep", "100"]).ok();
-    let told = run(["inspect", "--json", &name]).ok().json();
+    let told = run(["inspect", "--json", &name]).ok().one();
     host::kill(pid(&told, "supervisor_pid"));
     assert_eq!(run(["wait", &name]).ok().text(), "137");
-    let told = run(["inspect", "--json", &name]).ok().json();
+    let told = run(["inspect", "--json", &name]).ok().one();
     run(["rm", &name]).ok();
     assert_eq!(told["exit_code"], 137);
     assert!(told["reason"].as_str().is_some_and(|reason| reason.contains("supervisor")), "{told}");
+}
+
+/// What a program has flushed is there when the cell starts again, and the disk is whole.
+#[test]
+fn a_kept_disk_is_whole_after_a_kill() {
+    let write = "import os\n\
+                 for i in range(20):\n\
+                 \x20   with open(f'/root/f{i}', 'w') as file:\n\
+                 \x20       file.write('kept'); file.flush(); os.fsync(file.fileno())";
+    let name = unique("flushed");
+    let _guard = Cell { name: name.clone() };
+    run(["run", "-d", "--name", &name, IMAGE, "sleep", "100"]).ok();
+    for _ in 0..3 {
+        run(["exec", &name, "python3", "-c", write]).ok();
+        let told = run(["inspect", "--json", &name]).ok().one();
+        host::kill(pid(&told, "supervisor_pid"));
+        run(["wait", &name]).ok();
+        run(["start", &name]).ok();
+        let all = run(["exec", &name, "sh", "-c", "cat /root/f* | wc -c; ls -R / > /dev/null"]);
+        assert_eq!(all.ok().text(), "80");
+        let console = run(["logs", "--console", &name]).ok();
+        assert!(!console.text().contains("EXT4-fs error"), "{}", console.text());
+    }
 }

@@ -106,10 +106,21 @@ fn one_that_removes_itself_takes_files_and_leaves_none() {
     put(&server, host.path(), "before the start\n");
     assert_eq!(server.docker(&["start", "-a", "c"]).ok().text(), "before the start");
     eventually("--rm leaves nothing", || server.files().is_empty() && server.disks().is_empty());
-    // A cell that was not made through the API has no disk to go on with.
-    let end = ["run", "--name", "own", &server.image, "sh", "-c", "exit 3"];
+}
+
+#[test]
+fn a_cell_that_was_not_made_through_the_api_goes_on_if_it_has_a_disk() {
+    let server = Small::start();
+    let host = tempfile::tempdir().unwrap();
+    let end = ["run", "--name", "own", &server.image, "sh", "-c", "echo x >> /kept; exit 3"];
     finish(&mut server.exocell(&end), b"").exited(3);
-    for args in [&["start", "own"][..], &["cp", "own:/data", text(host.path())]] {
+    server.docker(&["start", "-a", "own"]).exited(3);
+    server.docker(&["cp", "own:/kept", text(host.path())]).ok();
+    assert_eq!(fs::read_to_string(host.path().join("kept")).unwrap(), "x\nx\n");
+    // What a secret was is not written down.
+    let flags = ["run", "--name", "bare", "--secret", "K=v@a.test", "--allow-net", "a.test:80"];
+    finish(&mut server.exocell(&[&flags[..], &[&server.image, "true"]].concat()), b"").ok();
+    for args in [&["start", "bare"][..], &["cp", "bare:/data", text(host.path())]] {
         let refused = server.docker(args).exited(1);
         assert!(refused.stderr.contains("its disk ended with it"), "{}", refused.stderr);
     }
@@ -130,6 +141,18 @@ fn a_start_that_fails_leaves_the_container_as_it_was() {
     assert!(refused.stderr.contains("shared"), "{}", refused.stderr);
     fs::create_dir(&shared).unwrap();
     assert_eq!(server.docker(&["start", "-a", "c"]).ok().text(), "kept\nrun");
+}
+
+#[test]
+fn a_container_that_removes_itself_does_so_where_its_start_fails() {
+    let server = Small::start();
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let publish = format!("{}:80", taken.local_addr().unwrap());
+    let run = ["run", "--rm", "-p", &publish, &server.image, "true"];
+    let refused = server.docker(&run).exited(125);
+    assert!(refused.stderr.contains("cannot listen"), "{}", refused.stderr);
+    assert_eq!(server.docker(&["ps", "-aq"]).ok().text(), "");
+    assert!(server.files().is_empty() && server.disks().is_empty());
 }
 
 #[test]

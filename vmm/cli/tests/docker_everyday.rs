@@ -29,6 +29,10 @@ fn a_container_is_what_docker_would_make_it() {
         "example.org",
         "--add-host",
         "db:10.0.0.7",
+        "--device",
+        "/dev/loop3",
+        "--dns",
+        "192.0.2.1",
         "--sysctl",
         "net.core.somaxconn=99",
         "--oom-score-adj",
@@ -44,11 +48,12 @@ fn a_container_is_what_docker_would_make_it() {
                   ulimit -n; df -k --output=size /dev/shm /t | tail -2 | tr -d ' '; \
                   cat /proc/sys/kernel/domainname /proc/sys/net/core/somaxconn \
                   /proc/self/oom_score_adj /proc/self/cgroup; cd /sys/fs/cgroup; \
-                  cat cpu.max pids.max memory.max; getent hosts db | tr -s ' '; echo $$";
+                  cat cpu.max pids.max memory.max; getent hosts db | tr -s ' '; echo $$; \
+                  stat -c %t:%T /dev/loop3";
     let made = server.run(&flags, &["sh", "-c", script]).ok();
     let expected = "CapEff: 0000000000000000\nCapBnd: 0000000000002000\nNoNewPrivs: 1\n0 4242\n100\n\
                     1048576\n1024\nexample.org\n99\n100\n0::/\n50000 100000\n77\n134217728\n\
-                    10.0.0.7 db\n1";
+                    10.0.0.7 db\n1\n7:3";
     assert_eq!(made.text(), expected);
     assert_eq!(made.stderr, "", "nothing is left out");
 }
@@ -105,6 +110,7 @@ fn what_no_cell_has_is_refused_by_its_name() {
     let refused = |flags: &[&str]| server.run(flags, &["true"]).exited(125).stderr;
     assert!(refused(&["--storage-opt", "size=1g"]).contains("StorageOpt"));
     assert!(refused(&["--cap-add", "SYS_GOD"]).contains("CAP_SYS_GOD"));
+    assert!(refused(&["--device", "/dev/kvm"]).contains("no device of the host"));
     assert!(refused(&["--oom-kill-disable"]).contains("OomKillDisable"));
     assert!(refused(&["--cgroupns", "host"]).contains("cgroup namespace mode host"));
     let made = finish(&mut server.command(&["create", "--blkio-weight", "100", IMAGE]), b"");

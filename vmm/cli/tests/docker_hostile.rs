@@ -59,9 +59,7 @@ fn a_body_that_is_refused_may_come_later() {
     let server = Server::start();
     let mut stream = server.connect();
     stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
-    stream
-        .write_all(b"POST /networks/create HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n")
-        .unwrap();
+    stream.write_all(b"POST /auth HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n").unwrap();
     let mut answer = Vec::new();
     while !answer.ends_with(b"\"}") {
         let mut byte = [0];
@@ -93,8 +91,8 @@ fn errors_come_in_the_apis_form() {
         ("POST /containers/create", "[]", 400, "cannot be read"),
         ("POST /containers/create", r#"{"Image":"nothing"}"#, 404, "No such image: nothing"),
         ("POST /containers/create?name=a/b", r#"{"Image":"x"}"#, 400, "no name"),
-        ("POST /build", "", 501, "docker load"),
-        ("POST /networks/create", "{}", 501, "--allow-net"),
+        ("POST /auth", "", 501, "credentials"),
+        ("POST /networks/create", "{}", 400, "not the name of a network"),
         ("GET /volumes/..", "", 404, "no such volume"),
         ("POST /volumes/create", r#"{"Name":"../x"}"#, 400, "no name"),
     ] {
@@ -215,7 +213,7 @@ fn a_half_open_exec_runs_on_and_is_told_of() {
 fn a_container_whose_guest_does_not_answer_is_stopped() {
     let server = Server::start();
     server.idle("deaf");
-    let told = finish(&mut server.exocell(&["inspect", "--json", "deaf"]), b"").ok().json();
+    let told = finish(&mut server.exocell(&["inspect", "--json", "deaf"]), b"").ok().one();
     host::send(pid(&told, "guest_kernel_pid"), Signal::SIGSTOP);
     server.docker(&["stop", "-t", "1", "deaf"]).ok();
     assert_eq!(server.inspect("deaf", "{{.State.Status}} {{.State.ExitCode}}"), "exited 137");

@@ -32,7 +32,7 @@ impl<'a> Pool<'a> {
         eventually("the cell is warm", || {
             let shown = finish(&mut self.server.exocell(&["inspect", "--json", &id]), b"");
             let cell: serde_json::Value = serde_json::from_slice(&shown.stdout).unwrap_or_default();
-            cell["times"]["guest_ready_us"].as_u64() > Some(0)
+            cell[0]["times"]["guest_ready_us"].as_u64() > Some(0)
         });
         id
     }

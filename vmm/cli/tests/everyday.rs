@@ -176,6 +176,23 @@ fn names_and_settings_of_the_kernel_are_as_asked_for() {
 }
 
 #[test]
+fn devices_of_its_own_kernel_are_there_when_they_are_asked_for() {
+    let shown = "stat -c '%n %t:%T %F' /dev/loop3 /dev/own/tun";
+    let flags = ["--device", "/dev/loop3", "--device", "/dev/net/tun:/dev/own/tun:rwm"];
+    let told = shell(&flags, shown).ok();
+    let expected = "/dev/loop3 7:3 block special file\n/dev/own/tun a:c8 character special file";
+    assert_eq!(told.text(), expected);
+    shell(&[], "ls /dev/loop3").exited(2);
+    let flags =
+        ["--device", "/dev/loop0", "--device", "/dev/loop-control", "--cap-add", "SYS_ADMIN"];
+    let script = "truncate -s 1m /disk && mkfs.ext4 -q /disk && mount -o loop /disk /mnt && \
+                  stat -fc %T /mnt";
+    assert_eq!(shell(&flags, script).ok().text(), "ext2/ext3");
+    let refused = shell(&["--device", "/dev/kvm"], "true").exited(125);
+    refused.complains_of(&["--device", "no device of the host", "/dev/fuse"]);
+}
+
+#[test]
 fn a_first_process_reaps_and_passes_signals_on() {
     let script = "cat /proc/1/comm; sh -c 'sleep 0.1 & exec true'; sleep 0.5; \
                   grep -l '^State:.Z' /proc/[0-9]*/status 2>/dev/null | wc -l; exit 7";
@@ -239,7 +256,7 @@ fn a_program_that_had_too_little_memory_is_told_as_that() {
     let told = ended.stderr.lines().last().expect("JSON");
     let told: serde_json::Value = serde_json::from_str(told).expect("JSON");
     assert_eq!((&told["exit_code"], &told["out_of_memory"]), (&137.into(), &true.into()));
-    let inspected = run(["inspect", "--json", &name]).ok().json();
+    let inspected = run(["inspect", "--json", &name]).ok().one();
     assert_eq!(inspected["out_of_memory"], true);
     assert!(inspected["reason"].as_str().is_some_and(|why| why.contains("memory")), "{inspected}");
     // Another end is not told so.

@@ -112,7 +112,7 @@ fn what_a_guest_kernel_takes_beside_its_memory_is_bounded() {
         let why =
             if what == "processes" { "did not boot" } else { "all of the 141 MiB of the host" };
         ended.exited(125).complains_of(&["did not boot", why]);
-        let record = root.run(["inspect", "--json", "taker"]).ok().json();
+        let record = root.run(["inspect", "--json", "taker"]).ok().one();
         let id = record["id"].as_str().expect("an id");
         assert!(!host::has_control_group(id), "{what}: the group of {id} stays");
     }

@@ -8,9 +8,10 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
+use std::process::Command;
 
 use common::cell::Cell;
-use common::{IMAGE, eventually, exocell, finish, run, shell, text};
+use common::{Finished, IMAGE, eventually, exocell, finish, program, run, shell, text};
 use tempfile::TempDir;
 
 /// A folder with one file, and the flag that shares it.
@@ -81,6 +82,123 @@ fn symbolic_links_out_of_the_folder_lead_nowhere() {
     assert!(!seen.contains("secret"), "{seen}");
     assert!(!dir.path().join("planted").exists());
     assert_eq!(read(&dir.path().join("secret")), "secret");
+}
+
+/// `exocell ARGS` where `shown` is mounted at `at` too, and what came of it.
+fn beside_a_mount(shown: &Path, at: &Path, args: &[&str]) -> Finished {
+    let script = "mount --bind \"$1\" \"$2\" && shift 2 && exec \"$@\"";
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "sh", "-c", script, "sh"]).args([shown, at]);
+    finish(command.arg(program()).args(args), b"")
+}
+
+#[test]
+fn a_cells_link_is_known_by_whatever_mount_it_is_reached() {
+    let (dir, flag) = folder("");
+    let (shared, alias) = (dir.path().join("shared"), dir.path().join("alias"));
+    let secret = dir.path().join("secret");
+    fs::write(&secret, "NAME=of the host\n").unwrap();
+    for made in [&alias, &shared.join("a"), &shared.join("a/b")] {
+        fs::create_dir(made).unwrap();
+    }
+    let cell = Cell::idle("mounts", &["-v", &flag]);
+    let script = "ln -s \"$1\" /data/a/b/s";
+    finish(&mut cell.exec(&[], &["sh", "-c", script, "sh", text(&secret)]), b"").ok();
+    for (below, link) in [("", "a/b/s"), ("a", "b/s"), ("a/b", "s")] {
+        let link = alias.join(link);
+        beside_a_mount(&shared.join(below), &alias, &["caps", "explain", text(&link)])
+            .exited(125)
+            .complains_of(&["goes through the link", "a cell may write", text(&shared)]);
+    }
+    // What is beside the folder on the same disk is the operator's.
+    symlink(&secret, dir.path().join("own")).unwrap();
+    let own = alias.join("own");
+    let args = ["run", "--rm", "--env-file", text(&own), IMAGE, "sh", "-c", "echo $NAME"];
+    assert_eq!(beside_a_mount(dir.path(), &alias, &args).ok().text(), "of the host");
+}
+
+#[test]
+fn a_link_that_a_served_module_may_have_made_is_not_followed() {
+    let root = tempfile::tempdir().unwrap();
+    let base = root.path().canonicalize().unwrap();
+    let (folder, link) = (base.join("f"), base.join("f/link"));
+    fs::create_dir(&folder).unwrap();
+    fs::write(base.join("table"), "version = 1").unwrap();
+    fs::write(base.join("m.wat"), "(module (memory (export \"memory\") 1))").unwrap();
+    let table = format!(
+        "version = 1\n[memory]\nlimit = \"8M\"\n[time]\ndeadline = \"1s\"\n[[folder]]\n\
+         host = {:?}\nguest = \"/f\"\nrights = [\"read\", \"write\"]",
+        base.join("operators")
+    );
+    symlink(&folder, base.join("operators")).unwrap();
+    fs::write(base.join("caps.toml"), table).unwrap();
+    let own = |args: &[&str]| {
+        let root = ["--root", text(&base)];
+        finish(&mut exocell([&root[..], args].concat()), b"")
+    };
+    let (caps, module) = (base.join("caps.toml"), base.join("m.wat"));
+    let add = ["module", "add", "--tenant", "t", "--caps", text(&caps), "m", text(&module)];
+    own(&add).ok();
+    // The operator's own link was followed once: what the table says is a folder.
+    let entry: serde_json::Value =
+        serde_json::from_slice(&fs::read(base.join("modules/m.json")).unwrap()).unwrap();
+    assert!(entry["caps"].as_str().unwrap().contains(text(&folder)), "{entry}");
+    symlink(base.join("table"), &link).unwrap();
+    own(&["caps", "explain", text(&link)]).exited(125).complains_of(&["a cell may write"]);
+    // Another table that leads through it is not taken either.
+    fs::write(&caps, fs::read_to_string(&caps).unwrap().replace("/operators", "/f/link")).unwrap();
+    let again = ["module", "add", "--tenant", "u", "--caps", text(&caps), "n", text(&module)];
+    own(&again).exited(125).complains_of(&["a cell may write"]);
+    // Who does not know what a module may do follows nothing.
+    fs::write(base.join("modules/m.json"), "{").unwrap();
+    own(&["caps", "explain", text(&link)])
+        .exited(125)
+        .complains_of(&["m.json is damaged", "exocell module rm m"]);
+    own(&["module", "rm", "m"]).ok();
+    own(&["caps", "explain", text(&link)]).ok();
+}
+
+#[test]
+fn no_command_of_the_operator_follows_a_cells_link_or_waits_for_its_pipe() {
+    let (dir, flag) = folder("");
+    let (shared, host) = (dir.path().join("shared"), dir.path().join("host"));
+    fs::create_dir(&host).unwrap();
+    fs::write(host.join("secret"), "NAME=of the host\n").unwrap();
+    symlink(host.join("secret"), dir.path().join("operators")).unwrap();
+    let cell = Cell::idle("links", &["-v", &flag]);
+    let script = "ln -s \"$1\" /data/l && ln -s \"$1/secret\" /data/s && mkfifo /data/p";
+    finish(&mut cell.exec(&[], &["sh", "-c", script, "sh", text(&host)]), b"").ok();
+    let at = |name: &str| text(&shared.join(name)).to_owned();
+    let (folder, file, module) = (at("l"), at("s"), at("l/m.wasm"));
+    let (made, pipe) = (at("l/made"), at("p"));
+    for args in [
+        &["run", "--rm", "--env-file", &file, IMAGE, "true"][..],
+        &["run", "--rm", "--label-file", &file, IMAGE, "true"],
+        &["run", "--rm", "--caps", &file, IMAGE, "true"],
+        &["run", "--rm", "--cidfile", &made, IMAGE, "true"],
+        &["run", "--rm", &module],
+        &["exec", "--env-file", &file, &cell.name, "true"],
+        &["caps", "explain", &file],
+        &["image", "import", &folder],
+        &["load", "-i", &file],
+        &["save", "-o", &made, IMAGE],
+        &["swebench", "run", "--run-id", "r", "--dataset", &file, "--predictions", "gold"],
+        &["man", text(&shared)],
+    ] {
+        run(args).exited(125).complains_of(&["a cell may write", text(&shared)]);
+    }
+    assert!(!host.join("made").exists());
+    for args in [
+        &["run", "--rm", "--env-file", &pipe, IMAGE, "true"][..],
+        &["caps", "explain", &pipe],
+        &["load", "-i", &pipe],
+    ] {
+        run(args).exited(125).complains_of(&[&pipe, "not a file"]);
+    }
+    // The operator's own are followed.
+    let own = text(&dir.path().join("operators")).to_owned();
+    let ended = shell(&["--env-file", &own], "echo $NAME").ok();
+    assert_eq!(ended.text(), "of the host");
 }
 
 #[test]

@@ -17,7 +17,7 @@ use common::cell::Cell;
 use common::docker::Server;
 use common::guest::{PrivateRoot, TINY};
 use common::{
-    Started, eventually, exocell, finish, host, program, run, shell, text, unique, until,
+    IMAGE, Started, eventually, exocell, finish, host, program, run, shell, text, unique, until,
 };
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
@@ -156,6 +156,50 @@ fn unpack_with_all_rights(stream: &[u8], to: &Path) {
     let mut tar = Command::new("tar");
     tar.args(["-x", "-p", "--xattrs", "--exclude=fifo", "-C", text(to)]);
     finish(&mut tar, stream).ok();
+}
+
+/// What the host has mounted, and what it reads as if it were a disk.
+fn mounts_and_loops() -> (String, Vec<String>) {
+    let backing =
+        |path: std::path::PathBuf| fs::read_to_string(path.join("loop/backing_file")).ok();
+    let disks = fs::read_dir("/sys/block").into_iter().flatten().flatten();
+    let loops = disks.filter_map(|disk| backing(disk.path())).collect();
+    (fs::read_to_string("/proc/self/mounts").unwrap(), loops)
+}
+
+#[test]
+fn a_disk_that_a_cell_broke_is_read_in_a_cell_alone() {
+    let server = Server::start();
+    server.docker(&["create", "--privileged", "--name", "c", IMAGE, "sleep", "1000"]).ok();
+    server.docker(&["start", "c"]).ok();
+    // Below its mounted file system, as the root of a cell can: the superblock, and what follows.
+    let script = "echo kept > /job; sync; for d in /sys/block/vd*; do \
+                  [ $(cat $d/ro) = 0 ] || continue; \
+                  mknod /dev/raw b $(tr : ' ' < $d/dev); \
+                  head -c 1048576 /dev/urandom | dd of=/dev/raw bs=64k conv=notrunc oflag=direct; \
+                  rm /dev/raw; echo wrote; done";
+    let wrote = server.docker(&["exec", "c", "sh", "-c", script]).ok();
+    assert!(wrote.text().contains("wrote"), "{}", wrote.stderr);
+    server.docker(&["kill", "c"]).ok();
+    let before = mounts_and_loops();
+    let place = tempfile::tempdir().unwrap();
+    let copy = place.path().join("copy");
+    let exported = place.path().join("exported.tar");
+    for args in [
+        &["cp", "c:/job", text(&copy)][..],
+        &["export", "-o", text(&exported), "c"],
+        &["commit", "c", "broken"],
+        &["start", "c"],
+    ] {
+        let ended = server.docker(args);
+        assert_ne!(ended.code, 0, "{args:?}");
+        assert!(!ended.stderr.trim().is_empty(), "{args:?}");
+        assert_eq!(mounts_and_loops(), before);
+    }
+    // Nothing of it is left, and others are served.
+    server.docker(&["rm", "-f", "c"]).ok();
+    server.idle("d");
+    assert_eq!(server.docker(&["exec", "d", "echo", "well"]).ok().text(), "well");
 }
 
 #[test]

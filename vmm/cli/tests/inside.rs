@@ -306,7 +306,7 @@ fn isolates_of_a_cell_are_counted_until_they_end_however_that_is() {
         cell.shell(&format!("exocell run -d --name {name} /modules/forever.wat")).ok();
     }
     isolate(&cell, "", "nine").exited(125).complains_of(&["(2, spawn.max)"]);
-    let told = cell.shell("exocell inspect --json first").ok().json();
+    let told = cell.shell("exocell inspect --json first").ok().one();
     cell.shell(&format!("kill -9 {}", pid(&told, "supervisor_pid"))).ok();
     eventually("its place is free", || isolate(&cell, "", "nine").code == 9);
     isolate(&cell, "", "nine").exited(9);

@@ -77,7 +77,8 @@ fn attacks_on_the_guest_kernel_fail_with_protection_keys() {
     }
 }
 
-/// That the program sees an open kernel as one, and what the README says of `none`.
+/// That the program sees an open kernel as one, and what docs/src/security/inside-a-cell.md
+/// says of `none`.
 #[test]
 fn without_keys_programs_read_the_guest_kernels_memory() {
     let programs = Programs::new().compile("keys", "keys", &["-static", FAULTS]);

@@ -163,8 +163,9 @@ except OSError as error: print(error.strerror)"
 fn hears(cell: &Cell, port: u16, words: &str) -> String {
     let program = format!(
         "import socket
-s = socket.create_connection(('peer.test', {port}), 30)
 try:
+    # What is cut at once may be so before the connection is the program's.
+    s = socket.create_connection(('peer.test', {port}), 30)
     s.sendall(b'{words}'); print(s.recv(64).decode().strip() or 'nothing')
 except OSError as error: print(error.strerror)"
     );
@@ -297,4 +298,61 @@ for _ in range(4):
     let ended = cell.shell(&format!("python3 -c \"{program}\"")).ok();
     assert_eq!(ended.text(), "3 No route to host");
     is_logged(&cell, "denied", PEER, "the limit");
+}
+
+/// Answers each question for an IPv4 address with `address`; the names that were asked for.
+fn names(at: &str, address: [u8; 4]) -> std::sync::mpsc::Receiver<String> {
+    let socket = std::net::UdpSocket::bind(at).expect("a server for names");
+    let (asked, names) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let mut question = [0; 512];
+        while let Ok((length, from)) = socket.recv_from(&mut question) {
+            let mut at = 12;
+            let mut name = Vec::new();
+            while at < length && question[at] != 0 {
+                let end = at + 1 + usize::from(question[at]);
+                name.push(String::from_utf8_lossy(&question[at + 1..end]).to_lowercase());
+                at = end;
+            }
+            let end = at + 5;
+            let is_v4 = question[at + 1..at + 3] == [0, 1];
+            let mut answer = question[..2].to_vec();
+            answer.extend([0x81, 0x80, 0, 1, 0, u8::from(is_v4), 0, 0, 0, 0]);
+            answer.extend(&question[12..end]);
+            if is_v4 {
+                answer.extend([0xc0, 12, 0, 1, 0, 1, 0, 0, 0, 60, 0, 4]);
+                answer.extend(address);
+            }
+            let _ = socket.send_to(&answer, from);
+            if asked.send(name.join(".")).is_err() {
+                return;
+            }
+        }
+    });
+    names
+}
+
+#[test]
+fn an_operator_says_who_is_asked_for_names() {
+    let lan = Lan::new();
+    let (web, names) = lan.at_peer(|| {
+        let web = Web::new(&format!("{PEER}:80"), "found");
+        (web, names("192.31.196.81:53", [192, 31, 196, 80]))
+    });
+    let flags = ["--dns", "192.31.196.81", "--dns-search", "own.test", "--dns-option", "ndots:2"];
+    let cell = Cell::idle("dns", &[&flags[..], &["--allow-net", "web.own.test:80"]].concat());
+    let told = cell.shell("grep -v nameserver /etc/resolv.conf").ok();
+    assert_eq!(told.text(), "search own.test\noptions ndots:2");
+    assert_eq!(fetch(&cell, "http://web.own.test/"), "found");
+    assert_eq!(names.recv_timeout(Duration::from_secs(30)).expect("a question"), "web.own.test");
+    // A name stands for an address of the cell's own; the short one is that name, too.
+    let address = "getent ahostsv4 web | head -1 | cut -d. -f1-2";
+    assert_eq!(cell.shell(address).ok().text(), "198.18");
+    assert_eq!(web.asked().len(), 1);
+    // What no rule permits is asked for nowhere.
+    cell.shell("getent hosts other.own.test").exited(2);
+    assert!(names.try_iter().all(|name| name == "web.own.test"));
+    run(["run", "--rm", "--dns", "192.0.2.1", IMAGE, "true"]).exited(125).complains_of(&["--dns"]);
+    let wrong = ["run", "--rm", "--dns", "dns.test", "--allow-net", "a.test:1", IMAGE, "true"];
+    run(wrong).exited(125).complains_of(&["--dns", "dns.test"]);
 }

@@ -2,8 +2,12 @@
 
 mod common;
 
+use std::io::{BufRead, BufReader};
+use std::process::Stdio;
+
 use common::cell::{Cell, pid};
 use common::compiled::{FOLDER_IN_CELL, Programs};
+use common::guest::{PrivateRoot, TINY};
 use common::{Finished, LIMIT, Started, eventually, exocell, finish, host, run, text, unique};
 use nix::sys::signal::Signal;
 
@@ -192,6 +196,66 @@ fn a_program_that_begins_has_nothing_of_inits() {
     }
 }
 
+/// An image may name its working directory, and /proc has links to what a process holds.
+#[test]
+fn the_first_programs_directory_is_within_its_cell() {
+    for number in 3..16 {
+        let cwd = format!("/proc/self/fd/{number}");
+        let began = run(["run", "--rm", "-w", &cwd, common::IMAGE, "ls", "-A", "."]);
+        assert!(began.code >= 125, "{cwd}: {}", began.text());
+        assert!(began.stderr.contains(&cwd), "{cwd}: {}", began.stderr);
+    }
+}
+
+/// The operator's programs are in the namespaces that the cell was given, whatever its first
+/// program has made of its own.
+#[test]
+fn a_first_program_that_leaves_its_namespaces_is_not_followed() {
+    let flags = ["-static", "-nostdlib", "-ffreestanding", "-fno-stack-protector"];
+    let programs = Programs::new().compile("leaver", "leaver", &flags);
+    let (volume, leaver) = (programs.volume(), format!("{FOLDER_IN_CELL}/leaver"));
+    for turn in 0..6 {
+        let cell = Cell::start("leaver", &["-u", "1000", "-v", &volume], &[&leaver]);
+        // Whose namespaces a user's are is seen by one who may trace anything.
+        let left = "set -e; theirs=$(readlink /proc/1/ns/mnt); \
+                    test \"$theirs\" != \"$(readlink /proc/self/ns/mnt)\"";
+        eventually("it has left", || {
+            let look = ["exec", "--privileged", "-u", "0", &cell.name, "sh", "-c", left];
+            run(look).code == 0
+        });
+        let own = "cat /proc/self/uid_map; stat -c %u /";
+        let told = run(["exec", "-u", "0", &cell.name, "sh", "-c", own]).ok();
+        let told = told.text();
+        let told: Vec<&str> = told.split_whitespace().collect();
+        assert_eq!(told, ["0", "0", "4294967295", "0"], "turn {turn}");
+    }
+}
+
+/// What a user puts in a file's place while it is copied is not read by its rights.
+#[test]
+fn copies_read_what_they_found_and_no_link_in_its_place() {
+    let programs = Programs::new().compile("swapper", "swapper", &["-static"]);
+    let cell = Cell::idle("swapper", &["--cpus", "2", "-v", &programs.volume()]);
+    cell.shell("echo top:secret:line >> /etc/shadow").ok();
+    let swapper = format!("{FOLDER_IN_CELL}/swapper");
+    let _swaps = Started::new(&mut cell.exec(&["-u", "1000"], &[&swapper]));
+    eventually("it swaps", || cell.shell("test -e /tmp/ready").code == 0);
+    for turn in 0..8 {
+        let copied = run(["cp", &cell.path("/tmp/f"), "-"]).ok();
+        let secret = b"top:secret:line";
+        let leaks = copied.stdout.windows(secret.len()).any(|part| part == secret);
+        assert!(!leaks, "turn {turn}");
+    }
+}
+
+#[test]
+fn an_id_that_the_kernel_takes_for_none_is_refused() {
+    for user in ["4294967295", "1000:4294967295", "2147483648"] {
+        let refused = run(["run", "--rm", "-u", user, common::IMAGE, "id"]).exited(125);
+        refused.complains_of(&["ids are from 0 to 2147483647"]);
+    }
+}
+
 /// A lease that is kept, again and again.
 #[test]
 fn a_lease_on_a_program_does_not_keep_the_operator_from_it() {
@@ -253,7 +317,7 @@ fn the_end_that_a_cells_root_makes_is_told_as_that() {
     let flags = ["run", "--privileged", "--name", &name, common::IMAGE, "python3", "-c", reboot];
     let ended = run(flags).exited(125);
     ended.complains_of(&["root ended all of its programs", "reboot(2)"]);
-    let told = run(["inspect", "--json", &name]).ok().json();
+    let told = run(["inspect", "--json", &name]).ok().one();
     assert!(told["reason"].as_str().is_some_and(|why| why.contains("reboot(2)")), "{told}");
 }
 
@@ -291,4 +355,64 @@ fn a_guest_that_does_not_answer_costs_each_command_a_bounded_time() {
     cell.verb(&["stop", "-t", "1"]).ok();
     assert_eq!(waiting.finish(LIMIT).expect("it ends with the cell").ok().text(), "137");
     finish(&mut exocell(["rm", &name]), b"").ok();
+}
+
+/// Who follows the events hears of each step, and of cells that are gone.
+#[test]
+fn events_tell_what_becomes_of_cells() {
+    let root = PrivateRoot::with_image();
+    let mut follower = root.exocell(["events", "--since", "1h", "--json"]);
+    let mut follower = follower.stdout(Stdio::piped()).spawn().expect("exocell events");
+    let heard = BufReader::new(follower.stdout.take().expect("a pipe")).lines();
+    root.run(["run", "--rm", "--name", "one", TINY, "sh", "-c", "exit 3"]).exited(3);
+    root.run(["run", "-d", "--name", "two", TINY, "sleep", "100"]).ok();
+    root.run(["pause", "two"]).ok();
+    root.run(["unpause", "two"]).ok();
+    let two = root.run(["inspect", "two"]).ok().one();
+    host::kill(two["supervisor_pid"].as_i64().expect("a pid") as i32);
+    assert_eq!(root.run(["wait", "two"]).ok().text(), "137");
+    let words = ["events", "--since", "1h", "--until", "0s", "--format"];
+    let all = root.run([&words[..], &["{{.name}} {{.action}} {{.exit_code}}"]].concat()).ok();
+    let lines: Vec<&str> = all.text().lines().map(str::trim_end).collect();
+    let wanted = [
+        "one create",
+        "one start",
+        "one exit 3",
+        "two create",
+        "two start",
+        "two pause",
+        "two unpause",
+        "two exit 137",
+    ];
+    assert_eq!(lines, wanted);
+    let exits = ["json", "--filter", "event=exit", "--filter", "cell=two"];
+    let exit = root.run([&words[..], &exits].concat()).ok().json();
+    assert!(exit["reason"].as_str().expect("a reason").contains("SIGKILL"), "{exit}");
+    let start = root.run([&words[..], &["json", "-f", "event=start", "-f", "cell=two"]].concat());
+    assert!(start.ok().json()["times"]["guest_ready_us"].as_u64() > Some(0));
+    root.run(["events", "--filter", "nonsense=1"]).exited(125).complains_of(&["event"]);
+    root.run(["rm", "two"]).ok();
+    let heard: Vec<_> = heard.take(wanted.len()).collect();
+    assert!(heard.iter().all(Result::is_ok), "{heard:?}");
+    follower.kill().and_then(|()| follower.wait()).expect("it ends");
+}
+
+/// A program that the kernel started by itself would be a file of the cell's, run as root outside
+/// of the namespaces and limits of the cell's programs.
+#[test]
+fn the_kernel_starts_no_program_by_itself() {
+    let helper = "printf '#!/bin/sh\\nid > /tmp/started-by-kernel\\n' > /sbin/request-key; \
+                  chmod 755 /sbin/request-key; ln -f /sbin/request-key /sbin/bridge-stp";
+    let crash = "echo '|/sbin/request-key' > /proc/sys/kernel/core_pattern; \
+                 sh -c 'ulimit -c unlimited; kill -SEGV $$'";
+    let bridge = "ip link add br9 type bridge; ip link set br9 type bridge stp_state 1";
+    let request = "import ctypes; libc = ctypes.CDLL(None, use_errno=True); \
+                   print(libc.syscall(249, b'user', b'x', b'callout', 0))";
+    let cell = Cell::idle("upcall", &["--privileged"]);
+    cell.shell(helper).ok();
+    let asked = finish(&mut cell.exec(&["-u", "nobody"], &["python3", "-c", request]), b"").ok();
+    assert_eq!(asked.text(), "-1");
+    cell.shell(crash);
+    cell.shell(bridge).ok();
+    cell.shell("sleep 0.5; ls /tmp/started-by-kernel").exited(2);
 }

@@ -60,7 +60,7 @@ impl Drop for Pool {
 
 fn inspect(id: &str) -> Option<Value> {
     let found = run(["inspect", "--json", id]);
-    (found.code == 0).then(|| found.json())
+    (found.code == 0).then(|| found.one())
 }
 
 #[track_caller]
@@ -151,4 +151,17 @@ fn what_cannot_be_warm_is_refused_with_what_to_leave_out() {
     refused(&[IMAGE, "sh"], "program");
     refused(&["--rm", IMAGE], "--rm");
     refused(&["no/such:image"], "no/such");
+}
+
+#[test]
+fn a_cell_that_was_warm_is_looked_after_as_its_run_says() {
+    let mut pool = Pool::new(2991);
+    let id = pool.next();
+    let flags = ["-d", "--health-cmd", "echo $A", "--health-interval", "50ms", "-e", "A=b"];
+    let taken = pool.run(&flags, &["sleep", "infinity"]).ok();
+    assert_eq!(taken.text(), id);
+    let health = || inspect(&id).map(|cell| cell["health"].clone()).unwrap_or_default();
+    eventually("it is healthy", || health()["status"] == "healthy");
+    assert_eq!(health()["log"][0]["output"], "b\n");
+    finish(&mut exocell(["rm", "-f", &id]), b"");
 }

@@ -16,6 +16,8 @@ use common::{IMAGE, LIMIT, exocell, finish, text, unique, until};
 use tempfile::TempDir;
 
 const MIB: u64 = 1 << 20;
+/// What the host says that it has: no cell is granted more.
+const TOTAL_KB: u64 = 8 << 20;
 const FILE: &str = "/var/tmp/cold";
 
 /// A host with as much memory, and programs that wait as long, as is said.
@@ -36,7 +38,9 @@ impl Host {
     }
 
     fn has_available(&self, percent: u32) {
-        let memory = format!("MemTotal:  100 kB\nMemFree:  1 kB\nMemAvailable:  {percent} kB\n");
+        let available = TOTAL_KB / 100 * u64::from(percent);
+        let memory =
+            format!("MemTotal: {TOTAL_KB} kB\nMemFree: 1 kB\nMemAvailable: {available} kB\n");
         fs::write(self.file("meminfo"), memory).expect("it is written");
     }
 

@@ -377,6 +377,66 @@ fn nothing_is_left_of_a_service_that_is_killed() {
     }
 }
 
+/// A command that writes what is in the file `secret` of its folder.
+const CAT: &str = r#"(module
+  (import "wasi_snapshot_preview1" "path_open"
+    (func $open (param i32 i32 i32 i32 i32 i64 i64 i32 i32) (result i32)))
+  (import "wasi_snapshot_preview1" "fd_read" (func $read (param i32 i32 i32 i32) (result i32)))
+  (import "wasi_snapshot_preview1" "fd_write" (func $write (param i32 i32 i32 i32) (result i32)))
+  (memory (export "memory") 1)
+  (data (i32.const 64) "secret")
+  (func (export "_start")
+    (if (call $open (i32.const 3) (i32.const 0) (i32.const 64) (i32.const 6) (i32.const 0)
+          (i64.const 2) (i64.const 2) (i32.const 0) (i32.const 32)) (then unreachable))
+    (i32.store (i32.const 0) (i32.const 1024))
+    (i32.store (i32.const 4) (i32.const 100))
+    (drop (call $read (i32.load (i32.const 32)) (i32.const 0) (i32.const 1) (i32.const 8)))
+    (i32.store (i32.const 4) (i32.load (i32.const 8)))
+    (drop (call $write (i32.const 1) (i32.const 0) (i32.const 1) (i32.const 8)))))"#;
+
+#[test]
+fn a_link_in_the_place_of_a_folder_leads_no_worker_anywhere() {
+    let place = tempfile::tempdir().unwrap();
+    let base = place.path().canonicalize().unwrap();
+    let (outer, inner) = (base.join("outer"), base.join("outer/inner"));
+    fs::create_dir_all(&inner).unwrap();
+    fs::write(base.join("secret"), "of the host").unwrap();
+    fs::write(inner.join("secret"), "of the tenant").unwrap();
+    let caps = base.join("caps.toml");
+    let table = format!(
+        "version = 1\n[memory]\nlimit = \"64M\"\n[time]\ndeadline = \"60s\"\n[stdio]\n\
+         [[folder]]\nhost = {inner:?}\nguest = \"/inner\"\nrights = [\"read\"]"
+    );
+    fs::write(&caps, table).unwrap();
+    let module = base.join("cat.wat");
+    fs::write(&module, CAT).unwrap();
+    let world = World::new(&["a"], &["--worker-idle", "1"]);
+    let key = add(world.root.path(), "b", "cat", &module, &caps);
+    let ask = || {
+        let mut stream = world.connect();
+        let request = format!(
+            "POST /v1/run/cat HTTP/1.1\r\nAuthorization: Bearer {key}\r\nConnection: close\r\n\
+             Content-Length: 0\r\n\r\n"
+        );
+        stream.write_all(request.as_bytes()).unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer
+    };
+    let rest = || eventually("its worker ends", || world.processes("worker").is_empty());
+    eventually("it is served", || ask().contains("of the tenant"));
+    // What a module of another tenant may do that has the folder around it.
+    fs::rename(&inner, outer.join("moved")).unwrap();
+    std::os::unix::fs::symlink(&base, &inner).unwrap();
+    rest();
+    let answer = ask();
+    assert!(!answer.contains("of the host") && answer.contains("error"), "{answer}");
+    rest();
+    fs::remove_file(&inner).unwrap();
+    fs::rename(outer.join("moved"), &inner).unwrap();
+    eventually("it is there again", || ask().contains("of the tenant"));
+}
+
 #[test]
 fn workers_are_bounded_and_idle_ones_end() {
     let world = World::new(&["alice", "bob"], &["--workers-max", "1", "--worker-idle", "6"]);

@@ -87,13 +87,13 @@ fn reason(told: &Value) -> &str {
 #[test]
 fn a_cell_that_never_comes_up_is_told_of_and_ended() {
     let root = PrivateRoot::with_kernel(NEVER_UP);
-    let told = || root.run(["inspect", "--json", "never"]).ok().json();
+    let told = || root.run(["inspect", "--json", "never"]).ok().one();
     let begin = || {
         let mut started = Started::new(&mut root.exocell(["run", "--name", "never", TINY, "true"]));
         started.close_stdin();
         eventually("the kernel runs", || {
             let shown = root.run(["inspect", "--json", "never"]);
-            shown.code == 0 && shown.json()["guest_kernel_pid"].as_i64().is_some()
+            shown.code == 0 && shown.one()["guest_kernel_pid"].as_i64().is_some()
         });
         started
     };
@@ -133,7 +133,7 @@ int main(void) {
             ended.complains_of(&shown);
             let told = root.run(["inspect", "--json", "dead"]).ok();
             assert!(!told.text().contains(['\x1b', '\u{9b}', '\u{202e}', '\x07']));
-            let told = told.json();
+            let told = told.one();
             assert_eq!((&told["state"], &told["exit_code"]), (&"exited".into(), &125.into()));
             shown.iter().for_each(|word| assert!(reason(&told).contains(word), "{told}"));
             let console = root.run(["logs", "--console", "dead"]).ok();
@@ -153,7 +153,7 @@ fn what_init_refuses_to_set_up_is_told_in_its_own_words() {
     let flags = ["run", "--name", &name, "--read-only", "-v", &volume, IMAGE, "true"];
     let words = ["the image has no directory /not/there", "read-only"];
     run(flags).exited(125).complains_of(&words);
-    let told = run(["inspect", "--json", &name]).ok().json();
+    let told = run(["inspect", "--json", &name]).ok().one();
     words.iter().for_each(|word| assert!(reason(&told).contains(word), "{told}"));
 }
 
@@ -215,6 +215,6 @@ fn a_warm_cell_can_be_stopped_too() {
     run(["stop", id]).ok();
     eventually("it is gone or ended", || {
         let told = run(["inspect", "--json", id]);
-        told.code == 125 || told.json()["state"] == "exited"
+        told.code == 125 || told.one()["state"] == "exited"
     });
 }

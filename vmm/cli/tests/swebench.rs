@@ -165,7 +165,7 @@ fn tests_that_do_not_end_are_ended() {
 fn is_of(instance: &Instance, id: &str, end: &str) -> bool {
     let shown = finish(&mut instance.exocell(&["inspect", "--json", id]), b"");
     serde_json::from_slice::<Value>(&shown.stdout)
-        .is_ok_and(|cell| cell["name"].as_str().is_some_and(|name| name.ends_with(end)))
+        .is_ok_and(|cell| cell[0]["name"].as_str().is_some_and(|name| name.ends_with(end)))
 }
 
 /// Instances side by side.
@@ -191,7 +191,7 @@ fn a_killed_run_of_eight_leaves_no_cell_and_goes_on_later() {
     let busy = finish(&mut evaluation.command("model.jsonl", &flags), b"").exited(125);
     assert!(busy.stderr.contains("another run has"), "{}", busy.stderr);
     let spaces = cells.each_ref().map(|cell| {
-        let shown = finish(&mut instance.exocell(&["inspect", "--json", cell]), b"").ok().json();
+        let shown = finish(&mut instance.exocell(&["inspect", "--json", cell]), b"").ok().one();
         namespace(shown["supervisor_pid"].as_i64().expect("a pid") as i32).expect("a cell")
     });
     run.child.kill().expect("kill");

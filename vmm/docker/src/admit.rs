@@ -1,24 +1,33 @@
 //! What a client asks of a container, held against what a cell can be: refused
 //! by name, taken with a warning, or turned into a capability table.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use exocell_cell::images::ImageConfig;
+use exocell_cell::health;
+use exocell_cell::images::{Healthcheck, ImageConfig};
 use exocell_cell::intra::Intra;
 use exocell_cell::network::Publish;
+use exocell_cell::networks::Attachment;
 use exocell_cell::oci;
-use exocell_cell::settings::{self, CPU_PERIOD_US, CpuTime, Settings, Tmpfs};
+use exocell_cell::plan;
+use exocell_cell::policy::Policy;
+use exocell_cell::settings::{self, CPU_PERIOD_US, CpuTime, Node, Settings, Tmpfs};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::error::{ApiError, ApiResult};
-use crate::fields::says;
 use crate::ports;
-use crate::wire::{BindOptions, Config, Create, HostConfig, Mount, Names, TmpfsOptions, Ulimit};
+use crate::wire::{
+    BindOptions, Config, Create, HostConfig, Mount, Names, RestartPolicy, TmpfsOptions, Ulimit,
+};
 
 /// The longest name of a volume, which is a directory's.
 const VOLUME_NAME_BYTES_MAX: usize = 255;
+
+/// From so many bytes on a limit is none: clients that read theirs from a control group without
+/// one send the largest number that it can hold.
+const UNLIMITED: i64 = 1 << 62;
 
 /// What a container gets where its client names no limit.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -43,6 +52,9 @@ pub struct MountPoint {
     pub writable: bool,
     /// Whether a folder that does not exist is made (`-v` does, `--mount` not).
     pub make: bool,
+    /// Of a volume that is made with it.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub labels: BTreeMap<String, String>,
 }
 
 /// A request that a cell can honour.
@@ -51,14 +63,19 @@ pub struct Admitted {
     pub args: Vec<String>,
     pub mounts: Vec<MountPoint>,
     pub publish: Vec<Publish>,
+    pub networks: Vec<Attachment>,
     pub settings: Settings,
+    pub restart: Policy,
+    /// With the image's where the client says nothing.
+    pub health: Option<Healthcheck>,
     /// The capability table, JSON.
     pub capabilities: String,
     pub intra: Intra,
     pub warnings: Vec<String>,
 }
 
-/// Checks `create` against `image`; volumes lie in `volumes`.
+/// Checks `create` against `image`; volumes lie in `volumes`, and `networks` are those between
+/// cells that it names.
 ///
 /// # Errors
 /// 400 for what makes no sense, 501 for what cells do not have.
@@ -67,6 +84,7 @@ pub fn admit(
     image: &ImageConfig,
     defaults: &Defaults,
     volumes: &Path,
+    networks: Vec<Attachment>,
 ) -> ApiResult<Admitted> {
     let host = &create.host;
     refuse(create)?;
@@ -81,12 +99,15 @@ pub fn admit(
     let publish = publish(create, image)?;
     Ok(Admitted {
         args,
-        capabilities: table(create, defaults, &mounts, &publish)?.to_string(),
+        capabilities: table(create, defaults, &mounts, &publish, &networks)?.to_string(),
         intra: defaults.intra,
         settings: settings(create)?,
-        warnings: warnings(create, defaults),
+        restart: restart(host)?,
+        health: healthcheck(&create.config, image)?,
+        warnings: warnings(create, defaults, !networks.is_empty()),
         mounts,
         publish,
+        networks,
     })
 }
 
@@ -119,7 +140,7 @@ fn args(config: &Config, image: &ImageConfig) -> Vec<String> {
 }
 
 /// Whether `mode` names the host's or another container's namespace.
-fn is_foreign(mode: &str) -> bool {
+pub fn is_foreign(mode: &str) -> bool {
     mode == "host" || mode.starts_with("container:") || mode.starts_with("ns:")
 }
 
@@ -137,7 +158,6 @@ fn refuse(create: &Create) -> ApiResult<()> {
     if let Some((name, mode)) = modes.into_iter().find(|(_, mode)| is_foreign(mode)) {
         return Err(ApiError::unsupported(format!("the {name} mode {mode}"), own_kernel));
     }
-    check_networks(create)?;
     let known: [(&str, &String, &[&str]); 6] = [
         ("PidMode", &host.pid_mode, &[""]),
         ("IpcMode", &host.ipc_mode, &["", "private", "shareable"]),
@@ -154,10 +174,13 @@ fn refuse(create: &Create) -> ApiResult<()> {
     let log = host.log_config.kind.as_str();
     let is_runtime = |name: &String| matches!(name.as_str(), "" | "exocell" | "runc");
     let refused = [
-        (!host.devices.is_empty(), "Devices", own_kernel),
         (!host.device_requests.is_empty(), "DeviceRequests (--gpus)", own_kernel),
         (!host.device_cgroup_rules.is_empty(), "DeviceCgroupRules", own_kernel),
-        (!host.links.is_empty(), "Links", "cells do not reach each other"),
+        (
+            !host.links.is_empty(),
+            "Links",
+            "the containers of a network reach each other by their names and aliases",
+        ),
         (!host.volumes_from.is_empty(), "VolumesFrom", "name the volumes instead"),
         (
             !matches!(log, "" | "json-file" | "local"),
@@ -170,45 +193,32 @@ fn refuse(create: &Create) -> ApiResult<()> {
             "leave it out",
         ),
     ];
+    const OTHERS: [&str; 9] = [
+        "none", "syslog", "journald", "gelf", "fluentd", "awslogs", "splunk", "etwlogs", "gcplogs",
+    ];
+    if !matches!(log, "" | "json-file" | "local") && !OTHERS.contains(&log) {
+        return Err(ApiError::bad_request(format!(
+            "logger: no log driver named '{log}' is registered"
+        )));
+    }
     match refused.into_iter().find(|(asked, ..)| *asked) {
         Some((_, what, remedy)) => Err(ApiError::unsupported(what, remedy)),
         None => Ok(()),
     }
 }
 
-/// The network that a container is to be in, by every name that the client gives it.
-fn check_networks(create: &Create) -> ApiResult<()> {
-    let mode = create.host.network_mode.as_str();
-    let named = create.endpoints.keys().map(String::as_str);
-    for network in [mode].into_iter().chain(named) {
-        if !matches!(network, "" | "default" | "bridge" | "none") {
-            return Err(ApiError::not_found(format!("network {network} not found")));
-        }
-        if (network == "none") != (mode == "none") {
-            return Err(ApiError::bad_request(format!(
-                "conflicting options: the network mode {mode:?} and the network {network}"
-            )));
-        }
-    }
-    Ok(())
-}
-
 /// What is taken but not done, in words for the client.
-fn warnings(create: &Create, defaults: &Defaults) -> Vec<String> {
+fn warnings(create: &Create, defaults: &Defaults, is_joined: bool) -> Vec<String> {
     let host = &create.host;
-    let restarts = !matches!(host.restart_policy.name.as_str(), "" | "no");
-    let checks = create.config.healthcheck.as_ref().is_some_and(asks_for_checks);
     [
         (
-            create.wants_network() && defaults.connect.is_empty(),
+            create.wants_network() && defaults.connect.is_empty() && !is_joined,
             "the container has no network to connect to: exocell serve grants one with --allow-net",
         ),
-        (restarts, "the restart policy is not used: an ended container stays so"),
         (
             host.memory_swap < 0 || host.memory_swap > host.memory,
             "MemorySwap is not used: a container has its memory and no swap",
         ),
-        (checks, "Healthcheck is not used: no container is looked after; look with exec"),
         (
             !create.config.volumes.is_empty(),
             "Volumes without a name are not made: what is written there is on the container's \
@@ -222,12 +232,51 @@ fn warnings(create: &Create, defaults: &Defaults) -> Vec<String> {
     .collect()
 }
 
-/// Whether a health check is to be made: an empty one is the image's, and `NONE` is none.
-fn asks_for_checks(check: &Value) -> bool {
-    let test = check.as_object().and_then(|fields| {
-        fields.iter().find_map(|(name, test)| name.eq_ignore_ascii_case("test").then_some(test))
-    });
-    test.is_some_and(|test| says(test) && test[0] != "NONE")
+/// Whether the container starts again by itself.
+fn restart(host: &HostConfig) -> ApiResult<Policy> {
+    let RestartPolicy { name, maximum_retry_count } = &host.restart_policy;
+    let policy = Policy::of(name, *maximum_retry_count).map_err(bad)?;
+    match host.auto_remove && !policy.is_no() {
+        true => {
+            Err(ApiError::bad_request("can't create 'AutoRemove' container with restart policy"))
+        }
+        false => Ok(policy),
+    }
+}
+
+/// How the container is looked after. A line for a shell of the client's own is one of its words.
+fn healthcheck(config: &Config, image: &ImageConfig) -> ApiResult<Option<Healthcheck>> {
+    let own = config.healthcheck.as_ref();
+    own.map_or(Ok(()), health::validate).map_err(bad)?;
+    let mut wanted = health::merged(own, image.healthcheck.as_ref());
+    if let Some(check) = &mut wanted
+        && let [kind, line] = check.test.as_slice()
+        && kind == "CMD-SHELL"
+        && !config.shell.is_empty()
+    {
+        let words = config.shell.iter().chain([line]).cloned();
+        check.test = ["CMD".to_owned()].into_iter().chain(words).collect();
+    }
+    Ok(wanted)
+}
+
+/// Whether a share of the CPUs is one that a control group takes.
+fn check_cpu_time(host: &HostConfig, defaults: &Defaults) -> ApiResult<()> {
+    if (1..10_000_000).contains(&host.nano_cpus) {
+        return Err(ApiError::bad_request(format!(
+            "range of CPUs is from 0.01 to {0}.00, as there are only {0} CPUs available",
+            defaults.vcpus
+        )));
+    }
+    if host.cpu_period != 0 && !(1000..=1_000_000).contains(&host.cpu_period) {
+        return Err(ApiError::bad_request(
+            "CPU cfs period can not be less than 1ms (i.e. 1000) or larger than 1s (i.e. 1000000)",
+        ));
+    }
+    match host.cpu_quota {
+        1..1000 => Err(ApiError::bad_request("CPU cfs quota can not be less than 1ms (i.e. 1000)")),
+        _ => Ok(()),
+    }
 }
 
 /// How much of the CPUs the client limits the container to.
@@ -269,6 +318,11 @@ fn settings(create: &Create) -> ApiResult<Settings> {
     for option in &host.security_opt {
         settings.add_security_option(option).map_err(bad)?;
     }
+    settings.add_dns(&host.dns, &host.dns_search, &host.dns_options).map_err(bad)?;
+    for own in &host.devices {
+        let node = Node::new(&own.path_on_host, &own.path_in_container, &own.cgroup_permissions);
+        settings.devices.push(node.map_err(bad)?);
+    }
     for line in &host.extra_hosts {
         settings.add_host(line).map_err(bad)?;
     }
@@ -299,12 +353,20 @@ fn table(
     defaults: &Defaults,
     mounts: &[MountPoint],
     publish: &[Publish],
+    networks: &[Attachment],
 ) -> ApiResult<Value> {
     let host = &create.host;
     if host.memory < 0 || host.nano_cpus < 0 {
         return Err(ApiError::bad_request("a limit is negative"));
     }
-    let memory = if host.memory > 0 { host.memory as u64 } else { defaults.memory_bytes };
+    let memory = match host.memory {
+        1..UNLIMITED => {
+            plan::check_memory(host.memory as u64)?;
+            host.memory as u64
+        }
+        _ => defaults.memory_bytes,
+    };
+    check_cpu_time(host, defaults)?;
     let vcpus = match cpus(host).map(CpuTime::processors) {
         Some(cpus) if cpus > u64::from(defaults.vcpus) => {
             return Err(ApiError::bad_request(format!(
@@ -330,10 +392,15 @@ fn table(
         "clock": {}, "random": {}, "stdio": {},
         "folder": folders,
     });
-    if create.wants_network() && !(defaults.connect.is_empty() && publish.is_empty()) {
+    let has_none = defaults.connect.is_empty() && publish.is_empty() && networks.is_empty();
+    if create.wants_network() && !has_none {
         let listen: BTreeSet<u16> = publish.iter().map(|publish| publish.guest_port).collect();
         let listen: Vec<String> = listen.iter().map(u16::to_string).collect();
         table["network"] = json!({ "connect": defaults.connect, "listen": listen });
+        let join: Vec<&String> = networks.iter().map(|own| &own.network).collect();
+        if !join.is_empty() {
+            table["network"]["join"] = json!(join);
+        }
     }
     Ok(table)
 }
@@ -421,7 +488,9 @@ fn read_mount(mount: &Mount, volumes: &Path) -> ApiResult<MountPoint> {
             "name it, or use the container's own disk",
         )),
         ("volume", name) if !name.contains('/') => {
-            point(name, &mount.target, !mount.read_only, true, volumes)
+            let labels = mount.volume_options.labels.clone();
+            let point = point(name, &mount.target, !mount.read_only, true, volumes)?;
+            Ok(MountPoint { labels, ..point })
         }
         ("bind" | "volume", source) => {
             Err(ApiError::bad_request(format!("invalid mount source '{source}'")))
@@ -452,6 +521,20 @@ fn point(
             "invalid mount target '{target}': it must be an absolute path without .."
         )));
     }
+    let mut parts = target.split('/').filter(|part| !matches!(*part, "" | "."));
+    match (parts.next(), parts.next()) {
+        (None, _) => {
+            return Err(ApiError::bad_request(format!(
+                "invalid mount target '{target}': destination can't be '/'"
+            )));
+        }
+        (Some("proc" | "sys"), None) => {
+            return Err(ApiError::bad_request(format!(
+                "invalid mount target '{target}': a container has its own; mount it elsewhere"
+            )));
+        }
+        _ => {}
+    }
     let volume = (!source.starts_with('/')).then(|| source.to_owned());
     let source = match &volume {
         Some(name) => {
@@ -460,7 +543,8 @@ fn point(
         }
         None => PathBuf::from(source),
     };
-    Ok(MountPoint { volume, source, target: target.to_owned(), writable, make })
+    let labels = BTreeMap::new();
+    Ok(MountPoint { volume, source, target: target.to_owned(), writable, make, labels })
 }
 
 /// Whether a volume may be called `name`.
@@ -498,7 +582,26 @@ mod tests {
     }
 
     fn admitted(host: Value) -> ApiResult<Admitted> {
-        admit(&create(host)?, &ImageConfig::default(), &defaults(&[]), Path::new("/volumes"))
+        admit(
+            &create(host)?,
+            &ImageConfig::default(),
+            &defaults(&[]),
+            Path::new("/volumes"),
+            Vec::new(),
+        )
+    }
+
+    #[test]
+    fn memory_is_what_the_host_has_or_no_limit() {
+        for none in [0, i64::MAX, 0x7fff_ffff_ffff_f000] {
+            let admitted = admitted(json!({ "Memory": none })).unwrap();
+            let caps = CapabilitySet::parse(&admitted.capabilities, Path::new("/")).unwrap();
+            assert_eq!(caps.memory_bytes(), Some(1 << 30), "{none}");
+        }
+        for (bytes, word) in [(1_i64 << 50, "more than the host has"), (4096, "too few")] {
+            let error = admitted(json!({ "Memory": bytes })).unwrap_err();
+            assert!(error.status == 400 && error.message.contains(word), "{error}");
+        }
     }
 
     #[test]
@@ -526,9 +629,14 @@ mod tests {
     fn a_network_is_what_the_server_grants_and_the_client_publishes() {
         let table = |host: Value, connect: &[&str]| {
             let image = ImageConfig::default();
-            let admitted =
-                admit(&create(host).unwrap(), &image, &defaults(connect), Path::new("/volumes"))
-                    .unwrap();
+            let admitted = admit(
+                &create(host).unwrap(),
+                &image,
+                &defaults(connect),
+                Path::new("/volumes"),
+                Vec::new(),
+            )
+            .unwrap();
             let caps = CapabilitySet::parse(&admitted.capabilities, Path::new("/")).unwrap();
             (caps.network().map(ToString::to_string), admitted.warnings.len())
         };
@@ -548,6 +656,9 @@ mod tests {
             "Ulimits": [{"Name": "nofile", "Soft": 5, "Hard": -1}], "ShmSize": 1 << 30,
             "Tmpfs": {"/t": "size=1m"}, "Init": true, "Sysctls": {"net.core.somaxconn": "9"},
             "Mounts": [{"Type": "tmpfs", "Target": "/m", "TmpfsOptions": {"SizeBytes": 4096}}],
+            "Dns": ["192.0.2.1"], "DnsSearch": ["a.test"], "DnsOptions": ["ndots:2"],
+            "Devices": [{"PathOnHost": "/dev/fuse", "PathInContainer": "/dev/fuse",
+                "CgroupPermissions": "rwm"}],
             "ExtraHosts": ["db:10.0.0.7"], "MaskedPaths": [], "MemorySwappiness": -1,
         });
         let settings = admitted(host).unwrap().settings;
@@ -555,6 +666,8 @@ mod tests {
         assert!(settings.no_new_privileges && settings.init);
         assert_eq!((settings.ulimits[0].soft, settings.ulimits[0].hard), (5, u64::MAX));
         assert_eq!((settings.shm_bytes, settings.masked_paths), (Some(1 << 30), Some(vec![])));
+        assert_eq!((settings.dns.len(), settings.devices[0].path.as_str()), (1, "/dev/fuse"));
+        assert_eq!((settings.dns_search.len(), settings.dns_options.len()), (1, 1));
         let targets: Vec<_> = settings.tmpfs.iter().map(|own| own.target.as_str()).collect();
         assert_eq!((targets, settings.hosts.len()), (vec!["/t", "/m"], 1));
         assert!(admitted(json!({"BlkioWeight": 0, "OomKillDisable": false})).is_ok());
@@ -591,7 +704,13 @@ mod tests {
             let mut body = json!({ "Image": "i", "Cmd": ["c"] });
             body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
             let create = Create::read(body)?;
-            admit(&create, &ImageConfig::default(), &defaults(&["x:1"]), Path::new("/volumes"))
+            admit(
+                &create,
+                &ImageConfig::default(),
+                &defaults(&["x:1"]),
+                Path::new("/volumes"),
+                Vec::new(),
+            )
         };
         let networked = |more: Value| {
             let caps = CapabilitySet::parse(&body(more).unwrap().capabilities, Path::new("/"));
@@ -607,12 +726,9 @@ mod tests {
         let none = json!({"HostConfig": {"NetworkMode": "none"},
             "NetworkingConfig": {"EndpointsConfig": {"none": {"IPAMConfig": null}}}});
         assert!(!networked(none));
-        let endpoint = |name: &str| json!({"NetworkingConfig": {"EndpointsConfig": { name: {} }}});
         let ports =
             json!({"NetworkDisabled": true, "HostConfig": {"PortBindings": {"80/tcp": []}}});
         for (more, status, word) in [
-            (endpoint("mynet"), 404, "network mynet not found"),
-            (endpoint("none"), 400, "conflicting options"),
             (ports, 400, "conflicting options"),
             (json!({"MacAddress": "02:00:00:00:00:01"}), 501, "MacAddress"),
             (json!({"Runtime": "kata"}), 501, "runtime"),
@@ -621,11 +737,39 @@ mod tests {
             assert_eq!(error.status.as_u16(), status, "{more}: {error}");
             assert!(error.message.contains(word), "{more}: {error}");
         }
-        let warned = json!({"Healthcheck": {"Test": ["CMD", "true"]}, "Volumes": {"/data": {}}});
-        let warnings = body(warned).unwrap().warnings.join("; ");
-        assert!(warnings.contains("Healthcheck") && warnings.contains("Volumes"), "{warnings}");
-        for none in [json!({}), json!({"Test": []}), json!({"test": ["NONE"]})] {
-            assert_eq!(body(json!({ "Healthcheck": none })).unwrap().warnings, [""; 0]);
+        let warnings = body(json!({ "Volumes": {"/data": {}} })).unwrap().warnings.join("; ");
+        assert!(warnings.contains("Volumes"), "{warnings}");
+    }
+
+    #[test]
+    fn a_health_check_is_the_clients_or_the_images() {
+        let own = Healthcheck {
+            test: vec!["CMD-SHELL".into(), "true".into()],
+            retries: 7,
+            ..Healthcheck::default()
+        };
+        let image = ImageConfig { healthcheck: Some(own.clone()), ..ImageConfig::default() };
+        let admitted = |check: Value| {
+            let body = json!({ "Image": "i", "Cmd": ["c"], "Healthcheck": check, "Shell": ["x"] });
+            admit(&Create::read(body)?, &image, &defaults(&[]), Path::new("/volumes"), Vec::new())
+        };
+        let test = |check: Value| admitted(check).unwrap().health.unwrap();
+        for none in [json!(null), json!({}), json!({"Test": []}), json!({"Test": null})] {
+            assert_eq!(test(none).test, ["CMD", "x", "true"]);
+        }
+        assert_eq!(test(json!({"test": ["NONE"]})).test, ["NONE"]);
+        let both = test(json!({"Test": ["CMD", "a", "b"], "Interval": 1_000_000}));
+        assert_eq!(
+            (both.test.join(" ").as_str(), both.interval, both.retries),
+            ("CMD a b", 1_000_000, 7)
+        );
+        for (refused, word) in [
+            (json!({"Test": ["curl", "x"]}), "curl"),
+            (json!({"Interval": 10}), "1ms"),
+            (json!({"Retries": -1}), "negative"),
+        ] {
+            let error = admitted(refused).unwrap_err();
+            assert!(error.status == 400 && error.message.contains(word), "{error}");
         }
     }
 
@@ -641,8 +785,8 @@ mod tests {
             (json!({"ExtraHosts": ["a:host-gateway"]}), 400, "host-gateway"),
             (json!({"PidMode": "host"}), 501, "pid mode host"),
             (json!({"NetworkMode": "container:x"}), 501, "network mode"),
-            (json!({"NetworkMode": "mine"}), 404, "network mine not found"),
-            (json!({"Devices": [{}]}), 501, "Devices"),
+            (json!({"Devices": [{"PathOnHost": "/dev/sda"}]}), 400, "no device of the host"),
+            (json!({"Dns": ["dns.test"]}), 400, "dns.test"),
             (json!({"PortBindings": {"80/udp": []}}), 501, "80/udp"),
             (json!({"PortBindings": {"80/tcp": []}, "NetworkMode": "none"}), 400, "none"),
             (json!({"LogConfig": {"Type": "syslog"}}), 501, "log driver"),
@@ -668,6 +812,15 @@ mod tests {
             ),
             (json!({"Binds": [format!("{}:/v", "v".repeat(256))]}), 400, "255 at most"),
             (json!({"Binds": ["x"]}), 400, "'x'"),
+            (json!({"Binds": ["/a:/"]}), 400, "can't be '/'"),
+            (json!({"Binds": ["/a:/./"]}), 400, "can't be '/'"),
+            (json!({"Binds": ["/a:/proc/"]}), 400, "has its own"),
+            (json!({"Binds": ["/a://sys:ro"]}), 400, "has its own"),
+            (json!({"NanoCpus": 1}), 400, "from 0.01"),
+            (json!({"CpuQuota": 999}), 400, "quota"),
+            (json!({"CpuPeriod": 999}), 400, "period"),
+            (json!({"Sysctls": {"net.../x": "1"}}), 400, "no setting"),
+            (json!({"Sysctls": {"kernel/../x": "1"}}), 400, "no setting"),
             (json!({"Binds": ["/a:b"]}), 400, "'b'"),
             (json!({"Binds": ["/a:/../b"]}), 400, "without .."),
             (json!({"Binds": ["../a:/b"]}), 400, "named"),

@@ -9,11 +9,11 @@ use base64::engine::general_purpose::STANDARD;
 use exocell_cell::agent::client::{self, ClientError};
 use exocell_cell::agent::{FailureKind, Patient};
 use exocell_cell::archive;
+use exocell_cell::clock::rfc3339_ms;
 use exocell_cell::images::FirstEntry;
 use hyper::StatusCode;
 use serde_json::{Value, json};
 
-use crate::clock::rfc3339_ms;
 use crate::error::{ApiError, ApiResult};
 use crate::http::{Body, BodyReader, Call, Response, empty, stream, with_header};
 use crate::lifecycle;

@@ -4,17 +4,20 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use exocell_cell::lines::Wanted;
 use hyper::StatusCode;
 
 use crate::error::ApiResult;
 use crate::frames::Chunk;
 use crate::hijack::{self, Feed, Hijacked, Listener, Offer};
 use crate::http::{Call, Response, empty};
+use crate::keys::Keys;
 use crate::lifecycle;
 use crate::live::Live;
-use crate::logs::{self, Wanted};
+use crate::logs::Past;
 use crate::state::Server;
 use tokio::sync::mpsc::Receiver;
+use tokio::sync::watch;
 use tokio::time::timeout;
 
 /// How long the last words of a client that is gone may take to be read.
@@ -43,6 +46,8 @@ struct Wish {
     stdin: bool,
     stdout: bool,
     stderr: bool,
+    /// What it presses to leave a terminal.
+    keys: Option<Keys>,
 }
 
 /// Attaches a client: before the container is started, so that it misses
@@ -60,6 +65,10 @@ pub async fn attach(server: &Arc<Server>, key: &str, mut call: Call) -> ApiResul
         stdin: query.flag("stdin") && config.open_stdin,
         stdout: query.flag("stdout"),
         stderr: query.flag("stderr"),
+        keys: config
+            .tty
+            .then(|| hijack::keys(query.get("detachKeys").unwrap_or("")))
+            .transpose()?,
     };
     // One that has ended may be started again.
     let waits = seen.cell.is_none() || !seen.is_running() && seen.container.goes_on().is_ok();
@@ -67,10 +76,11 @@ pub async fn attach(server: &Arc<Server>, key: &str, mut call: Call) -> ApiResul
     let past = match (query.flag("logs"), &seen.cell) {
         (true, Some((record, _))) => {
             let wanted = Wanted::streams(wish.stdout, wish.stderr);
-            logs::past(server, record.directory(), wanted).await?
+            Some(Past::open(server, record.directory(), wanted).await?)
         }
-        _ => Vec::new(),
+        _ => None,
     };
+    let past = past.map(|past| (server.clone(), past));
     server.tell(&seen.container, "attach", &[]);
     let stdin = Arc::new(Stdin { live, ends: config.stdin_once && !config.tty });
     let output = if query.flag("stream") { Some(output) } else { None };
@@ -86,27 +96,34 @@ pub async fn attach(server: &Arc<Server>, key: &str, mut call: Call) -> ApiResul
 async fn serve(
     client: Hijacked,
     wish: Wish,
-    past: Vec<Chunk>,
+    past: Option<(Arc<Server>, Past)>,
     output: Option<Receiver<Chunk>>,
     stdin: Arc<Stdin>,
 ) {
     let (input, mut listener) = client.into_split();
-    for chunk in past {
-        if !listener.say(&chunk).await {
-            return;
-        }
+    if let Some((server, mut past)) = past
+        && !recall(&server, &mut past, &mut listener).await
+    {
+        return;
     }
     let live = stdin.live.clone();
+    let (leaves, mut left) = watch::channel(false);
+    let keys = wish.keys.clone();
     let feed = || {
         tokio::spawn(async move {
             // What a client says before the start is kept for the program.
             stdin.live.until_followed().await;
-            hijack::feed(input, stdin).await;
+            if hijack::feed(input, stdin, keys).await {
+                leaves.send_replace(true);
+            }
         })
     };
     let feeder = (wish.stdin && output.is_some()).then(feed);
     let heard = match output {
-        Some(output) => tell(output, &wish, &mut listener).await,
+        Some(output) => tokio::select! {
+            heard = tell(output, &wish, &mut listener) => heard,
+            () = hijack::left(&mut left) => true,
+        },
         None => true,
     };
     listener.end().await;
@@ -117,6 +134,22 @@ async fn serve(
         }
         feeder.abort();
     }
+}
+
+/// Tells what the program wrote. False when the client is gone before that is over.
+async fn recall(server: &Arc<Server>, past: &mut Past, listener: &mut Listener) -> bool {
+    while let Ok(chunks) = past.next(server).await {
+        if chunks.is_empty() {
+            return true;
+        }
+        for chunk in chunks {
+            if !listener.say(&chunk).await {
+                return false;
+            }
+        }
+    }
+    // A log that cannot be read tells nothing.
+    true
 }
 
 /// Tells what the program writes. False when the client is gone before that is over.

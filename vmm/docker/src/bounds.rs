@@ -2,7 +2,7 @@
 //! and not when it is used.
 
 use exocell_cell::CellSpec;
-use exocell_cell::agent::{Exec, FRAME_BYTES_MAX, Request};
+use exocell_cell::agent::{Exec, Request};
 use serde::Serialize;
 
 use crate::containers::Container;
@@ -12,8 +12,10 @@ use crate::error::{ApiError, ApiResult};
 const NAME_BYTES_MAX: usize = 128;
 /// The longest name of a host and of a domain (sethostname(2)).
 const HOST_NAME_BYTES_MAX: usize = 64;
-/// What the init is told of a program beside what its client said, in bytes.
-const OWN_BYTES_MAX: usize = 8 << 10;
+/// A program, its arguments and its environment, as JSON: Linux takes 2 MiB of them (execve(2)).
+const PROGRAM_BYTES_MAX: usize = 3 << 20;
+/// Where its mounts are.
+const MOUNTS_BYTES_MAX: usize = 64 << 10;
 /// The labels of a container, which every event of it repeats.
 const LABELS_BYTES_MAX: usize = 64 << 10;
 
@@ -40,18 +42,40 @@ pub fn check(container: &Container) -> ApiResult<()> {
             )));
         }
     }
-    let most = FRAME_BYTES_MAX - OWN_BYTES_MAX;
+    check_program(spec)?;
     let words = "its program, environment and settings";
-    at_most(most, words, &(&spec.command, &config.env, &spec.settings))?;
+    at_most(PROGRAM_BYTES_MAX, words, &(&spec.command, &config.env, &spec.settings))?;
+    if let Some(check) = &spec.health {
+        at_most(PROGRAM_BYTES_MAX, "its health check and environment", &(check, &config.env))?;
+    }
     let targets: Vec<&str> = container.mounts.iter().map(|mount| mount.target.as_str()).collect();
-    at_most(most, "its mounts", &targets)?;
+    at_most(MOUNTS_BYTES_MAX, "its mounts", &targets)?;
     at_most(LABELS_BYTES_MAX, "its labels", &config.labels)
+}
+
+/// What the start of a program would find wrong with its own words.
+fn check_program(spec: &CellSpec) -> ApiResult<()> {
+    let lists = [("Cmd", &spec.command), ("Env", &spec.env)];
+    let words = lists.iter().flat_map(|(what, list)| list.iter().map(move |word| (*what, word)));
+    let single = [("WorkingDir", &spec.working_dir), ("User", &spec.user)];
+    let single = single.into_iter().filter_map(|(what, word)| word.as_ref().map(|w| (what, w)));
+    for (what, word) in words.chain(single) {
+        if word.contains('\0') {
+            return Err(ApiError::bad_request(format!("{what} holds a NUL byte; remove it")));
+        }
+    }
+    match &spec.working_dir {
+        Some(path) if !path.starts_with('/') => Err(ApiError::bad_request(format!(
+            "the working directory '{path}' is invalid, it needs to be an absolute path"
+        ))),
+        _ => Ok(()),
+    }
 }
 
 /// Whether a cell takes `program` beside its own.
 pub fn check_exec(program: &Exec) -> ApiResult<()> {
     let words = "the program, its arguments and environment";
-    at_most(FRAME_BYTES_MAX, words, &Request::Exec(program.clone()))
+    at_most(PROGRAM_BYTES_MAX, words, &Request::Exec(program.clone()))
 }
 
 fn at_most(most: usize, words: &str, value: &impl Serialize) -> ApiResult<()> {
@@ -83,17 +107,21 @@ mod tests {
             change(&mut container);
             check(&container)
         };
-        with(&|c| c.spec.command = vec!["sh".into(), "-c".into(), long(50_000)]).unwrap();
+        with(&|c| c.spec.command = vec!["sh".into(), "-c".into(), long(2 << 20)]).unwrap();
         for (refused, word) in [
-            (with(&|c| c.spec.command = vec!["sh".into(), "-c".into(), long(70_000)]), "program"),
-            (with(&|c| c.config.env = vec![long(70_000)]), "environment"),
+            (with(&|c| c.spec.command = vec!["sh".into(), "-c".into(), long(4 << 20)]), "program"),
+            (with(&|c| c.config.env = vec![long(4 << 20)]), "environment"),
             (with(&|c| c.config.hostname = long(65)), "host name"),
             (with(&|c| c.config.domainname = long(300)), "domain name"),
+            (with(&|c| c.spec.command.push("a\0b".into())), "Cmd"),
+            (with(&|c| c.spec.env.push("A=\0".into())), "Env"),
+            (with(&|c| c.spec.working_dir = Some("src".into())), "absolute path"),
+            (with(&|c| c.spec.working_dir = Some("/\0".into())), "WorkingDir"),
             (with(&|c| drop(c.config.labels.insert("a".into(), long(70_000)))), "labels"),
             (
                 with(&|c| {
                     let host = |n: u32| (format!("h{n}"), std::net::Ipv4Addr::from(n).into());
-                    c.spec.settings.hosts = (0..20_000).map(host).collect();
+                    c.spec.settings.hosts = (0..200_000).map(host).collect();
                 }),
                 "settings",
             ),
@@ -103,9 +131,9 @@ mod tests {
             assert!(error.message.contains(word), "{error}");
         }
         let exec = |bytes: usize| Exec { args: vec![long(bytes)], ..Exec::default() };
-        check_exec(&exec(60_000)).unwrap();
-        let error = check_exec(&exec(70_000)).unwrap_err();
-        assert!(error.status == 400 && error.message.contains("a cell takes 65536"), "{error}");
+        check_exec(&exec(2 << 20)).unwrap();
+        let error = check_exec(&exec(4 << 20)).unwrap_err();
+        assert!(error.status == 400 && error.message.contains("a cell takes 3145728"), "{error}");
         check_name(&long(128)).unwrap();
         assert_eq!(check_name(&long(129)).unwrap_err().status.as_u16(), 400);
         assert!(check_name("a/b").is_err());

@@ -4,23 +4,28 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use exocell_cell::networks::Networks;
+use exocell_cell::policy::Policy;
+use exocell_cell::restart;
 use exocell_cell::xgate::CapabilitySet;
-use exocell_cell::{CellSpec, Strength, end, now_ms, warm};
+use exocell_cell::{CellSpec, Names, Record, Strength, end, now_ms, warm};
 use hyper::StatusCode;
 use serde_json::{Value, json};
 
 use crate::admit::{self, Admitted};
 use crate::bounds;
-use crate::containers::{Container, Seen, short};
+use crate::containers::{self, Container, Seen, short};
 use crate::error::{ApiError, ApiResult};
 use crate::exec::{new_id, tty_size};
+use crate::fields;
 use crate::filters::Filters;
 use crate::http::{Body, Call, Response, empty, json as reply, stream};
-use crate::lifecycle::{self, Stop};
+use crate::lifecycle::{self, Stop, restarts};
 use crate::live::Life;
+use crate::networks::Endpoints;
 use crate::state::Server;
-use crate::views;
-use crate::wire::Create;
+use crate::wire::{Create, RestartPolicy, Update};
+use crate::{networks, views};
 use exocell_cell::images::ImageRecord;
 
 /// What the filters of a list may name.
@@ -28,6 +33,9 @@ const FILTERS: [&str; 12] = [
     "ancestor", "before", "exited", "health", "id", "is-task", "label", "name", "network", "since",
     "status", "volume",
 ];
+
+/// What `health` may be there.
+const HEALTH: [&str; 4] = ["starting", "healthy", "unhealthy", "none"];
 
 /// `POST /containers/create`
 pub async fn create(server: &Arc<Server>, call: Call) -> ApiResult<Response> {
@@ -52,7 +60,9 @@ pub async fn create(server: &Arc<Server>, call: Call) -> ApiResult<Response> {
             server.containers.check_free(&name)?;
             let image = server.images()?.resolve(&wanted.config.image)?;
             let volumes = server.containers.volumes();
-            let admitted = admit::admit(&wanted, &image.config, &server.defaults, &volumes)?;
+            let networks = networks::attachments(&Networks::of(server.layout()), &wanted)?;
+            let admitted =
+                admit::admit(&wanted, &image.config, &server.defaults, &volumes, networks)?;
             let mut container = container(wanted, &image, admitted, id, name);
             bounds::check(&container)?;
             server.containers.prepare(&mut container)?;
@@ -60,9 +70,16 @@ pub async fn create(server: &Arc<Server>, call: Call) -> ApiResult<Response> {
             container.spec.disk = keeps.then(|| server.containers.disk(container.id()));
             let caps = CapabilitySet::parse(&container.spec.capabilities, Path::new("/"));
             if let Ok(caps) = caps
+                && container.spec.restart.is_no()
                 && let Some(id) = warm::reserve(server.layout(), &container.spec, &caps)?
             {
                 container.become_cell(id);
+            }
+            // A cell may have taken the name meanwhile.
+            let _names = Names::hold(server.layout())?;
+            if let Err(taken) = server.containers.check_free(container.name()) {
+                warm::release(server.layout(), container.id())?;
+                return Err(taken);
             }
             server.containers.write(&container)?;
             Ok(container)
@@ -91,12 +108,15 @@ fn container(
     set(&mut config.user, &image.config.user);
     config.env = exocell_cell::plan::environment(&image.config.env, &own_env, false);
     let labels = image.config.labels.clone().into_iter();
+    let exposed = image.config.exposed_ports.iter();
+    config.exposed_ports.extend(exposed.map(|port| (port.clone(), json!({}))));
     config.labels = labels.chain(std::mem::take(&mut config.labels)).collect();
     config.stop_signal = config.stop_signal.or_else(|| image.config.stop_signal.clone());
     if config.entrypoint.as_ref().is_none_or(Vec::is_empty) {
         config.cmd = config.cmd.filter(|cmd| !cmd.is_empty());
         config.cmd = config.cmd.or_else(|| Some(image.config.cmd.clone()));
     }
+    config.healthcheck = admitted.health.clone();
     let own = |words: &Vec<String>| (!words.is_empty()).then(|| words.clone());
     config.entrypoint = config.entrypoint.or_else(|| own(&image.config.entrypoint));
     let given = |text: &String| (!text.is_empty()).then(|| text.clone());
@@ -125,10 +145,20 @@ fn container(
         memory_guarantee: None,
         intra: admitted.intra,
         publish: admitted.publish,
+        networks: admitted.networks,
         capabilities: admitted.capabilities,
+        image_id: None,
+        keeps_disk: false,
+        labels: std::collections::BTreeMap::new(),
+        stop_signal: None,
+        stop_seconds: None,
+        restart: admitted.restart,
+        restarts: 0,
+        health: admitted.health,
         disk: None,
         idle: false,
         warm: None,
+        changes: exocell_cell::changes::Changes::default(),
         locations: Vec::new(),
         created_ms: now_ms(),
     };
@@ -151,19 +181,29 @@ pub async fn list(server: &Arc<Server>, call: &Call) -> ApiResult<Response> {
     let filters = Filters::of(query, &FILTERS)?;
     let limit: Option<i64> = query.number("limit")?;
     let limit = limit.and_then(|limit| usize::try_from(limit).ok()).filter(|limit| *limit > 0);
+    if let Some(value) =
+        filters.values("health").iter().find(|value| !HEALTH.contains(&value.as_str()))
+    {
+        return Err(ApiError::bad_request(format!("invalid filter 'health={value}'")));
+    }
     let asked = !filters.values("status").is_empty() || !filters.values("exited").is_empty();
     let everything = query.flag("all") || limit.is_some() || asked;
-    let mut all = server.blocking(|server| server.containers.all()).await?;
+    let listed = server.blocking(|server| {
+        let all = server.containers.all()?;
+        let endpoints = Endpoints::of(server, all.iter().map(|seen| &seen.container))?;
+        Ok((all, endpoints))
+    });
+    let (mut all, endpoints) = listed.await?;
     all.reverse();
     let at = |name: &str| filters.values(name).first().map(|key| position(&all, key));
     let (before, since) = (at("before").transpose()?, at("since").transpose()?);
     let rows = all.iter().enumerate().filter(|(at, seen)| {
         before.is_none_or(|before| *at > before)
             && since.is_none_or(|since| *at < since)
-            && (everything || seen.is_running())
+            && (everything || seen.is_running() || seen.is_restarting())
             && passes(seen, &filters)
     });
-    let rows = rows.take(limit.unwrap_or(usize::MAX)).map(|(_, seen)| views::row(seen));
+    let rows = rows.take(limit.unwrap_or(usize::MAX)).map(|(_, seen)| views::row(seen, &endpoints));
     Ok(reply(StatusCode::OK, &rows.collect::<Vec<_>>()))
 }
 
@@ -188,22 +228,29 @@ fn passes(seen: &Seen, filters: &Filters) -> bool {
             || id.starts_with(wanted.trim_start_matches("sha256:"))
     };
     filters.any("id", |wanted| container.id().starts_with(wanted))
-        && filters
-            .any("name", |wanted| container.name().contains(wanted.trim_matches(['/', '^', '$'])))
+        && filters.names("name", container.name())
         && filters.any("status", |wanted| seen.state() == wanted)
         && filters.any("exited", |wanted| exit_code.is_some_and(|code| code.to_string() == wanted))
         && filters.any("ancestor", image)
         && filters.any("volume", mounted)
-        && filters.any("network", |wanted| views::host_config(container)["NetworkMode"] == wanted)
-        && filters.any("health", |wanted| wanted == "none")
+        && filters.any("network", |wanted| {
+            views::host_config(container)["NetworkMode"] == wanted
+                || container.spec.networks.iter().any(|own| own.network == wanted)
+        })
+        && filters.any("health", |wanted| wanted == views::health_word(seen))
         && filters.any("is-task", |wanted| wanted == "false")
         && filters.labels(&container.config.labels)
 }
 
 /// `GET /containers/{id}/json`
 pub async fn inspect(server: &Arc<Server>, key: &str) -> ApiResult<Response> {
-    let seen = server.find(key).await?;
-    Ok(views::ok(&views::inspect(server, &seen)))
+    let key = key.to_owned();
+    let shown = server.blocking(move |server| {
+        let seen = server.containers.find(&key)?;
+        let endpoints = Endpoints::of(server, [&seen.container])?;
+        Ok(views::inspect(server, &seen, &endpoints))
+    });
+    Ok(views::ok(&shown.await?))
 }
 
 /// 204 for what was done, 304 for what was so already.
@@ -239,11 +286,22 @@ pub async fn restart(server: &Arc<Server>, key: &str, call: &Call) -> ApiResult<
 pub async fn kill(server: &Arc<Server>, key: &str, call: &Call) -> ApiResult<Response> {
     let signal = end::signal(call.target.query.get("signal").unwrap_or("KILL"))?;
     let seen = server.find(key).await?;
+    if seen.is_restarting() {
+        lifecycle::stays_ended(server, &seen).await?;
+        return Ok(empty(StatusCode::NO_CONTENT));
+    }
     if !seen.is_running() {
         return Err(ApiError::conflict(format!(
             "cannot kill container: {key}: container {} is not running",
             seen.id()
         )));
+    }
+    // As docker has it: what ends a program by hand is its last end.
+    let own = seen.container.config.stop_signal.as_deref().unwrap_or("TERM");
+    if signal == nix::sys::signal::Signal::SIGKILL
+        || end::signal(own).is_ok_and(|own| own == signal)
+    {
+        lifecycle::stays_ended(server, &seen).await?;
     }
     match signal {
         nix::sys::signal::Signal::SIGKILL => lifecycle::kill_now(server, &seen).await?,
@@ -285,7 +343,10 @@ pub async fn wait(server: &Arc<Server>, key: &str, call: &Call) -> ApiResult<Res
         // One that is just ending is settled already.
         let _ = lifecycle::adopt(server, &seen).await;
     }
-    let over = condition == "not-running" && !seen.is_running();
+    if seen.is_restarting() {
+        restarts::follow(server, &seen.container);
+    }
+    let over = condition == "not-running" && !seen.is_running() && !seen.is_restarting();
     let last = seen.status().and_then(|status| status.exit_code).unwrap_or(before.code);
     let (sender, body) = Body::stream();
     tokio::spawn(async move {
@@ -309,13 +370,24 @@ pub async fn wait(server: &Arc<Server>, key: &str, call: &Call) -> ApiResult<Res
 pub async fn rename(server: &Arc<Server>, key: &str, call: &Call) -> ApiResult<Response> {
     let name = call.target.query.get("name").unwrap_or_default().trim_start_matches('/').to_owned();
     bounds::check_name(&name)?;
+    // A start or a removal writes the same file.
+    let live = server.live(server.find(key).await?.id());
+    let _changing = live.claim(lifecycle::READERS_PATIENCE).await;
     let _naming = server.naming.lock().await;
-    let seen = server.find(key).await?;
+    let seen = server.find(&live.id).await?;
     let renamed = server.blocking(move |server| {
-        server.containers.check_free(&name)?;
-        if seen.cell.is_some() {
-            exocell_cell::Record::rename(server.layout(), seen.id(), &name)?;
-        }
+        let _names = match &seen.cell {
+            Some(_) => {
+                server.containers.check_free(&name)?;
+                Record::rename(server.layout(), seen.id(), &name)?;
+                None
+            }
+            None => {
+                let names = Names::hold(server.layout())?;
+                server.containers.check_free(&name)?;
+                Some(names)
+            }
+        };
         let mut container = seen.container;
         container.spec.name = name;
         server.containers.write(&container)?;
@@ -323,6 +395,45 @@ pub async fn rename(server: &Arc<Server>, key: &str, call: &Call) -> ApiResult<R
     });
     server.tell(&renamed.await?, "rename", &[]);
     Ok(empty(StatusCode::NO_CONTENT))
+}
+
+/// `POST /containers/{id}/update`: its restart policy.
+pub async fn update(server: &Arc<Server>, key: &str, call: Call) -> ApiResult<Response> {
+    let only = |error: ApiError| match error.status {
+        StatusCode::NOT_IMPLEMENTED => ApiError::unsupported(
+            "changing a container's limits, or anything else but its restart policy,",
+            "make a new one with other limits",
+        ),
+        _ => error,
+    };
+    let Update { restart_policy } = call.fields(fields::UPDATE).await.map_err(only)?;
+    let answer = || Ok(reply(StatusCode::OK, &json!({ "Warnings": [] })));
+    if restart_policy.name.is_empty() {
+        return answer();
+    }
+    let RestartPolicy { name, maximum_retry_count } = restart_policy;
+    let policy = Policy::of(&name, maximum_retry_count).map_err(ApiError::bad_request)?;
+    let live = server.live(server.find(key).await?.id());
+    let _changing = live.claim(lifecycle::READERS_PATIENCE).await;
+    let seen = server.find(&live.id).await?;
+    if seen.container.spec.remove {
+        return Err(ApiError::conflict(
+            "Restart policy cannot be updated because AutoRemove is enabled for the container",
+        ));
+    }
+    let updated = server.blocking(move |server| {
+        let mut container = seen.container;
+        if let Some((record, _)) = &seen.cell {
+            record.set_restart(&container.spec, policy)?;
+            restart::follow_policy(server.layout(), record)?;
+        }
+        container.spec.restart = policy;
+        container.host["RestartPolicy"] = containers::restart_policy(policy);
+        server.containers.write(&container)?;
+        Ok(container)
+    });
+    server.tell(&updated.await?, "update", &[]);
+    answer()
 }
 
 /// `DELETE /containers/{id}`
@@ -336,7 +447,7 @@ pub async fn prune(server: &Arc<Server>, call: &Call) -> ApiResult<Response> {
     let filters = Filters::of(&call.target.query, &["label"])?;
     let all = server.blocking(|server| server.containers.all()).await?;
     let mut deleted = Vec::new();
-    for seen in all.iter().filter(|seen| !seen.is_running()) {
+    for seen in all.iter().filter(|seen| !seen.is_running() && !seen.is_restarting()) {
         let fits = filters.labels(&seen.container.config.labels);
         if fits && lifecycle::remove(server, seen.id(), false).await.is_ok() {
             deleted.push(seen.id());

@@ -6,6 +6,7 @@
 //! ROOT/docker/containers/ID.json   what was asked for; replaced by rename
 //! ROOT/docker/disks/ID.ext4        its disk, which outlives its cells
 //! ROOT/docker/volumes/NAME         a volume's files
+//! ROOT/docker/volume-notes/NAME.json  its labels
 //! ROOT/docker/lock                 held by the server
 //! ```
 //! A file whose container was `started` and has no record any more is the
@@ -15,9 +16,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use exocell_cell::granted::{Links, Location};
+use exocell_cell::health::Health;
 use exocell_cell::images::private;
+use exocell_cell::policy::Policy;
 use exocell_cell::xgate::CapabilitySet;
 use exocell_cell::{CellError, CellSpec, Layout, Record, State, Status, plan};
 use serde::{Deserialize, Serialize};
@@ -25,7 +29,11 @@ use serde_json::{Value, json};
 
 use crate::admit::MountPoint;
 use crate::error::{ApiError, ApiResult};
+use crate::notes::Notes;
 use crate::wire::Config;
+
+/// Counts what is written, for the names of files that are not whole yet.
+static WRITES: AtomicU64 = AtomicU64::new(0);
 
 /// Volumes of one server.
 const VOLUMES_MAX: usize = 1024;
@@ -65,11 +73,18 @@ impl Container {
             entrypoint: spec.entrypoint.clone(),
             image: spec.image.clone(),
             working_dir: spec.working_dir.clone().unwrap_or_else(|| "/".to_owned()),
+            labels: spec.labels.clone(),
+            healthcheck: spec.health.clone(),
+            stop_signal: spec.stop_signal.clone(),
+            stop_timeout: spec.stop_seconds.and_then(|seconds| i64::try_from(seconds).ok()),
             ..Config::default()
         };
         Self {
             version: Self::VERSION,
-            host: json!({ "NetworkMode": "none", "AutoRemove": spec.remove }),
+            host: json!({
+                "NetworkMode": "none", "AutoRemove": spec.remove,
+                "RestartPolicy": restart_policy(spec.restart),
+            }),
             image_id: String::new(),
             mounts: Vec::new(),
             warnings: Vec::new(),
@@ -90,9 +105,9 @@ impl Container {
     /// 409 when its disk ended with it: it was not made through the API, or removes
     /// itself.
     pub fn goes_on(&self) -> ApiResult<()> {
-        match self.spec.disk.is_some() || self.spec.read_only {
-            true => Ok(()),
-            false => Err(ApiError::conflict(format!(
+        match self.spec.can_start_again() {
+            Ok(()) => Ok(()),
+            Err(_) => Err(ApiError::conflict(format!(
                 "container {} is not running, and its disk ended with it; make a new one (docker run)",
                 self.id()
             ))),
@@ -110,6 +125,11 @@ impl Container {
         }
         self.spec.id = id;
     }
+}
+
+/// As `HostConfig` shows it.
+pub fn restart_policy(policy: Policy) -> Value {
+    json!({ "Name": policy.name(), "MaximumRetryCount": policy.retries() })
 }
 
 /// The first 12 digits of an id, as clients show it.
@@ -138,8 +158,20 @@ impl Seen {
         self.cell.as_ref().map(|(_, status)| status)
     }
 
+    /// Whether it has ended and is about to start again by its policy.
+    pub fn is_restarting(&self) -> bool {
+        let spec = &self.container.spec;
+        self.cell.as_ref().is_some_and(|(record, status)| record.is_restarting(spec, status))
+    }
+
     pub fn is_paused(&self) -> bool {
         self.is_running() && self.cell.as_ref().is_some_and(|(record, _)| record.is_paused())
+    }
+
+    /// What its checks say, if there are any.
+    pub fn health(&self) -> Option<Health> {
+        let (record, status) = self.cell.as_ref()?;
+        record.health(status.state)
     }
 
     /// As [`Seen::running`], for what needs the guest's answer.
@@ -160,6 +192,7 @@ impl Seen {
     pub fn state(&self) -> &'static str {
         match self.status().map(|status| status.state) {
             None => "created",
+            Some(State::Exited) if self.is_restarting() => "restarting",
             Some(State::Exited) => "exited",
             Some(State::Created | State::Running) if self.is_paused() => "paused",
             Some(State::Created | State::Running) => "running",
@@ -173,6 +206,10 @@ impl Seen {
     pub fn running(&self) -> ApiResult<(&Record, &Status)> {
         match &self.cell {
             Some((record, status)) if status.state != State::Exited => Ok((record, status)),
+            _ if self.is_restarting() => Err(ApiError::conflict(format!(
+                "Container {} is restarting, wait until the container is running",
+                self.id()
+            ))),
             _ => Err(ApiError::conflict(format!("container {} is not running", self.id()))),
         }
     }
@@ -228,11 +265,16 @@ impl Containers {
     }
 
     fn directory(&self) -> PathBuf {
-        Self::root(&self.layout).join("containers")
+        self.layout.containers()
     }
 
     pub fn volumes(&self) -> PathBuf {
         Self::root(&self.layout).join("volumes")
+    }
+
+    /// What is noted of the volume `name`.
+    pub fn volume_notes(&self, name: &str) -> PathBuf {
+        Self::root(&self.layout).join("volume-notes").join(format!("{name}.json"))
     }
 
     fn disks(&self) -> PathBuf {
@@ -251,7 +293,9 @@ impl Containers {
     /// Writes a container down, new or changed.
     pub fn write(&self, container: &Container) -> ApiResult<()> {
         let path = self.path(container.id());
-        let new = path.with_extension("json.new");
+        // Of a name of its own: another call may be writing the same container.
+        let number = WRITES.fetch_add(1, Ordering::Relaxed);
+        let new = path.with_extension(format!("{number}.new"));
         let text = serde_json::to_vec_pretty(container)
             .map_err(|error| ApiError::internal(format!("cannot write a container: {error}")))?;
         let written = private::create(&new)
@@ -297,7 +341,22 @@ impl Containers {
         let mut cells = Record::all(&self.layout)?;
         cells.retain(|(_, spec, _)| spec.warm.is_none() && !spec.idle);
         for (record, spec, status) in cells {
-            let container = files.remove(&record.id).unwrap_or_else(|| Container::of_cell(spec));
+            let container = match files.remove(&record.id) {
+                // It may have been given another name or policy beside its server.
+                Some(mut container) => {
+                    container.spec.name = spec.name;
+                    container.spec.restarts = spec.restarts;
+                    if status.state != State::Exited {
+                        container.spec.networks = spec.networks;
+                    }
+                    if container.spec.restart != spec.restart {
+                        container.host["RestartPolicy"] = restart_policy(spec.restart);
+                        container.spec.restart = spec.restart;
+                    }
+                    container
+                }
+                None => Container::of_cell(spec),
+            };
             found.push(Seen { container, cell: Some((record, status)) });
         }
         for container in files.into_values() {
@@ -326,6 +385,12 @@ impl Containers {
             }
         }
         Ok(found)
+    }
+
+    /// The cell of container `id` as it stands.
+    pub fn look(&self, id: &str) -> ApiResult<Option<(Record, CellSpec, Status)>> {
+        let record = Record::at(&self.layout, id);
+        Ok(record.look(&self.layout)?.map(|(spec, status)| (record, spec, status)))
     }
 
     /// The container whose name, id or unambiguous id prefix is `key`.
@@ -389,6 +454,14 @@ impl Containers {
         self.check_volumes(&volumes)?;
         let caps = CapabilitySet::parse(&container.spec.capabilities, Path::new("/"));
         let caps = caps.map_err(CellError::from)?;
+        for mount in mounts {
+            if let Some(name) = mount.volume.as_deref().filter(|_| !mount.source.exists()) {
+                let notes = Notes::new(mount.labels.clone(), false);
+                notes.write(&self.volume_notes(name)).map_err(|error| {
+                    ApiError::internal(format!("cannot note the volume {name}: {error}"))
+                })?;
+            }
+        }
         let links = Links::of(&self.layout, &caps);
         let found = mounts.iter().map(|mount| prepare(&links, mount));
         container.spec.locations = found.collect::<ApiResult<_>>()?;
@@ -425,10 +498,40 @@ pub mod tests {
         private::folder(&Containers::root(&layout)).unwrap();
         let containers = Containers::open(&layout).unwrap();
         let bare = reach::bare("an image", &json!({ "version": 1 })).unwrap();
-        let spec = CellSpec { name: name.to_owned(), stdin: true, idle: false, ..bare };
+        let spec =
+            CellSpec { name: name.to_owned(), stdin: true, idle: false, remove: false, ..bare };
         let container = Container { started: false, ..Container::of_cell(spec) };
         containers.write(&container).unwrap();
         containers
+    }
+
+    #[test]
+    fn a_container_that_was_not_started_has_its_name() {
+        let root = tempfile::tempdir().unwrap();
+        let containers = with_one(root.path(), "quiet");
+        let own = containers.find("quiet").unwrap().container.spec;
+        let id = "0123456789abcdef0123456789abcdef".to_owned();
+        let other = CellSpec { id, ..own.clone() };
+        let make = |spec: &CellSpec| Record::create(containers.layout(), spec).map(drop);
+        assert!(matches!(make(&other), Err(CellError::NameTaken(name)) if name == "quiet"));
+        make(&CellSpec { name: "loud".to_owned(), ..other }).unwrap();
+        assert!(Record::rename(containers.layout(), "loud", "quiet").is_err());
+        assert_eq!(containers.check_free("loud").unwrap_err().status.as_u16(), 409);
+        // It is the cell of that name itself.
+        make(&own).unwrap();
+    }
+
+    #[test]
+    fn one_container_may_be_written_by_several_at_once() {
+        let root = tempfile::tempdir().unwrap();
+        let containers = with_one(root.path(), "quiet");
+        let container = containers.find("quiet").unwrap().container;
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| (0..50).for_each(|_| containers.write(&container).unwrap()));
+            }
+        });
+        assert_eq!(fs::read_dir(containers.directory()).unwrap().count(), 1);
     }
 
     /// One with `source` as a folder that it may write, made where `make` says so.
@@ -443,7 +546,14 @@ pub mod tests {
         }));
         let mut container = Container::of_cell(spec.unwrap());
         let (source, target) = (source.to_owned(), "/d".to_owned());
-        container.mounts = vec![MountPoint { volume: None, source, target, writable: true, make }];
+        container.mounts = vec![MountPoint {
+            volume: None,
+            source,
+            target,
+            writable: true,
+            make,
+            labels: BTreeMap::new(),
+        }];
         container
     }
 

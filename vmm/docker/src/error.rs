@@ -14,6 +14,13 @@ pub enum ServeError {
     Host { what: String, source: io::Error },
     #[error("{0} is being served already; stop that server or choose another socket")]
     Taken(String),
+    #[error("{0} is there and is no socket; choose another path, or remove it")]
+    NoSocket(String),
+    #[error(
+        "no socket was handed over (LISTEN_FDS); fd:// is for a socket unit of systemd, elsewhere \
+         name the socket's path"
+    )]
+    NotGiven,
     #[error(
         "the state root {root} is being served already, {by}; stop that server, or give this one \
          another root (--root)"

@@ -19,6 +19,7 @@ use hyper::StatusCode;
 use serde_json::{Value, json};
 use tokio::net::UnixStream;
 use tokio::net::unix::OwnedReadHalf;
+use tokio::sync::watch;
 
 use crate::bounds;
 use crate::containers::Seen;
@@ -34,6 +35,8 @@ use crate::wire::{ExecCreate, ExecStart};
 
 /// Programs that are remembered, ended ones among them.
 const EXECS_MAX: usize = 4096;
+/// What the words of those may take together, in bytes.
+const EXECS_BYTES_MAX: usize = 64 << 20;
 
 /// Where a program stands.
 #[derive(Debug, Clone, Copy, Default)]
@@ -64,6 +67,18 @@ impl Exec {
         self.input.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn is_over(&self) -> bool {
+        let progress = self.progress();
+        progress.started && !progress.running
+    }
+
+    /// What it holds of the words of its client.
+    fn bytes(&self) -> usize {
+        let program = self.program.args.iter().chain(&self.program.env);
+        let wire = self.wire.cmd.iter().flatten().chain(&self.wire.env);
+        program.chain(wire).map(String::len).sum()
+    }
+
     fn ended(&self, code: u8) {
         let mut progress = self.progress();
         (progress.running, progress.exit_code) = (false, Some(code));
@@ -81,7 +96,7 @@ impl Exec {
                 "privileged": self.wire.privileged, "user": self.wire.user,
             },
             "OpenStdin": self.wire.attach_stdin, "OpenStdout": self.wire.attach_stdout,
-            "OpenStderr": self.wire.attach_stderr, "CanRemove": false, "DetachKeys": "",
+            "OpenStderr": self.wire.attach_stderr, "CanRemove": false, "DetachKeys": self.wire.detach_keys,
         })
     }
 }
@@ -95,17 +110,14 @@ impl Execs {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Remembers `exec`, in the place of the oldest that is over.
+    /// Remembers `exec`, in the place of the oldest that are over.
     fn add(&self, exec: Exec) -> ApiResult<()> {
         let mut all = self.all();
-        if all.len() >= EXECS_MAX {
-            let over = |exec: &Arc<Exec>| {
-                let progress = exec.progress();
-                progress.started && !progress.running
-            };
-            let oldest = all.iter().find(|(_, exec)| over(exec)).map(|(at, _)| *at);
-            let oldest = oldest.or_else(|| all.keys().next().copied()).unwrap_or(0);
-            all.remove(&oldest);
+        let mut bytes = exec.bytes() + all.values().map(|exec| exec.bytes()).sum::<usize>();
+        while all.len() >= EXECS_MAX || bytes > EXECS_BYTES_MAX && !all.is_empty() {
+            let over = all.iter().find(|(_, exec)| exec.is_over()).map(|(at, _)| *at);
+            let oldest = over.or_else(|| all.keys().next().copied()).unwrap_or(0);
+            bytes -= all.remove(&oldest).map_or(0, |exec| exec.bytes());
         }
         let next = all.keys().next_back().map_or(0, |last| last + 1);
         all.insert(next, Arc::new(exec));
@@ -156,6 +168,7 @@ pub async fn create(server: &Arc<Server>, key: &str, call: Call) -> ApiResult<Re
         args,
     };
     bounds::check_exec(&program)?;
+    hijack::keys(&wire.detach_keys)?;
     let id = new_id()?;
     let told = format!("exec_create: {}", program.args.join(" "));
     server.tell(&seen.container, told, &[("execID", id.clone())]);
@@ -218,7 +231,8 @@ pub async fn start(server: &Arc<Server>, id: &str, mut call: Call) -> ApiResult<
         tokio::spawn(run(server.clone(), exec, seen, output, None));
         return Ok(empty(StatusCode::OK));
     }
-    let (response, hijacked) = hijack.accept(exec.wire.tty);
+    // As docker has it: what the client says now is how it will read, a terminal or not.
+    let (response, hijacked) = hijack.accept(wire.tty);
     let server = server.clone();
     tokio::spawn(async move {
         let Some(client) = hijacked.await else { return };
@@ -304,10 +318,19 @@ async fn run(
     mut output: OwnedReadHalf,
     client: Option<Hijacked>,
 ) {
+    let (leaves, mut left) = watch::channel(false);
     let (mut listener, feeder) = match client {
         Some(client) => {
             let (input, listener) = client.into_split();
-            let feed = || tokio::spawn(hijack::feed(input, exec.clone()));
+            let keys = exec.wire.tty.then(|| hijack::keys(&exec.wire.detach_keys).ok()).flatten();
+            let to = exec.clone();
+            let feed = || {
+                tokio::spawn(async move {
+                    if hijack::feed(input, to, keys).await {
+                        leaves.send_replace(true);
+                    }
+                })
+            };
             let feeder = exec.wire.attach_stdin.then(feed);
             (Some(listener), feeder)
         }
@@ -322,6 +345,12 @@ async fn run(
                 frame = &mut next => break frame,
                 // The program runs on.
                 () = gone(place.as_ref()) => (listener, place) = (None, None),
+                () = hijack::left(&mut left), if listener.is_some() => {
+                    if let Some(mut listener) = listener.take() {
+                        listener.end().await;
+                    }
+                    place = None;
+                }
             }
         };
         let Ok(Some(frame)) = frame else { break };

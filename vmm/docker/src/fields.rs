@@ -3,6 +3,11 @@
 //! are first spelled as the table spells them: what is checked by one name is
 //! then not lost by another. What no table knows is refused by its name.
 
+use std::fmt;
+
+use serde::de::{Error as _, MapAccess, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer};
+use serde_json::map::Entry;
 use serde_json::{Map, Value};
 
 use crate::error::{ApiError, ApiResult};
@@ -61,8 +66,8 @@ const fn holds(name: &'static str, inside: Inside) -> Field {
 }
 
 const LEAVE_OUT: &str = "leave it out";
-const HOST_RESOLVES: &str = "is not used: the host resolves every name";
-const ONE_NETWORK: &str = "a container reaches what exocell serve grants it with --allow-net";
+const ONE_LINK: &str = "a container has one link, whose networks are told apart by their addresses";
+const NO_IPV6: &str = "networks between containers have addresses of IPv4";
 
 /// The body of `POST /containers/create`.
 pub const CREATE: &[Field] = &[
@@ -78,7 +83,7 @@ pub const CREATE: &[Field] = &[
     read("StdinOnce"),
     read("Env"),
     read("Cmd"),
-    read("Healthcheck"),
+    holds("Healthcheck", Inside::One(HEALTHCHECK)),
     // Of Windows.
     idle("ArgsEscaped"),
     read("Image"),
@@ -86,13 +91,12 @@ pub const CREATE: &[Field] = &[
     read("WorkingDir"),
     read("Entrypoint"),
     read("NetworkDisabled"),
-    refused("MacAddress", ONE_NETWORK),
+    refused("MacAddress", ONE_LINK),
     field("OnBuild", Fate::Warned("is not used: images are built elsewhere")),
     read("Labels"),
     read("StopSignal"),
     read("StopTimeout"),
-    // Of builds, and of health checks, which are warned of.
-    idle("Shell"),
+    read("Shell"),
     refused("PortSpecs", "use HostConfig.PortBindings"),
     // docker-py says it here as well as in `HostConfig`.
     read("Runtime"),
@@ -103,6 +107,15 @@ pub const CREATE: &[Field] = &[
     idle("Platform"),
 ];
 
+const HEALTHCHECK: &[Field] = &[
+    read("Test"),
+    read("Interval"),
+    read("Timeout"),
+    read("StartPeriod"),
+    read("StartInterval"),
+    read("Retries"),
+];
+
 const HOST_CONFIG: &[Field] = &[
     read("Binds"),
     // A file that the docker command itself writes.
@@ -110,7 +123,7 @@ const HOST_CONFIG: &[Field] = &[
     holds("LogConfig", Inside::One(LOG_CONFIG)),
     read("NetworkMode"),
     holds("PortBindings", Inside::NamedLists(&[read("HostIp"), read("HostPort")])),
-    holds("RestartPolicy", Inside::One(&[read("Name"), idle("MaximumRetryCount")])),
+    holds("RestartPolicy", Inside::One(RESTART_POLICY)),
     read("AutoRemove"),
     refused("VolumeDriver", LEAVE_OUT),
     read("VolumesFrom"),
@@ -119,9 +132,9 @@ const HOST_CONFIG: &[Field] = &[
     read("CapAdd"),
     read("CapDrop"),
     read("CgroupnsMode"),
-    field("Dns", Fate::Warned(HOST_RESOLVES)),
-    field("DnsOptions", Fate::Warned(HOST_RESOLVES)),
-    field("DnsSearch", Fate::Warned(HOST_RESOLVES)),
+    read("Dns"),
+    read("DnsOptions"),
+    read("DnsSearch"),
     read("ExtraHosts"),
     read("GroupAdd"),
     read("IpcMode"),
@@ -161,7 +174,7 @@ const HOST_CONFIG: &[Field] = &[
     refused("CpuRealtimeRuntime", LEAVE_OUT),
     read("CpusetCpus"),
     refused("CpusetMems", LEAVE_OUT),
-    read("Devices"),
+    holds("Devices", Inside::List(DEVICE)),
     read("DeviceCgroupRules"),
     read("DeviceRequests"),
     refused("KernelMemory", "use Memory"),
@@ -178,6 +191,13 @@ const HOST_CONFIG: &[Field] = &[
     refused("IOMaximumIOps", LEAVE_OUT),
     refused("IOMaximumBandwidth", LEAVE_OUT),
 ];
+
+const DEVICE: &[Field] = &[read("PathOnHost"), read("PathInContainer"), read("CgroupPermissions")];
+
+const RESTART_POLICY: &[Field] = &[read("Name"), read("MaximumRetryCount")];
+
+/// The body of `POST /containers/{id}/update`.
+pub const UPDATE: &[Field] = &[holds("RestartPolicy", Inside::One(RESTART_POLICY))];
 
 const LOG_CONFIG: &[Field] = &[
     read("Type"),
@@ -210,7 +230,7 @@ const BIND_OPTIONS: &[Field] = &[
 const VOLUME_OPTIONS: &[Field] = &[
     // Nothing is ever copied into a volume.
     idle("NoCopy"),
-    refused("Labels", LEAVE_OUT),
+    read("Labels"),
     holds("DriverConfig", Inside::One(&[read("Name"), refused("Options", LEAVE_OUT)])),
     refused("Subpath", "mount the whole volume"),
 ];
@@ -220,12 +240,46 @@ const TMPFS_OPTIONS: &[Field] =
 
 const NETWORKING: &[Field] = &[holds("EndpointsConfig", Inside::Named(ENDPOINT))];
 
+const ENDPOINT_IPAM: &[Field] =
+    &[read("IPv4Address"), refused("IPv6Address", NO_IPV6), refused("LinkLocalIPs", LEAVE_OUT)];
+
+/// The body of `POST /networks/create`.
+pub const NETWORK_CREATE: &[Field] = &[
+    read("Name"),
+    // Names are given once in any case.
+    idle("CheckDuplicate"),
+    read("Driver"),
+    read("Scope"),
+    read("Internal"),
+    // Any container may be attached.
+    idle("Attachable"),
+    refused("Ingress", LEAVE_OUT),
+    refused("ConfigOnly", LEAVE_OUT),
+    holds("ConfigFrom", Inside::One(&[refused("Network", LEAVE_OUT)])),
+    holds("IPAM", Inside::One(IPAM)),
+    idle("EnableIPv4"),
+    refused("EnableIPv6", NO_IPV6),
+    read("Options"),
+    read("Labels"),
+];
+
+const IPAM: &[Field] =
+    &[read("Driver"), refused("Options", LEAVE_OUT), holds("Config", Inside::List(IPAM_CONFIG))];
+
+const IPAM_CONFIG: &[Field] =
+    &[read("Subnet"), read("IPRange"), read("Gateway"), read("AuxiliaryAddresses")];
+
+/// The body of `POST /networks/{id}/connect` and of `disconnect`.
+pub const NETWORK_CONNECT: &[Field] =
+    &[read("Container"), holds("EndpointConfig", Inside::One(ENDPOINT)), read("Force")];
+
 const ENDPOINT: &[Field] = &[
-    refused("IPAMConfig", ONE_NETWORK),
-    refused("Links", "cells do not reach each other"),
-    refused("Aliases", "cells do not reach each other"),
-    refused("MacAddress", ONE_NETWORK),
-    refused("DriverOpts", ONE_NETWORK),
+    holds("IPAMConfig", Inside::One(ENDPOINT_IPAM)),
+    read("Links"),
+    read("Aliases"),
+    refused("MacAddress", ONE_LINK),
+    refused("DriverOpts", ONE_LINK),
+    idle("GwPriority"),
     // What a client may have read from `inspect`; Docker passes it over too.
     idle("NetworkID"),
     idle("EndpointID"),
@@ -251,7 +305,7 @@ pub const EXEC_CREATE: &[Field] = &[
     read("WorkingDir"),
     read("Cmd"),
     // The end of a client's attention is told by its hanging up.
-    idle("DetachKeys"),
+    read("DetachKeys"),
     // Said again at the start, where it counts.
     idle("Detach"),
     // docker-py repeats what the path names.
@@ -287,6 +341,76 @@ pub fn says(value: &Value) -> bool {
         Value::String(text) => !text.is_empty(),
         Value::Array(list) => !list.is_empty(),
         Value::Object(fields) => !fields.is_empty(),
+    }
+}
+
+/// JSON in which no object has a name twice: of two that are spelled alike another reader may
+/// take the other.
+pub struct Once(pub Value);
+
+impl<'de> Deserialize<'de> for Once {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(OnceVisitor).map(Self)
+    }
+}
+
+struct OnceVisitor;
+
+impl<'de> Visitor<'de> for OnceVisitor {
+    type Value = Value;
+
+    fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("JSON")
+    }
+
+    fn visit_unit<E>(self) -> Result<Value, E> {
+        Ok(Value::Null)
+    }
+
+    fn visit_bool<E>(self, value: bool) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_i64<E>(self, value: i64) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_u64<E>(self, value: u64) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_f64<E>(self, value: f64) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_str<E>(self, value: &str) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_string<E>(self, value: String) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Value, A::Error> {
+        let mut values = Vec::new();
+        while let Some(Once(value)) = list.next_element()? {
+            values.push(value);
+        }
+        Ok(values.into())
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Value, A::Error> {
+        let mut fields = Map::new();
+        while let Some((name, Once(value))) = map.next_entry::<String, Once>()? {
+            match fields.entry(name) {
+                Entry::Vacant(place) => drop(place.insert(value)),
+                Entry::Occupied(field) => {
+                    let name = field.key();
+                    return Err(A::Error::custom(format!("{name} is given twice; give it once")));
+                }
+            }
+        }
+        Ok(fields.into())
     }
 }
 
@@ -365,7 +489,7 @@ mod tests {
     use serde_json::json;
 
     /// The fields of Docker's own types, as API 1.44 has them, where each is in the body.
-    const DOCKERS: [(&str, &str); 9] = [
+    const DOCKERS: [(&str, &str); 12] = [
         (
             "",
             "Hostname Domainname User AttachStdin AttachStdout AttachStderr ExposedPorts Tty \
@@ -387,6 +511,7 @@ mod tests {
              OomKillDisable PidsLimit Ulimits CpuCount CpuPercent IOMaximumIOps \
              IOMaximumBandwidth Mounts MaskedPaths ReadonlyPaths Init",
         ),
+        ("Healthcheck", "Test Interval Timeout StartPeriod StartInterval Retries"),
         (
             "HostConfig/Mounts/0",
             "Type Source Target ReadOnly Consistency BindOptions VolumeOptions TmpfsOptions \
@@ -398,6 +523,8 @@ mod tests {
         ),
         ("HostConfig/Mounts/0/VolumeOptions", "NoCopy Labels DriverConfig Subpath"),
         ("HostConfig/Mounts/0/TmpfsOptions", "SizeBytes Mode Options"),
+        ("HostConfig/Devices/0", "PathOnHost PathInContainer CgroupPermissions"),
+        ("HostConfig/RestartPolicy", "Name MaximumRetryCount"),
         ("HostConfig/Ulimits/0", "Name Hard Soft"),
         ("HostConfig/PortBindings/80/0", "HostIp HostPort"),
         (
@@ -451,7 +578,6 @@ mod tests {
     fn understood(body: Value) -> ApiResult<Create> {
         let mut create = Create::read(body)?;
         create.host_value = Value::Null;
-        create.endpoints.values_mut().for_each(|endpoint| *endpoint = Value::Null);
         Ok(create)
     }
 

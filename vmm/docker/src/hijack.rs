@@ -10,10 +10,12 @@ use hyper::header::{CONNECTION, HeaderValue, UPGRADE};
 use hyper::upgrade::{OnUpgrade, Upgraded};
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, ReadHalf, WriteHalf};
+use tokio::sync::watch;
 
 use crate::error::{ApiError, ApiResult};
 use crate::frames::Chunk;
 use crate::http::{Body, BodySender, Call, Response, stream};
+use crate::keys::Keys;
 use crate::place::Place;
 
 /// From this version on (as its part after `1.`) the content type says
@@ -100,7 +102,7 @@ impl Hijacked {
             }
             End::Body(sender) => (Input(None), Ear::Body(sender)),
         };
-        (input, Listener { end, tty: self.tty, place: self.place })
+        (input, Listener { end, tty: self.tty, place: self.place, has_read: false })
     }
 
     /// Says one thing and hangs up.
@@ -122,12 +124,17 @@ pub struct Listener {
     end: Ear,
     tty: bool,
     place: Place,
+    /// Whether the client has the head of the answer.
+    has_read: bool,
 }
 
 impl Listener {
     /// False when nobody listens any more.
     pub async fn say(&mut self, chunk: &Chunk) -> bool {
         let bytes = chunk.encoded(self.tty);
+        if !std::mem::replace(&mut self.has_read, true) {
+            self.place.read().await;
+        }
         match &mut self.end {
             Ear::Io(io) => io.write_all(&bytes).await.is_ok() && io.flush().await.is_ok(),
             Ear::Body(sender) => sender.send(bytes).await,
@@ -157,22 +164,52 @@ pub trait Feed: Send + Sync + 'static {
     fn feed(&self, bytes: Option<Bytes>) -> impl Future<Output = bool> + Send;
 }
 
-/// Hands on what the client says, until it ends or nobody takes it.
-pub async fn feed<F: Feed>(input: Input, to: Arc<F>) {
-    let Some(mut stream) = input.0 else { return };
+/// Hands on what the client says, until it ends or nobody takes it. True when the client has
+/// pressed its `keys` to leave: the program runs on.
+pub async fn feed<F: Feed>(input: Input, to: Arc<F>, mut keys: Option<Keys>) -> bool {
+    let Some(mut stream) = input.0 else { return false };
     let mut buffer = vec![0; INPUT_BYTES];
     loop {
         match stream.read(&mut buffer).await {
             Ok(count @ 1..) => {
-                if !to.feed(Some(Bytes::copy_from_slice(&buffer[..count]))).await {
-                    return;
+                let typed = &buffer[..count];
+                let (passed, leaves) = match &mut keys {
+                    Some(keys) => keys.pass(typed),
+                    None => (typed.to_vec(), false),
+                };
+                if !passed.is_empty() && !to.feed(Some(passed.into())).await {
+                    return leaves;
+                }
+                if leaves {
+                    return true;
                 }
             }
             // A client that broke off has nothing more to say either.
             Ok(0) | Err(_) => {
                 to.feed(None).await;
-                return;
+                return false;
             }
         }
+    }
+}
+
+/// The keys by which a client leaves a terminal, as it wrote them; docker's own where it did not.
+///
+/// # Errors
+/// 400 for what is none.
+pub fn keys(text: &str) -> ApiResult<Keys> {
+    match text.is_empty() {
+        true => Ok(Keys::default()),
+        false => text
+            .parse()
+            .map_err(|error| ApiError::bad_request(format!("Invalid detach keys: {error}"))),
+    }
+}
+
+/// Waits until a client has pressed its keys to leave.
+pub async fn left(left: &mut watch::Receiver<bool>) {
+    if left.wait_for(|left| *left).await.is_err() {
+        // Whoever would have told is gone.
+        std::future::pending().await
     }
 }

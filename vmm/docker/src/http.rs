@@ -18,12 +18,12 @@ use tokio::sync::mpsc::error::TrySendError;
 use tokio::time::timeout;
 
 use crate::error::{ApiError, ApiResult};
-use crate::fields::{self, Field};
+use crate::fields::{self, Field, Once};
 use crate::place::Place;
 use crate::target::Target;
 
 /// The longest JSON that a client may send, in bytes.
-const JSON_BYTES_MAX: usize = 1 << 20;
+const JSON_BYTES_MAX: usize = 4 << 20;
 /// How long it may take to send it.
 const JSON_TIME_MAX: Duration = Duration::from_secs(30);
 /// How long a body that is streamed may pause.
@@ -62,10 +62,14 @@ impl Call {
     /// 400 for anything else, 413 and 408 for what is too long in bytes or time.
     pub async fn json<T: DeserializeOwned>(self) -> ApiResult<T> {
         let bytes = read_all(self.body.open()).await?;
-        let text: &[u8] = if bytes.is_empty() { b"null" } else { &bytes };
-        serde_json::from_slice(text)
-            .map_err(|error| ApiError::bad_request(format!("the body cannot be read: {error}")))
+        read_json(if bytes.is_empty() { b"null" } else { &bytes })
     }
+}
+
+/// What `text` says, in which nothing is said twice.
+fn read_json<T: DeserializeOwned>(text: &[u8]) -> ApiResult<T> {
+    let read = serde_json::from_slice(text).and_then(|Once(value)| serde_json::from_value(value));
+    read.map_err(|error| ApiError::bad_request(format!("the body cannot be read: {error}")))
 }
 
 impl Call {
@@ -383,6 +387,22 @@ mod tests {
     use super::*;
     use crate::wire::{ExecCreate, ExecStart};
     use serde_json::json;
+
+    #[test]
+    fn what_is_said_twice_is_refused_however_deep() {
+        for twice in [
+            r#"{"HostConfig": {"ReadonlyRootfs": true, "ReadonlyRootfs": false}}"#,
+            r#"{"HostConfig": {"NetworkMode": "none"}, "Image": "i", "HostConfig": {}}"#,
+            r#"{"HostConfig": {"Mounts": [{"Target": "/a", "\u0054arget": "/b"}]}}"#,
+        ] {
+            let error = read_json::<Value>(twice.as_bytes()).unwrap_err();
+            assert!(error.status == 400 && error.message.contains("twice"), "{twice}: {error}");
+        }
+        let once =
+            r#"{"a": [1, -2, 2.5, null, true, "x"], "b": {"a": {}}, "c": 18446744073709551615}"#;
+        let value: Value = serde_json::from_str(once).unwrap();
+        assert_eq!(read_json::<Value>(once.as_bytes()).unwrap(), value);
+    }
 
     #[test]
     fn a_client_that_stops_reading_ends_its_stream() {

@@ -18,18 +18,23 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::archive::known;
+use crate::build;
 use crate::error::{ApiError, ApiResult};
 use crate::events::Event;
 use crate::fields::says;
-use crate::filters::Filters;
+use crate::filters::{Filters, image_passes};
 use crate::http::{Body, BodyReader, BodySender, Call, Response, empty, json as reply, stream};
 use crate::reach;
 use crate::state::Server;
+use crate::target::Query;
 
 /// What the filters of a list may name.
 const FILTERS: [&str; 6] = ["before", "dangling", "label", "reference", "since", "until"];
 /// The longest archive that is taken, as it comes.
 const ARCHIVE_BYTES_MAX: u64 = 64 << 30;
+/// The document of an image that has nothing yet.
+const NO_FILES: &str =
+    r#"{"architecture":"amd64","os":"linux","rootfs":{"type":"layers","diff_ids":[]}}"#;
 /// How often a client hears how far a download is, in bytes.
 const STEP_BYTES: u64 = 4 << 20;
 
@@ -54,7 +59,7 @@ fn digests(image: &ImageRecord) -> Vec<String> {
 pub async fn list(server: &Arc<Server>, call: &Call) -> ApiResult<Response> {
     let filters = Filters::of(&call.target.query, &FILTERS)?;
     let all = server.blocking(|server| Ok(server.images()?.list()?)).await?;
-    let rows = all.iter().filter(|image| passes(image, &filters)).map(|image| {
+    let rows = all.iter().filter(|image| image_passes(image, &filters)).map(|image| {
         json!({
             "Id": image.id.to_string(), "ParentId": "", "RepoTags": image.tags,
             "RepoDigests": digests(image), "Created": created_s(image), "Size": image.size_bytes,
@@ -63,31 +68,6 @@ pub async fn list(server: &Arc<Server>, call: &Call) -> ApiResult<Response> {
         })
     });
     Ok(reply(StatusCode::OK, &rows.collect::<Vec<_>>()))
-}
-
-fn passes(image: &ImageRecord, filters: &Filters) -> bool {
-    let named = |wanted: &str| {
-        image.tags.iter().any(|tag| {
-            tag == wanted
-                || tag.rsplit_once(':').is_some_and(|(name, _)| fits(name, wanted))
-                || fits(tag, wanted)
-        })
-    };
-    filters.any("reference", named)
-        && filters.any("dangling", |wanted| matches!(wanted, "1" | "true") == image.tags.is_empty())
-        && filters.labels(&image.config.labels)
-}
-
-/// Whether `text` is `pattern`, in which a star stands for anything but `/`.
-fn fits(text: &str, pattern: &str) -> bool {
-    match pattern.split_once('*') {
-        None => text == pattern,
-        Some((before, after)) => text.strip_prefix(before).is_some_and(|rest| {
-            let ends = rest.char_indices().map(|(at, _)| at).chain([rest.len()]);
-            let mut ends = ends.take_while(|at| !rest[..*at].contains('/'));
-            ends.any(|at| fits(&rest[at..], after))
-        }),
-    }
 }
 
 /// The parts of an image's own document that are shown.
@@ -127,7 +107,7 @@ pub async fn inspect(server: &Arc<Server>, name: String) -> ApiResult<Response> 
         let image = store.resolve(&name)?;
         let document = document(&store, &name)?;
         let layers = document.rootfs.map(|rootfs| rootfs.diff_ids).unwrap_or_default();
-        let tagged = crate::clock::rfc3339_ms(image.imported * 1000);
+        let tagged = exocell_cell::clock::rfc3339_ms(image.imported * 1000);
         Ok(json!({
             "Id": image.id.to_string(), "RepoTags": image.tags, "RepoDigests": digests(&image),
             "Parent": "", "Comment": "", "Author": document.author.unwrap_or_default(),
@@ -211,24 +191,20 @@ pub async fn tag(server: &Arc<Server>, name: String, call: &Call) -> ApiResult<R
     Ok(empty(StatusCode::CREATED))
 }
 
-/// `POST /commit`. What a commit would change of the image's configuration is
-/// refused, and its author and message are not kept.
+/// `POST /commit`, with the changes that are instructions. A configuration beside them is refused,
+/// and author and message are not kept.
 pub async fn commit(server: &Arc<Server>, call: Call) -> ApiResult<Response> {
     let query = &call.target.query;
     let container = query.get("container").ok_or_else(|| ApiError::bad_request("no container"))?;
     let seen = server.find(container).await?;
-    let tag = match (query.get("repo").filter(|repo| !repo.is_empty()), query.get("tag")) {
-        (Some(repo), Some(tag)) if !tag.is_empty() => Some(format!("{repo}:{tag}")),
-        (repo, _) => repo.map(str::to_owned),
-    };
-    let tag = tag.map(|tag| tag.parse::<Reference>()).transpose()?;
-    let changes = query.get("changes").is_some_and(|changes| !changes.is_empty());
+    let tag = named(query)?;
+    let changes = changes(query);
     let place = call.place.clone();
     let config: Value = call.json().await?;
-    if changes || says(&config) {
+    if says(&config) {
         return Err(ApiError::unsupported(
-            "changing an image's configuration",
-            "say program, user and environment when the container is made",
+            "changing an image's configuration by an object",
+            "say it in instructions (changes), as docker commit --change does",
         ));
     }
     let image = seen.container.spec.image.clone();
@@ -236,12 +212,23 @@ pub async fn commit(server: &Arc<Server>, call: Call) -> ApiResult<Response> {
     let shown = tag.as_ref().map_or_else(String::new, Reference::to_string);
     let made = server.blocking(move |server| {
         let layout = server.layout();
-        commit::commit(layout, &reach.record, &image, tag.as_ref(), &mut Silent)
+        let config = committed(&server.images()?, &image, &changes)?;
+        commit::commit(layout, &reach.record, &config, tag.as_ref(), &mut Silent)
             .map_err(|error| reach.failure(error.into()))
     });
     let id = made.await?.id.to_string();
     tell(server, "commit", &id, &shown);
     Ok(reply(StatusCode::CREATED, &json!({ "Id": id })))
+}
+
+/// How the image `from` is started, after changes.
+fn committed(store: &Store, from: &str, changes: &[String]) -> ApiResult<ImageConfig> {
+    if changes.is_empty() {
+        return Ok(store.resolve(from)?.config);
+    }
+    let changed = build::changed(&store.inspect(from)?, changes);
+    let changed = changed.map_err(|error| ApiError::bad_request(error.to_string()))?;
+    Ok(ImageConfig::of_document(&changed)?)
 }
 
 /// What `X-Registry-Auth` holds.
@@ -269,14 +256,52 @@ fn credentials(call: &Call) -> ApiResult<Option<Credentials>> {
     Ok((!username.is_empty()).then_some(Credentials { username, password }))
 }
 
-/// `POST /images/create`: a pull.
-pub async fn create(server: &Arc<Server>, call: &Call) -> ApiResult<Response> {
-    let query = &call.target.query;
-    let Some(name) = query.get("fromImage") else {
+/// Repository and tag of a new image, if it is to have a name.
+fn named(query: &Query) -> ApiResult<Option<Reference>> {
+    let tag = match (query.get("repo"), query.get("tag")) {
+        (Some(repo), Some(tag)) => Some(format!("{repo}:{tag}")),
+        (repo, _) => repo.map(str::to_owned),
+    };
+    Ok(tag.map(|tag| tag.parse()).transpose()?)
+}
+
+/// Instructions that change a configuration.
+fn changes(query: &Query) -> Vec<String> {
+    query.all("changes").flat_map(str::lines).map(str::to_owned).collect()
+}
+
+/// `POST /images/create` with an archive of a root file system: `docker import`.
+async fn import(server: &Arc<Server>, source: &str, call: Call) -> ApiResult<Response> {
+    if source != "-" {
         return Err(ApiError::unsupported(
-            "importing a root file system",
-            "use exocell image import, or load an image archive",
+            format!("importing from {source}"),
+            "fetch it, and send the archive (docker import -)",
         ));
+    }
+    let (tag, changes) = (named(&call.target.query)?, changes(&call.target.query));
+    let config = build::changed(NO_FILES, &changes);
+    let config = config.map_err(|error| ApiError::bad_request(error.to_string()))?;
+    let config = ImageConfig::of_document(&config)?;
+    let shown = tag.as_ref().map_or_else(String::new, Reference::to_string);
+    let body = BodyReader::new(call.body);
+    let made = server.at_its_pace(move |server| {
+        let (store, mut body) = (server.images()?, known(body)?.take(ARCHIVE_BYTES_MAX));
+        let write = |mut to| io::copy(&mut body, &mut to).map(drop);
+        Ok(unpack::import_layer(&store, &config, tag.as_ref(), &mut Silent, write)?)
+    });
+    let id = made.await?.id.to_string();
+    tell(server, "import", &id, if shown.is_empty() { &id } else { &shown });
+    Ok(reply(StatusCode::OK, &json!({ "status": id })))
+}
+
+/// `POST /images/create`: a pull, or an import.
+pub async fn create(server: &Arc<Server>, call: Call) -> ApiResult<Response> {
+    let query = &call.target.query;
+    if let Some(source) = query.get("fromSrc").map(str::to_owned) {
+        return import(server, &source, call).await;
+    }
+    let Some(name) = query.get("fromImage") else {
+        return Err(ApiError::bad_request("no image is named (fromImage, fromSrc)"));
     };
     let reference: Reference = match query.get("tag") {
         Some(tag) if tag.starts_with("sha256:") => format!("{name}@{tag}").parse()?,
@@ -285,7 +310,7 @@ pub async fn create(server: &Arc<Server>, call: &Call) -> ApiResult<Response> {
     };
     let proxy = ProxyOptions::read(|name| std::env::var(name).ok());
     let options =
-        RegistryOptions { credentials: credentials(call)?, proxy, ..RegistryOptions::default() };
+        RegistryOptions { credentials: credentials(&call)?, proxy, ..RegistryOptions::default() };
     let (sender, body) = Body::stream();
     server.begin(move |server| {
         let shown = reference.to_string();
@@ -407,15 +432,4 @@ fn load_all(server: &Server, mut archive: Archive, sender: &BodySender) -> ApiRe
         loaded.push(tag.to_string());
     }
     Ok(loaded)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::fits;
-
-    #[test]
-    fn stars_stand_for_anything_but_a_slash() {
-        assert!(fits("exocell/base", "exocell/*") && fits("a", "*") && fits("aXbYc", "a*b*c"));
-        assert!(!fits("exocell/base", "exo*") && !fits("a", "b*") && !fits("ab", "a"));
-    }
 }

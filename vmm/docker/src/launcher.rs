@@ -19,7 +19,7 @@ use exocell_cell::agent::TtySize;
 use exocell_cell::launch::{Request, Workload, launch_for};
 use exocell_cell::plan::VmPlan;
 use exocell_cell::xgate::CapabilitySet;
-use exocell_cell::{CellError, CellSpec, Layout};
+use exocell_cell::{CellError, CellSpec, Layout, end, restart};
 use serde::{Deserialize, Serialize};
 
 use crate::containers::Containers;
@@ -39,8 +39,8 @@ struct Failure {
 pub enum Start<'a> {
     /// A container, by its id.
     Container(&'a str),
-    /// A cell without a program, of which nothing is written down.
-    Idle(&'a CellSpec),
+    /// A cell of which nothing is written down.
+    Cell(&'a CellSpec),
 }
 
 /// Stands for a spec that comes on standard input: its length, then as much JSON.
@@ -52,13 +52,13 @@ impl Start<'_> {
     fn word(&self) -> &str {
         match self {
             Self::Container(id) => id,
-            Self::Idle(_) => SPEC,
+            Self::Cell(_) => SPEC,
         }
     }
 
     /// What is said on the launcher's standard input before the session begins.
     fn said(&self) -> ApiResult<Vec<u8>> {
-        let Self::Idle(spec) = self else { return Ok(Vec::new()) };
+        let Self::Cell(spec) = self else { return Ok(Vec::new()) };
         let text = serde_json::to_vec(spec)
             .map_err(|error| ApiError::internal(format!("cannot write a spec: {error}")))?;
         let length = u32::try_from(text.len()).ok().filter(|length| *length <= SPEC_BYTES_MAX);
@@ -135,7 +135,15 @@ fn start(layout: &Layout, word: &str, request: Request) -> Result<(), CellError>
     let caps = CapabilitySet::parse(&spec.capabilities, Path::new("/"))?;
     let plan = VmPlan::new(layout, &spec, &caps, tty, Vec::new())?;
     let workload = Workload::Vm(Box::new(plan));
-    launch_for(layout, spec, caps, workload, request, operator.into()).map(drop)
+    let (id, kept) = (spec.id.clone(), !spec.restart.is_no());
+    let (record, _) = launch_for(layout, spec, caps, workload, request, operator.into())?;
+    match kept {
+        true => restart::keep(layout, &id).inspect_err(|_| {
+            // The first error is the one to tell.
+            let _ = end::kill(layout, &record, nix::sys::signal::Signal::SIGKILL);
+        }),
+        false => Ok(()),
+    }
 }
 
 /// Reads as much as was said of the spec, and nothing of the session behind it.

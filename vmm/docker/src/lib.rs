@@ -13,8 +13,8 @@ mod admit;
 mod archive;
 mod attach;
 mod bounds;
+pub mod build;
 mod calls;
-mod clock;
 mod containers;
 mod discard;
 mod error;
@@ -23,15 +23,19 @@ mod exec;
 mod fields;
 mod filters;
 mod frames;
+mod health;
 mod hijack;
 mod http;
 mod images;
 mod input;
+pub mod keys;
 pub mod launcher;
 mod lifecycle;
 mod listen;
 mod live;
 mod logs;
+mod networks;
+mod notes;
 mod place;
 mod ports;
 mod reach;
@@ -47,5 +51,35 @@ mod wire;
 
 pub use admit::Defaults;
 pub use error::ServeError;
-pub use listen::{Options, serve};
-pub use system::host_memory;
+pub use exocell_cell::plan::host_memory;
+pub use filters::{Filters, OF_IMAGES, image_passes};
+pub use listen::{GIVEN, Options, serve};
+pub use save::save_to;
+
+/// The folder with the volumes of a state root.
+#[must_use]
+pub fn volumes(layout: &exocell_cell::Layout) -> std::path::PathBuf {
+    containers::Containers::of(layout).volumes()
+}
+
+/// Whether a volume may be called `name`.
+///
+/// # Errors
+/// Why not.
+pub fn check_volume_name(name: &str) -> Result<(), String> {
+    admit::check_volume(name).map_err(|error| error.message)
+}
+
+/// What `ps` with `arguments` says in the guest of a running cell, fit to be shown. Blocks.
+///
+/// # Errors
+/// [`CellError`](exocell_cell::CellError): there is no `ps` in the image, or it failed.
+pub fn processes(
+    record: &exocell_cell::Record,
+    env: Vec<String>,
+    arguments: &str,
+) -> Result<String, exocell_cell::CellError> {
+    let arguments = if arguments.is_empty() { stats::TOP_ARGUMENTS } else { arguments };
+    stats::list(record, env, arguments)
+        .map_err(|error| exocell_cell::CellError::Usage(error.message))
+}

@@ -1,5 +1,7 @@
 //! Starting, following and ending containers.
 
+pub mod restarts;
+
 use std::os::unix::net::UnixStream as BlockingStream;
 use std::path::Path;
 use std::pin::{Pin, pin};
@@ -8,6 +10,7 @@ use std::time::Duration;
 
 use exocell_cell::agent::{FailureKind, Kind, Reply, TtySize};
 use exocell_cell::control::{Client, ControlRequest};
+use exocell_cell::network::Publish;
 use exocell_cell::xgate::CapabilitySet;
 use exocell_cell::{CellError, Record, end, warm};
 use hyper::StatusCode;
@@ -19,9 +22,9 @@ use tokio::time::timeout;
 use crate::containers::{Container, Seen};
 use crate::error::{ApiError, ApiResult};
 use crate::frames::{Chunk, read_frame};
+use crate::health;
 use crate::launcher::{self, Start};
 use crate::live::{Live, Overseer};
-use crate::ports;
 use crate::state::Server;
 
 /// What a killed cell's exit code is.
@@ -33,7 +36,7 @@ const STOP_SECONDS: i64 = 10;
 const ENDING_LOOKS: u32 = 40;
 const ENDING_LOOK: Duration = Duration::from_millis(50);
 /// How long those who read or write a container's files have to be done before it is started.
-const READERS_PATIENCE: Duration = Duration::from_secs(5);
+pub const READERS_PATIENCE: Duration = Duration::from_secs(5);
 
 type Started = oneshot::Sender<ApiResult<()>>;
 
@@ -43,22 +46,35 @@ type Started = oneshot::Sender<ApiResult<()>>;
 /// # Errors
 /// 400 when the program cannot be executed, in words that clients know.
 pub async fn start(server: &Arc<Server>, key: &str) -> ApiResult<bool> {
+    let id = server.find(key).await?.id().to_owned();
+    let started = begin(server, &id).await;
+    // One that removes itself does so without having run, too: its client waits for that.
+    if started.is_err() && server.find(&id).await.is_ok_and(|seen| seen.container.spec.remove) {
+        remove(server, &id, true).await?;
+    }
+    started
+}
+
+async fn begin(server: &Arc<Server>, key: &str) -> ApiResult<bool> {
     let live = server.live(server.find(key).await?.id());
     let _changing = live.claim(READERS_PATIENCE).await;
     let seen = server.find(&live.id).await?;
-    if seen.is_running() {
+    // As docker has it: one that is about to start again by itself is started.
+    if seen.is_running() || seen.is_restarting() {
         return Ok(false);
     }
     if let Some((record, _)) = seen.cell {
         seen.container.goes_on()?;
         // Who heard of the end may be faster than the supervisor's own.
         let released = move |_: &Server| {
+            record.end_restarter()?;
             record.await_release();
             Ok(())
         };
         server.blocking(released).await?;
     }
-    let starting = seen.container;
+    let mut starting = seen.container;
+    starting.spec.restarts = 0;
     let launched = server.blocking(move |server| launch(server, starting)).await;
     // Who was attached before hears that there will be nothing.
     let (container, session) = match launched {
@@ -79,8 +95,7 @@ pub async fn start(server: &Arc<Server>, key: &str) -> ApiResult<bool> {
 /// Makes `container` a cell; what it is from then on, and its session. Blocks.
 fn launch(server: &Server, mut container: Container) -> ApiResult<(Container, BlockingStream)> {
     server.containers.prepare(&mut container)?;
-    ports::number(&mut container.spec.publish)
-        .map_err(|error| ApiError::internal(format!("cannot publish a port: {error}")))?;
+    Publish::number_all(&mut container.spec.publish)?;
     // The launcher reads it.
     server.containers.write(&container)?;
     let session = match from_pool(server, &container)? {
@@ -133,6 +148,9 @@ async fn follow(
     let (mut output, input) = UnixStream::from_std(session).map_err(failed)?.into_split();
     if !live.begin(input) {
         return Ok(());
+    }
+    if container.config.healthcheck.is_some() {
+        health::follow(server, container.clone());
     }
     let (server, live) = (server.clone(), live.clone());
     tokio::spawn(async move {
@@ -227,7 +245,7 @@ pub async fn is_over(server: &Arc<Server>, id: &str) -> bool {
 }
 
 /// [`adopt`] for the task that it starts.
-fn adopt_again<'a>(
+pub fn adopt_again<'a>(
     server: &'a Arc<Server>,
     seen: &'a Seen,
 ) -> Pin<Box<dyn Future<Output = ApiResult<()>> + Send + 'a>> {
@@ -252,6 +270,12 @@ async fn settle(server: &Arc<Server>, live: &Arc<Live>, container: &Container, t
     let code = told.or(recorded).unwrap_or(KILLED);
     server.tell(container, "die", &[("exitCode", code.to_string())]);
     live.ended(code);
+    let kept = |seen: &Seen| !seen.container.spec.restart.is_no();
+    let goes_on = |seen: &Seen| kept(seen) && (seen.is_restarting() || seen.is_running());
+    if found.as_ref().is_ok_and(goes_on) {
+        restarts::follow(server, container);
+        return;
+    }
     // A record that is to be removed goes before its followers hear of the end.
     let gone = found.is_err_and(|error| error.status == StatusCode::NOT_FOUND);
     if gone || container.spec.remove {
@@ -272,6 +296,13 @@ async fn await_end(server: &Arc<Server>, seen: &Seen, limit: Duration) -> bool {
         return !is_alive(server, seen.id()).await;
     }
     timeout(limit, life.wait_for(|life| life.ends > ends || life.removed)).await.is_ok()
+}
+
+/// Has nobody start container `seen` again but by hand.
+pub async fn stays_ended(server: &Arc<Server>, seen: &Seen) -> ApiResult<()> {
+    let Some((record, _)) = seen.cell.clone() else { return Ok(()) };
+    let spec = seen.container.spec.clone();
+    server.blocking(move |_| Ok(record.stay_ended(&spec)?)).await
 }
 
 /// Sends the program of `seen` a signal; SIGKILL ends the cell.
@@ -297,9 +328,13 @@ pub struct Stop {
 
 /// Ends container `key` in order. False when it does not run.
 pub async fn stop(server: &Arc<Server>, key: &str, how: Stop) -> ApiResult<bool> {
-    let seen = server.find(key).await?;
+    let found = server.find(key).await?;
+    let restarting = found.is_restarting();
+    stays_ended(server, &found).await?;
+    // It may have been started again in the last moment.
+    let seen = server.find(found.id()).await?;
     if !seen.is_running() {
-        return Ok(false);
+        return Ok(restarting);
     }
     let config = &seen.container.config;
     let seconds = how.seconds.or(config.stop_timeout).unwrap_or(STOP_SECONDS);
@@ -347,26 +382,35 @@ pub async fn remove(server: &Arc<Server>, key: &str, force: bool) -> ApiResult<(
     let changing = live.claim(if force { Duration::ZERO } else { READERS_PATIENCE }).await;
     // It may have ended, or begun, while we waited.
     let seen = server.find(seen.id()).await?;
+    let ends = live.life().borrow().ends;
+    let restarting = seen.is_restarting();
+    if !force && (seen.is_running() || restarting) {
+        return Err(ApiError::conflict(format!(
+            "cannot remove container \"/{}\": container is {}: stop the container before removing or force remove",
+            seen.container.name(),
+            seen.state()
+        )));
+    }
+    stays_ended(server, &seen).await?;
+    // It may have been started again in the last moment.
+    let seen = server.find(seen.id()).await?;
     if seen.is_running() {
-        if !force {
-            return Err(ApiError::conflict(format!(
-                "cannot remove container \"/{}\": container is running: stop the container before removing or force remove",
-                seen.container.name()
-            )));
-        }
         kill_now(server, &seen).await?;
     }
     let (cell, id) = (seen.cell.clone(), seen.id().to_owned());
-    server
+    let code = server
         .blocking(move |server| {
+            let mut code = None;
             // A record that removed itself is removed.
             if let Some((record, _)) = cell
                 && let Ok((record, _, status)) = Record::find(server.layout(), &record.id)
             {
+                code = status.exit_code;
                 end::remove(server.layout(), &record, &status, true)?;
             }
             warm::release(server.layout(), &id)?;
-            server.containers.forget(&id)
+            server.containers.forget(&id)?;
+            Ok(code)
         })
         .await?;
     drop(changing);
@@ -375,7 +419,9 @@ pub async fn remove(server: &Arc<Server>, key: &str, force: bool) -> ApiResult<(
         server.tell(&seen.container, "destroy", &[]);
     }
     live.close();
-    server.bury(&live.id);
+    // Whoever follows it may not have heard the end yet: those who wait hear it all the same.
+    let is_told = !seen.is_running() || live.life().borrow().ends > ends;
+    server.bury_ended(&live.id, (!is_told).then_some(code.unwrap_or(KILLED)));
     Ok(())
 }
 

@@ -2,8 +2,8 @@
 
 use std::convert::Infallible;
 use std::fs::{self, File};
-use std::io::{Read, Write};
-use std::os::unix::fs::PermissionsExt;
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,6 +15,7 @@ use hyper::header::{HeaderValue, SERVER, UPGRADE};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
+use nix::fcntl::{AT_FDCWD, RenameFlags, renameat2};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::signal::unix::{SignalKind, signal};
@@ -24,7 +25,7 @@ use crate::admit::Defaults;
 use crate::containers::Containers;
 use crate::error::{ApiError, ApiResult, ServeError};
 use crate::http::{Body, Call, Inlet, Response, failed};
-use crate::lifecycle;
+use crate::lifecycle::{self, restarts};
 use crate::place::{Place, Seat};
 use crate::route::route;
 use crate::state::Server;
@@ -42,20 +43,24 @@ const SOCKET_BYTES_MAX: u64 = 4 << 10;
 /// The longest head, in bytes.
 const HEAD_BYTES_MAX: usize = 64 << 10;
 
+/// Said instead of a path, as to dockerd: the socket that systemd hands over.
+pub const GIVEN: &str = "fd://";
+
 /// What a server is started with.
 #[derive(Debug, Clone)]
 pub struct Options {
     pub layout: Layout,
+    /// The socket's path, or [`GIVEN`].
     pub socket: PathBuf,
     pub defaults: Defaults,
 }
 
 /// Serves until SIGTERM or SIGINT. The cells go on; `ready` is called when
-/// clients may come.
+/// clients may come, with the socket's path.
 ///
 /// # Errors
 /// The socket or the state root cannot be used, or another server has one.
-pub fn serve(options: &Options, ready: impl FnOnce()) -> Result<(), ServeError> {
+pub fn serve(options: &Options, ready: impl FnOnce(&Path)) -> Result<(), ServeError> {
     raise_descriptors();
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
@@ -77,43 +82,49 @@ fn raise_descriptors() {
     }
 }
 
-async fn run(options: &Options, ready: impl FnOnce()) -> Result<(), ServeError> {
+async fn run(options: &Options, ready: impl FnOnce(&Path)) -> Result<(), ServeError> {
     let root = Containers::root(&options.layout);
     let failed = || format!("cannot use {}", root.display());
     private::folder(&root).map_err(ServeError::host(failed()))?;
-    let _lock = lock(options)?;
+    let mut lock = lock(options)?;
     let containers = Containers::open(&options.layout).map_err(ServeError::host(failed()))?;
-    let listener = bind(&options.socket).await?;
+    let Door { listener, path, own } = match options.socket == Path::new(GIVEN) {
+        true => given()?,
+        false => bind(&options.socket).await?,
+    };
+    let said = format!("unix://{}\n", path.display());
+    lock.set_len(0)
+        .and_then(|()| lock.write_all(said.as_bytes()))
+        .map_err(ServeError::host("cannot note where the server listens"))?;
     let server = Arc::new(Server::new(containers, options.defaults.clone()));
     adopt_all(&server).await;
     let failed = |error| ServeError::host("cannot wait for signals")(error);
     let mut term = signal(SignalKind::terminate()).map_err(failed)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(failed)?;
-    ready();
+    ready(&path);
     tokio::select! {
         _ = term.recv() => {}
         _ = interrupt.recv() => {}
         () = accept(&server, &listener) => {}
     }
-    // Somebody may have removed it, or put another there.
-    let _ = fs::remove_file(&options.socket);
+    // Somebody may have removed it, or put another file there, which is his.
+    if own.is_some() && file_at(&path) == own {
+        let _ = fs::remove_file(&path);
+    }
     Ok(())
 }
 
-/// One server for a state root. The file that it holds says where it listens.
+/// One server for a state root. The file that it holds says where it listens, once it does.
 fn lock(options: &Options) -> Result<File, ServeError> {
     let path = Containers::root(&options.layout).join("lock");
     let what = || format!("cannot lock {}", path.display());
     let failed = || ServeError::host(what());
     let mut how = private::options();
     let file = how.create(true).truncate(false).read(true).write(true).open(&path);
-    let mut file = file.map_err(failed())?;
+    let file = file.map_err(failed())?;
     match file.try_lock() {
-        Ok(()) => {
-            let said = format!("unix://{}\n", options.socket.display());
-            file.set_len(0).and_then(|()| file.write_all(said.as_bytes())).map_err(failed())?;
-            Ok(file)
-        }
+        // What it says is of an earlier server.
+        Ok(()) => file.set_len(0).map(|()| file).map_err(failed()),
         Err(fs::TryLockError::WouldBlock) => {
             let mut said = String::new();
             // A server that has just begun has not said it yet.
@@ -128,38 +139,84 @@ fn lock(options: &Options) -> Result<File, ServeError> {
     }
 }
 
-/// Listens at `socket`, for its owner only. A socket that nobody listens on is
-/// a dead server's, and replaced.
-async fn bind(socket: &Path) -> Result<UnixListener, ServeError> {
+/// Which file is at `path`, by its device and inode.
+fn file_at(path: &Path) -> Option<(u64, u64)> {
+    fs::symlink_metadata(path).ok().map(|data| (data.dev(), data.ino()))
+}
+
+/// Removes the socket at `path`; nothing else is.
+fn remove_socket(path: &Path) -> Result<(), ServeError> {
+    let shown = path.display().to_string();
+    match fs::symlink_metadata(path) {
+        Ok(data) if data.file_type().is_socket() => {
+            fs::remove_file(path).map_err(ServeError::host(format!("cannot replace {shown}")))
+        }
+        Ok(_) => Err(ServeError::NoSocket(shown)),
+        Err(_) => Ok(()),
+    }
+}
+
+/// A socket on which clients come.
+struct Door {
+    listener: UnixListener,
+    path: PathBuf,
+    /// Which file it is, if this server made it and removes it at its end.
+    own: Option<(u64, u64)>,
+}
+
+/// The socket that whoever started this process hands over by the protocol of sd_listen_fds(3).
+fn given() -> Result<Door, ServeError> {
+    let failed = || ServeError::host("cannot use the socket that was handed over");
+    let mut sockets = listenfd::ListenFd::from_env();
+    let socket = match sockets.take_unix_listener(0) {
+        Ok(Some(socket)) => socket,
+        Ok(None) => return Err(ServeError::NotGiven),
+        Err(error) => return Err(failed()(error)),
+    };
+    socket.set_nonblocking(true).map_err(failed())?;
+    let address = socket.local_addr().map_err(failed())?;
+    let path = address.as_pathname().unwrap_or(Path::new(GIVEN)).to_owned();
+    let listener = UnixListener::from_std(socket).map_err(failed())?;
+    Ok(Door { listener, path, own: None })
+}
+
+/// Listens at `socket`, for its owner only. A socket that nobody listens on
+/// is a dead server's, and replaced. Any other file stays what it is.
+async fn bind(socket: &Path) -> Result<Door, ServeError> {
     let shown = socket.display().to_string();
     if UnixStream::connect(socket).await.is_ok() {
         return Err(ServeError::Taken(shown));
     }
-    let is_socket =
-        |data: fs::Metadata| std::os::unix::fs::FileTypeExt::is_socket(&data.file_type());
-    if fs::symlink_metadata(socket).is_ok_and(is_socket) {
-        let removed = fs::remove_file(socket);
-        removed.map_err(ServeError::host(format!("cannot replace {shown}")))?;
-    }
+    remove_socket(socket)?;
     let failed = || ServeError::host(format!("cannot listen on {shown}"));
     // Under another name until only its owner can connect.
     let name = socket.file_name().unwrap_or_default().to_string_lossy();
     let new = socket.with_file_name(format!(".{name}.new"));
-    let _ = fs::remove_file(&new);
+    remove_socket(&new)?;
     let listener = UnixListener::bind(&new).map_err(failed())?;
-    fs::set_permissions(&new, fs::Permissions::from_mode(0o600))
-        .and_then(|()| fs::rename(&new, socket))
-        .map_err(failed())?;
-    Ok(listener)
+    let own = file_at(&new).ok_or(io::ErrorKind::NotFound.into()).map_err(failed())?;
+    let (path, own) = (socket.to_owned(), Some(own));
+    fs::set_permissions(&new, fs::Permissions::from_mode(0o600)).map_err(failed())?;
+    // What somebody has put there meanwhile is not replaced.
+    let named = renameat2(AT_FDCWD, &new, AT_FDCWD, socket, RenameFlags::RENAME_NOREPLACE);
+    if let Err(error) = named {
+        let _ = fs::remove_file(&new);
+        return Err(failed()(error.into()));
+    }
+    Ok(Door { listener, path, own })
 }
 
 /// Follows what runs already, and finds out what is over.
 async fn adopt_all(server: &Arc<Server>) {
     let all = server.blocking(|server| server.containers.all()).await.unwrap_or_default();
+    restarts::revive(server, &all);
     for mut seen in all {
         if seen.is_running() {
             // One that is just ending needs no follower.
             let _ = lifecycle::adopt(server, &seen).await;
+        }
+        if seen.is_restarting() {
+            restarts::follow(server, &seen.container);
         }
         if seen.cell.is_some() && !seen.container.started {
             // The last server died between the cell's launch and this note.
@@ -277,6 +334,30 @@ pub mod tests {
         let mut head = [0; 12];
         timeout(LONG, client.read_exact(&mut head)).await.expect("an answer in time").unwrap();
         String::from_utf8_lossy(&head).into_owned()
+    }
+
+    #[tokio::test]
+    async fn no_file_but_a_dead_servers_socket_is_replaced() {
+        let place = tempfile::tempdir().unwrap();
+        let [path, link] = ["socket", "link"].map(|name| place.path().join(name));
+        std::os::unix::fs::symlink(&path, &link).unwrap();
+        fs::write(&path, "kept").unwrap();
+        for path in [&path, &link, &place.path().to_owned()] {
+            let refused = bind(path).await.map(drop).unwrap_err();
+            assert!(matches!(refused, ServeError::NoSocket(_)), "{refused}");
+        }
+        assert_eq!(fs::read(&link).unwrap(), b"kept");
+        fs::remove_file(&path).unwrap();
+        let alive = bind(&path).await.unwrap();
+        assert!(alive.own.is_some() && file_at(&path) == alive.own);
+        assert!(matches!(bind(&path).await, Err(ServeError::Taken(_))));
+        assert!(matches!(bind(&link).await, Err(ServeError::Taken(_))));
+        drop(alive);
+        let alive = bind(&path).await.unwrap();
+        assert!(alive.own.is_some() && file_at(&path) == alive.own);
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        // Nothing else is left.
+        assert_eq!(fs::read_dir(place.path()).unwrap().count(), 2);
     }
 
     #[test]

@@ -9,6 +9,7 @@
 //! A server that is started while cells run follows them as an onlooker does.
 
 use std::pin::pin;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
@@ -110,6 +111,8 @@ pub struct Live {
     life: watch::Sender<Life>,
     /// Whether there is a session.
     session: watch::Sender<bool>,
+    /// Whether somebody waits for its next start.
+    restarting: AtomicBool,
     /// Counts what it wrote; the log has it already.
     written: watch::Sender<u64>,
 }
@@ -125,6 +128,7 @@ impl Live {
             input: Mutex::default(),
             life: watch::Sender::default(),
             session: watch::Sender::default(),
+            restarting: AtomicBool::new(false),
             written: watch::Sender::default(),
         }
     }
@@ -194,25 +198,53 @@ impl Live {
         true
     }
 
+    /// Begins to wait for its next start; false where somebody does already.
+    pub fn await_restart(&self) -> bool {
+        !self.restarting.swap(true, Ordering::Relaxed)
+    }
+
+    /// Nobody waits for that any more.
+    pub fn restarted(&self) {
+        self.restarting.store(false, Ordering::Relaxed);
+    }
+
     pub fn is_followed(&self) -> bool {
         self.attached().following
     }
 
-    /// Hands `chunk` to everyone attached. A client that stops reading holds
-    /// the program up, until `overseer` finds that there is none any more.
+    /// Hands `chunk` to everyone attached. Clients that stop reading hold the program up, until
+    /// `overseer` finds that there is none any more: then all of them are left at once.
     pub async fn tell(&self, chunk: Chunk, overseer: &impl Overseer) {
         self.written.send_modify(|count| *count += 1);
-        let clients = self.attached().clients.clone();
-        for client in clients {
-            while let Err(error) = client.try_send(chunk.clone()) {
-                let gone = matches!(error, mpsc::error::TrySendError::Closed(_));
-                if gone
-                    || (timeout(HELD_UP, client.reserve()).await.is_err()
-                        && overseer.is_over().await)
-                {
-                    self.detach(&client);
-                    break;
+        let mut slow = self.attached().clients.clone();
+        loop {
+            slow.retain(|client| !self.has_taken(client, &chunk));
+            if slow.is_empty() {
+                return;
+            }
+            let room = async {
+                for client in &slow {
+                    // One that is gone is found out by the next try.
+                    let _ = client.reserve().await;
                 }
+            };
+            if timeout(HELD_UP, room).await.is_err() && overseer.is_over().await {
+                slow.iter()
+                    .filter(|slow| !self.has_taken(slow, &chunk))
+                    .for_each(|slow| self.detach(slow));
+                return;
+            }
+        }
+    }
+
+    /// Whether `client` has the chunk, or is gone. False where it has no room for it.
+    fn has_taken(&self, client: &mpsc::Sender<Chunk>, chunk: &Chunk) -> bool {
+        match client.try_send(chunk.clone()) {
+            Ok(()) => true,
+            Err(mpsc::error::TrySendError::Full(_)) => false,
+            Err(mpsc::error::TrySendError::Closed(_)) => {
+                self.detach(client);
+                true
             }
         }
     }
@@ -245,9 +277,16 @@ impl Live {
         });
     }
 
-    /// Tells them that the container is gone.
-    pub fn removed(&self) {
-        self.life.send_modify(|life| life.removed = true);
+    /// Tells them that the container is gone, and with `code` that its program ended so, of
+    /// which nobody has told them.
+    pub fn removed(&self, code: Option<u8>) {
+        self.life.send_modify(|life| {
+            if let Some(code) = code {
+                life.ends += 1;
+                life.code = code;
+            }
+            life.removed = true;
+        });
     }
 
     /// Writes to the program's input; one that is over takes nothing.
@@ -329,6 +368,53 @@ mod tests {
             heard += 1;
         }
         assert_eq!(heard, CHUNKS_WAITING);
+    }
+
+    #[tokio::test]
+    async fn clients_that_do_not_read_are_left_all_at_once() {
+        /// Counts how often it is asked.
+        #[derive(Default)]
+        struct Asked(std::sync::atomic::AtomicUsize);
+
+        impl Overseer for Asked {
+            async fn is_over(&self) -> bool {
+                self.0.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+                true
+            }
+        }
+
+        let live = following().await;
+        let mut stuck: Vec<_> = (0..30).map(|_| live.attach(false)).collect();
+        for _ in 0..CHUNKS_WAITING {
+            live.tell(chunk("a"), &Always(false)).await;
+        }
+        let mut reading = live.attach(false);
+        let overseer = Asked::default();
+        live.tell(chunk("b"), &overseer).await;
+        live.tell(chunk("c"), &overseer).await;
+        live.close();
+        assert_eq!(overseer.0.into_inner(), 1);
+        assert_eq!(reading.recv().await, Some(chunk("b")));
+        assert_eq!(reading.recv().await, Some(chunk("c")));
+        for client in &mut stuck {
+            let mut heard = 0;
+            while client.recv().await.is_some() {
+                heard += 1;
+            }
+            assert_eq!(heard, CHUNKS_WAITING);
+        }
+    }
+
+    #[tokio::test]
+    async fn one_that_is_removed_before_its_end_is_told_has_ended() {
+        let live = following().await;
+        let life = live.life();
+        live.removed(Some(137));
+        assert_eq!(*life.borrow(), Life { ends: 1, code: 137, removed: true });
+        let live = following().await;
+        live.ended(3);
+        live.removed(None);
+        assert_eq!(*live.life().borrow(), Life { ends: 1, code: 3, removed: true });
     }
 
     #[tokio::test]

@@ -1,18 +1,13 @@
 //! `GET /containers/{id}/logs`: what a container wrote, line by line.
 
-use std::collections::VecDeque;
-use std::fs::File;
-use std::io::{self, Read};
-use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::io;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
-use exocell_cell::agent::{FrameReader, Kind};
+use exocell_cell::lines::{Line, Tail, Wanted};
 use tokio::time::timeout;
 
-use crate::clock;
 use crate::containers::Seen;
 use crate::error::{ApiError, ApiResult};
 use crate::events::time_ns;
@@ -24,222 +19,143 @@ use crate::state::Server;
 
 /// How often a log that nobody tells of is looked at.
 const LOOK: Duration = Duration::from_millis(200);
-/// A line longer than this is several, in bytes.
-const LINE_BYTES_MAX: usize = 64 << 10;
+/// Lines and bytes that are read of a log at a time; each client may keep some such reads waiting.
+const BATCH_LINES: usize = 1024;
+const BATCH_BYTES: usize = 16 << 10;
 
-/// What of a log is wanted.
-#[derive(Debug, Clone, Copy)]
-pub struct Wanted {
-    stdout: bool,
-    stderr: bool,
-    timestamps: bool,
-    /// Milliseconds since 1970.
-    since: u64,
-    until: u64,
-    /// Only so many lines at the end.
-    tail: Option<usize>,
+/// What a client wants of a log.
+fn wanted(call: &Call) -> ApiResult<Wanted> {
+    let query = &call.target.query;
+    let time = |name| query.get(name).filter(|text| *text != "0").map(time_ns).transpose();
+    let (stdout, stderr) = (query.flag("stdout"), query.flag("stderr"));
+    if !stdout && !stderr {
+        return Err(ApiError::bad_request("Bad parameters: you must choose at least one stream"));
+    }
+    Ok(Wanted {
+        stdout,
+        stderr,
+        timestamps: query.flag("timestamps"),
+        since: time("since")?.unwrap_or(0) / 1_000_000,
+        until: time("until")?.map_or(u64::MAX, |until| until / 1_000_000),
+        // A number below zero and a word both mean all.
+        tail: query.get("tail").and_then(|text| text.parse().ok()),
+    })
 }
 
-impl Wanted {
-    /// Everything of these streams.
-    pub fn streams(stdout: bool, stderr: bool) -> Self {
-        Self { stdout, stderr, timestamps: false, since: 0, until: u64::MAX, tail: None }
+fn chunk(line: Line) -> Chunk {
+    Chunk { stderr: line.stderr, bytes: line.bytes.into() }
+}
+
+/// What was written so far. It is read as its client takes it: of a log, which is the guest's to
+/// fill, a few lines are held.
+pub struct Past {
+    log: Option<Tail>,
+    wanted: Wanted,
+    /// Whether lines that are not finished are among them, and so will not be.
+    rest: bool,
+}
+
+impl Past {
+    /// The log in the directory of a cell's record.
+    pub async fn open(server: &Arc<Server>, directory: &Path, wanted: Wanted) -> ApiResult<Self> {
+        Self::of(server, directory, wanted, true).await
     }
 
-    fn of(call: &Call) -> ApiResult<Self> {
-        let query = &call.target.query;
-        let time = |name| query.get(name).filter(|text| *text != "0").map(time_ns).transpose();
-        let (stdout, stderr) = (query.flag("stdout"), query.flag("stderr"));
-        if !stdout && !stderr {
-            return Err(ApiError::bad_request(
-                "Bad parameters: you must choose at least one stream",
-            ));
-        }
-        Ok(Self {
-            stdout,
-            stderr,
-            timestamps: query.flag("timestamps"),
-            since: time("since")?.unwrap_or(0) / 1_000_000,
-            until: time("until")?.map_or(u64::MAX, |until| until / 1_000_000),
-            // A number below zero and a word both mean all.
-            tail: query.get("tail").and_then(|text| text.parse().ok()),
-        })
-    }
-
-    fn takes(&self, line: &Line) -> bool {
-        (if line.stderr { self.stderr } else { self.stdout })
-            && (self.since..=self.until).contains(&line.time_ms)
-    }
-
-    fn chunk(&self, line: Line) -> Chunk {
-        let bytes = match self.timestamps {
-            false => line.bytes,
-            true => {
-                [format!("{} ", clock::rfc3339_ms(line.time_ms)).into_bytes(), line.bytes].concat()
-            }
+    async fn of(
+        server: &Arc<Server>,
+        directory: &Path,
+        wanted: Wanted,
+        rest: bool,
+    ) -> ApiResult<Self> {
+        let directory = directory.to_owned();
+        let open = move |_: &Server| {
+            let mut log = Tail::open(&directory).map_err(unreadable)?;
+            log.skip(&wanted, rest).map_err(unreadable)?;
+            Ok(log)
         };
-        Chunk { stderr: line.stderr, bytes: Bytes::from(bytes) }
-    }
-}
-
-/// A line of a program's output, its newline with it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct Line {
-    stderr: bool,
-    /// When it began, in milliseconds since 1970.
-    time_ms: u64,
-    bytes: Vec<u8>,
-}
-
-/// Makes lines of frames. The two streams do not mix within a line.
-#[derive(Default)]
-struct Lines {
-    time_ms: u64,
-    open: [Option<Line>; 2],
-}
-
-impl Lines {
-    fn take(&mut self, kind: Kind, payload: &[u8], done: &mut Vec<Line>) {
-        match kind {
-            Kind::Time => {
-                if let Ok(time) = payload.try_into() {
-                    self.time_ms = u64::from_le_bytes(time);
-                }
-            }
-            Kind::Stdout | Kind::Stderr => self.text(kind == Kind::Stderr, payload, done),
-            _ => {}
-        }
+        Ok(Self { log: Some(server.blocking(open).await?), wanted, rest })
     }
 
-    fn text(&mut self, stderr: bool, payload: &[u8], done: &mut Vec<Line>) {
-        let time_ms = self.time_ms;
-        let open = &mut self.open[usize::from(stderr)];
-        for part in payload.split_inclusive(|byte| *byte == b'\n') {
-            let line = open.get_or_insert_with(|| Line { stderr, time_ms, bytes: Vec::new() });
-            line.bytes.extend(part);
-            if part.ends_with(b"\n") || line.bytes.len() >= LINE_BYTES_MAX {
-                done.extend(open.take());
-            }
-        }
-    }
-
-    /// What has no newline and will get none.
-    fn rest(&mut self) -> impl Iterator<Item = Line> {
-        self.open.each_mut().map(Option::take).into_iter().flatten()
-    }
-}
-
-/// A log that is read while it is written: `log.old`, then `log`, which may
-/// become `log.old` at any moment.
-struct Tail {
-    directory: PathBuf,
-    file: Option<File>,
-    lines: Lines,
-    /// Read, but not yet a whole frame.
-    bytes: Vec<u8>,
-}
-
-impl Tail {
-    fn open(directory: &Path) -> Self {
-        let file = File::open(directory.join("log.old")).ok();
-        let file = file.or_else(|| File::open(directory.join("log")).ok());
-        Self { directory: directory.to_owned(), file, lines: Lines::default(), bytes: Vec::new() }
-    }
-
-    /// The lines that have been finished since the last call.
-    fn read(&mut self) -> io::Result<Vec<Line>> {
-        let mut done = Vec::new();
-        loop {
-            // Looked at first: what is written after the switch is in the other.
-            let next = self.next();
-            if let Some(file) = &mut self.file {
-                file.read_to_end(&mut self.bytes)?;
-                self.frames(&mut done);
-            }
-            match next {
-                Some(next) => (self.file, self.bytes) = (Some(next), Vec::new()),
-                None => return Ok(done),
-            }
-        }
-    }
-
-    /// The file that is written to now, if it is another one.
-    fn next(&self) -> Option<File> {
-        let current = File::open(self.directory.join("log")).ok()?;
-        let same = |file: &File| {
-            let id = |file: &File| file.metadata().map(|data| (data.dev(), data.ino())).ok();
-            id(file) == id(&current)
+    /// The next lines; none where those were all.
+    pub async fn next(&mut self, server: &Arc<Server>) -> ApiResult<Vec<Chunk>> {
+        let Some(mut log) = self.log.take() else { return Ok(Vec::new()) };
+        let (wanted, rest) = (self.wanted, self.rest);
+        let read = move |_: &Server| {
+            let chunks = batch(&mut log, wanted, rest).map_err(unreadable)?;
+            Ok((log, chunks))
         };
-        (!self.file.as_ref().is_some_and(same)).then_some(current)
+        let (log, chunks) = server.blocking(read).await?;
+        self.log = Some(log);
+        Ok(chunks)
     }
 
-    fn frames(&mut self, done: &mut Vec<Line>) {
-        let mut rest = io::Cursor::new(self.bytes.as_slice());
-        let mut whole = 0;
-        while let Ok(Some(frame)) = FrameReader::new(&mut rest).read() {
-            whole = rest.position() as usize;
-            self.lines.take(frame.kind, &frame.payload, done);
+    /// Sends a client all that there is. False when it is gone, or the log cannot be read.
+    async fn send(&mut self, server: &Arc<Server>, tty: bool, sender: &BodySender) -> bool {
+        while let Ok(chunks) = self.next(server).await {
+            if chunks.is_empty() {
+                return true;
+            }
+            let bytes: Vec<u8> = chunks.iter().flat_map(|chunk| chunk.encoded(tty)).collect();
+            if !sender.send(bytes).await {
+                return false;
+            }
         }
-        self.bytes.drain(..whole);
+        false
+    }
+
+    /// Finds what was written since; with `rest` nothing more will be.
+    async fn look(&mut self, server: &Arc<Server>, rest: bool) -> ApiResult<()> {
+        let Some(mut log) = self.log.take() else { return Ok(()) };
+        let look = move |_: &Server| log.look().map(|()| log).map_err(unreadable);
+        self.log = Some(server.blocking(look).await?);
+        self.rest = rest;
+        Ok(())
     }
 }
 
-/// What was written so far.
-pub async fn past(server: &Arc<Server>, directory: &Path, wanted: Wanted) -> ApiResult<Vec<Chunk>> {
-    let mut tail = Tail::open(directory);
-    let lines = server.blocking(move |_| {
-        let mut lines = tail.read().map_err(unreadable)?;
-        lines.extend(tail.lines.rest());
-        Ok(lines)
-    });
-    Ok(chosen(lines.await?, wanted).collect())
+/// The next lines, as many as one client may keep waiting.
+fn batch(log: &mut Tail, wanted: Wanted, rest: bool) -> io::Result<Vec<Chunk>> {
+    let (mut chunks, mut bytes) = (Vec::new(), 0);
+    while chunks.len() < BATCH_LINES && bytes < BATCH_BYTES {
+        let line = match log.line()? {
+            None if rest => log.rest(),
+            line => line,
+        };
+        let Some(line) = line else { break };
+        if let Some(line) = wanted.choose(line) {
+            bytes += line.bytes.len();
+            chunks.push(chunk(line));
+        }
+    }
+    Ok(chunks)
 }
 
 fn unreadable(error: io::Error) -> ApiError {
     ApiError::internal(format!("the log cannot be read: {error}"))
 }
 
-/// The wanted ones of `lines`, no more than `tail` of them.
-fn chosen(lines: Vec<Line>, wanted: Wanted) -> impl Iterator<Item = Chunk> {
-    let mut kept: VecDeque<Line> = lines.into_iter().filter(|line| wanted.takes(line)).collect();
-    if let Some(tail) = wanted.tail {
-        kept.drain(..kept.len().saturating_sub(tail));
-    }
-    kept.into_iter().map(move |line| wanted.chunk(line))
-}
-
 /// `GET /containers/{id}/logs`
 pub async fn logs(server: &Arc<Server>, key: &str, call: &Call) -> ApiResult<Response> {
-    let wanted = Wanted::of(call)?;
+    let wanted = wanted(call)?;
     let seen = server.find(key).await?;
     let tty = seen.container.config.tty;
     let (sender, body) = Body::stream();
     let response = stream(content_type(call.target.version, tty), body);
     let Some((record, _)) = &seen.cell else { return Ok(response) };
-    if call.target.query.flag("follow") && seen.is_running() {
-        let tail = Tail::open(record.directory());
-        tokio::spawn(follow(server.clone(), seen, tail, wanted, sender));
-        return Ok(response);
-    }
-    let past = past(server, record.directory(), wanted).await?;
+    let follows = call.target.query.flag("follow") && seen.is_running();
+    let mut past = Past::of(server, record.directory(), wanted, !follows).await?;
+    let server = server.clone();
     tokio::spawn(async move {
-        for chunk in past {
-            if !sender.send(chunk.encoded(tty)).await {
-                return;
-            }
+        match follows {
+            true => follow(server, seen, past, sender).await,
+            false => drop(past.send(&server, tty, &sender).await),
         }
     });
     Ok(response)
 }
 
 /// Sends what is there and what comes, until the container ends.
-async fn follow(
-    server: Arc<Server>,
-    seen: Seen,
-    mut tail: Tail,
-    mut wanted: Wanted,
-    sender: BodySender,
-) {
+async fn follow(server: Arc<Server>, seen: Seen, mut log: Past, sender: BodySender) {
     let live = server.live(seen.id());
     let (mut written, mut life) = (live.written(), live.life());
     let ends = life.borrow().ends;
@@ -252,22 +168,10 @@ async fn follow(
             life.ends > ends || life.removed
         } || !live.is_followed()
             && !server.find(seen.id()).await.is_ok_and(|s| s.is_running());
-        let read = server.blocking(move |_| {
-            let lines = tail.read().map_err(unreadable)?;
-            Ok((tail, lines))
-        });
-        let Ok((returned, mut lines)) = read.await else { return };
-        tail = returned;
-        if over {
-            lines.extend(tail.lines.rest());
-        }
-        for chunk in chosen(lines, wanted) {
-            if !sender.send(chunk.encoded(seen.container.config.tty)).await {
-                return;
-            }
-        }
-        wanted.tail = None;
-        if over {
+        if log.look(&server, over).await.is_err()
+            || !log.send(&server, seen.container.config.tty, &sender).await
+            || over
+        {
             return;
         }
         tokio::select! {

@@ -7,11 +7,17 @@
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
+use exocell_cell::control;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::net::UnixStream;
 use tokio::sync::OwnedSemaphorePermit;
+
+/// How long a client may take to read the head of an answer, and how often that is looked at.
+const READ_MAX: Duration = Duration::from_secs(1);
+const READ_LOOK: Duration = Duration::from_millis(1);
 
 /// Held as long as the connection is open, taken over or not, and as long as a call of it runs.
 pub type Place = Arc<Seat>;
@@ -32,6 +38,18 @@ impl Seat {
         #[expect(deprecated, reason = "sound for a descriptor of its own; what is new is unsafe")]
         let line = AsyncFd::with_interest(line, Interest::PRIORITY)?;
         Ok(Self { _permit: permit, line })
+    }
+
+    /// Waits until the client has read what was said, for a second at most. A client that takes
+    /// its connection over reads the head with a buffer: what comes with the head is lost to some
+    /// (docker-py).
+    pub async fn read(&self) {
+        let until = Instant::now() + READ_MAX;
+        while control::unread(self.line.get_ref()).is_ok_and(|bytes| bytes > 0)
+            && Instant::now() < until
+        {
+            tokio::time::sleep(READ_LOOK).await;
+        }
     }
 
     /// Waits until the client is gone.
@@ -62,6 +80,21 @@ pub mod tests {
         tokio::time::sleep(std::time::Duration::from_millis(20)).await;
         let mut gone = pin!(place.gone());
         poll_fn(|context| Poll::Ready(gone.as_mut().poll(context).is_ready())).await
+    }
+
+    #[tokio::test]
+    async fn what_was_said_is_read_or_waited_for_a_while() {
+        let (place, mut ours, mut theirs) = seated();
+        place.read().await;
+        ours.write_all(b"a head").await.unwrap();
+        let mut head = [0; 6];
+        let (began, heard) = (Instant::now(), Box::pin(theirs.read_exact(&mut head)));
+        let mut read = pin!(place.read());
+        let is_read = poll_fn(|context| Poll::Ready(read.as_mut().poll(context).is_ready()));
+        assert!(!is_read.await, "nobody has read it");
+        heard.await.unwrap();
+        read.await;
+        assert!(began.elapsed() < READ_MAX);
     }
 
     #[tokio::test]

@@ -1,8 +1,7 @@
 //! Published ports: read from a request, given numbers at the start, shown.
 
 use std::collections::BTreeMap;
-use std::io;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use exocell_cell::network::Publish;
 use serde_json::{Value, json};
@@ -26,13 +25,13 @@ pub fn published(host: &HostConfig, exposed: &Names) -> ApiResult<Vec<Publish>> 
         let left_open = [PortBinding::default()];
         let bindings = bindings.as_deref().filter(|bindings| !bindings.is_empty());
         for binding in bindings.unwrap_or(&left_open) {
-            found.push(Publish { host: address(binding)?, guest_port });
+            found.push(Publish::new(address(binding)?, guest_port));
         }
     }
     if host.publish_all_ports {
         for port in exposed.keys().filter(|port| !host.port_bindings.contains_key(*port)) {
             let guest_port = guest_port(port)?;
-            found.push(Publish { host: (Ipv4Addr::LOCALHOST, 0).into(), guest_port });
+            found.push(Publish::new((Ipv4Addr::LOCALHOST, 0).into(), guest_port));
         }
     }
     if found.len() > PORTS_MAX {
@@ -69,26 +68,10 @@ fn address(binding: &PortBinding) -> ApiResult<SocketAddr> {
     Ok((ip, port).into())
 }
 
-/// Gives each port that was left to the server a free one. Another program may
-/// take it before the cell does; then the start fails and says so.
-///
-/// # Errors
-/// An address is not this host's.
-pub fn number(publish: &mut [Publish]) -> io::Result<()> {
-    // Held until all have one: no two are the same.
-    let mut held = Vec::new();
-    for publish in publish.iter_mut().filter(|publish| publish.host.port() == 0) {
-        let listener = TcpListener::bind(publish.host)?;
-        publish.host = listener.local_addr()?;
-        held.push(listener);
-    }
-    Ok(())
-}
-
 /// `NetworkSettings.Ports` of `inspect`.
 pub fn settings(publish: &[Publish]) -> Value {
     let mut shown: BTreeMap<String, Vec<Value>> = BTreeMap::new();
-    for Publish { host, guest_port } in publish {
+    for Publish { host, guest_port, .. } in publish {
         let binding = json!({ "HostIp": host.ip(), "HostPort": host.port().to_string() });
         shown.entry(format!("{guest_port}/tcp")).or_default().push(binding);
     }
@@ -97,7 +80,7 @@ pub fn settings(publish: &[Publish]) -> Value {
 
 /// `Ports` of a row of the list.
 pub fn row(publish: &[Publish]) -> Value {
-    let shown = publish.iter().map(|Publish { host, guest_port }| {
+    let shown = publish.iter().map(|Publish { host, guest_port, .. }| {
         json!({ "IP": host.ip(), "PrivatePort": guest_port, "PublicPort": host.port(),
             "Type": "tcp" })
     });
@@ -150,7 +133,7 @@ mod tests {
     #[test]
     fn open_ports_get_different_numbers() {
         let mut publish = read(json!({"PortBindings": {"80/tcp": [{}, {}]}})).unwrap();
-        number(&mut publish).unwrap();
+        Publish::number_all(&mut publish).unwrap();
         let ports: Vec<u16> = publish.iter().map(|publish| publish.host.port()).collect();
         assert!(ports[0] != ports[1] && !ports.contains(&0), "{ports:?}");
         assert_eq!(settings(&publish)["80/tcp"][1]["HostPort"], ports[1].to_string());

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use exocell_cell::agent::{FrameReader, Kind, Patient, Reply, TRANSFER_MAX};
 use exocell_cell::control::Client;
-use exocell_cell::{CellSpec, Record, Strength, now_ms, warm};
+use exocell_cell::{CellSpec, Layout, Record, Strength, now_ms, warm};
 use serde_json::{Value, json};
 use tokio::sync::OwnedMutexGuard;
 
@@ -84,6 +84,12 @@ pub async fn container(server: &Arc<Server>, key: &str, place: &Place) -> ApiRes
         if seen.is_running() {
             return Ok(Reach { record: seen.awake()?.0.clone(), idle: None });
         }
+        if seen.is_restarting() {
+            return Err(ApiError::conflict(format!(
+                "Container {} is restarting, wait until the container is running",
+                seen.id()
+            )));
+        }
         if !live.is_claimed() {
             break (held, seen);
         }
@@ -94,7 +100,7 @@ pub async fn container(server: &Arc<Server>, key: &str, place: &Place) -> ApiRes
         .blocking(move |server| {
             let mut container = on_disk(server, seen)?;
             server.containers.prepare(&mut container)?;
-            let reach = begin(server, &idle(&container)?, Some(held))?;
+            let reach = begin(server.layout(), &idle(&container)?, Some(held))?;
             if let Some(idle) = &reach.idle {
                 live.show(idle);
             }
@@ -110,7 +116,9 @@ fn on_disk(server: &Server, seen: Seen) -> ApiResult<Container> {
         seen.container.goes_on()?;
     }
     let mut container = seen.container;
-    if container.spec.disk.is_none() && !container.spec.read_only {
+    if container.spec.keeps_disk {
+        container.spec.disk = seen.cell.map(|(record, _)| record.disk());
+    } else if container.spec.disk.is_none() && !container.spec.read_only {
         // A warm cell that was kept for it has another.
         warm::release(server.layout(), container.id())?;
         container.spec.disk = Some(server.containers.disk(container.id()));
@@ -127,7 +135,7 @@ fn idle(container: &Container) -> ApiResult<CellSpec> {
         sections.remove("network");
     }
     let (disk, locations) = (container.spec.disk.clone(), container.spec.locations.clone());
-    Ok(CellSpec { disk, locations, ..bare(&container.spec.image, &caps)? })
+    Ok(CellSpec { disk, locations, ..bare(container.spec.image_name(), &caps)? })
 }
 
 pub(crate) fn bare(image: &str, caps: &Value) -> ApiResult<CellSpec> {
@@ -150,12 +158,22 @@ pub(crate) fn bare(image: &str, caps: &Value) -> ApiResult<CellSpec> {
         remove: true,
         read_only: false,
         publish: Vec::new(),
+        networks: Vec::new(),
         pager: exocell_cell::pager::Mode::Off,
         memory_guarantee: None,
         intra: exocell_cell::intra::Intra::default(),
+        image_id: None,
+        keeps_disk: false,
+        labels: std::collections::BTreeMap::new(),
+        stop_signal: None,
+        stop_seconds: None,
+        restart: exocell_cell::policy::Policy::No,
+        restarts: 0,
+        health: None,
         disk: None,
         idle: true,
         warm: None,
+        changes: exocell_cell::changes::Changes::default(),
         locations: Vec::new(),
         capabilities: caps.to_string(),
         created_ms: now_ms(),
@@ -163,18 +181,18 @@ pub(crate) fn bare(image: &str, caps: &Value) -> ApiResult<CellSpec> {
 }
 
 /// Reaches into the image `id`. Blocks.
-pub fn image(server: &Server, id: &str) -> ApiResult<Reach> {
+pub fn image(layout: &Layout, id: &str) -> ApiResult<Reach> {
     let caps = json!({
         "version": 1, "memory": { "limit": IMAGE_MEMORY }, "cpu": { "count": 1 },
         "disk": { "size": IMAGE_DISK }, "processes": { "max": 64 },
         "clock": {}, "random": {}, "stdio": {},
     });
-    begin(server, &bare(id, &caps)?, None)
+    begin(layout, &bare(id, &caps)?, None)
 }
 
-fn begin(server: &Server, spec: &CellSpec, held: Option<OwnedMutexGuard<()>>) -> ApiResult<Reach> {
-    let session = launcher::launch(server.layout(), &Start::Idle(spec))?;
-    let (record, _, _) = Record::find(server.layout(), &spec.id)?;
+fn begin(layout: &Layout, spec: &CellSpec, held: Option<OwnedMutexGuard<()>>) -> ApiResult<Reach> {
+    let session = launcher::launch(layout, &Start::Cell(spec))?;
+    let (record, _, _) = Record::find(layout, &spec.id)?;
     let began = FrameReader::new(&session).expect::<Reply>(Kind::Reply);
     let ends = record.clone();
     let idle = Idle::new(held, move || {

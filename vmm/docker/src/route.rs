@@ -6,7 +6,8 @@ use crate::error::{ApiError, ApiResult};
 use crate::http::{Call, Response};
 use crate::state::Server;
 use crate::{
-    archive, attach, calls, discard, exec, images, logs, save, stats, system, views, volumes,
+    archive, attach, build, calls, discard, exec, images, logs, networks, save, stats, system,
+    views, volumes,
 };
 
 /// Answers one call.
@@ -17,25 +18,30 @@ pub async fn route(server: &Arc<Server>, method: &str, call: Call) -> ApiResult<
         ["_ping"] if matches!(method, "GET" | "HEAD") => Ok(system::ping()),
         ["version"] if method == "GET" => Ok(system::version()),
         ["info"] if method == "GET" => system::info(server).await,
+        ["build"] if method == "POST" => build::call::build(server, call).await,
+        ["build", "prune"] if method == "POST" => build::call::prune(server).await,
         ["commit"] if method == "POST" => images::commit(server, call).await,
+        // What is there is built in.
+        ["plugins"] if method == "GET" => Ok(views::ok(&serde_json::json!([]))),
         ["events"] if method == "GET" => server.events.serve(&call),
         ["system", "df"] if method == "GET" => system::disk_usage(server).await,
         ["containers", rest @ ..] => containers(server, method, rest, call).await,
         ["exec", rest @ ..] => execs(server, method, rest, call).await,
         ["images", rest @ ..] => image(server, method, rest, call).await,
         ["networks", rest @ ..] => match (method, rest) {
-            ("GET", []) => system::networks(&call),
-            ("GET", [name]) => system::inspect_network(name),
-            ("POST", ["prune"]) => Ok(views::ok(&serde_json::json!({ "NetworksDeleted": [] }))),
-            _ => Err(system::refuse_network()),
+            ("GET", []) => networks::list(server, &call).await,
+            ("POST", ["create"]) => networks::create(server, call).await,
+            ("POST", ["prune"]) => networks::prune(server, &call).await,
+            ("GET", [name]) => networks::inspect(server, name).await,
+            ("DELETE", [name]) => networks::remove(server, name).await,
+            ("POST", [name, "connect"]) => networks::connect(server, name, call).await,
+            ("POST", [name, "disconnect"]) => networks::disconnect(server, name, call).await,
+            _ => Err(unknown(method, &path)),
         },
         ["volumes", rest @ ..] => match (method, rest) {
             ("GET", []) => volumes::list(server, &call).await,
             ("POST", ["create"]) => volumes::create(server, call).await,
-            ("POST", ["prune"]) => Err(ApiError::unsupported(
-                "removing all volumes that no container uses",
-                "remove them by name",
-            )),
+            ("POST", ["prune"]) => volumes::prune(server, &call).await,
             ("GET", [name]) => volumes::inspect(server, name),
             ("DELETE", [name]) => volumes::remove(server, name).await,
             _ => Err(unknown(method, &path)),
@@ -63,6 +69,7 @@ async fn containers(
         ("POST", [id, "pause"]) => calls::pause(server, id, true).await,
         ("POST", [id, "unpause"]) => calls::pause(server, id, false).await,
         ("POST", [id, "wait"]) => calls::wait(server, id, &call).await,
+        ("POST", [id, "update"]) => calls::update(server, id, call).await,
         ("POST", [id, "rename"]) => calls::rename(server, id, &call).await,
         ("GET", [id, "logs"]) => logs::logs(server, id, &call).await,
         ("POST", [id, "attach"]) => attach::attach(server, id, call).await,
@@ -86,7 +93,6 @@ async fn containers(
 /// What Docker does with containers and cells do not.
 fn refused_verb(verb: &str) -> Option<ApiError> {
     let (what, remedy) = match verb {
-        "update" => ("changing a container's limits", "make a new one with other limits"),
         "changes" => ("listing a container's changes", "copy its files and compare"),
         "attach" => ("attaching by websocket", "attach by taking the connection over"),
         _ => return None,
@@ -117,7 +123,7 @@ async fn image(
 ) -> ApiResult<Response> {
     match (method, rest) {
         ("GET", ["json"]) => images::list(server, &call).await,
-        ("POST", ["create"]) => images::create(server, &call).await,
+        ("POST", ["create"]) => images::create(server, call).await,
         ("POST", ["load"]) => images::load(server, call).await,
         ("POST", ["prune"]) => discard::prune(server, &call).await,
         ("GET", ["search"]) => {
@@ -142,9 +148,9 @@ async fn image(
 /// Why a call outside of the families above is not answered.
 fn refusal(method: &str, path: &[&str]) -> ApiError {
     let (what, remedy) = match path {
-        ["build" | "session" | "grpc", ..] => (
-            "building an image",
-            "build it elsewhere and load the archive (docker load, exocell image import)",
+        ["session" | "grpc", ..] => (
+            "building by BuildKit's protocol",
+            "set DOCKER_BUILDKIT=0 for the client, or use exocell build",
         ),
         ["auth"] => ("logging in to a registry", "send the credentials with the pull"),
         ["distribution", ..] => ("looking into a registry", "pull the image"),

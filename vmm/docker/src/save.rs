@@ -11,7 +11,8 @@ use std::sync::Arc;
 
 use exocell_cell::agent::client;
 use exocell_cell::archive;
-use exocell_cell::images::{Digest, Hashing, ImageRecord, Reference};
+use exocell_cell::images::{Digest, Hashing, ImageRecord, Reference, Store, private};
+use exocell_cell::{CellError, Layout};
 use serde_json::{Value, json};
 use tar::{Builder, EntryType, Header};
 
@@ -81,29 +82,49 @@ pub async fn save(server: &Arc<Server>, names: Vec<String>) -> ApiResult<Respons
     if names.is_empty() || names.len() > IMAGES_MAX {
         return Err(ApiError::bad_request(format!("name 1 to {IMAGES_MAX} images (names)")));
     }
-    let saved = server.blocking(move |server| {
-        let store = server.images()?;
-        // All are there, or nothing is begun.
-        let found: Vec<_> = names
-            .iter()
-            .map(|name| Ok((name, store.resolve(name)?, store.inspect(name)?)))
-            .collect::<ApiResult<_>>()?;
-        let pack = |(name, image, document): &(&String, ImageRecord, String)| {
-            pack(server, name, image, document)
-        };
-        found.iter().map(pack).collect::<ApiResult<Vec<_>>>()
-    });
-    let saved = saved.await?;
+    let saved = server.blocking(move |server| pack_all(server.layout(), &names)).await?;
     sent(server, move |out| write_archive(saved, out))
 }
 
-fn pack(server: &Server, name: &str, image: &ImageRecord, document: &str) -> ApiResult<Saved> {
+/// Writes the same archive of the images called `names` to `out`. Blocks.
+///
+/// # Errors
+/// No image is called so, or it cannot be packed or written.
+pub fn save_to(layout: &Layout, names: &[String], out: &mut impl Write) -> Result<(), CellError> {
+    let saved = pack_all(layout, names).map_err(|error| CellError::Usage(error.message))?;
+    write_archive(saved, out).map_err(CellError::host("cannot write the archive"))
+}
+
+fn pack_all(layout: &Layout, names: &[String]) -> ApiResult<Vec<Saved>> {
+    let store = Store::open(layout.images())?;
+    // All are there, or nothing is begun.
+    let found: Vec<_> = names
+        .iter()
+        .map(|name| Ok((name, store.resolve(name)?, store.inspect(name)?)))
+        .collect::<ApiResult<_>>()?;
+    let mut packed: Vec<(Digest, Saved)> = Vec::new();
+    for (name, image, document) in &found {
+        match packed.iter_mut().find(|(id, _)| *id == image.id) {
+            // One image by another of its names.
+            Some((_, saved)) => saved.tags.extend(tags_of(name, image)),
+            None => packed.push((image.id, pack(layout, name, image, document)?)),
+        }
+    }
+    for (_, saved) in &mut packed {
+        saved.tags.sort();
+        saved.tags.dedup();
+    }
+    Ok(packed.into_iter().map(|(_, saved)| saved).collect())
+}
+
+fn pack(layout: &Layout, name: &str, image: &ImageRecord, document: &str) -> ApiResult<Saved> {
     let broken = |error: &dyn std::fmt::Display| {
         ApiError::internal(format!("the image {name} cannot be packed: {error}"))
     };
-    let reach = reach::image(server, &image.id.to_string())?;
-    let mut layer =
-        tempfile::tempfile_in(Containers::root(server.layout())).map_err(|error| broken(&error))?;
+    let reach = reach::image(layout, &image.id.to_string())?;
+    let folder = Containers::root(layout);
+    let layer = private::folder(&folder).and_then(|()| tempfile::tempfile_in(folder));
+    let mut layer = layer.map_err(|error| broken(&error))?;
     unpack_into(&reach, &mut layer).map_err(|error| broken(&error))?;
     drop(reach);
     let diff_id = digest(&mut layer).map_err(|error| broken(&error))?;

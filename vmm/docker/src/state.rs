@@ -110,9 +110,14 @@ impl Server {
 
     /// The container is gone: tells those who wait, and forgets it.
     pub fn bury(&self, id: &str) {
+        self.bury_ended(id, None);
+    }
+
+    /// As [`Self::bury`], with the end of its program (see [`Live::removed`]).
+    pub fn bury_ended(&self, id: &str, code: Option<u8>) {
         let live = self.lives().remove(id);
         if let Some(live) = live {
-            live.removed();
+            live.removed(code);
         }
         self.execs.forget_container(id);
     }

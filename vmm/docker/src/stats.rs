@@ -5,13 +5,13 @@ use std::time::Duration;
 
 use exocell_cell::agent::client::{self, ClientError};
 use exocell_cell::agent::{Exec, FailureKind, printable, printable_lines};
+use exocell_cell::clock::{NEVER, rfc3339_ms};
 use exocell_cell::control::{Client, ControlReply, ControlRequest};
 use exocell_cell::processes::CellUse;
 use exocell_cell::{Record, State, Status, now_ms};
 use hyper::StatusCode;
 use serde_json::{Value, json};
 
-use crate::clock::{NEVER, rfc3339_ms};
 use crate::containers::Seen;
 use crate::error::{ApiError, ApiResult};
 use crate::http::{Body, Call, Response, json as reply, stream};
@@ -21,7 +21,7 @@ use crate::state::Server;
 const INTERVAL: Duration = Duration::from_secs(1);
 /// What `ps` is asked for where the client does not say: no start times, for a
 /// guest knows no time of its boot.
-const TOP_ARGUMENTS: &str = "-eo user,pid,ppid,tty,time,args";
+pub const TOP_ARGUMENTS: &str = "-eo user,pid,ppid,tty,time,args";
 /// The guest's list of processes, in bytes.
 const TOP_BYTES_MAX: usize = 1 << 20;
 
@@ -99,7 +99,7 @@ fn measure(record: &Record, status: &Status, vcpus: u32) -> ApiResult<Value> {
         ControlReply::Counters(counters) => counters,
         _ => return Err(ApiError::internal("the supervisor broke the protocol")),
     };
-    let host = CellUse::of_cell(status.supervisor_pid);
+    let host = CellUse::of_cell(&record.id, status.supervisor_pid);
     let memory = counters.memory_allocated_bytes + host.memory.anonymous_bytes;
     let mut now = nothing();
     now["read"] = rfc3339_ms(now_ms()).into();
@@ -112,6 +112,16 @@ fn measure(record: &Record, status: &Status, vcpus: u32) -> ApiResult<Value> {
     now["cpu_stats"]["system_cpu_usage"] = host_cpu_ns().into();
     now["cpu_stats"]["online_cpus"] = vcpus.into();
     let io = |op: &str, value: u64| json!({ "major": 0, "minor": 0, "op": op, "value": value });
+    now["networks"] = json!({});
+    if let Some(link) = counters.devices.get("network") {
+        let count = |name: &str| link.get(name).copied().unwrap_or(0);
+        now["networks"] = json!({ "eth0": {
+            "rx_bytes": count("received_bytes"), "rx_packets": count("received_packets"),
+            "rx_errors": 0, "rx_dropped": 0,
+            "tx_bytes": count("sent_bytes"), "tx_packets": count("sent_packets"),
+            "tx_errors": 0, "tx_dropped": count("dropped_frames"),
+        }});
+    }
     now["blkio_stats"]["io_service_bytes_recursive"] =
         json!([io("read", counters.block_read_bytes), io("write", counters.block_written_bytes),]);
     Ok(now)
@@ -130,11 +140,16 @@ fn host_cpu_ns() -> u64 {
 
 /// `GET /containers/{id}/top`: `ps` of the container's own.
 pub async fn top(server: &Arc<Server>, key: &str, call: &Call) -> ApiResult<Response> {
-    let arguments = call.target.query.get("ps_args").unwrap_or(TOP_ARGUMENTS).to_owned();
+    let wanted = call.target.query.get("ps_args").map(str::to_owned);
     let seen = server.find(key).await?;
     let record = seen.awake()?.0.clone();
     let env = seen.container.config.env.clone();
-    let text = server.blocking(move |_| list(&record, env, &arguments)).await?;
+    let listed = server.blocking(move |_| match &wanted {
+        Some(arguments) => list(&record, env, arguments),
+        // A small image's ps knows few columns, or none to choose.
+        None => list(&record, env.clone(), TOP_ARGUMENTS).or_else(|_| list(&record, env, "")),
+    });
+    let text = listed.await?;
     let mut lines = text.lines().map(|line| line.split_ascii_whitespace().collect::<Vec<_>>());
     let titles = lines.next().unwrap_or_default();
     let columns = titles.len();
@@ -150,7 +165,7 @@ pub async fn top(server: &Arc<Server>, key: &str, call: &Call) -> ApiResult<Resp
     Ok(reply(StatusCode::OK, &json!({ "Titles": titles, "Processes": processes })))
 }
 
-fn list(record: &Record, env: Vec<String>, arguments: &str) -> ApiResult<String> {
+pub fn list(record: &Record, env: Vec<String>, arguments: &str) -> ApiResult<String> {
     let stream = Client::connect(record)?.guest_stream()?;
     let words = ["ps"].into_iter().chain(arguments.split_ascii_whitespace());
     let args = words.map(str::to_owned).collect();

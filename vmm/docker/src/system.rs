@@ -1,14 +1,14 @@
-//! What the server says of itself: ping, version, info, disk usage; and the
-//! two networks that there are.
+//! What the server says of itself: ping, version, info, disk usage.
 
 use std::sync::Arc;
 
+use exocell_cell::plan;
 use hyper::StatusCode;
-use serde_json::{Value, json};
+use serde_json::json;
 
-use crate::error::{ApiError, ApiResult};
-use crate::filters::Filters;
-use crate::http::{Call, Response, json as reply, text, with_header};
+use crate::error::ApiResult;
+use crate::http::{Response, text, with_header};
+use crate::networks::Endpoints;
 use crate::state::Server;
 use crate::target::{VERSION_MAX, VERSION_MIN};
 use crate::views;
@@ -42,14 +42,6 @@ pub fn version() -> Response {
     }))
 }
 
-/// Bytes of the host's memory.
-pub fn host_memory() -> u64 {
-    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let total = text.lines().find_map(|line| line.strip_prefix("MemTotal:"));
-    let kib = total.and_then(|line| line.split_ascii_whitespace().next()?.parse::<u64>().ok());
-    kib.unwrap_or(0) * 1024
-}
-
 /// `GET /info`
 pub async fn info(server: &Arc<Server>) -> ApiResult<Response> {
     let (all, images) = server
@@ -63,17 +55,17 @@ pub async fn info(server: &Arc<Server>) -> ApiResult<Response> {
         "Containers": all.len(), "ContainersRunning": running - paused, "ContainersPaused": paused,
         "ContainersStopped": all.len() - running, "Images": images, "Driver": "exocell",
         "DriverStatus": [["Boundary", "a guest kernel for each container"]],
-        "SystemStatus": null, "Plugins": { "Volume": ["local"], "Network": ["none"],
+        "SystemStatus": null, "Plugins": { "Volume": ["local"], "Network": ["bridge", "null"],
             "Authorization": null, "Log": ["json-file"] },
         "MemoryLimit": true, "SwapLimit": false, "CpuCfsPeriod": false, "CpuCfsQuota": false,
         "CPUShares": true, "CPUSet": false, "PidsLimit": true, "IPv4Forwarding": false,
         "OomKillDisable": false, "Debug": false, "NFd": 0, "NGoroutines": 0,
-        "SystemTime": crate::clock::rfc3339_ms(exocell_cell::now_ms()), "LoggingDriver": "json-file",
+        "SystemTime": exocell_cell::clock::rfc3339_ms(exocell_cell::now_ms()), "LoggingDriver": "json-file",
         "CgroupDriver": "none", "CgroupVersion": "2", "NEventsListener": 0,
         "KernelVersion": kernel(), "OperatingSystem": "Exocell", "OSVersion": "",
         "OSType": "linux", "Architecture": "x86_64", "IndexServerAddress": "https://index.docker.io/v1/",
         "RegistryConfig": { "InsecureRegistryCIDRs": ["127.0.0.0/8"], "IndexConfigs": {}, "Mirrors": null },
-        "NCPU": server.defaults.vcpus, "MemTotal": host_memory(),
+        "NCPU": server.defaults.vcpus, "MemTotal": plan::host_memory(),
         "DockerRootDir": server.layout().root(), "HttpProxy": "", "HttpsProxy": "", "NoProxy": "",
         "Labels": [], "ExperimentalBuild": false, "Runtimes": { "exocell": { "path": "exocell" } },
         "DefaultRuntime": "exocell", "Swarm": { "LocalNodeState": "inactive" },
@@ -84,8 +76,13 @@ pub async fn info(server: &Arc<Server>) -> ApiResult<Response> {
 
 /// `GET /system/df`
 pub async fn disk_usage(server: &Arc<Server>) -> ApiResult<Response> {
-    let (images, containers) =
-        server.blocking(|server| Ok((server.images()?.list()?, server.containers.all()?))).await?;
+    let (images, containers, endpoints) = server
+        .blocking(|server| {
+            let all = server.containers.all()?;
+            let endpoints = Endpoints::of(server, all.iter().map(|seen| &seen.container))?;
+            Ok((server.images()?.list()?, all, endpoints))
+        })
+        .await?;
     let total: u64 = images.iter().map(|image| image.size_bytes).sum();
     let uses = |id: &str| containers.iter().filter(|seen| seen.container.image_id == id).count();
     let images: Vec<_> = images
@@ -100,50 +97,8 @@ pub async fn disk_usage(server: &Arc<Server>) -> ApiResult<Response> {
             })
         })
         .collect();
-    let rows: Vec<_> = containers.iter().map(views::row).collect();
+    let rows: Vec<_> = containers.iter().map(|seen| views::row(seen, &endpoints)).collect();
     Ok(views::ok(&json!({
         "LayersSize": total, "Images": images, "Containers": rows, "Volumes": [], "BuildCache": [],
     })))
-}
-
-/// The networks that containers may name: `bridge` is what the server grants,
-/// and no container reaches another.
-fn network(name: &str) -> Value {
-    json!({
-        "Name": name, "Id": name, "Created": crate::clock::NEVER, "Scope": "local",
-        "Driver": if name == "none" { "null" } else { "bridge" }, "EnableIPv6": false,
-        "IPAM": { "Driver": "default", "Options": null, "Config": [] }, "Internal": true,
-        "Attachable": false, "Ingress": false, "ConfigFrom": { "Network": "" },
-        "ConfigOnly": false, "Containers": {}, "Options": {}, "Labels": {},
-    })
-}
-
-const NETWORKS: [&str; 2] = ["bridge", "none"];
-
-/// `GET /networks`
-pub fn networks(call: &Call) -> ApiResult<Response> {
-    let known = ["dangling", "driver", "id", "label", "name", "scope", "type"];
-    let filters = Filters::of(&call.target.query, &known)?;
-    let shown = NETWORKS.into_iter().filter(|name| {
-        filters.any("name", |wanted| name.contains(wanted))
-            && filters.any("id", |wanted| name.starts_with(wanted))
-            && filters.values("label").is_empty()
-    });
-    Ok(reply(StatusCode::OK, &shown.map(network).collect::<Vec<_>>()))
-}
-
-/// `GET /networks/{id}`
-pub fn inspect_network(name: &str) -> ApiResult<Response> {
-    match NETWORKS.contains(&name) {
-        true => Ok(views::ok(&network(name))),
-        false => Err(ApiError::not_found(format!("network {name} not found"))),
-    }
-}
-
-/// Everything on networks that would change one.
-pub fn refuse_network() -> ApiError {
-    ApiError::unsupported(
-        "making, joining or removing a network",
-        "a container reaches what exocell serve grants it with --allow-net",
-    )
 }

@@ -106,6 +106,11 @@ impl Query {
         self.all(name).find(|value| !value.is_empty())
     }
 
+    /// All names with their values.
+    pub fn pairs(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.0.iter().map(|(name, value)| (name.as_str(), value.as_str()))
+    }
+
     /// Every value of `name`.
     pub fn all<'a, 'b>(&'a self, name: &'b str) -> impl Iterator<Item = &'a str> + use<'a, 'b> {
         self.0.iter().filter(move |(key, _)| key == name).map(|(_, value)| value.as_str())

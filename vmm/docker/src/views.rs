@@ -1,12 +1,14 @@
 //! Containers as the API shows them.
 
+use exocell_cell::clock::rfc3339_ms;
+use exocell_cell::health::Health;
 use exocell_cell::{State, Status};
 use serde_json::{Map, Value, json};
 
 use crate::admit::MountPoint;
-use crate::clock::rfc3339_ms;
 use crate::containers::{Container, Seen};
 use crate::http::Response;
+use crate::networks::Endpoints;
 use crate::ports;
 use crate::state::Server;
 
@@ -32,12 +34,14 @@ pub fn host_config(container: &Container) -> Value {
     if let (Some(shown), Some(own)) = (shown.as_object_mut(), container.host.as_object()) {
         let said = own.iter().filter(|(_, value)| !value.is_null());
         shown.extend(said.map(|(name, value)| (name.clone(), value.clone())));
-        let unset = |value: &Value| value["Type"] == "" || value["Name"] == "";
         let defaults = host_defaults();
-        for name in ["LogConfig", "RestartPolicy"] {
-            if unset(&shown[name]) {
-                shown.insert(name.to_owned(), defaults[name].clone());
+        for (name, field) in [("LogConfig", "Type"), ("RestartPolicy", "Name")] {
+            if shown[name][field] == "" {
+                shown[name][field] = defaults[name][field].clone();
             }
+        }
+        if shown["Runtime"] == "" {
+            shown.insert("Runtime".to_owned(), defaults["Runtime"].clone());
         }
     }
     shown
@@ -68,52 +72,62 @@ fn mount(point: &MountPoint) -> Value {
         "Name": point.volume, "Source": point.source, "Destination": point.target,
         "Driver": if point.volume.is_some() { "local" } else { "" },
         "Mode": if point.writable { "" } else { "ro" },
-        "RW": point.writable, "Propagation": "",
+        "RW": point.writable,
+        "Propagation": if point.volume.is_some() { "" } else { "rprivate" },
     })
-}
-
-/// The network that a container is said to be in; it has no address there.
-fn networks(container: &Container) -> Value {
-    let name = match container.host["NetworkMode"].as_str() {
-        _ if container.config.network_disabled => "none",
-        Some("none") => "none",
-        _ => "bridge",
-    };
-    json!({ name: {
-        "IPAMConfig": null, "Links": null, "Aliases": null, "NetworkID": name, "EndpointID": "",
-        "Gateway": "", "IPAddress": "", "IPPrefixLen": 0, "IPv6Gateway": "",
-        "GlobalIPv6Address": "", "GlobalIPv6PrefixLen": 0, "MacAddress": "", "DriverOpts": null,
-    }})
 }
 
 fn state(seen: &Seen) -> Value {
     let status = seen.status().cloned().unwrap_or_default();
     let alive = seen.is_running();
-    json!({
-        "Status": seen.state(), "Running": alive, "Paused": seen.is_paused(), "Restarting": false,
+    let restarting = seen.is_restarting();
+    let mut shown = json!({
+        "Status": seen.state(), "Running": alive || restarting, "Paused": seen.is_paused(),
+        "Restarting": restarting,
         "OOMKilled": status.out_of_memory, "Dead": false,
         "Pid": if alive { status.supervisor_pid } else { 0 },
         "ExitCode": status.exit_code.unwrap_or(0),
         "Error": status.reason.as_deref().unwrap_or_default(),
         "StartedAt": rfc3339_ms(status.started_ms),
         "FinishedAt": rfc3339_ms(status.finished_ms),
+    });
+    if let Some(health) = seen.health() {
+        shown["Health"] = self::health(&health);
+    }
+    shown
+}
+
+fn health(health: &Health) -> Value {
+    let probes = health.log.iter().map(|probe| {
+        json!({
+            "Start": rfc3339_ms(probe.start_ms), "End": rfc3339_ms(probe.end_ms),
+            "ExitCode": probe.exit_code, "Output": probe.output,
+        })
+    });
+    json!({
+        "Status": health.status.name(), "FailingStreak": health.failing_streak,
+        "Log": probes.collect::<Vec<_>>(),
     })
 }
 
+/// As a list is filtered by it.
+pub fn health_word(seen: &Seen) -> &'static str {
+    seen.health().map_or("none", |health| health.status.name())
+}
+
 /// `GET /containers/{id}/json`
-pub fn inspect(server: &Server, seen: &Seen) -> Value {
+pub fn inspect(server: &Server, seen: &Seen, endpoints: &Endpoints) -> Value {
     let container = &seen.container;
     let args = &container.spec.command;
     let (path, args) = args.split_first().map_or(("", &[][..]), |(p, a)| (p.as_str(), a));
     let execs = server.execs.of(seen.id());
     let log = seen.cell.as_ref().map(|(record, _)| record.path("log"));
-    let networks = networks(container);
     let open: &[_] = if seen.is_running() { &container.spec.publish } else { &[] };
     json!({
         "Id": seen.id(), "Created": rfc3339_ms(container.spec.created_ms),
         "Path": path, "Args": args, "State": state(seen), "Image": container.image_id,
         "ResolvConfPath": "", "HostnamePath": "", "HostsPath": "", "LogPath": log,
-        "Name": format!("/{}", container.name()), "RestartCount": 0, "Driver": "exocell",
+        "Name": format!("/{}", container.name()), "RestartCount": container.spec.restarts, "Driver": "exocell",
         "Platform": "linux", "MountLabel": "", "ProcessLabel": "", "AppArmorProfile": "",
         "ExecIDs": if execs.is_empty() { Value::Null } else { json!(execs) },
         "HostConfig": host_config(container), "GraphDriver": { "Name": "exocell", "Data": {} },
@@ -121,14 +135,14 @@ pub fn inspect(server: &Server, seen: &Seen) -> Value {
         "Config": config(container),
         "NetworkSettings": {
             "Bridge": "", "SandboxID": "", "SandboxKey": "", "Ports": ports::settings(open), "Gateway": "",
-            "IPAddress": "", "IPPrefixLen": 0, "MacAddress": "", "Networks": networks,
+            "IPAddress": "", "IPPrefixLen": 0, "MacAddress": "", "Networks": endpoints.show(container),
         },
         "Warnings": container.warnings,
     })
 }
 
 /// A row of `GET /containers/json`.
-pub fn row(seen: &Seen) -> Value {
+pub fn row(seen: &Seen, endpoints: &Endpoints) -> Value {
     let container = &seen.container;
     let open: &[_] = if seen.is_running() { &container.spec.publish } else { &[] };
     json!({
@@ -139,7 +153,7 @@ pub fn row(seen: &Seen) -> Value {
         "Ports": ports::row(open), "Labels": container.config.labels,
         "State": seen.state(), "Status": status_text(seen),
         "HostConfig": { "NetworkMode": host_config(container)["NetworkMode"] },
-        "NetworkSettings": { "Networks": networks(container) },
+        "NetworkSettings": { "Networks": endpoints.show(container) },
         "Mounts": container.mounts.iter().map(mount).collect::<Vec<_>>(),
     })
 }
@@ -150,11 +164,17 @@ fn status_text(seen: &Seen) -> String {
     match seen.status() {
         None => "Created".to_owned(),
         Some(Status { state: State::Exited, exit_code, finished_ms, .. }) => {
-            format!("Exited ({}) {} ago", exit_code.unwrap_or(0), ago(*finished_ms))
+            let word = if seen.is_restarting() { "Restarting" } else { "Exited" };
+            format!("{word} ({}) {} ago", exit_code.unwrap_or(0), ago(*finished_ms))
         }
         Some(status) => {
             let since = ago(status.started_ms.max(seen.container.spec.created_ms));
-            format!("Up {since}{}", if seen.is_paused() { " (Paused)" } else { "" })
+            let more = match seen.health() {
+                _ if seen.is_paused() => " (Paused)".to_owned(),
+                Some(health) => format!(" ({})", health.status.shown()),
+                None => String::new(),
+            };
+            format!("Up {since}{more}")
         }
     }
 }

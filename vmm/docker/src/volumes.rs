@@ -1,26 +1,29 @@
 //! Named volumes: folders of the server's own.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::UNIX_EPOCH;
 
+use exocell_cell::clock::rfc3339_ms;
 use exocell_cell::images::walk;
 use hyper::StatusCode;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::admit::check_volume;
-use crate::clock::rfc3339_ms;
 use crate::error::{ApiError, ApiResult};
 use crate::events::Event;
 use crate::exec::new_id;
 use crate::fields;
 use crate::filters::Filters;
 use crate::http::{Call, Response, empty, json as reply};
+use crate::notes::Notes;
 use crate::state::Server;
+
+/// Bytes of all labels of one.
+const LABELS_BYTES_MAX: usize = 64 << 10;
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, rename_all = "PascalCase")]
@@ -31,13 +34,42 @@ struct Wanted {
     labels: Option<BTreeMap<String, String>>,
 }
 
-fn show(path: &Path) -> Option<Value> {
-    let made = fs::metadata(path).ok()?.modified().ok()?.duration_since(UNIX_EPOCH).ok()?;
-    Some(json!({
-        "Name": path.file_name()?.to_str()?, "Driver": "local", "Mountpoint": path,
-        "CreatedAt": rfc3339_ms(made.as_millis() as u64), "Labels": {}, "Scope": "local",
-        "Options": null,
-    }))
+/// A volume as the API shows it.
+struct Volume {
+    name: String,
+    notes: Notes,
+    shown: Value,
+}
+
+impl Volume {
+    fn of(server: &Server, name: &str) -> Option<Self> {
+        let path = server.containers.volumes().join(name);
+        let made = fs::metadata(&path).ok()?.modified().ok()?.duration_since(UNIX_EPOCH).ok()?;
+        let notes = Notes::read(&server.containers.volume_notes(name));
+        let created =
+            if notes.created_ms == 0 { made.as_millis() as u64 } else { notes.created_ms };
+        let shown = json!({
+            "Name": name, "Driver": "local", "Mountpoint": path,
+            "CreatedAt": rfc3339_ms(created), "Labels": notes.labels, "Scope": "local",
+            "Options": null,
+        });
+        Some(Self { name: name.to_owned(), notes, shown })
+    }
+
+    fn all(server: &Server) -> ApiResult<Vec<Self>> {
+        let entries = fs::read_dir(server.containers.volumes()).map_err(failed("list", ""))?;
+        let names = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok());
+        let mut names: Vec<String> = names.collect();
+        names.sort();
+        Ok(names.iter().filter_map(|name| Self::of(server, name)).collect())
+    }
+}
+
+/// The names of volumes that a container has.
+fn used(server: &Server) -> ApiResult<BTreeSet<String>> {
+    let all = server.containers.all()?;
+    let mounts = all.iter().flat_map(|seen| &seen.container.mounts);
+    Ok(mounts.filter_map(|mount| mount.volume.clone()).collect())
 }
 
 fn failed(what: &str, name: &str) -> impl FnOnce(io::Error) -> ApiError {
@@ -53,15 +85,16 @@ fn tell(server: &Server, action: &str, name: &str) {
 /// `GET /volumes`
 pub async fn list(server: &Arc<Server>, call: &Call) -> ApiResult<Response> {
     let filters = Filters::of(&call.target.query, &["dangling", "driver", "label", "name"])?;
-    let all = server.blocking(|server| {
-        let entries = fs::read_dir(server.containers.volumes()).map_err(failed("list", ""))?;
-        Ok(entries.flatten().filter_map(|entry| show(&entry.path())).collect::<Vec<_>>())
-    });
-    let named = |volume: &Value| {
-        let name = volume["Name"].as_str().unwrap_or_default();
-        filters.any("name", |wanted| name.contains(wanted)) && filters.values("label").is_empty()
+    let listed = server.blocking(|server| Ok((Volume::all(server)?, used(server)?)));
+    let (all, used) = listed.await?;
+    let passes = |volume: &Volume| {
+        let is_used = used.contains(&volume.name);
+        filters.names("name", &volume.name)
+            && filters.any("driver", |wanted| wanted == "local")
+            && filters.any("dangling", |wanted| matches!(wanted, "1" | "true") != is_used)
+            && filters.labels(&volume.notes.labels)
     };
-    let shown: Vec<_> = all.await?.into_iter().filter(named).collect();
+    let shown: Vec<_> = all.into_iter().filter(passes).map(|volume| volume.shown).collect();
     Ok(reply(StatusCode::OK, &json!({ "Volumes": shown, "Warnings": null })))
 }
 
@@ -73,20 +106,28 @@ pub async fn create(server: &Arc<Server>, call: Call) -> ApiResult<Response> {
     {
         return Err(ApiError::unsupported("this volume driver", "use local, without options"));
     }
-    if !wanted.labels.unwrap_or_default().is_empty() {
-        return Err(ApiError::unsupported("a label on a volume", "leave it out"));
+    let given = wanted.name.filter(|name| !name.is_empty());
+    let notes = Notes::new(wanted.labels.unwrap_or_default(), given.is_none());
+    let bytes: usize = notes.labels.iter().map(|(name, value)| name.len() + value.len()).sum();
+    if bytes > LABELS_BYTES_MAX {
+        return Err(ApiError::bad_request(format!(
+            "the labels of a volume have at most {LABELS_BYTES_MAX} bytes"
+        )));
     }
-    let name = match wanted.name.filter(|name| !name.is_empty()) {
-        Some(name) => name,
-        None => new_id()?,
-    };
+    let name = given.map_or_else(new_id, Ok)?;
     check_volume(&name)?;
     let made = name.clone();
     let shown = server.blocking(move |server| {
         server.containers.check_volumes(&[made.as_str()])?;
         let path = server.containers.volumes().join(&made);
-        fs::create_dir_all(&path).map_err(failed("make", &made))?;
-        show(&path).ok_or_else(|| ApiError::internal(format!("the volume {made} is gone")))
+        // One that is there stays as it is.
+        if !path.exists() {
+            notes.write(&server.containers.volume_notes(&made)).map_err(failed("note", &made))?;
+            fs::create_dir_all(&path).map_err(failed("make", &made))?;
+        }
+        let volume = Volume::of(server, &made);
+        let volume = volume.ok_or_else(|| failed("find", &made)(io::ErrorKind::NotFound.into()))?;
+        Ok(volume.shown)
     });
     let shown = shown.await?;
     tell(server, "create", &name);
@@ -100,8 +141,44 @@ fn no_such(name: &str) -> ApiError {
 /// `GET /volumes/{name}`
 pub fn inspect(server: &Server, name: &str) -> ApiResult<Response> {
     check_volume(name).map_err(|_| no_such(name))?;
-    let shown = show(&server.containers.volumes().join(name)).ok_or_else(|| no_such(name))?;
-    Ok(reply(StatusCode::OK, &shown))
+    let volume = Volume::of(server, name).ok_or_else(|| no_such(name))?;
+    Ok(reply(StatusCode::OK, &volume.shown))
+}
+
+/// Removes a volume and what is noted of it.
+fn discard(server: &Server, name: &str) -> ApiResult<()> {
+    let path = server.containers.volumes().join(name);
+    // As deep as its containers have made it.
+    match path.symlink_metadata().and_then(|_| walk::remove(&path)) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Err(no_such(name)),
+        other => other.map_err(failed("remove", name)),
+    }?;
+    // Notes of a volume that is gone say nothing.
+    let _ = fs::remove_file(server.containers.volume_notes(name));
+    Ok(())
+}
+
+/// `POST /volumes/prune`
+pub async fn prune(server: &Arc<Server>, call: &Call) -> ApiResult<Response> {
+    let filters = Filters::of(&call.target.query, &["label", "all"])?;
+    let named = filters.values("all").iter().any(|value| matches!(value.as_str(), "1" | "true"));
+    let removed = server.at_its_pace(move |server| {
+        let used = used(server)?;
+        let mut removed = Vec::new();
+        let unused = Volume::all(server)?.into_iter().filter(|volume| {
+            !used.contains(&volume.name)
+                && (named || volume.notes.is_anonymous)
+                && filters.labels(&volume.notes.labels)
+        });
+        for volume in unused {
+            discard(server, &volume.name)?;
+            removed.push(volume.name);
+        }
+        Ok(removed)
+    });
+    let removed = removed.await?;
+    removed.iter().for_each(|name| tell(server, "destroy", name));
+    Ok(reply(StatusCode::OK, &json!({ "VolumesDeleted": removed, "SpaceReclaimed": 0 })))
 }
 
 /// `DELETE /volumes/{name}`
@@ -119,12 +196,7 @@ pub async fn remove(server: &Arc<Server>, name: &str) -> ApiResult<Response> {
                     seen.id()
                 )));
             }
-            let path = server.containers.volumes().join(&gone);
-            // As deep as its containers have made it.
-            match path.symlink_metadata().and_then(|_| walk::remove(&path)) {
-                Err(error) if error.kind() == io::ErrorKind::NotFound => Err(no_such(&gone)),
-                other => other.map_err(failed("remove", &gone)),
-            }
+            discard(server, &gone)
         })
         .await?;
     tell(server, "destroy", name);

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use exocell_cell::images::Healthcheck;
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 
@@ -10,7 +11,7 @@ use crate::error::{ApiError, ApiResult};
 use crate::fields;
 
 /// `null` is the default of its type.
-fn or_default<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(
+pub fn or_default<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(
     deserializer: D,
 ) -> Result<T, D::Error> {
     Ok(Option::deserialize(deserializer)?.unwrap_or_default())
@@ -80,7 +81,10 @@ pub struct Config {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stop_timeout: Option<i64>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub healthcheck: Option<Value>,
+    pub healthcheck: Option<Healthcheck>,
+    /// What the line of a health check is handed to.
+    #[serde(deserialize_with = "or_default", skip_serializing_if = "Vec::is_empty")]
+    pub shell: Vec<String>,
 }
 
 /// The part of `HostConfig` that decides something here. All of it is kept as
@@ -128,7 +132,13 @@ pub struct HostConfig {
     #[serde(deserialize_with = "or_default")]
     pub userns_mode: String,
     #[serde(deserialize_with = "or_default")]
-    pub devices: Vec<Value>,
+    pub devices: Vec<Device>,
+    #[serde(deserialize_with = "or_default")]
+    pub dns: Vec<String>,
+    #[serde(deserialize_with = "or_default")]
+    pub dns_search: Vec<String>,
+    #[serde(deserialize_with = "or_default")]
+    pub dns_options: Vec<String>,
     #[serde(deserialize_with = "or_default")]
     pub device_requests: Vec<Value>,
     #[serde(deserialize_with = "or_default")]
@@ -224,6 +234,8 @@ pub struct BindOptions {
 #[serde(default, rename_all = "PascalCase")]
 pub struct VolumeOptions {
     #[serde(deserialize_with = "or_default")]
+    pub labels: BTreeMap<String, String>,
+    #[serde(deserialize_with = "or_default")]
     pub driver_config: DriverConfig,
 }
 
@@ -242,6 +254,18 @@ pub struct TmpfsOptions {
     pub size_bytes: i64,
     #[serde(deserialize_with = "or_default")]
     pub mode: u32,
+}
+
+/// One of `HostConfig.Devices`.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(default, rename_all = "PascalCase")]
+pub struct Device {
+    #[serde(deserialize_with = "or_default")]
+    pub path_on_host: String,
+    #[serde(deserialize_with = "or_default")]
+    pub path_in_container: String,
+    #[serde(deserialize_with = "or_default")]
+    pub cgroup_permissions: String,
 }
 
 /// One of `HostConfig.Ulimits`.
@@ -271,6 +295,8 @@ pub struct PortBinding {
 pub struct RestartPolicy {
     #[serde(deserialize_with = "or_default")]
     pub name: String,
+    #[serde(deserialize_with = "or_default")]
+    pub maximum_retry_count: i64,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
@@ -288,7 +314,7 @@ pub struct Create {
     /// `HostConfig` as it came, its names as Docker spells them.
     pub host_value: Value,
     /// The networks that `NetworkingConfig` names.
-    pub endpoints: Names,
+    pub endpoints: BTreeMap<String, Endpoint>,
     /// Beside the one in `HostConfig`.
     pub runtime: String,
     /// Of fields that are taken and not used.
@@ -322,22 +348,59 @@ impl Create {
         if !body.is_object() || !host_value.is_object() || !networking.is_object() {
             return Err(serde::de::Error::custom("it is no object"));
         }
+        let mut host_value = host_value;
+        if runtime.as_str().is_some_and(|name| !name.is_empty()) && host_value["Runtime"].is_null()
+        {
+            host_value["Runtime"] = runtime.clone();
+        }
         Ok(Self {
             config: serde_json::from_value(body)?,
             host: serde_json::from_value(host_value.clone())?,
             host_value,
-            endpoints: serde_json::from_value::<Networking>(networking)?.endpoints_config,
+            endpoints: serde_json::from_value::<Networking>(networking)?
+                .endpoints_config
+                .into_iter()
+                .map(|(name, endpoint)| (name, endpoint.unwrap_or_default()))
+                .collect(),
             runtime: or_default(runtime)?,
             warnings,
         })
     }
 }
 
+/// The body of `POST /containers/{id}/update`.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(default, rename_all = "PascalCase")]
+pub struct Update {
+    #[serde(deserialize_with = "or_default")]
+    pub restart_policy: RestartPolicy,
+}
+
 #[derive(Default, Deserialize)]
 #[serde(default, rename_all = "PascalCase")]
 struct Networking {
     #[serde(deserialize_with = "or_default")]
-    endpoints_config: Names,
+    endpoints_config: BTreeMap<String, Option<Endpoint>>,
+}
+
+/// A container's place in a network.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(default, rename_all = "PascalCase")]
+pub struct Endpoint {
+    #[serde(deserialize_with = "or_default")]
+    pub aliases: Vec<String>,
+    #[serde(deserialize_with = "or_default")]
+    pub links: Vec<String>,
+    #[serde(rename = "IPAMConfig", deserialize_with = "or_default")]
+    pub ipam_config: EndpointIpam,
+}
+
+/// The addresses that it is to have there.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub struct EndpointIpam {
+    #[serde(rename = "IPv4Address", deserialize_with = "or_default")]
+    pub ipv4_address: String,
 }
 
 /// The body of `POST /containers/{id}/exec`.
@@ -362,6 +425,8 @@ pub struct ExecCreate {
     pub user: String,
     #[serde(deserialize_with = "or_default")]
     pub privileged: bool,
+    #[serde(deserialize_with = "or_default")]
+    pub detach_keys: String,
     #[serde(deserialize_with = "or_default")]
     pub console_size: Vec<u16>,
 }

@@ -17,7 +17,8 @@
 //! - Descriptors and memory are bounded by [`Limits`]; a message that is not FUSE's is answered
 //!   with an error, or not at all; nothing panics and nothing waits for others of the host.
 //! - A file is flushed to the host's disk (fsync), never all that the host has to flush (syncfs).
-//! - The host's disk is bounded by [`Limits::grown_bytes_max`] and [`Limits::made_max`].
+//! - The host's disk is bounded by [`Limits::grown_bytes_max`] and [`Limits::made_max`], over several
+//!   servers too ([`Server::go_on`]).
 //! - Set-id bits are dropped from files that the guest makes or changes, and file capabilities are
 //!   kept where they act in guests only: both would act on the host.
 #![deny(unsafe_code)]
@@ -30,6 +31,7 @@ mod quota;
 mod server;
 mod sys;
 mod table;
+mod tally;
 mod wire;
 mod xattr_name;
 
@@ -113,18 +115,30 @@ impl Rights {
 /// What one guest may use.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Files that the guest may know at once; each takes a descriptor. One over it is ENFILE.
+    /// Files that the guest may know at once. One over it is ENFILE.
     pub nodes_max: usize,
+    /// Those of them that are held at once, each by a descriptor. One over it takes the place of
+    /// another that is not open, where the host's file system tells when files were made; else it
+    /// is ENFILE.
+    pub held_max: usize,
     /// Files that it may have open at once; each takes one or two more.
     pub opened_max: usize,
     /// Holders of locks on a file; each takes one more. One over it is ENOLCK.
     pub lockers_max: usize,
-    /// By how many bytes files may grow, less what was given back. Over it, writing fails with
+    /// Locks of bytes of files, each of which the host's kernel keeps; ENOLCK over it.
+    pub locks_max: usize,
+    /// Those of one file, which the host's kernel keeps in a list.
+    pub file_locks_max: usize,
+    /// By how many bytes files and their attributes may grow, less what was given back. Over it, writing fails with
     /// EDQUOT.
     pub grown_bytes_max: u64,
     /// How many names may be made, less those that were removed; EDQUOT over it too.
     pub made_max: u64,
 }
+
+/// Files that a guest may know at once, however few descriptors there are: their names are kept,
+/// in some 100 MiB at most.
+const KNOWN_MAX: usize = 256 << 10;
 
 impl Limits {
     /// Within `descriptors` of a process, where not all files are open to append (which takes two
@@ -132,7 +146,8 @@ impl Limits {
     pub fn within(descriptors: usize) -> Self {
         let share = descriptors / 8;
         Self {
-            nodes_max: (share * 4).max(16),
+            nodes_max: (share * 4).max(KNOWN_MAX),
+            held_max: (share * 4).max(16),
             opened_max: (share * 5 / 2).max(16),
             lockers_max: (share / 2).max(4),
             ..Self::default()
@@ -144,8 +159,11 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             nodes_max: 4096,
+            held_max: 4096,
             opened_max: 4096,
             lockers_max: 1024,
+            locks_max: 16 << 10,
+            file_locks_max: 4 << 10,
             grown_bytes_max: 64 << 30,
             made_max: 4 << 20,
         }

@@ -23,12 +23,12 @@ impl<T> Table<T> {
         Self { slots: Vec::new(), free: Vec::new(), used: 0, max }
     }
 
-    pub fn is_full(&self) -> bool {
-        self.used >= self.max
+    pub fn max(&self) -> usize {
+        self.max
     }
 
-    pub fn is_half_full(&self) -> bool {
-        self.used >= self.max / 2
+    pub fn is_full(&self) -> bool {
+        self.used >= self.max
     }
 
     /// The number of the new value; the first of all is 1.
@@ -67,6 +67,18 @@ impl<T> Table<T> {
     pub fn get_mut(&mut self, number: u64) -> Option<&mut T> {
         let index = self.index(number)?;
         self.slots.get_mut(index)?.value.as_mut()
+    }
+
+    /// Slots that are or were somebody's.
+    pub fn slots(&self) -> usize {
+        self.slots.len()
+    }
+
+    /// What is in a slot, and its number.
+    pub fn in_slot(&mut self, index: usize) -> Option<(u64, &mut T)> {
+        let slot = self.slots.get_mut(index)?;
+        let number = number(slot.generation, u32::try_from(index).ok()?);
+        slot.value.as_mut().map(|value| (number, value))
     }
 
     pub fn remove(&mut self, number: u64) -> Option<T> {

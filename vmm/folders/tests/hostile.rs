@@ -110,6 +110,57 @@ fn the_hosts_disk_is_bounded() {
     assert_eq!(over, Err(Errno::DQUOT));
 }
 
+/// What serves the folder next goes on from what was taken before, however that ended.
+#[test]
+fn the_hosts_disk_is_bounded_over_several_servers() {
+    let dir = tempfile::tempdir().unwrap();
+    let tally = tempfile::tempfile().unwrap();
+    let limits = Limits { grown_bytes_max: 20 << 20, made_max: 1500, ..Limits::default() };
+    let serve = || {
+        let mut guest = start(dir.path(), Rights::READ_WRITE, limits);
+        guest.server.go_on(tally.try_clone().unwrap().into()).unwrap();
+        guest.init().unwrap();
+        guest
+    };
+    let block = vec![1; 1 << 20];
+    let mut guest = serve();
+    let (_, handle) = guest.create(ROOT, "f", libc::O_RDWR, 0o600).unwrap();
+    for at in 0..3 {
+        guest.write(handle, at << 20, &block).unwrap();
+    }
+    // What has no name is gone with the guest.
+    let (_, unnamed) = guest.create(ROOT, "u", libc::O_RDWR, 0o600).unwrap();
+    guest.write(unnamed, 0, &block).unwrap();
+    guest.ask(10, ROOT, Msg::new().s("u")).unwrap();
+    guest.server.finish();
+    let mut guest = serve();
+    let (_, handle) = guest.create(ROOT, "g", libc::O_RDWR, 0o600).unwrap();
+    let written = (0..100).take_while(|at| guest.write(handle, at << 20, &block).is_ok()).count();
+    assert!((17..=18).contains(&written), "{written}");
+    // One that is killed has said more than it took: never less.
+    drop(guest);
+    let mut guest = serve();
+    let (_, handle) = guest.create(ROOT, "h", libc::O_RDWR, 0o600).unwrap();
+    assert_eq!(guest.write(handle, 0, &block), Err(Errno::DQUOT));
+    let made = (0..2000)
+        .take_while(|at| {
+            guest.ask(9, ROOT, Msg::new().u32(0o755).u32(0).s(format!("d{at}"))).is_ok()
+        })
+        .count();
+    drop(guest);
+    assert!((400..1500).contains(&made), "{made}");
+    let mut guest = serve();
+    assert_eq!(guest.create(ROOT, "i", libc::O_RDWR, 0o600).err(), Some(Errno::DQUOT));
+    // A file with something else in it is no tally, and one that cannot be written gives nothing.
+    tally.set_len(17).unwrap();
+    let mut guest = start(dir.path(), Rights::READ_WRITE, limits);
+    assert_eq!(guest.server.go_on(tally.try_clone().unwrap().into()), Err(Errno::INVAL));
+    let null = std::fs::File::open("/dev/null").unwrap();
+    guest.server.go_on(null.into()).unwrap();
+    guest.init().unwrap();
+    guest.create(ROOT, "j", libc::O_RDWR, 0o600).unwrap_err();
+}
+
 /// Bytes are given back when they are gone, and once.
 #[test]
 fn what_has_no_name_is_counted_as_long_as_it_is_open() {
@@ -218,4 +269,134 @@ proptest! {
         }
         prop_assert_eq!(fs::read_dir(outside.path()).unwrap().count(), 1);
     }
+}
+
+/// A file that is moved onto itself is still there.
+#[test]
+fn what_is_moved_onto_itself_gives_nothing_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let limits = Limits { grown_bytes_max: 1 << 20, made_max: 4, ..Limits::default() };
+    let mut guest = start(dir.path(), Rights::READ_WRITE, limits);
+    guest.init().unwrap();
+    let (entry, handle) = guest.create(ROOT, "f", libc::O_RDWR, 0o600).unwrap();
+    let block = vec![1; 512 << 10];
+    guest.write(handle, 0, &block).unwrap();
+    guest.ask(13, ROOT, Msg::new().u64(entry.node).s("g")).unwrap();
+    guest.release(handle).unwrap();
+    guest.forget(entry.node);
+    for _ in 0..8 {
+        guest.ask(12, ROOT, Msg::new().u64(ROOT).s("f").s("f")).unwrap();
+        guest.ask(12, ROOT, Msg::new().u64(ROOT).s("f").s("g")).unwrap();
+    }
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2);
+    let (_, handle) = guest.create(ROOT, "h", libc::O_RDWR, 0o600).unwrap();
+    guest.write(handle, 0, &block).unwrap();
+    assert_eq!(guest.write(handle, 1 << 20, &block), Err(Errno::DQUOT));
+    guest.create(ROOT, "i", libc::O_RDWR, 0o600).unwrap();
+    assert_eq!(guest.create(ROOT, "j", libc::O_RDWR, 0o600).err(), Some(Errno::DQUOT));
+}
+
+/// Who is told that a file was not made finds none.
+#[test]
+fn what_cannot_be_answered_is_not_made() {
+    let dir = tempfile::tempdir().unwrap();
+    let limits = Limits { nodes_max: 4, made_max: 3, ..Limits::default() };
+    let mut guest = start(dir.path(), Rights::READ_WRITE, limits);
+    guest.init().unwrap();
+    let own = std::mem::replace(&mut guest.uid, u32::MAX);
+    for number in 0..10 {
+        let name = number.to_string();
+        guest.create(ROOT, &name, libc::O_RDWR, 0o600).unwrap_err();
+        guest.ask(9, ROOT, Msg::new().u32(0o755).u32(0).s(&name)).unwrap_err();
+        guest.ask(6, ROOT, Msg::new().s(&name).s("to")).unwrap_err();
+    }
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+    guest.uid = own;
+    for name in ["a", "b", "c"] {
+        guest.create(ROOT, name, libc::O_RDWR, 0o600).unwrap();
+    }
+    guest.ask(10, ROOT, Msg::new().s("a")).unwrap();
+    // It knows as many as it may.
+    assert_eq!(guest.create(ROOT, "d", libc::O_RDWR, 0o600).err(), Some(Errno::NFILE));
+    let made = guest.ask(9, ROOT, Msg::new().u32(0o755).u32(0).s("d"));
+    assert_eq!(made, Err(Errno::NFILE));
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2);
+}
+
+#[test]
+fn files_without_a_name_take_none() {
+    let dir = tempfile::tempdir().unwrap();
+    let limits = Limits { made_max: 2, ..Limits::default() };
+    let mut guest = start(dir.path(), Rights::READ_WRITE, limits);
+    guest.init().unwrap();
+    for _ in 0..8 {
+        let flags = (libc::O_RDWR | libc::O_TMPFILE) as u32;
+        let body = Msg::new().u32(flags).u32(0o600).u32(0).u32(0).s("");
+        let answer = guest.ask(51, ROOT, body).unwrap();
+        let node = common::Entry::parse(&answer).node;
+        let handle = u64::from_le_bytes(answer[128..136].try_into().unwrap());
+        guest.release(handle).unwrap();
+        guest.forget(node);
+    }
+    guest.create(ROOT, "a", libc::O_RDWR, 0o600).unwrap();
+}
+
+/// Attributes are of the host's disk too.
+#[test]
+fn attributes_are_counted_and_given_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let limits = Limits { grown_bytes_max: 8 << 10, ..Limits::default() };
+    let mut guest = start(dir.path(), Rights::READ_WRITE, limits);
+    guest.init().unwrap();
+    let set = |guest: &mut common::Guest, node: u64, name: String, bytes: usize| {
+        let body = Msg::new().u32(bytes as u32).u32(0).u64(0).s(name);
+        guest.ask(21, node, body.bytes(&vec![b'x'; bytes]))
+    };
+    // The same one again takes no more, and what is gone takes nothing.
+    for _ in 0..16 {
+        let (entry, handle) = guest.create(ROOT, "f", libc::O_RDWR, 0o600).unwrap();
+        for _ in 0..16 {
+            set(&mut guest, entry.node, "user.a".to_owned(), 1000).unwrap();
+        }
+        guest.ask(10, ROOT, Msg::new().s("f")).unwrap();
+        guest.release(handle).unwrap();
+        guest.forget(entry.node);
+    }
+    let (mut last, mut refused) = (ROOT, None);
+    for number in 0..100 {
+        let name = number.to_string();
+        last = guest.create(ROOT, &name, libc::O_RDWR, 0o600).unwrap().0.node;
+        refused = refused.or(set(&mut guest, last, "user.a".to_owned(), 1000).err());
+    }
+    assert_eq!(refused, Some(Errno::DQUOT));
+    let acl = set(&mut guest, last, "system.posix_acl_access".to_owned(), 8 << 10);
+    assert_eq!(acl, Err(Errno::NOSPC));
+}
+
+/// The host's kernel keeps each lock of bytes, and counts them for nobody.
+#[test]
+fn locks_of_bytes_are_bounded() {
+    let dir = tempfile::tempdir().unwrap();
+    let limits = Limits { locks_max: 6, file_locks_max: 4, ..Limits::default() };
+    let mut guest = start(dir.path(), Rights::READ_WRITE, limits);
+    guest.init().unwrap();
+    let lock = |handle: u64, kind: i32, start: u64, end: u64| {
+        Msg::new().u64(handle).u64(1).u64(start).u64(end).u32(kind as u32).u32(0).u32(0).u32(0)
+    };
+    let (a, a_handle) = guest.create(ROOT, "a", libc::O_RDWR, 0o600).unwrap();
+    let (b, b_handle) = guest.create(ROOT, "b", libc::O_RDWR, 0o600).unwrap();
+    let mut set = |(node, handle): (u64, u64), kind: i32, (start, end): (u64, u64)| {
+        guest.ask(32, node, lock(handle, kind, start, end)).map(drop)
+    };
+    let (a, b) = ((a.node, a_handle), (b.node, b_handle));
+    let count = (0..100).take_while(|at| set(a, libc::F_WRLCK, (at * 10, at * 10)).is_ok()).count();
+    assert_eq!(count, 4, "of one file");
+    let count = (0..100).take_while(|at| set(b, libc::F_WRLCK, (at * 10, at * 10)).is_ok()).count();
+    assert_eq!(count, 2, "of all");
+    assert_eq!(set(b, libc::F_WRLCK, (500, 500)), Err(Errno::NOLCK));
+    // One that takes the place of others is none more, and gives theirs up.
+    set(a, libc::F_WRLCK, (0, 100)).unwrap();
+    assert_eq!(set(b, libc::F_WRLCK, (500, 500)), Ok(()));
+    set(a, libc::F_UNLCK, (0, u64::MAX)).unwrap();
+    set(a, libc::F_WRLCK, (7, 7)).unwrap();
 }

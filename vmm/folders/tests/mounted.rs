@@ -39,7 +39,8 @@ fn a_kernels_client_sees_a_disk() {
         eprintln!("not looked at: this machine lets nobody mount ({errno})");
         return;
     }
-    let limits = Limits { nodes_max: 20000, opened_max: 10000, ..Limits::default() };
+    let limits =
+        Limits { nodes_max: 20000, held_max: 10000, opened_max: 10000, ..Limits::default() };
     let served = folder.clone();
     let server = std::thread::spawn(move || serve(device, &served, limits));
     let ran = Command::new("python3").args(["-c", PROGRAM]).arg(&target).arg(&folder).output();

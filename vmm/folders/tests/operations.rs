@@ -246,3 +246,70 @@ fn links_lead_nowhere() {
     let mode = fs::metadata(dir.path().join("secret")).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o644 & mode);
 }
+
+/// What a guest knows takes no descriptor each.
+#[test]
+fn more_files_are_known_than_are_held() {
+    let dir = tempfile::tempdir().unwrap();
+    for number in 0..100 {
+        fs::create_dir(dir.path().join(format!("d{number}"))).unwrap();
+        fs::write(dir.path().join(format!("d{number}/f")), number.to_string()).unwrap();
+    }
+    let limits = Limits { nodes_max: 1000, held_max: 8, ..Limits::default() };
+    let what = What::Directory(fs::File::open(dir.path()).unwrap().into());
+    let mut guest = start_what(what, RW, limits);
+    guest.init().unwrap();
+    let nodes: Vec<(u64, u64)> = (0..100)
+        .map(|number| {
+            let parent = guest.find(&format!("d{number}")).unwrap().node;
+            (parent, guest.lookup(parent, "f").unwrap().node)
+        })
+        .collect();
+    for (number, (_, node)) in nodes.iter().enumerate() {
+        let handle = guest.open(*node, libc::O_RDONLY).unwrap();
+        assert_eq!(guest.read(handle, 0, 9).unwrap(), number.to_string().as_bytes());
+        guest.release(handle).unwrap();
+    }
+    // The same file has the same number, wherever it is now.
+    assert_eq!(guest.find("d0/f").unwrap().node, nodes[0].1);
+    guest.ask(12, nodes[1].0, Msg::new().u64(nodes[2].0).s("f").s("moved")).unwrap();
+    for (_, node) in &nodes[50..] {
+        guest.getattr(*node).unwrap();
+    }
+    assert_eq!(guest.getattr(nodes[1].1).unwrap().size, 1);
+    assert_eq!(guest.find("d2/moved").unwrap().node, nodes[1].1);
+    // One that the host replaced is not that file, and found again by its name only.
+    for (_, node) in &nodes[50..] {
+        guest.getattr(*node).unwrap();
+    }
+    fs::remove_file(dir.path().join("d3/f")).unwrap();
+    fs::write(dir.path().join("d3/f"), "another").unwrap();
+    assert_eq!(guest.getattr(nodes[3].1), Err(Errno::STALE));
+    let again = guest.lookup(nodes[3].0, "f").unwrap();
+    assert_ne!(again.node, nodes[3].1);
+    assert_eq!(again.size, 7);
+    guest.forget(nodes[3].1);
+    assert_eq!(guest.getattr(again.node).unwrap().size, 7);
+    // What is open stays held, with a name or without one.
+    let handles: Vec<u64> =
+        nodes[10..14].iter().map(|(_, node)| guest.open(*node, libc::O_RDWR).unwrap()).collect();
+    guest.ask(10, nodes[10].0, Msg::new().s("f")).unwrap();
+    for (_, node) in &nodes[50..] {
+        guest.getattr(*node).unwrap();
+    }
+    assert_eq!(guest.getattr(nodes[10].1).unwrap().size, 2);
+    // Where all that may be held is open, there is no room.
+    let more: Vec<_> =
+        nodes[20..30].iter().map(|(_, node)| guest.open(*node, libc::O_RDWR)).collect();
+    assert!(more.contains(&Err(Errno::NFILE)), "{more:?}");
+    assert_eq!(guest.create(ROOT, "new", libc::O_RDWR, 0o600).err(), Some(Errno::NFILE));
+    assert!(!dir.path().join("new").exists());
+    handles.into_iter().for_each(|handle| drop(guest.release(handle).unwrap()));
+    guest.create(ROOT, "new", libc::O_RDWR, 0o600).unwrap();
+    // A guest that forgets a directory cannot be told of what was in it.
+    guest.forget(nodes[40].0);
+    for (_, node) in &nodes[50..] {
+        guest.getattr(*node).unwrap();
+    }
+    assert_eq!(guest.getattr(nodes[40].1), Err(Errno::STALE));
+}

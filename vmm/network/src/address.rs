@@ -48,14 +48,22 @@ enum Use {
     Global,
 }
 
-/// Metadata services: Amazon's and everyone's, Amazon's by IPv6, Alibaba's,
-/// Oracle's, Azure's.
-const METADATA: [IpAddr; 5] = [
-    IpAddr::V4(Ipv4Addr::new(169, 254, 169, 254)),
-    IpAddr::V6(Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254)),
-    IpAddr::V4(Ipv4Addr::new(100, 100, 100, 200)),
-    IpAddr::V4(Ipv4Addr::new(192, 0, 0, 192)),
-    IpAddr::V4(Ipv4Addr::new(168, 63, 129, 16)),
+/// Where clouds answer their machines: who they are, and with whose rights they act.
+static METADATA: [NamePattern; 12] = [
+    v4([169, 254, 169, 254], 32), // Amazon's, and nearly everyone's
+    v4([100, 100, 100, 200], 32), // Alibaba's
+    v4([192, 0, 0, 192], 32),     // Oracle's
+    v4([168, 63, 129, 16], 32),   // Azure's
+    // Amazon's by IPv6: of machines, of pods (::23), for names and the time.
+    v6([0xfd00, 0xec2, 0, 0], 0, 32),
+    v6([0xfd20, 0xce, 0, 0], 0x254, 128),      // Google's
+    v6_tail([0xfd00, 0xc1], [0xa9fe, 0xa9fe]), // Oracle's
+    v6([0xfd00, 0x42, 0, 0], 0x42, 128),       // Scaleway's
+    v6([0xfd00, 0xa9fe, 0xa9fe, 0], 1, 128),   // Akamai's
+    v6_tail([0xfd00, 0x100], [0x100, 0x200]),  // Alibaba's
+    // Amazon's for containers and for pods.
+    v4([169, 254, 170, 2], 32),
+    v4([169, 254, 170, 23], 32),
 ];
 
 const fn v4(bytes: [u8; 4], prefix: u8) -> NamePattern {
@@ -67,6 +75,11 @@ const fn v4(bytes: [u8; 4], prefix: u8) -> NamePattern {
 const fn v6(front: [u16; 4], last: u16, prefix: u8) -> NamePattern {
     let [a, b, c, d] = front;
     NamePattern::Net { base: IpAddr::V6(Ipv6Addr::new(a, b, c, d, 0, 0, 0, last)), prefix }
+}
+
+/// One address: its first two groups and its last two; those between are zero.
+const fn v6_tail([a, b]: [u16; 2], [g, h]: [u16; 2]) -> NamePattern {
+    NamePattern::Net { base: IpAddr::V6(Ipv6Addr::new(a, b, 0, 0, 0, 0, g, h)), prefix: 128 }
 }
 
 const LOOPBACK: Use = Use::Special(Class::Loopback);
@@ -166,10 +179,10 @@ pub fn exactly(address: IpAddr) -> NamePattern {
 }
 
 fn use_of(address: IpAddr) -> Use {
-    if METADATA.contains(&address) {
+    let one = exactly(address);
+    if METADATA.iter().any(|block| block.contains(&one)) {
         return Use::Special(Class::Metadata);
     }
-    let one = exactly(address);
     let row = BLOCKS.iter().find(|(block, _)| block.contains(&one));
     row.map_or(Use::Global, |(_, used)| *used)
 }

@@ -39,6 +39,16 @@ pub enum Reaction {
     Resolve(Asked),
 }
 
+/// The answer to a question for one who shares a network with the guest; `find` knows them.
+pub fn neighbour(
+    message: &[u8],
+    find: impl FnOnce(&str) -> Option<Vec<IpAddr>>,
+) -> Option<Reaction> {
+    let asked = question(message)?;
+    let bytes = answer(&asked, &find(&asked.name)?);
+    Some(Reaction::Answer { bytes, name: asked.name, granted: true })
+}
+
 /// Reacts to a message of the guest without asking anybody.
 pub fn react(message: &[u8], policy: &Policy, names: &mut Names) -> Reaction {
     let Some(asked) = question(message) else { return Reaction::Ignore };

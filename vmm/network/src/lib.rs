@@ -13,6 +13,7 @@ pub mod policy;
 pub mod relay;
 pub mod secrets;
 pub mod stack;
+pub mod switch;
 
 pub use policy::{Denied, Policy, Target};
 pub use secrets::{Secret, Secrets};

@@ -100,6 +100,13 @@ impl Policy {
         self.scope.connect.iter().any(|rule| covers_name(&rule.host, name))
     }
 
+    /// Whether a rule is for the name, or for those of its domain: `*` alone is for none.
+    pub fn claims(&self, name: &str) -> bool {
+        let hosts = self.scope.connect.iter().map(|rule| &rule.host);
+        let mut hosts = hosts.chain(&self.scope.resolve);
+        hosts.any(|host| *host != NamePattern::Any && covers_name(host, name))
+    }
+
     /// Whether the name may be turned into its real addresses.
     pub fn resolves(&self, name: &str) -> bool {
         self.scope.resolve.iter().any(|rule| covers_name(rule, name))
@@ -222,6 +229,19 @@ mod tests {
     /// The answer of a host that is asked whether an address is its own.
     fn says(own: bool) -> impl FnOnce(IpAddr) -> bool {
         move |_| own
+    }
+
+    #[test]
+    fn a_rule_claims_its_names_and_any_claims_none() {
+        let own = policy(&["example.com:80", "*.example.org:443", "*:1", "10.0.0.0/8:1"]);
+        for name in ["example.com", "a.example.org", "db.a.example.org"] {
+            assert!(own.claims(name), "{name}");
+        }
+        for name in ["db", "db.backend", "example.org", "a.example.com", "10.0.0.1"] {
+            assert!(!own.claims(name), "{name}");
+        }
+        let resolve = vec!["db".parse().unwrap()];
+        assert!(Policy::new(NetworkScope { resolve, ..NetworkScope::default() }).claims("db"));
     }
 
     #[test]

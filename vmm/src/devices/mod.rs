@@ -36,6 +36,7 @@ pub use block::{BlockConfig, BlockMetrics};
 pub use console::{ConsoleConfig, ConsoleMetrics};
 pub use error::DeviceError;
 pub use fs::{FsConfig, FsMetrics};
+pub use metrics::Metrics;
 pub use net::{Link, NetConfig, NetMetrics};
 pub use rng::RngMetrics;
 pub use vsock::{VsockConfig, VsockHandle, VsockListener, VsockMetrics};
@@ -43,22 +44,6 @@ pub use vsock::{VsockConfig, VsockHandle, VsockListener, VsockMetrics};
 use transport::{Device, MemoryFile, Server};
 
 type Subscriber = Box<dyn MutEventSubscriber + Send>;
-
-/// Virtio device ids, for `virtio_uml.device=<socket>:<id>`.
-pub mod id {
-    /// A network interface.
-    pub const NET: u32 = 1;
-    /// A disk.
-    pub const BLOCK: u32 = 2;
-    /// The console.
-    pub const CONSOLE: u32 = 3;
-    /// Entropy.
-    pub const RNG: u32 = 4;
-    /// Streams between guest and host.
-    pub const VSOCK: u32 = 19;
-    /// A folder of the host.
-    pub const FS: u32 = 26;
-}
 
 /// All devices of one cell, before they run.
 pub struct DeviceLoop {

@@ -29,6 +29,8 @@ pub enum ThreadClass {
     Network,
     /// The process that dials, in the host's network.
     Dialer,
+    /// The process that passes packets on between the members of a network ([`super::stage`]).
+    Switch,
     /// The process that serves one host folder to a guest.
     Folder,
     /// The supervisor's thread that grants its guest memory.
@@ -56,11 +58,12 @@ pub enum ThreadClass {
 }
 
 impl ThreadClass {
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 17] = [
         Self::GuestKernel,
         Self::Device,
         Self::Network,
         Self::Dialer,
+        Self::Switch,
         Self::Folder,
         Self::Credit,
         Self::Control,
@@ -81,6 +84,7 @@ impl ThreadClass {
             Self::Device => "device",
             Self::Network => "network",
             Self::Dialer => "dialer",
+            Self::Switch => "switch",
             Self::Folder => "folder",
             Self::Credit => "credit",
             Self::Control => "control",
@@ -113,6 +117,7 @@ impl ThreadClass {
             // Processes of their own.
             Self::GuestKernel => &[GUEST_KERNEL],
             Self::Dialer => &[DIALER],
+            Self::Switch => &[SWITCH, STAGE],
             Self::Stage => &[STAGE],
             Self::Device => &[SUPERVISOR, DEVICE],
             Self::Network => &[SUPERVISOR, NETWORK],
@@ -284,7 +289,8 @@ mod numbers {
     name! {
         accept4 = SYS_accept4, access = SYS_access, arch_prctl = SYS_arch_prctl, bind = SYS_bind,
         brk = SYS_brk, capget = SYS_capget, capset = SYS_capset,
-        clock_gettime = SYS_clock_gettime, clock_nanosleep = SYS_clock_nanosleep, clone = SYS_clone,
+        clock_getres = SYS_clock_getres, clock_gettime = SYS_clock_gettime,
+        clock_nanosleep = SYS_clock_nanosleep, clone = SYS_clone,
         close = SYS_close, close_range = SYS_close_range, connect = SYS_connect,
         copy_file_range = SYS_copy_file_range, dup2 = SYS_dup2,
         dup3 = SYS_dup3, epoll_create = SYS_epoll_create, epoll_create1 = SYS_epoll_create1,
@@ -521,8 +527,11 @@ const DIALER: &[Rule] = rules! {
     socket OneOf(0, &[libc::AF_INET as u64, libc::AF_INET6 as u64]), "streams, datagrams, echoes";
     connect Any, "what the policy permits, and the host's name servers";
     bind Any, "finds out whether an address is the host's own";
-    setsockopt OneOf(2, &[libc::TCP_NODELAY as u64, IP_LOCAL_PORT_RANGE]),
-        "the guest decides when to send; half of the host's ports are not for cells";
+    setsockopt OneOf(2, &[
+        libc::TCP_NODELAY as u64, libc::SO_SNDBUF as u64, libc::SO_RCVBUF as u64,
+        IP_LOCAL_PORT_RANGE,
+    ]),
+        "the guest decides when to send; what waits is bounded; half of the host's ports are not for cells";
     getsockopt Any, "how a connection that was begun ended; whether a way leaves the host";
     poll Any, "the loop";
     recvfrom Any, "requests of the stack, datagrams, answers of name servers";
@@ -601,6 +610,7 @@ const CREDIT: &[Rule] = rules! {
 
 /// An isolate: threads of its own, and a large memory that goes back.
 const TURNS: &[Rule] = rules! {
+    clock_getres Any, "resolution of clocks that modules ask for; who asks takes no refusal";
     mincore Any, "how much of an isolate's memory is there to be given back";
     timer_create Any, "ends the turns of an isolate's threads";
     timer_settime Any, "ends the turns of an isolate's threads";
@@ -692,6 +702,11 @@ const FETCH: &[Rule] = rules! {
     ioctl OneOf(1, &[libc::FIONREAD, libc::FIONBIO]), "the length of an answer; streams";
     openat Any, "the files that were shown";
     uname Any, "the resolver's search list";
+};
+
+/// Its members come by a socket that it was given.
+const SWITCH: &[Rule] = rules! {
+    accept4 Any, "members";
 };
 
 /// Below the directory that it was given; Landlock keeps it there.

@@ -2,14 +2,14 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
-use std::os::unix::ffi::OsStrExt;
+use std::os::fd::{AsFd, OwnedFd, RawFd};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
 use nix::errno::Errno;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 
+use super::mounts::{attach, clone_tree, restrict_tree};
 use super::{JailError, PathAccess, PathGrant};
 
 /// Where the new root is mounted while it is made: it is there on every host.
@@ -56,7 +56,7 @@ impl FolderRoot {
         step(&format!("restrict {at}"), || restrict_tree(&tree, writable))?;
         let descriptors = step("take its descriptors", || clone_tree(Path::new("/proc/self/fd")))?;
         if is_dir {
-            step("mount it", || attach(&tree, MOUNT_POINT))?;
+            step("mount it", || attach(&tree, Path::new(MOUNT_POINT)))?;
         } else {
             step("mount a tmpfs", || {
                 let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_RDONLY;
@@ -112,69 +112,6 @@ pub fn close_all_but(kept: &[RawFd]) -> io::Result<()> {
         first = last.saturating_add(2).max(first);
     }
     Ok(())
-}
-
-fn c_string(path: &Path) -> nix::Result<std::ffi::CString> {
-    std::ffi::CString::new(path.as_os_str().as_bytes()).map_err(|_| Errno::EINVAL)
-}
-
-/// A mount of `path` and of what is mounted below it, which is nowhere (open_tree(2)).
-fn clone_tree(path: &Path) -> nix::Result<OwnedFd> {
-    let path = c_string(path)?;
-    let flags = libc::OPEN_TREE_CLONE | libc::OPEN_TREE_CLOEXEC | libc::AT_RECURSIVE as u32;
-    // SAFETY: the path outlives the call, which returns a new descriptor or -1. Needed because
-    // nix does not wrap it.
-    let tree = unsafe { libc::syscall(libc::SYS_open_tree, libc::AT_FDCWD, path.as_ptr(), flags) };
-    let tree = Errno::result(tree)? as RawFd;
-    // SAFETY: the descriptor is new and nobody else's.
-    Ok(unsafe { OwnedFd::from_raw_fd(tree) })
-}
-
-/// Sets what holds for all mounts of `tree` (mount_setattr(2)); it takes nothing away that the
-/// host has set.
-fn restrict_tree(tree: &OwnedFd, writable: bool) -> nix::Result<()> {
-    /// `struct mount_attr`.
-    #[repr(C)]
-    struct Attributes {
-        set: u64,
-        clear: u64,
-        propagation: u64,
-        user_namespace: u64,
-    }
-    let read_only = if writable { 0 } else { libc::MOUNT_ATTR_RDONLY };
-    let set = libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NODEV | read_only;
-    let attributes = Attributes { set, clear: 0, propagation: 0, user_namespace: 0 };
-    let flags = libc::AT_EMPTY_PATH | libc::AT_RECURSIVE;
-    // SAFETY: the path and the structure, whose true size is told, outlive the call. Needed
-    // because nix does not wrap it.
-    let set = unsafe {
-        libc::syscall(
-            libc::SYS_mount_setattr,
-            tree.as_raw_fd(),
-            c"".as_ptr(),
-            flags,
-            &raw const attributes,
-            size_of::<Attributes>(),
-        )
-    };
-    Errno::result(set).map(drop)
-}
-
-/// Mounts `tree` at `target` (move_mount(2)).
-fn attach(tree: &OwnedFd, target: &str) -> nix::Result<()> {
-    let target = c_string(Path::new(target))?;
-    // SAFETY: both paths outlive the call. Needed because nix does not wrap it.
-    let moved = unsafe {
-        libc::syscall(
-            libc::SYS_move_mount,
-            tree.as_raw_fd(),
-            c"".as_ptr(),
-            libc::AT_FDCWD,
-            target.as_ptr(),
-            libc::MOVE_MOUNT_F_EMPTY_PATH,
-        )
-    };
-    Errno::result(moved).map(drop)
 }
 
 fn step<T>(name: &str, run: impl FnOnce() -> nix::Result<T>) -> Result<T, JailError> {

@@ -184,6 +184,24 @@ pub fn remove(name: &str) {
     }
 }
 
+/// CPU time of all processes that the group of the cell `name` has and had, in nanoseconds; `None`
+/// where there is no such group, or the host counts CPU time by others (version 1).
+#[must_use]
+pub fn cpu_ns(name: &str) -> Option<u64> {
+    let path = Path::new(MOUNTED).join(PARENT).join(name).join("cpu.stat");
+    let text = fs::read_to_string(path).ok()?;
+    let micros = text.lines().find_map(|line| line.strip_prefix("usage_usec "))?;
+    micros.trim().parse::<u64>().ok()?.checked_mul(1000)
+}
+
+/// Whether the process `pid` is in the group of the cell `name` (version 2).
+#[must_use]
+pub fn holds(name: &str, pid: i32) -> bool {
+    let text = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
+    let end = format!("/{PARENT}/{name}");
+    text.lines().any(|line| line.starts_with("0::") && line.ends_with(&end))
+}
+
 fn once_empty(remove: impl Fn() -> io::Result<()>) {
     let until = Instant::now() + EMPTY_MAX;
     let busy = |error: &io::Error| error.kind() == io::ErrorKind::ResourceBusy;
@@ -284,6 +302,8 @@ mod tests {
         assert!(parent.join(&name).exists());
         group.limit(32 << 20).unwrap();
         let (version, _) = own().unwrap();
+        assert_eq!(cpu_ns(&name).is_some(), version == Version::Two);
+        assert!(!holds(&name, std::process::id().cast_signed()));
         let limit = fs::read_to_string(parent.join(&name).join(version.limit())).unwrap();
         assert_eq!(limit.trim(), (32 << 20).to_string());
         group.remove();

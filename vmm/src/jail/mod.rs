@@ -14,6 +14,7 @@
 pub mod filter;
 mod folder;
 pub mod group;
+mod mounts;
 pub mod namespaces;
 mod paths;
 mod privileges;

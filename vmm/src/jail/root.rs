@@ -2,15 +2,19 @@
 
 use std::fs::{self, File};
 use std::io;
+use std::os::fd::AsFd;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
+use nix::fcntl::{AT_FDCWD, OFlag, OpenHow, ResolveFlag, openat, openat2};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
-use nix::sys::statvfs::FsFlags;
+use nix::sys::stat::{Mode, mkdirat};
 
 use super::JailError;
+use super::mounts::{attach_to, clone_mount, restrict_mount};
+use super::stage::Shown;
 
 /// A root under construction. Files and sockets are added while the host's
 /// file system is still in sight; [`JailRoot::seal`] leaves it behind.
@@ -37,28 +41,39 @@ impl JailRoot {
 
     /// Makes the host file `source` visible as `/name`, read-only.
     pub fn bind_file(&self, source: &Path, name: &str) -> Result<(), JailError> {
-        let target = self.path.join(name);
-        step(&format!("create /{name}"), || io_to_errno(File::create(&target)))?;
-        bind(source, &target, &format!("/{name}"), false)
+        let held = step(&format!("find {}", source.display()), || hold(source, true))?;
+        let target = step(&format!("create /{name}"), || self.target(Path::new(name), false))?;
+        bind(&held, &target, &format!("/{name}"), false)
     }
 
-    /// Makes the host's file or directory `source` visible at its own place, to be read, and
-    /// changed if it is `writable`.
-    pub fn show(&self, source: &Path, writable: bool) -> Result<(), JailError> {
-        let at = source.display();
-        let place = source.strip_prefix("/").unwrap_or(source);
-        let target = self.path.join(place);
-        let is_directory = source.is_dir();
-        step(&format!("create {at}"), || {
-            let parent = if is_directory { Some(target.as_path()) } else { target.parent() };
-            io_to_errno(parent.map_or(Ok(()), fs::create_dir_all))?;
-            // Below a directory that is shown it is the host's own file.
-            if is_directory || target.exists() {
-                return Ok(());
-            }
-            io_to_errno(File::create_new(&target)).map(drop)
-        })?;
-        bind(source, &target, &at.to_string(), writable)
+    /// Makes the host's file or directory visible at its own place. What is mounted below a
+    /// directory does not come with it.
+    pub fn show(&self, Shown { path, writable, follows }: &Shown) -> Result<(), JailError> {
+        let at = path.display();
+        let held = step(&format!("find {at}"), || hold(path, *follows))?;
+        let kind = step(&format!("find {at}"), || io_to_errno(held.metadata()))?.file_type();
+        let target = step(&format!("create {at}"), || self.target(path, kind.is_dir()))?;
+        bind(&held, &target, &at.to_string(), *writable)
+    }
+
+    /// Where the host's `path` comes in this root. Below a directory that is shown that is the
+    /// host's own, which others may change: a link there is not followed.
+    fn target(&self, path: &Path, is_directory: bool) -> nix::Result<File> {
+        let place = path.strip_prefix("/").unwrap_or(path);
+        let inside = ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_SYMLINKS;
+        let mut here = hold(&self.path, true)?;
+        let mut parts = place.components().peekable();
+        while let Some(part) = parts.next() {
+            let part = Path::new(part.as_os_str());
+            here = match held_at(&here, part, inside) {
+                Err(Errno::ENOENT) => {
+                    make(&here, part, is_directory || parts.peek().is_some())?;
+                    held_at(&here, part, inside)?
+                }
+                held => held?,
+            };
+        }
+        Ok(here)
     }
 
     /// A unix socket that listens as `/name`, open to the guest kernel's id.
@@ -96,31 +111,35 @@ impl JailRoot {
     }
 }
 
-fn bind(source: &Path, target: &Path, name: &str, writable: bool) -> Result<(), JailError> {
-    let none: Option<&str> = None;
-    step(&format!("bind {}", source.display()), || {
-        mount(Some(source), target, none, MsFlags::MS_BIND, none)
-    })?;
-    step(&format!("restrict {name}"), || {
-        // What the host's own mount forbids stays forbidden: it is not ours to take away.
-        let kept = nix::sys::statvfs::statvfs(target)?.flags();
-        let kept = [
-            (FsFlags::ST_RDONLY, MsFlags::MS_RDONLY),
-            (FsFlags::ST_NOEXEC, MsFlags::MS_NOEXEC),
-            (FsFlags::ST_NOATIME, MsFlags::MS_NOATIME),
-            (FsFlags::ST_NODIRATIME, MsFlags::MS_NODIRATIME),
-            (FsFlags::ST_RELATIME, MsFlags::MS_RELATIME),
-        ]
-        .into_iter()
-        .filter(|(flag, _)| kept.contains(*flag));
-        let flags = MsFlags::MS_BIND | MsFlags::MS_REMOUNT | MsFlags::MS_NOSUID;
-        // Who names a device has it; nobody finds one below a folder.
-        let is_device = fs::metadata(target).is_ok_and(|it| it.file_type().is_char_device());
-        let flags = if is_device { flags } else { flags | MsFlags::MS_NODEV };
-        let flags = if writable { flags } else { flags | MsFlags::MS_RDONLY };
-        let flags = kept.fold(flags, |flags, (_, flag)| flags | flag);
-        mount(none, target, none, flags, none)
-    })
+/// Finds `path`, to be named and no more.
+fn hold(path: &Path, follows: bool) -> nix::Result<File> {
+    let links = if follows { ResolveFlag::empty() } else { ResolveFlag::RESOLVE_NO_SYMLINKS };
+    held_at(AT_FDCWD, path, links | ResolveFlag::RESOLVE_NO_MAGICLINKS)
+}
+
+fn held_at(at: impl AsFd, path: &Path, resolve: ResolveFlag) -> nix::Result<File> {
+    let flags = OFlag::O_PATH | OFlag::O_CLOEXEC;
+    openat2(at, path, OpenHow::new().flags(flags).resolve(resolve)).map(File::from)
+}
+
+/// Makes the directory or the file `name` in `parent`.
+fn make(parent: &File, name: &Path, is_directory: bool) -> nix::Result<()> {
+    let mode = Mode::from_bits_truncate(0o755);
+    if is_directory {
+        return mkdirat(parent, name, mode);
+    }
+    let flags = OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_WRONLY | OFlag::O_CLOEXEC;
+    openat(parent, name, flags, mode).map(drop)
+}
+
+/// Mounts what `held` names on `target`, which is called `name` in errors.
+fn bind(held: &File, target: &File, name: &str, writable: bool) -> Result<(), JailError> {
+    let mount = step(&format!("take {name}"), || clone_mount(held))?;
+    // Who names a device has it; nobody finds one below a folder.
+    let kind = step(&format!("take {name}"), || io_to_errno(held.metadata()))?.file_type();
+    let devices = kind.is_char_device();
+    step(&format!("restrict {name}"), || restrict_mount(&mount, writable, devices))?;
+    step(&format!("bind {name}"), || attach_to(&mount, target))
 }
 
 fn step<T>(name: &str, run: impl FnOnce() -> nix::Result<T>) -> Result<T, JailError> {

@@ -1,8 +1,7 @@
 //! Datasets and predictions: one JSON list, or one JSON object a line.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
-use std::path::Path;
+use std::path::PathBuf;
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer};
@@ -98,9 +97,17 @@ impl Prediction {
 /// Predictions by instance.
 pub type Predictions = BTreeMap<String, Prediction>;
 
+/// A file that the operator names, and the text in it.
+#[derive(Debug, Clone)]
+pub struct TextFile {
+    /// Its suffix says what form the text has.
+    pub path: PathBuf,
+    pub text: String,
+}
+
 /// Reads a dataset; of it the instances that `only` names, or all.
-pub fn read_dataset(path: &Path, only: &[String]) -> Result<Vec<Instance>> {
-    let mut instances: Vec<Instance> = rows(path, "dataset")?;
+pub fn read_dataset(file: &TextFile, only: &[String]) -> Result<Vec<Instance>> {
+    let mut instances: Vec<Instance> = rows(file, "dataset")?;
     for instance in &instances {
         check_name("an instance_id", &instance.instance_id)?;
     }
@@ -125,8 +132,8 @@ pub fn gold(instances: &[Instance]) -> Predictions {
 }
 
 /// Reads predictions: a list, lines, or an object by instance.
-pub fn read_predictions(path: &Path) -> Result<Predictions> {
-    let predictions: Vec<Prediction> = rows(path, "list of predictions")?;
+pub fn read_predictions(file: &TextFile) -> Result<Predictions> {
+    let predictions: Vec<Prediction> = rows(file, "list of predictions")?;
     for prediction in &predictions {
         check_name("an instance_id", &prediction.instance_id)?;
         check_name("a model's name", &prediction.model())?;
@@ -143,8 +150,8 @@ pub fn check_name(what: &'static str, name: &str) -> Result<()> {
     Err(SwebenchError::Name { what, name: name.to_owned() })
 }
 
-fn rows<T: DeserializeOwned>(path: &Path, what: &'static str) -> Result<Vec<T>> {
-    let text = fs::read_to_string(path).map_err(SwebenchError::file("read", path))?;
+fn rows<T: DeserializeOwned>(file: &TextFile, what: &'static str) -> Result<Vec<T>> {
+    let TextFile { path, text } = file;
     let wrong = |reason: String| SwebenchError::Form { what, path: path.to_owned(), reason };
     match path.extension().and_then(|suffix| suffix.to_str()) {
         Some("jsonl") => {
@@ -156,7 +163,7 @@ fn rows<T: DeserializeOwned>(path: &Path, what: &'static str) -> Result<Vec<T>> 
             lines.map(read).collect()
         }
         Some("json") => {
-            let value: Value = serde_json::from_str(&text).map_err(|e| wrong(e.to_string()))?;
+            let value: Value = serde_json::from_str(text).map_err(|e| wrong(e.to_string()))?;
             let values = match value {
                 Value::Object(map) => map.into_iter().map(|(_, value)| value).collect(),
                 Value::Array(values) => values,
@@ -176,13 +183,11 @@ mod tests {
 
     #[test]
     fn predictions_come_in_three_forms() {
-        let folder = tempfile::tempdir().unwrap();
         let (a, b) =
             (json!({"instance_id": "a", "model_patch": null}), json!({"instance_id": "b"}));
         let read = |name: &str, text: String| {
-            let path = folder.path().join(name);
-            fs::write(&path, text).unwrap();
-            read_predictions(&path).map(|all| all.into_keys().collect::<Vec<_>>().join(" "))
+            let file = TextFile { path: name.into(), text };
+            read_predictions(&file).map(|all| all.into_keys().collect::<Vec<_>>().join(" "))
         };
         assert_eq!(read("l.jsonl", format!("{a}\n\n{b}\n")).unwrap(), "a b");
         assert_eq!(read("l.json", json!([a, b]).to_string()).unwrap(), "a b");

@@ -27,6 +27,7 @@ use std::time::{Duration, Instant};
 use serde_json::json;
 
 pub use cell::Exocell;
+pub use dataset::TextFile;
 pub use error::SwebenchError;
 pub use report::Report;
 pub use trace::{Sample, Usage};
@@ -40,9 +41,9 @@ use place::{Place, REPORT};
 pub struct Options {
     pub exocell: Exocell,
     /// Rows of instances, JSON or a JSON object a line.
-    pub dataset: PathBuf,
+    pub dataset: TextFile,
     /// `None` takes the dataset's own patches.
-    pub predictions: Option<PathBuf>,
+    pub predictions: Option<TextFile>,
     /// Only these instances; empty means all.
     pub only: Vec<String>,
     pub run_id: String,
@@ -83,7 +84,7 @@ pub fn run(
     let all = dataset::read_dataset(&options.dataset, &[])?;
     let chosen = dataset::read_dataset(&options.dataset, &options.only)?;
     let predictions = match &options.predictions {
-        Some(path) => dataset::read_predictions(path)?,
+        Some(file) => dataset::read_predictions(file)?,
         None => dataset::gold(&chosen),
     };
     let known = |id: &String| all.iter().any(|instance| instance.instance_id == *id);
@@ -91,7 +92,8 @@ pub fn run(
         return Err(SwebenchError::UnknownPrediction(unknown.clone()));
     }
     let place = Place::new(&options.logs, &options.run_id);
-    let run = json!({ "dataset": options.dataset, "predictions": options.predictions });
+    let predicted = options.predictions.as_ref().map(|file| &file.path);
+    let run = json!({ "dataset": options.dataset.path, "predictions": predicted });
     let _held = place.take(&(run.to_string() + "\n"))?;
     evaluate_all(options, &chosen, &predictions, &place, progress);
     let report = Report::of(&chosen, &predictions, &place);

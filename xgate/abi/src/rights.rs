@@ -23,6 +23,8 @@ bitflags::bitflags! {
         const USE = 1 << 6;
         /// Change a private layer over what is there.
         const OVERLAY = 1 << 7;
+        /// Be in a network with others.
+        const JOIN = 1 << 8;
     }
 }
 

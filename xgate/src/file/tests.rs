@@ -139,6 +139,26 @@ fn errors_name_the_key() {
 }
 
 #[test]
+fn a_path_goes_out_of_directories_and_out_of_no_link() {
+    let file = |path: &str| {
+        let text = format!("version = 1\n[[model]]\nname = \"m\"\nfile = \"{path}\"");
+        read(&text, Path::new("/proc")).map(|set| set.models()[0].file.clone())
+    };
+    for (path, plain) in [
+        ("/proc/sys/../absent", "/proc/absent"),
+        ("/../proc/./sys/kernel/../../x/y", "/proc/x/y"),
+        ("../proc/../x", "/x"),
+        ("/proc/self/absent", "/proc/self/absent"),
+    ] {
+        assert_eq!(file(path).unwrap(), Path::new(plain), "{path}");
+    }
+    // A link, a file, and nothing.
+    for path in ["/proc/self/../x", "/proc/version/../x", "/proc/absent/../x"] {
+        file(path).unwrap_err();
+    }
+}
+
+#[test]
 fn other_versions_and_long_files_are_refused() {
     assert_eq!(parse("version = 2"), Err(CapsError::Version { found: 2 }));
     assert!(parse("").unwrap_err().to_string().contains("version"));

@@ -138,6 +138,7 @@ fn flags_do_not_widen_a_file() {
         ("connect", "a.example.org:80", "network"),
         ("listen", "80", "network"),
         ("resolve", "a.example.org", "network"),
+        ("join", "backend", "network"),
         ("folder", "/data:/data:rw", "folder"),
         ("folder", "/data:/data:ro,exec", "folder"),
         ("folder", "/database:/data:ro", "folder"),

@@ -6,11 +6,37 @@ use std::os::fd::RawFd;
 
 use nix::errno::Errno;
 
-use super::{Program, Step};
+use super::{Program, READY, Step};
 use crate::capabilities::{self, Sets};
 use crate::mounts::InChild;
 
 pub(super) type ChildResult<T> = Result<T, (Step, Errno)>;
+
+/// How a process that init holds goes on.
+#[derive(Clone, Copy)]
+pub(super) struct Steps {
+    /// Where it says that it is ready, and what failed.
+    pub report: RawFd,
+    /// Where init lets it go on, by a byte a step.
+    pub go: RawFd,
+}
+
+impl Steps {
+    /// Waits until init says so; one that init has given up goes no further.
+    pub fn wait(self) -> ChildResult<()> {
+        let mut word = 0_u8;
+        // SAFETY: read fills a live local. Needed because the descriptor is nobody's here.
+        match unsafe { libc::read(self.go, (&raw mut word).cast(), 1) } {
+            1 => Ok(()),
+            _ => Err((Step::Session, Errno::ECANCELED)),
+        }
+    }
+
+    pub fn say_ready(self) {
+        // SAFETY: write reads a live local. Needed because the descriptor stays open.
+        unsafe { libc::write(self.report, [READY].as_ptr().cast(), 1) };
+    }
+}
 
 /// The program, with what execve(2) takes.
 pub(super) struct Child<'a> {
@@ -41,9 +67,30 @@ impl<'a> Child<'a> {
         self.execute()
     }
 
-    /// The same, as the first process of namespaces that it mounts for.
-    pub fn become_first(&self, mounts: &[InChild]) -> ChildResult<Infallible> {
+    /// The same, as the first process of new namespaces, in a fork of the agent's, of whose
+    /// descriptors it keeps none.
+    pub fn become_first_of_fork(
+        &self,
+        streams: [RawFd; 3],
+        steps: Steps,
+        mounts: &[InChild],
+    ) -> ChildResult<Infallible> {
+        reset_signals();
+        crate::sys::set_nice(0);
+        take_streams(streams)?;
+        close_but([steps.report, steps.go])?;
+        steps.wait()?;
+        self.become_first(steps, mounts)
+    }
+
+    /// The same, as the first process of namespaces that it mounts for. All of them are there,
+    /// and nothing has run in them, when it says READY and waits.
+    pub fn become_first(&self, steps: Steps, mounts: &[InChild]) -> ChildResult<Infallible> {
         self.begin_session()?;
+        // SAFETY: unshare takes a number. Needed because nix's takes flags that it checks.
+        at(Step::Cgroup, || Errno::result(unsafe { libc::unshare(libc::CLONE_NEWCGROUP) }))?;
+        steps.say_ready();
+        steps.wait()?;
         mount_inside(mounts)?;
         self.take_limits(|_| true)?;
         self.enter_cwd()?;
@@ -100,12 +147,22 @@ impl<'a> Child<'a> {
         Ok(())
     }
 
-    /// As root, like runc: the user may start in a directory it could not reach.
+    /// As root, like runc: the user may start in a directory it could not reach. One that is not
+    /// below this process's root is refused: a link of /proc may lead there.
     fn enter_cwd(&self) -> ChildResult<()> {
         let cwd: &CStr = &self.program.cwd;
-        // SAFETY: the path is NUL-terminated. Needed because nix's chdir may
-        // allocate for long paths.
-        at(Step::Cwd, || Errno::result(unsafe { libc::chdir(cwd.as_ptr()) }))
+        let mut path = [0_u8; libc::PATH_MAX as usize];
+        // SAFETY: the path is NUL-terminated, and getcwd fills a live local of that size. Needed
+        // because nix's chdir may allocate for long paths, and the C library's getcwd may not tell
+        // what the kernel does.
+        at(Step::Cwd, || unsafe {
+            Errno::result(libc::chdir(cwd.as_ptr()))?;
+            Errno::result(libc::syscall(libc::SYS_getcwd, path.as_mut_ptr(), path.len()))
+        })?;
+        match path {
+            [b'/', ..] => Ok(()),
+            _ => Err((Step::Cwd, Errno::ENOENT)),
+        }
     }
 
     fn become_user(&self) -> ChildResult<()> {
@@ -199,6 +256,25 @@ pub(super) fn close_on_exec() -> ChildResult<()> {
     at(Step::Streams, || Errno::result(unsafe { libc::syscall(call, 3u32, u32::MAX, flag) }))
 }
 
+/// Closes everything above the standard streams but `kept`; those close on exec.
+fn close_but(kept: [RawFd; 2]) -> ChildResult<()> {
+    close_on_exec()?;
+    let close = |first: RawFd, last: u32| {
+        let Ok(first) = u32::try_from(first) else { return };
+        if first <= last {
+            // SAFETY: close_range takes numbers, and nothing of this process uses a descriptor
+            // but those that stay. Needed for lack of a wrapper.
+            unsafe { libc::syscall(libc::SYS_close_range, first, last, 0u32) };
+        }
+    };
+    let before = |fd: RawFd| u32::try_from(fd - 1).unwrap_or(0);
+    let [low, high] = [kept[0].min(kept[1]), kept[0].max(kept[1])];
+    close(3, before(low));
+    close(low + 1, before(high));
+    close(high + 1, u32::MAX);
+    Ok(())
+}
+
 /// The sources are above 2 (the runtime keeps 0 to 2 open), so no dup2 overwrites a source, and
 /// each copy loses close-on-exec.
 pub(super) fn take_streams(streams: [RawFd; 3]) -> ChildResult<()> {
@@ -222,10 +298,8 @@ pub(super) fn fail(report: RawFd, (step, errno): (Step, Errno)) -> ! {
     }
 }
 
-/// Enters a control group namespace of its own and mounts what only this process can.
+/// Mounts what only this process can.
 fn mount_inside(mounts: &[InChild]) -> ChildResult<()> {
-    // SAFETY: unshare takes a number. Needed because nix's takes flags that it checks.
-    at(Step::Cgroup, || Errno::result(unsafe { libc::unshare(libc::CLONE_NEWCGROUP) }))?;
     mounts.iter().try_for_each(|mount| at(Step::Mounts, || do_mount(mount)))
 }
 

@@ -9,19 +9,19 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use nix::errno::Errno;
 use nix::sched::{CloneFlags, setns, unshare};
 
-use super::child::{self, Child, ChildResult, at};
+use super::Step;
+use super::child::{self, Child, ChildResult, Steps, at};
 use super::order::{self, Order};
-use super::{ORDER_AT, READY, Step};
+use super::pids::PAGE_BYTES;
 
 /// The first argument of a helper.
 pub(super) const VERB: &CStr = c"start";
-const PAGE_BYTES: usize = 4096;
 
 /// Is a helper if `arguments` say so; returns if they do not.
 pub fn run(arguments: &[String]) {
     let [_, verb, numbers @ ..] = arguments else { return };
     let numbers: Option<Vec<RawFd>> = numbers.iter().map(|number| number.parse().ok()).collect();
-    let Some(&[order, report, go, namespace]) = numbers.as_deref() else { return };
+    let Some(&[order, page, report, go, namespace, place]) = numbers.as_deref() else { return };
     if verb.as_bytes() != VERB.to_bytes() {
         return;
     }
@@ -30,13 +30,26 @@ pub fn run(arguments: &[String]) {
         // Needed because it comes as a number.
         (number > 2).then(|| unsafe { OwnedFd::from_raw_fd(number) })
     };
-    let (Some(order), Some(go)) = (owned(order), owned(go)) else { return };
-    let Err(failed) = help(order, report, File::from(go), owned(namespace));
+    let (Some(order), Some(page), Some(go)) = (owned(order), owned(page), owned(go)) else {
+        return;
+    };
+    let Ok(place) = usize::try_from(place) else { return };
+    let shared = Shared { order, page, place };
+    let Err(failed) = help(shared, report, File::from(go), owned(namespace));
     child::fail(report, failed)
 }
 
+/// What init hands over.
+struct Shared {
+    /// The end of a pipe.
+    order: OwnedFd,
+    /// Where the pid goes, and where there.
+    page: OwnedFd,
+    place: usize,
+}
+
 fn help(
-    shared: OwnedFd,
+    shared: Shared,
     report: RawFd,
     go: File,
     namespace: Option<OwnedFd>,
@@ -44,8 +57,10 @@ fn help(
     // Nobody but who may trace anything has a look at it; execve(2) takes that back.
     hide();
     child::close_on_exec()?;
-    let mut made = PidOfMade::share(shared.as_fd()).map_err(|errno| (Step::Session, errno))?;
-    let order = read_order(shared)?;
+    let Shared { order, page, place } = shared;
+    let mut made = PidOfMade::share(page.as_fd(), place).map_err(|errno| (Step::Session, errno))?;
+    drop(page);
+    let order = read_order(order)?;
     let child = Child::new(&order.program, order.is_tty);
     match &namespace {
         Some(namespace) => {
@@ -59,28 +74,26 @@ fn help(
         // It is another user's now.
         hide();
     }
-    say(report, &[READY]);
-    // Init is gone, or wants it no more.
-    at(Step::Session, || (&go).read_exact(&mut [0]).map_err(|_| Errno::ECANCELED))?;
+    // Only init holds the other end of `go`, so that nobody else lets this process go on.
+    let steps = Steps { report, go: go.as_raw_fd() };
+    steps.say_ready();
+    steps.wait()?;
     if made.fork().map_err(|errno| (Step::Session, errno))? {
         // SAFETY: _exit takes a number. Needed because std's exit would run handlers.
         unsafe { libc::_exit(0) }
     }
-    // Only init holds the other end, so that nobody else lets this process go on.
-    while matches!((&go).read(&mut [0]), Ok(1..)) {}
-    drop(go);
+    steps.wait()?;
     match &order.mounts {
-        Some(mounts) => child.become_first(mounts),
+        Some(mounts) => child.become_first(steps, mounts),
         None => child.become_prepared(),
     }
 }
 
 /// What init wants; the descriptor is closed.
-fn read_order(shared: OwnedFd) -> ChildResult<Order> {
+fn read_order(pipe: OwnedFd) -> ChildResult<Order> {
     let mut bytes = Vec::new();
-    at(Step::Session, || File::from(shared).read_to_end(&mut bytes).map_err(|_| Errno::EIO))?;
-    let order = bytes.get(ORDER_AT..).and_then(order::read);
-    order.ok_or((Step::Session, Errno::EBADMSG))
+    at(Step::Session, || File::from(pipe).read_to_end(&mut bytes).map_err(|_| Errno::EIO))?;
+    order::read(&bytes).ok_or((Step::Session, Errno::EBADMSG))
 }
 
 fn hide() {
@@ -88,28 +101,27 @@ fn hide() {
     unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 0) };
 }
 
-fn say(report: RawFd, bytes: &[u8]) {
-    // SAFETY: write reads a live slice. Needed because the descriptor stays open for others.
-    unsafe { libc::write(report, bytes.as_ptr().cast(), bytes.len()) };
-}
-
 /// Where init reads the pid of the process that this one makes: memory that the process itself
 /// does not have.
 struct PidOfMade(*mut libc::pid_t);
 
 impl PidOfMade {
-    fn share(shared: BorrowedFd<'_>) -> nix::Result<Self> {
+    /// At `place` of the page.
+    fn share(shared: BorrowedFd<'_>, place: usize) -> nix::Result<Self> {
+        if place > PAGE_BYTES - size_of::<libc::pid_t>() {
+            return Err(Errno::EINVAL);
+        }
         let access = libc::PROT_READ | libc::PROT_WRITE;
         let (null, shared) = (std::ptr::null_mut(), shared.as_raw_fd());
-        // SAFETY: a new mapping of a file that is longer than a pid; it is never unmapped, and a
-        // child does not inherit it. Needed because no safe wrapper maps.
+        // SAFETY: a new mapping of a file of that length, in which a pid at `place` ends; it is
+        // never unmapped, and a child does not inherit it. Needed because no safe wrapper maps.
         unsafe {
             let page = libc::mmap(null, PAGE_BYTES, access, libc::MAP_SHARED, shared, 0);
             if page == libc::MAP_FAILED {
                 return Err(Errno::last());
             }
             Errno::result(libc::madvise(page, PAGE_BYTES, libc::MADV_DONTFORK))?;
-            Ok(Self(page.cast()))
+            Ok(Self(page.byte_add(place).cast()))
         }
     }
 

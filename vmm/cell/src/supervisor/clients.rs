@@ -8,11 +8,17 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use exocell_agent::{FrameReader, FrameWriter, Kind};
+use exocell_network::switch::Port;
 use exocell_xgate::{Kind as CapabilityKind, Table};
 
 use super::{Event, Shared, thread, warmth};
-use crate::control::{ControlReply, ControlRequest, Counters, Order, send_descriptor};
+use crate::changes::Changes;
+use crate::control::{
+    ControlReply, ControlRequest, Counters, Order, receive_descriptor, send_descriptor,
+};
+use crate::events::Action;
 use crate::launch::Inheritance;
+use crate::networks::Attachment;
 use crate::{CellError, CellSpec, Record};
 use exocell_images::private;
 
@@ -49,8 +55,14 @@ pub(crate) trait Services: Send + Sync {
     fn connect(&self) -> Result<UnixStream, String>;
     /// Ends the capability `name` and all derived from it.
     fn revoke(&self, name: &str) -> Result<(), String>;
-    /// Adds and removes rules of the network.
-    fn change_network(&self, allow: &[String], deny: &[String]) -> Result<(), String>;
+    /// Adds and removes rules of the network; those that hold from now on.
+    fn change_network(&self, allow: &[String], deny: &[String]) -> Result<Vec<String>, String>;
+    /// Puts the workload into a network between cells, by a socket that has joined it.
+    fn join(&self, port: Port) -> Result<(), String>;
+    /// Takes it out of one.
+    fn leave(&self, network: &str) -> Result<(), String>;
+    /// The networks whose switch has ended.
+    fn lost_networks(&self) -> Vec<String>;
     /// Stops all of the guest, or lets it go on.
     fn pause(&self, pause: bool) -> Result<(), String>;
     /// Changes how much memory the guest may use; says whether it does by now.
@@ -110,9 +122,8 @@ fn answer(shared: &Shared, services: &Pending, stream: UnixStream) {
     if !bounded(Some(CLIENT_MAX)) {
         return;
     }
-    let Ok(request) = FrameReader::new(&stream).expect::<ControlRequest>(Kind::Request) else {
-        return;
-    };
+    let request = FrameReader::of_operator(&stream).expect::<ControlRequest>(Kind::Request);
+    let Ok(request) = request else { return };
     let reply = |reply: &ControlReply| {
         // A client that is gone needs no answer.
         let _ = FrameWriter::new(&stream).write_json(Kind::Reply, reply);
@@ -127,8 +138,14 @@ fn answer(shared: &Shared, services: &Pending, stream: UnixStream) {
                 attach(shared, &stream, *replay);
             }
         }
-        (ControlRequest::Stop { grace_ms }, None) => {
-            reply(&outcome(stop(shared, Duration::from_millis(*grace_ms))));
+        (ControlRequest::Watch, _) => {
+            reply(&ControlReply::Done);
+            if bounded(None) {
+                shared.health.attach(&stream);
+            }
+        }
+        (ControlRequest::Stop { signal, grace_ms }, None) => {
+            reply(&outcome(stop(shared, *signal, Duration::from_millis(*grace_ms))));
         }
         (ControlRequest::Signal { signal }, None) if !shared.warmth.is_warm() => {
             reply(&outcome(send_signal(shared, *signal)));
@@ -161,7 +178,12 @@ fn serve_one(
         }
         ControlRequest::Counters => return Some(ControlReply::Counters(services.counters())),
         ControlRequest::Memory { limit_bytes } => {
-            return Some(match services.change_memory(limit_bytes) {
+            let changed = services.change_memory(limit_bytes);
+            let noted = changed.and_then(|applied| {
+                note(shared, |changes| changes.memory_bytes = Some(limit_bytes))?;
+                Ok(applied)
+            });
+            return Some(match noted {
                 Ok(applied) => ControlReply::Memory { applied },
                 Err(message) => ControlReply::Failed { message },
             });
@@ -171,26 +193,69 @@ fn serve_one(
             Err(message) => Err(message),
         },
         // Answered before.
-        ControlRequest::Attach { .. } => return None,
+        ControlRequest::Attach { .. } | ControlRequest::Watch => return None,
         ControlRequest::Signal { signal } => {
-            wake(services, record).and_then(|()| send_signal(shared, signal))
+            wake(services, shared).and_then(|()| send_signal(shared, signal))
         }
         // One that stays where it is has no use for the grace, but it ends.
-        ControlRequest::Stop { grace_ms } => {
-            wake(services, record).and(stop(shared, Duration::from_millis(grace_ms)))
+        ControlRequest::Stop { signal, grace_ms } => {
+            wake(services, shared).and(stop(shared, signal, Duration::from_millis(grace_ms)))
         }
-        ControlRequest::Revoke { capability } => services.revoke(&capability),
-        ControlRequest::Network { allow, deny } => services.change_network(&allow, &deny),
-        ControlRequest::Pause { pause: true } => hold(services, record),
-        ControlRequest::Pause { pause: false } => let_go_on(services, record),
+        ControlRequest::Revoke { capability } => {
+            services.revoke(&capability).and_then(|()| note_revoked(shared, capability))
+        }
+        ControlRequest::Network { allow, deny } => services
+            .change_network(&allow, &deny)
+            .and_then(|rules| note(shared, |changes| changes.connect = Some(rules))),
+        ControlRequest::Join { own, addresses, address } => receive_descriptor(stream)
+            .map_err(|error| format!("no connection to the network came: {error}"))
+            .and_then(|socket| awake(record).map(|()| socket))
+            .map(|socket| own.linked(Port::new(socket, &own.network, addresses, address)))
+            .and_then(|port| services.join(port))
+            .and_then(|()| note_networks(shared, own.network.clone(), Some(own))),
+        ControlRequest::Leave { network } => awake(record)
+            .and_then(|()| services.leave(&network))
+            .and_then(|()| note_networks(shared, network, None)),
+        ControlRequest::Networks => {
+            return Some(ControlReply::Networks { lost: services.lost_networks() });
+        }
+        ControlRequest::Pause { pause: true } => hold(services, shared),
+        ControlRequest::Pause { pause: false } => let_go_on(services, shared),
         ControlRequest::Rename { name } => CellSpec::check_name(&name)
-            .and_then(|()| record.write_name(shared.warmth.spec(), &name))
-            .map_err(|error| error.to_string()),
+            .map_err(|error| error.to_string())
+            .and_then(|()| shared.warmth.rewrite(record, |spec| spec.name = name)),
+        ControlRequest::Restart { policy } => {
+            shared.warmth.rewrite(record, |spec| spec.restart = policy)
+        }
         ControlRequest::Reserve { from, to } => warmth::reserve(shared, &from, to),
     };
     Some(match done {
         Ok(()) => ControlReply::Done,
         Err(message) => ControlReply::Failed { message },
+    })
+}
+
+/// Writes down what was changed, for whoever looks and for the cell's next start.
+fn note(shared: &Shared, change: impl FnOnce(&mut Changes)) -> Result<(), String> {
+    let noted = shared.warmth.rewrite(&shared.record, |spec| change(&mut spec.changes));
+    noted.map_err(|error| format!("it is changed, but that cannot be written down: {error}"))
+}
+
+/// Writes down what was revoked.
+fn note_revoked(shared: &Shared, capability: String) -> Result<(), String> {
+    if capability == CapabilityKind::Network.name() {
+        shared.warmth.rewrite(&shared.record, |spec| spec.networks.clear())?;
+    }
+    note(shared, |changes| changes.revoked.push(capability))
+}
+
+/// Writes down that the cell is in `network` as `now` says, or is not.
+fn note_networks(shared: &Shared, network: String, now: Option<Attachment>) -> Result<(), String> {
+    shared.warmth.rewrite(&shared.record, |spec| {
+        spec.networks.retain(|own| own.network != network);
+        spec.networks.extend(now);
+        let join = spec.networks.iter().map(|own| own.network.clone()).collect();
+        spec.changes.join = Some(join);
     })
 }
 
@@ -212,8 +277,8 @@ fn take(shared: &Shared, stream: &UnixStream, order: Order) -> Result<(), String
     Ok(())
 }
 
-fn stop(shared: &Shared, grace: Duration) -> Result<(), String> {
-    shared.events.send(Event::Stop { grace }).map_err(|_| "the cell is ending".to_owned())
+fn stop(shared: &Shared, signal: u8, grace: Duration) -> Result<(), String> {
+    shared.events.send(Event::Stop { signal, grace }).map_err(|_| "the cell is ending".to_owned())
 }
 
 fn send_signal(shared: &Shared, number: u8) -> Result<(), String> {
@@ -233,39 +298,48 @@ fn send_signal(shared: &Shared, number: u8) -> Result<(), String> {
 }
 
 /// Whoever makes the mark pauses the cell: it is made first and removed last.
-fn hold(services: &dyn Services, record: &Record) -> Result<(), String> {
-    let mark = record.path(Record::PAUSED);
+fn hold(services: &dyn Services, shared: &Shared) -> Result<(), String> {
+    let mark = shared.record.path(Record::PAUSED);
     private::options().write(true).create_new(true).open(&mark).map_err(|error| {
         match error.kind() {
             ErrorKind::AlreadyExists => "the cell is already paused".to_owned(),
             _ => format!("cannot mark the cell as paused: {error}"),
         }
     })?;
+    shared.health.pause(true);
     services.pause(true).inspect_err(|_| {
+        shared.health.pause(false);
         // The first error is the one to tell.
         let _ = fs::remove_file(&mark);
-    })
+    })?;
+    shared.record.tell(Action::Pause);
+    Ok(())
 }
 
-fn let_go_on(services: &dyn Services, record: &Record) -> Result<(), String> {
-    if !record.is_paused() {
+fn let_go_on(services: &dyn Services, shared: &Shared) -> Result<(), String> {
+    if !shared.record.is_paused() {
         return Err("the cell is not paused".to_owned());
     }
-    wake(services, record)
+    wake(services, shared)
 }
 
 /// Lets a paused cell go on; what is asked of its program is then heard.
-fn wake(services: &dyn Services, record: &Record) -> Result<(), String> {
-    if !record.is_paused() {
+fn wake(services: &dyn Services, shared: &Shared) -> Result<(), String> {
+    if !shared.record.is_paused() {
         return Ok(());
     }
     services.pause(false)?;
-    match fs::remove_file(record.path(Record::PAUSED)) {
+    shared.health.pause(false);
+    match fs::remove_file(shared.record.path(Record::PAUSED)) {
         // Another client was faster.
         Err(error) if error.kind() != ErrorKind::NotFound => {
             Err(format!("cannot take the mark of a paused cell away: {error}"))
         }
-        _ => Ok(()),
+        Ok(()) => {
+            shared.record.tell(Action::Unpause);
+            Ok(())
+        }
+        Err(_) => Ok(()),
     }
 }
 
@@ -291,7 +365,7 @@ fn attach(shared: &Shared, stream: &UnixStream, replay: bool) {
 fn await_hang_up(shared: &Shared, mut operator: &UnixStream) {
     while matches!(operator.read(&mut [0; 64]), Ok(1..)) {}
     // One that is ending needs no word.
-    let _ = shared.events.send(Event::Stop { grace: Duration::ZERO });
+    let _ = shared.events.send(Event::Stop { signal: libc::SIGKILL as u8, grace: Duration::ZERO });
 }
 
 /// Passes a follower's frames on until it goes.

@@ -39,7 +39,9 @@ pub(crate) fn finish(
     status.exit_code = Some(end.exit_code);
     status.reason.clone_from(&end.reason);
     status.out_of_memory = end.out_of_memory;
+    status.deadline_passed = end.deadline_passed;
     clear_group(inheritance);
+    shared.health.close();
     // Before the followers hear of it: one that has stopped reading must not
     // keep an ended cell in the list.
     settle(inheritance, record, &status);

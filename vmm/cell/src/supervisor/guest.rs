@@ -7,7 +7,6 @@
 //! The guest kernel is forked while there is one thread; its device sockets
 //! listen already, so it finds them whenever it connects.
 
-use std::collections::HashMap;
 use std::fs::File;
 use std::io::Write;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -18,26 +17,27 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use exocell_agent::client::{self, ClientError, ExecEvent, ExecOutput};
-use exocell_agent::{AGENT_PORT, CONTROL_PORT, FailureKind, FrameError, Kind, Patient, Reply};
+use exocell_agent::{AGENT_PORT, FailureKind, FrameError, Kind, Patient, Reply};
+use exocell_network::switch::Port;
 use exocell_pager::{Account, Member, Mode, Pressure};
-use exocell_vmm::devices::{
-    BlockConfig, BlockMetrics, ConsoleConfig, DeviceLoop, VsockConfig, VsockHandle, VsockListener,
-};
+use exocell_vmm::devices::{BlockMetrics, VsockHandle};
 use exocell_vmm::jail::{self, Group, IdentityMap, JailRoot, ThreadClass};
 use exocell_vmm::limits::Limits;
-use exocell_vmm::para::{DeviceSocket, GuestKernel, INITRAMFS_FILE, KERNEL_FILE, VirtioId};
+use exocell_vmm::para::{GuestKernel, INITRAMFS_FILE, KERNEL_FILE};
 use exocell_xgate::{Capability, Kind as CapabilityKind, Quota, Scope, Table};
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{ForkResult, Pid};
 
 use super::clients::{self, Services};
 use super::console::ConsoleLog;
+use super::devices::{self, Counted, Devices};
 use super::input::{Signal, Sink};
 use super::{Event, Shared, boot, credit, memory, pressure, restrict_paths, thread};
 use crate::control::Counters;
-use crate::folder::{Access, Share};
+use crate::folder::Access;
 use crate::launch::Inheritance;
 use crate::plan::VmPlan;
+use crate::plan::device::Device;
 use crate::record::Status;
 use crate::{CellError, network};
 
@@ -79,6 +79,7 @@ struct Reach {
     _aside: Option<Member>,
     disk: Option<File>,
     blocks: Vec<Arc<BlockMetrics>>,
+    counted: Counted,
     folders: Folders,
 }
 
@@ -97,13 +98,14 @@ impl Services for Reach {
         Ok(())
     }
 
-    fn change_network(&self, allow: &[String], deny: &[String]) -> Result<(), String> {
+    fn change_network(&self, allow: &[String], deny: &[String]) -> Result<Vec<String>, String> {
         let network = self.network.as_ref().ok_or(
             "the cell has no network device; grant it something of the network when it starts",
         )?;
         let mut table = self.folders.table.lock().unwrap_or_else(PoisonError::into_inner);
         let name = CapabilityKind::Network.name();
         let scope = network.change(allow, deny)?;
+        let rules = scope.connect.iter().map(ToString::to_string).collect();
         // What was derived from the rules before ends with them.
         if let Some(handle) = table.find(HOLDER, name) {
             table.revoke(handle).map_err(|error| error.to_string())?;
@@ -112,7 +114,37 @@ impl Services for Reach {
         let scope = Scope::Network(scope);
         let changed =
             Capability::new(name, HOLDER, CapabilityKind::Network, rights, scope, Quota::UNCOUNTED);
-        table.insert(changed).map(drop).map_err(|error| error.to_string())
+        table.insert(changed).map(|_| rules).map_err(|error| error.to_string())
+    }
+
+    fn join(&self, port: Port) -> Result<(), String> {
+        let network = self.network.as_ref().ok_or(
+            "the cell has no network device; start it in a network, or grant it something of one",
+        )?;
+        let address = network::joined(&port);
+        let place = network.join(port)?;
+        let told = match connect(&self.agent, ANSWER_MAX) {
+            Ok(stream) => client::address(&stream, &stream, place, Some(address)),
+            Err(error) => Err(FrameError::from(error).into()),
+        };
+        told.map_err(|error| {
+            network.leave_place(place);
+            format!("the guest did not take its address: {error}")
+        })
+    }
+
+    fn leave(&self, network: &str) -> Result<(), String> {
+        let place = self.network.as_ref().and_then(|own| own.leave(network));
+        let place = place.ok_or_else(|| format!("the cell is not in the network {network}"))?;
+        // A guest that keeps the address gains nothing.
+        if let Ok(stream) = connect(&self.agent, ANSWER_MAX) {
+            let _ = client::address(&stream, &stream, place, None);
+        }
+        Ok(())
+    }
+
+    fn lost_networks(&self) -> Vec<String> {
+        self.network.as_ref().map_or_else(Vec::new, network::Control::lost)
     }
 
     fn pause(&self, pause: bool) -> Result<(), String> {
@@ -159,6 +191,7 @@ impl Services for Reach {
             block_read_bytes: self.blocks.iter().map(|block| block.read_bytes.get()).sum(),
             block_written_bytes: self.blocks.iter().map(|block| block.written_bytes.get()).sum(),
             disk_allocated_bytes: self.disk.as_ref().map_or(0, allocated),
+            devices: devices::told(&self.counted),
         }
     }
 }
@@ -206,12 +239,12 @@ pub(crate) fn start(
     let credit = by_credit.then(|| credit::Reserved::new(plan.guarantee_bytes, aside.take()));
     let credit = credit.transpose()?;
     let pressure = host_pressure(plan.pager)?;
-    let sockets = enter_jail(inheritance, &plan, network.is_some())?;
+    let listeners = enter_jail(inheritance, &plan)?;
     status.times.jailed_us = since(inheritance.requested);
     let (console_read, console_write) = nix::unistd::pipe2(nix::fcntl::OFlag::O_CLOEXEC)
         .map_err(|errno| CellError::host("cannot make the console pipe")(errno.into()))?;
     let lender = credit.as_ref().map(|credit| credit.guest_end.as_fd());
-    let kernel = fork_kernel(inheritance, &plan, &sockets, &console_write, lender)?;
+    let kernel = fork_kernel(inheritance, &plan, &console_write, lender)?;
     drop(console_write);
     status.times.kernel_started_us = since(inheritance.requested);
     status.guest_kernel_inner_pid = kernel.as_raw();
@@ -223,19 +256,18 @@ pub(crate) fn start(
     let credit = credit.map(|credit| credit.grant(plan.memory.file(), ender(kernel, log)));
     let (credit, wanted) = credit.transpose()?.unzip();
     let (hello, hellos) = channel();
-    let devices = Devices::start(
-        sockets,
-        Disks { rootfs: plan.rootfs, disk: plan.disk, command: plan.command, models: plan.models },
-        plan.memory.file(),
-        console.clone(),
-        plan.folders,
-        hello,
-    )?;
+    let planned = plan.devices.into_iter().zip(listeners).collect();
+    let devices = Devices::start(planned, plan.memory.file(), console.clone(), hello)?;
     let folders = grant(inheritance, devices.folders)?;
+    let mut counted = devices.counted;
     let network = network
-        .zip(devices.net_socket)
-        .map(|(network, listener)| start_network(network, listener, plan.memory.file()));
-    let (network, decisions) = network.transpose()?.unzip();
+        .zip(devices.network)
+        .map(|(network, listener)| devices::start_network(network, listener, plan.memory.file()));
+    let network = network.transpose()?.map(|(network, decisions, device)| {
+        counted.push(("network".to_owned(), device));
+        (network, decisions)
+    });
+    let (network, decisions) = network.unzip();
     jail::restrict_calls(ThreadClass::Control)?;
     if let Some(decisions) = decisions {
         thread("audit", move || network::Log::here().write(&decisions))?;
@@ -265,6 +297,7 @@ pub(crate) fn start(
             _aside: aside,
             disk: devices.disk,
             blocks: devices.blocks,
+            counted,
             folders,
         }),
         start: Box::new(plan.start),
@@ -293,55 +326,27 @@ pub(crate) fn set_priority(weight: u32) {
     unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, nice) };
 }
 
-/// A device and the socket it listens on.
-type Socket = (DeviceSocket, UnixListener);
-
-fn enter_jail(
-    inheritance: &Inheritance,
-    plan: &VmPlan,
-    network: bool,
-) -> Result<Vec<Socket>, CellError> {
+/// The sockets that the plan's devices listen on, in their order.
+fn enter_jail(inheritance: &Inheritance, plan: &VmPlan) -> Result<Vec<UnixListener>, CellError> {
     let root = JailRoot::new(inheritance.record.directory())?;
     root.bind_file(&plan.kernel, KERNEL_FILE)?;
     root.bind_file(&plan.initramfs, INITRAMFS_FILE)?;
-    let mut wanted = vec![("rootfs", VirtioId::Block)];
-    if plan.disk.is_some() {
-        wanted.push(("disk", VirtioId::Block));
-    }
-    if plan.command.is_some() {
-        wanted.push(("command", VirtioId::Block));
-    }
-    if plan.models.is_some() {
-        wanted.push(("models", VirtioId::Block));
-    }
-    wanted.extend([("console", VirtioId::Console), ("vsock", VirtioId::Vsock)]);
-    if plan.entropy {
-        wanted.push(("entropy", VirtioId::Entropy));
-    }
-    if network {
-        wanted.push(("network", VirtioId::Net));
-    }
-    // Theirs come in the order of the plan's.
-    wanted.extend(plan.folders.iter().map(|share| (share.tag(), VirtioId::Fs)));
-    let mut sockets = Vec::new();
-    for (name, id) in wanted {
-        sockets.push((DeviceSocket { name: name.to_owned(), id }, root.listen(name)?));
-    }
+    let listen = |device: &Device| root.listen(device.name());
+    let listeners = plan.devices.iter().map(listen).collect::<Result<Vec<_>, _>>()?;
     root.seal()?;
     nix::unistd::fchdir(&inheritance.record_dir)
         .map_err(|errno| CellError::host("cannot enter the record")(errno.into()))?;
     restrict_paths(inheritance, &[])?;
-    Ok(sockets)
+    Ok(listeners)
 }
 
 fn fork_kernel(
     inheritance: &Inheritance,
     plan: &VmPlan,
-    sockets: &[Socket],
     console: &OwnedFd,
     lender: Option<BorrowedFd>,
 ) -> Result<Pid, CellError> {
-    let devices: Vec<DeviceSocket> = sockets.iter().map(|(device, _)| device.clone()).collect();
+    let devices: Vec<_> = plan.devices.iter().map(Device::socket).collect();
     let identity = u32::from(inheritance.identity == IdentityMap::CallerAndCell);
     let kernel = GuestKernel {
         memory: &plan.memory,
@@ -422,122 +427,6 @@ fn grant(inheritance: &Inheritance, folders: Vec<Access>) -> Result<Folders, Cel
     Ok(Folders { table: Mutex::new(table), folders })
 }
 
-/// The devices of a guest on their thread.
-struct Devices {
-    vsock: VsockHandle,
-    blocks: Vec<Arc<BlockMetrics>>,
-    disk: Option<File>,
-    /// For the network's own thread.
-    net_socket: Option<UnixListener>,
-    folders: Vec<Access>,
-}
-
-/// Starts the network device on a thread of its own: what a guest sends must
-/// not hold its disks up.
-fn start_network(
-    network: network::Network,
-    listener: UnixListener,
-    memory: &File,
-) -> Result<(network::Control, network::Written), CellError> {
-    let failed = |error: exocell_vmm::devices::DeviceError| {
-        CellError::Guest(format!("its network device cannot start: {error}"))
-    };
-    let (config, control, decisions) = network.link()?;
-    let mut device_loop = DeviceLoop::new(memory).map_err(failed)?;
-    device_loop.add_net(listener, config).map_err(failed)?;
-    thread("network", move || {
-        if jail::restrict_calls(ThreadClass::Network).is_ok() {
-            // Without it the guest is offline, which it notices.
-            let _ = device_loop.run();
-        }
-    })?;
-    Ok((control, decisions))
-}
-
-/// What a guest's disks are, in their order.
-struct Disks {
-    rootfs: File,
-    disk: Option<File>,
-    command: Option<File>,
-    models: Option<File>,
-}
-
-impl Disks {
-    fn configs(self) -> impl Iterator<Item = BlockConfig> {
-        let shared = |file, id: &str| BlockConfig { file, read_only: true, id: id.to_owned() };
-        let private = |file| BlockConfig { file, read_only: false, id: "disk".to_owned() };
-        let command = self.command.map(|file| shared(file, "command"));
-        let disk = self.disk.map(private);
-        let models = self.models.map(|file| shared(file, "models"));
-        let shared = std::iter::once(shared(self.rootfs, "rootfs"));
-        shared.chain(disk).chain(command).chain(models)
-    }
-}
-
-impl Devices {
-    fn start(
-        sockets: Vec<Socket>,
-        disks: Disks,
-        memory: &File,
-        console: ConsoleLog,
-        shares: Vec<Share>,
-        hello: Sender<UnixStream>,
-    ) -> Result<Self, CellError> {
-        let failed = |error: exocell_vmm::devices::DeviceError| {
-            CellError::Guest(format!("its devices cannot start: {error}"))
-        };
-        let kept = disks.disk.as_ref().map(File::try_clone).transpose();
-        let kept = kept.map_err(CellError::host("dup"))?;
-        let mut disks = disks.configs();
-        let greeted: VsockListener = Box::new(move |stream| {
-            let _ = hello.send(stream);
-        });
-        let listeners = HashMap::from([(CONTROL_PORT, greeted)]);
-        let (mut shares, mut folders) = (shares.into_iter(), Vec::new());
-        let mut vsock_config = Some(VsockConfig { listeners, ..VsockConfig::default() });
-        let mut device_loop = DeviceLoop::new(memory).map_err(failed)?;
-        let (mut blocks, mut vsock, mut net_socket) = (Vec::new(), None, None);
-        for (device, listener) in sockets {
-            match device.id {
-                VirtioId::Block => {
-                    if let Some(config) = disks.next() {
-                        blocks.push(device_loop.add_block(listener, config).map_err(failed)?);
-                    }
-                }
-                VirtioId::Net => net_socket = Some(listener),
-                VirtioId::Fs => {
-                    let share = shares.next().map(|share| share.hand_over(&listener));
-                    folders.extend(share.transpose()?);
-                }
-                VirtioId::Console => {
-                    let config = ConsoleConfig {
-                        sink: Box::new(console.clone()),
-                        // The log bounds itself, and wants what was said last.
-                        output_bytes_max: u64::MAX,
-                        input: None,
-                    };
-                    device_loop.add_console(listener, config).map_err(failed)?;
-                }
-                VirtioId::Entropy => {
-                    device_loop.add_rng(listener).map_err(failed)?;
-                }
-                VirtioId::Vsock => {
-                    let config = vsock_config.take().unwrap_or_default();
-                    vsock = Some(device_loop.add_vsock(listener, config).map_err(failed)?.0);
-                }
-            }
-        }
-        thread("devices", move || {
-            if jail::restrict_calls(ThreadClass::Device).is_ok() {
-                // Without its devices the guest ends, and that is reported.
-                let _ = device_loop.run();
-            }
-        })?;
-        let vsock = vsock.ok_or_else(|| CellError::Guest("it has no vsock device".to_owned()))?;
-        Ok(Self { vsock, blocks, disk: kept, net_socket, folders })
-    }
-}
-
 impl Guest {
     pub fn services(&self) -> Arc<dyn Services> {
         self.reach.clone()
@@ -554,9 +443,10 @@ impl Guest {
         }
     }
 
-    /// Gives a warm guest its program, which was requested now.
-    pub fn take(&mut self, start: exocell_agent::Start) {
+    /// Gives a warm guest its program, which was requested now, and may want the disk again.
+    pub fn take(&mut self, start: exocell_agent::Start, keeps_disk: bool) {
         (self.start, self.requested) = (Box::new(start), Instant::now());
+        self.keeps_disk = keeps_disk && self.reach.disk.is_some();
     }
 
     /// Starts the cell's program and a thread that follows it.
@@ -689,13 +579,13 @@ impl Folders {
         clients::revoke(&mut table, HOLDER, name, &REVOCABLE)?;
         drop(table);
         for folder in self.folders.iter().filter(|folder| folder.name == name) {
-            folder.end();
+            let ended = folder.end();
             let path = folder.guest.to_string_lossy();
-            // Access has ended already; a guest that keeps the dead mount
-            // gains nothing.
+            // A guest that keeps the dead mount gains nothing.
             if let Ok(stream) = connect(agent, ANSWER_MAX) {
                 let _ = client::unmount(&stream, &stream, &path);
             }
+            ended?;
         }
         Ok(())
     }

@@ -13,9 +13,11 @@ mod boot;
 pub(crate) mod clients;
 mod console;
 mod credit;
+mod devices;
 pub(crate) mod ending;
 pub(crate) mod fault;
 mod guest;
+mod health;
 mod input;
 mod memory;
 mod pressure;
@@ -47,9 +49,7 @@ use warmth::Warmth;
 /// What the main thread waits for.
 pub(crate) enum Event {
     /// The program runs, so long after the request.
-    Started {
-        program_started_us: u64,
-    },
+    Started { program_started_us: u64 },
     /// The program ended, or could not be started.
     Program(Reply),
     /// The guest kernel process ended, with what wait(2) said of it.
@@ -58,9 +58,8 @@ pub(crate) enum Event {
     Booted(Result<BootTimes, boot::Unready>),
     /// A thread of the supervisor panicked, with what it said.
     Panicked(String),
-    Stop {
-        grace: Duration,
-    },
+    /// A signal to the program, and after `grace` the end.
+    Stop { signal: u8, grace: Duration },
     /// A warm cell has its program.
     Taken(Box<Order>),
     /// The pool of a warm cell is gone.
@@ -77,6 +76,8 @@ pub(crate) struct Shared {
     pub record: Record,
     /// What was asked for, and whether it is still to come.
     pub warmth: Warmth,
+    /// Its health checks.
+    pub health: health::Watch,
 }
 
 /// The body of the supervisor process; the result is its exit status.
@@ -135,15 +136,24 @@ fn run(inheritance: &mut Inheritance, workload: Workload, host_pid: i32) -> Resu
     let output = Output::new(operator).map_err(CellError::host("cannot make the cell's log"))?;
     let record = inheritance.record.from_within();
     let warmth = Warmth::of(&inheritance.spec);
-    let shared = Shared { output, input: Input::default(), events, record: record.clone(), warmth };
+    let shared = Shared {
+        output,
+        input: Input::default(),
+        events,
+        record: record.clone(),
+        warmth,
+        health: health::Watch::default(),
+    };
     let host_oom_kills = crate::record::host_oom_kills();
     let mut status = Status { supervisor_pid: host_pid, host_oom_kills, ..Status::default() };
     // Whoever wants to end this cell may want to before it runs.
     record.write_status(&status)?;
     let mut deadline = inheritance.caps.deadline().map(|limit| inheritance.requested + limit);
     let services = Pending::default();
+    let mut check = None;
     let mut workload = match workload {
-        Workload::Vm(plan) => {
+        Workload::Vm(mut plan) => {
+            check = plan.health.take();
             keep_no_large_blocks();
             end_at_a_panic(shared.events.clone());
             fault::note()?;
@@ -182,7 +192,8 @@ fn run(inheritance: &mut Inheritance, workload: Workload, host_pid: i32) -> Resu
         match warmth::wait(&inbox, &shared.warmth) {
             Ok(order) => {
                 (inheritance.spec, deadline) = (order.spec, order.deadline_ms.map(from_now));
-                guest.take(order.start);
+                check = order.health;
+                guest.take(order.start, inheritance.spec.keeps_disk);
                 status.times = StartTimes::default();
             }
             Err(end) => {
@@ -190,6 +201,9 @@ fn run(inheritance: &mut Inheritance, workload: Workload, host_pid: i32) -> Resu
                 return Ok(());
             }
         }
+    }
+    if let Some(check) = check {
+        health::begin(check, workload.services(), &shared)?;
     }
     status.state = State::Running;
     status.started_ms = now_ms();
@@ -250,6 +264,8 @@ pub(crate) struct End {
     pub reason: Option<String>,
     /// Whether the guest's kernel ended a process for lack of memory.
     pub out_of_memory: bool,
+    /// Whether the cell had its time.
+    pub deadline_passed: bool,
     /// What followers are told.
     pub reply: Reply,
 }
@@ -261,8 +277,13 @@ impl End {
             exit_code,
             reason: Some(reason),
             out_of_memory: false,
+            deadline_passed: false,
             reply: Reply::exited(exit_code),
         }
+    }
+
+    fn deadline() -> Self {
+        Self { deadline_passed: true, ..Self::killed(CellError::Deadline.to_string()) }
     }
 
     /// `how` is what wait(2) said of the guest kernel.
@@ -276,11 +297,12 @@ impl End {
     fn failed(error: &CellError) -> Self {
         let message = error.to_string();
         match error {
-            CellError::Deadline => Self::killed(message),
+            CellError::Deadline => Self::deadline(),
             _ => Self {
                 exit_code: error.exit_code(),
                 reason: Some(message.clone()),
                 out_of_memory: false,
+                deadline_passed: false,
                 reply: Reply::Failed { kind: FailureKind::Guest, message },
             },
         }
@@ -308,7 +330,7 @@ impl End {
             }
             _ => (125, Some("the guest broke the protocol".to_owned())),
         };
-        Self { exit_code, reason, out_of_memory, reply }
+        Self { exit_code, reason, out_of_memory, deadline_passed: false, reply }
     }
 }
 
@@ -347,19 +369,19 @@ fn decide(
                     _ => End::guest_died(&how),
                 };
             }
-            Ok(Event::Stop { grace }) => {
+            Ok(Event::Stop { signal, grace }) => {
                 if !grace.is_zero() {
                     // On a thread: a guest that does not answer must not hold the end up.
                     let input = shared.input.clone();
                     let _ = thread("signal", move || {
-                        input.signal(libc::SIGTERM as u8);
+                        input.signal(signal);
                     });
                 }
                 let at = Instant::now() + grace;
                 stop_at = Some(stop_at.map_or(at, |earlier| earlier.min(at)));
             }
             Err(RecvTimeoutError::Timeout) if deadline.is_some_and(|at| at <= Instant::now()) => {
-                return End::killed(CellError::Deadline.to_string());
+                return End::deadline();
             }
             Err(RecvTimeoutError::Timeout) => return End::killed("stopped".to_owned()),
             Err(RecvTimeoutError::Disconnected) => {

@@ -9,8 +9,8 @@ use std::time::Duration;
 use exocell_agent::{FrameWriter, Kind};
 
 use super::{End, Event, Shared};
-use crate::CellSpec;
 use crate::control::{ControlReply, ControlRequest, Order};
+use crate::{CellSpec, Record};
 
 /// What was asked for; of a warm cell, that somebody may still ask.
 #[derive(Clone)]
@@ -32,9 +32,18 @@ impl Warmth {
         self.lock().warm.is_some()
     }
 
-    /// What was asked for.
-    pub fn spec(&self) -> CellSpec {
-        self.lock().clone()
+    /// Changes what is written down of the cell.
+    pub fn rewrite(
+        &self,
+        record: &Record,
+        change: impl FnOnce(&mut CellSpec),
+    ) -> Result<(), String> {
+        let mut own = self.lock();
+        let mut new = own.clone();
+        change(&mut new);
+        record.write_spec(&new).map_err(|error| error.to_string())?;
+        *own = new;
+        Ok(())
     }
 
     /// Lets nobody take the cell any more; whether that was still possible.
@@ -91,7 +100,8 @@ pub(crate) fn take(
     });
     if told.is_err() {
         // It is nobody's any more, neither the pool's nor the client's.
-        let _ = shared.events.send(Event::Stop { grace: Duration::ZERO });
+        let _ =
+            shared.events.send(Event::Stop { signal: libc::SIGKILL as u8, grace: Duration::ZERO });
         return told.map(|()| session);
     }
     shared.output.hand_over(operator);

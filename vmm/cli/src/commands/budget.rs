@@ -2,7 +2,7 @@
 
 use exocell_cell::images::private;
 use exocell_cell::pager::Standing;
-use exocell_cell::{CellError, Layout};
+use exocell_cell::{CellError, Layout, Record, State, Strength};
 use serde::Serialize;
 
 use super::print_json;
@@ -19,6 +19,8 @@ struct Shown {
     /// What the cells' processes may take of the host besides, where it bounds that.
     beside_bytes_max: u64,
     cell_count: usize,
+    /// Cells that ran before there was a budget: they are not held to it.
+    uncounted_count: usize,
 }
 
 pub fn budget(layout: &Layout, args: &BudgetArgs) -> Result<u8, CellError> {
@@ -38,10 +40,16 @@ pub fn budget(layout: &Layout, args: &BudgetArgs) -> Result<u8, CellError> {
             .map_err(|error| CellError::Usage(format!("{error}; or say off")))?)?,
     }
     let standing = Standing::read(&path).map_err(failed)?;
-    show(&shown(standing), args.json)
+    let cells = Record::all(layout)?.into_iter();
+    let running = cells.filter(|(_, spec, status)| {
+        spec.strength == Strength::Vm
+            && status.guest_kernel_inner_pid != 0
+            && status.state != State::Exited
+    });
+    show(&shown(standing, running.count()), args.json)
 }
 
-fn shown(standing: Option<Standing>) -> Shown {
+fn shown(standing: Option<Standing>, running: usize) -> Shown {
     let standing = standing.unwrap_or(Standing { budget: u64::MAX, shares: Vec::new() });
     let bound = (standing.budget != u64::MAX).then_some(standing.budget);
     Shown {
@@ -51,6 +59,8 @@ fn shown(standing: Option<Standing>) -> Shown {
         left_bytes: bound.map(|_| standing.left()),
         beside_bytes_max: standing.shares.iter().map(|share| share.beside).sum(),
         cell_count: standing.shares.len(),
+        // Without a budget nobody is held to one.
+        uncounted_count: bound.map_or(0, |_| running.saturating_sub(standing.shares.len())),
     }
 }
 
@@ -69,5 +79,12 @@ fn show(shown: &Shown, json: bool) -> Result<u8, CellError> {
         shown.cell_count,
         show::bytes(shown.beside_bytes_max)
     );
+    if shown.uncounted_count > 0 {
+        say!(
+            "{} cells ran before there was a budget and are not counted; exocell restart has them \
+             counted",
+            shown.uncounted_count
+        );
+    }
     Ok(0)
 }

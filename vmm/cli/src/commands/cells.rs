@@ -1,20 +1,27 @@
-//! The verbs on existing cells: ps, logs, inspect, wait, stop, kill, rm, update.
+//! The verbs on existing cells: ps, inspect, wait, stop, kill, rm, update.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use exocell_cell::control::{Client, ControlReply, ControlRequest};
+use exocell_cell::health::{Condition, Health};
+use exocell_cell::images::Store;
+use exocell_cell::policy::Policy;
 use exocell_cell::{
-    CellError, CellSpec, Layout, Record, State, Status, end, network, output, processes,
+    CellError, CellSpec, Layout, Record, State, Status, Strength, clock, end, processes, restart,
 };
+use exocell_docker::Filters;
 use nix::sys::signal::Signal;
 use serde::Serialize;
+use serde_json::Value;
 
 use super::print_json;
 use super::run::{must_run, network_rule};
 use crate::args::{
-    InspectArgs, KillArgs, LogsArgs, PauseArgs, PortArgs, PsArgs, RmArgs, StopArgs, UpdateArgs,
-    WaitArgs,
+    InspectArgs, KillArgs, PauseArgs, PortArgs, PsArgs, RenameArgs, RmArgs, StopArgs, TopArgs,
+    UpdateArgs, WaitArgs,
 };
+use crate::format::Template;
 use crate::session::{self, Outcome};
 use crate::show::{self, say};
 
@@ -28,14 +35,23 @@ struct PsRow<'a> {
     strength: String,
     state: State,
     paused: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    health: Option<Condition>,
     exit_code: Option<u8>,
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    restarting: bool,
     created_ms: u64,
     ports: Vec<String>,
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    labels: &'a BTreeMap<String, String>,
 }
 
+/// What `ps --filter` may name.
+const FILTERS: [&str; 8] =
+    ["status", "name", "id", "label", "ancestor", "exited", "health", "strength"];
+
 pub fn ps(layout: &Layout, args: &PsArgs) -> Result<u8, CellError> {
-    let mut all = Record::all(layout)?;
-    all.retain(|(_, _, status)| args.all || status.state != State::Exited);
+    let all = chosen(layout, args)?;
     if args.quiet {
         all.iter().for_each(|(record, _, _)| say!("{}", record.id));
         return Ok(0);
@@ -46,16 +62,20 @@ pub fn ps(layout: &Layout, args: &PsArgs) -> Result<u8, CellError> {
         }
         return Ok(0);
     }
+    if let Some(text) = &args.format {
+        let rows = all.iter().map(|(record, spec, status)| named(record, spec, status, args));
+        return Template::read(text)?.print(&rows.collect::<Vec<_>>()).map(|()| 0);
+    }
     let rows: Vec<Vec<String>> = all
         .iter()
         .map(|(record, spec, status)| {
             vec![
-                record.id[..12].to_owned(),
+                id(record, args),
                 spec.image.clone(),
-                shortened(&command(spec).join(" ")),
+                words(spec, args),
                 spec.strength.to_string(),
                 show::ago(spec.created_ms),
-                state(record, status),
+                state(record, spec, status),
                 ports(spec).join(", "),
                 spec.name.clone(),
             ]
@@ -64,6 +84,99 @@ pub fn ps(layout: &Layout, args: &PsArgs) -> Result<u8, CellError> {
     let header = ["CELL ID", "IMAGE", "COMMAND", "STRENGTH", "CREATED", "STATE", "PORTS", "NAME"];
     show::table(&header, &rows);
     Ok(0)
+}
+
+/// The cells that are asked for, oldest first.
+fn chosen(layout: &Layout, args: &PsArgs) -> Result<Vec<(Record, CellSpec, Status)>, CellError> {
+    let filters = Filters::of_words(&args.filter, &FILTERS)
+        .map_err(|error| CellError::Usage(format!("--filter: {error}")))?;
+    let last = if args.latest { Some(1) } else { args.last };
+    let ended_too = args.all
+        || last.is_some()
+        || !filters.values("status").is_empty()
+        || !filters.values("exited").is_empty();
+    let mut all = Record::all(layout)?;
+    all.retain(|(record, spec, status)| {
+        (ended_too || status.state != State::Exited || record.is_restarting(spec, status))
+            && passes(&filters, record, spec, status)
+    });
+    if let Some(last) = last {
+        all.drain(..all.len().saturating_sub(last));
+    }
+    Ok(all)
+}
+
+fn passes(filters: &Filters, record: &Record, spec: &CellSpec, status: &Status) -> bool {
+    let is_image = |wanted: &str| {
+        spec.image == wanted
+            || spec.image.rsplit_once(':').is_some_and(|(name, _)| name == wanted)
+            || spec.image_id.as_deref().is_some_and(|id| id.contains(wanted))
+    };
+    let code = status.exit_code.map(|code| code.to_string());
+    filters.any("status", |wanted| wanted == state_word(record, spec, status))
+        && filters.any("name", |wanted| spec.name.contains(wanted))
+        && filters.any("id", |wanted| record.id.starts_with(wanted))
+        && filters.any("ancestor", is_image)
+        && filters.any("exited", |wanted| code.as_deref() == Some(wanted))
+        && filters.any("health", |wanted| wanted == health_word(record, status))
+        && filters.any("strength", |wanted| wanted == spec.strength.to_string())
+        && filters.labels(&spec.labels)
+}
+
+fn id(record: &Record, args: &PsArgs) -> String {
+    let shown = if args.no_trunc { record.id.len() } else { 12 };
+    record.id.chars().take(shown).collect()
+}
+
+fn words(spec: &CellSpec, args: &PsArgs) -> String {
+    let words = command(spec).join(" ");
+    if args.no_trunc { words } else { shortened(&words) }
+}
+
+/// A row by docker's names, and by those of `--json`.
+fn named(record: &Record, spec: &CellSpec, status: &Status, args: &PsArgs) -> Value {
+    let labels = spec.labels.iter().map(|(name, value)| format!("{name}={value}"));
+    let mut row = serde_json::to_value(ps_row(record, spec, status)).unwrap_or_default();
+    let own = [
+        ("ID", id(record, args)),
+        ("Names", spec.name.clone()),
+        ("Image", spec.image.clone()),
+        ("Command", words(spec, args)),
+        ("Ports", ports(spec).join(", ")),
+        ("State", state_word(record, spec, status).to_owned()),
+        ("Status", since(record, spec, status)),
+        ("RunningFor", show::ago(spec.created_ms)),
+        ("CreatedAt", clock::rfc3339_ms(spec.created_ms)),
+        ("Labels", labels.collect::<Vec<_>>().join(",")),
+    ];
+    for (name, value) in own {
+        row[name] = value.into();
+    }
+    row
+}
+
+/// As docker says it.
+fn since(record: &Record, spec: &CellSpec, status: &Status) -> String {
+    let ago = |time| show::ago(time).replace(" ago", "");
+    match (status.state, status.exit_code) {
+        (State::Exited, code) => {
+            let word = match record.is_restarting(spec, status) {
+                true => "Restarting",
+                false => "Exited",
+            };
+            format!("{word} ({}) {} ago", code.unwrap_or(0), ago(status.finished_ms))
+        }
+        (State::Created, _) if spec.restarts > 0 => "Restarting".to_owned(),
+        (State::Created, _) => "Created".to_owned(),
+        (State::Running, _) if record.is_paused() => {
+            format!("Up {} (Paused)", ago(status.started_ms))
+        }
+        (State::Running, _) => {
+            let health = health(record, status);
+            let health = health.map_or_else(String::new, |health| format!(" ({})", health.shown()));
+            format!("Up {}{health}", ago(status.started_ms))
+        }
+    }
 }
 
 /// As it was given.
@@ -112,8 +225,11 @@ fn ps_row<'a>(record: &'a Record, spec: &'a CellSpec, status: &Status) -> PsRow<
         strength: spec.strength.to_string(),
         state: status.state,
         paused: is_paused(record, status),
+        health: health(record, status),
         exit_code: status.exit_code,
+        restarting: record.is_restarting(spec, status),
         created_ms: spec.created_ms,
+        labels: &spec.labels,
     }
 }
 
@@ -121,57 +237,35 @@ fn is_paused(record: &Record, status: &Status) -> bool {
     status.state == State::Running && record.is_paused()
 }
 
-fn state(record: &Record, status: &Status) -> String {
+/// What the checks of a cell say that runs, if there are any.
+fn health(record: &Record, status: &Status) -> Option<Condition> {
+    let runs = status.state == State::Running;
+    runs.then(|| record.health(status.state)).flatten().map(|health| health.status)
+}
+
+/// As docker filters by it.
+fn health_word(record: &Record, status: &Status) -> &'static str {
+    record.health(status.state).map_or("none", |health| health.status.name())
+}
+
+fn state_word(record: &Record, spec: &CellSpec, status: &Status) -> &'static str {
+    match status.state {
+        State::Exited if record.is_restarting(spec, status) => "restarting",
+        _ if is_paused(record, status) => "paused",
+        state => state.name(),
+    }
+}
+
+fn state(record: &Record, spec: &CellSpec, status: &Status) -> String {
+    let word = state_word(record, spec, status);
     match status.exit_code {
-        _ if is_paused(record, status) => "paused".to_owned(),
-        Some(code) => format!("{} ({code})", status.state.name()),
-        None => status.state.name().to_owned(),
+        _ if is_paused(record, status) => word.to_owned(),
+        Some(code) => format!("{word} ({code})"),
+        None => match health(record, status) {
+            Some(health) => format!("{word} ({})", health.shown()),
+            None => word.to_owned(),
+        },
     }
-}
-
-pub fn logs(layout: &Layout, args: &LogsArgs) -> Result<u8, CellError> {
-    let (record, _, status) = Record::find(layout, &args.cell)?;
-    if args.console {
-        let path = record.path("console.log");
-        let file = std::fs::File::open(&path)
-            .map_err(CellError::host(format!("cannot read {}", path.display())))?;
-        show::lines(std::io::BufReader::new(file))
-            .map_err(CellError::host("cannot write the console out"))?;
-        return Ok(0);
-    }
-    if args.network {
-        return network_log(&record);
-    }
-    if args.follow && status.state == State::Running {
-        let client = Client::connect(&record)?;
-        client.ask(&ControlRequest::Attach { replay: true })?;
-        return match session::watch(&client.into_stream())? {
-            Outcome::Exited { .. } => Ok(0),
-            Outcome::Lost => Err(CellError::Guest(format!(
-                "the supervisor ended before all was heard; exocell logs {} shows what is kept",
-                args.cell
-            ))),
-        };
-    }
-    output::replay_log(record.directory(), &mut std::io::stdout(), &mut std::io::stderr())?;
-    Ok(0)
-}
-
-/// The decisions that are kept, older ones first; none where there is no network.
-fn network_log(record: &Record) -> Result<u8, CellError> {
-    for name in network::LOGS {
-        let path = record.path(name);
-        let file = match std::fs::File::open(&path) {
-            Ok(file) => file,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
-            Err(error) => {
-                return Err(CellError::host(format!("cannot read {}", path.display()))(error));
-            }
-        };
-        show::lines(std::io::BufReader::new(file))
-            .map_err(CellError::host("cannot write the decisions out"))?;
-    }
-    Ok(0)
 }
 
 /// `inspect --json`: the record, and what the host sees of it.
@@ -185,9 +279,16 @@ struct Inspected {
     guest_kernel_pid: Option<i32>,
     exit_code: Option<u8>,
     reason: Option<String>,
+    restarting: bool,
+    restart_count: u32,
     out_of_memory: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    health: Option<Health>,
+    started_at: String,
+    finished_at: String,
     times: exocell_cell::record::StartTimes,
-    capabilities: serde_json::Value,
+    /// As they hold now.
+    capabilities: Value,
     spec: CellSpec,
 }
 
@@ -207,17 +308,24 @@ pub fn inspect(layout: &Layout, args: &InspectArgs) -> Result<u8, CellError> {
                 .then(|| processes::host_pid(status.supervisor_pid, status.guest_kernel_inner_pid))
                 .flatten(),
             exit_code: status.exit_code,
+            restarting: record.is_restarting(&spec, &status),
+            restart_count: spec.restarts,
             reason: status.reason,
             out_of_memory: status.out_of_memory,
+            health: record.health(status.state),
             times: status.times,
-            capabilities: serde_json::from_str(&spec.capabilities).unwrap_or_default(),
+            capabilities: spec.changes.applied(&spec.capabilities),
+            started_at: clock::rfc3339_ms(status.started_ms),
+            finished_at: clock::rfc3339_ms(status.finished_ms),
             spec,
         });
     }
-    match inspected.as_slice() {
-        [one] if args.json => print_json(one, true)?,
-        all => print_json(&all, true)?,
+    if let Some(text) = &args.format {
+        let rows = inspected.iter().map(serde_json::to_value).collect::<Result<Vec<_>, _>>();
+        let rows = rows.map_err(|error| CellError::Usage(format!("cannot print JSON: {error}")))?;
+        return Template::read(text)?.print(&rows).map(|()| 0);
     }
+    print_json(&inspected, true)?;
     Ok(0)
 }
 
@@ -229,9 +337,30 @@ pub fn wait(layout: &Layout, args: &WaitArgs) -> Result<u8, CellError> {
             Some(code) => Some(code),
             None => end::await_end(layout, &record, &status, None)?,
         };
-        say!("{}", code.unwrap_or(0));
+        say!("{}", await_last(layout, &record, code)?.unwrap_or(0));
     }
     Ok(0)
+}
+
+/// How soon a cell is looked at again that restarts.
+const RESTART_LOOK: Duration = Duration::from_millis(50);
+
+/// The exit code of a cell that has ended with `code`, once it stays ended.
+fn await_last(
+    layout: &Layout,
+    record: &Record,
+    mut code: Option<u8>,
+) -> Result<Option<u8>, CellError> {
+    while let Some((spec, status)) = record.look(layout)? {
+        if status.state != State::Exited {
+            code = end::await_end(layout, record, &status, None)?;
+        } else if record.is_restarting(&spec, &status) {
+            std::thread::sleep(RESTART_LOOK);
+        } else {
+            return Ok(status.exit_code.or(code));
+        }
+    }
+    Ok(code)
 }
 
 /// The exit code that a follower of the cell hears. A cell that removes itself
@@ -241,30 +370,95 @@ fn hear_end(record: &Record) -> Option<u8> {
     client.ask(&ControlRequest::Attach { replay: false }).ok()?;
     match session::await_end(&client.into_stream()) {
         Ok(Outcome::Exited { code, .. }) => Some(code),
-        Ok(Outcome::Lost) => Some(128 + Signal::SIGKILL as u8),
+        Ok(Outcome::Lost | Outcome::Detached) => Some(128 + Signal::SIGKILL as u8),
         Err(error) => Some(error.exit_code()),
     }
 }
 
 pub fn stop(layout: &Layout, args: &StopArgs) -> Result<u8, CellError> {
     for key in &args.cells {
-        let (record, _, status) = Record::find(layout, key)?;
+        let (record, spec, status) = Record::find(layout, key)?;
         // One that is still starting, or waits in a pool, is ended too.
-        if status.state != State::Exited {
-            end::stop(layout, &record, Duration::from_secs(args.time))?;
+        match status.state {
+            State::Exited => record.stay_ended(&spec)?,
+            _ => stop_one(layout, &record, &spec, args.signal.as_deref(), args.time)?,
         }
+        stays_ended(layout, &record)?;
         say!("{key}");
     }
+    Ok(0)
+}
+
+/// Ends a cell that was started again in the last moment before its restarter's end.
+fn stays_ended(layout: &Layout, record: &Record) -> Result<(), CellError> {
+    match record.look(layout)? {
+        Some((spec, status)) if status.state != State::Exited && record.is_stopped() => {
+            stop_one(layout, record, &spec, None, Some(0))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// How long a program has to end where nobody says.
+const STOP_SECONDS: u64 = 10;
+
+/// Ends a cell as the command says, or else the cell, or else its image.
+pub(super) fn stop_one(
+    layout: &Layout,
+    record: &Record,
+    spec: &CellSpec,
+    signal: Option<&str>,
+    seconds: Option<u64>,
+) -> Result<(), CellError> {
+    let seconds = seconds.or(spec.stop_seconds).unwrap_or(STOP_SECONDS);
+    let image = || Store::open(layout.images()).and_then(|s| s.resolve(spec.image_name())).ok();
+    let named = signal.map(str::to_owned).or_else(|| spec.stop_signal.clone());
+    // What an image says that means nothing is not its cells' fault.
+    let first = match (named, spec.strength) {
+        (Some(name), _) => end::signal(&name)?,
+        (None, Strength::Isolate) => Signal::SIGTERM,
+        (None, Strength::Vm) => image()
+            .and_then(|image| end::signal(&image.config.stop_signal?).ok())
+            .unwrap_or(Signal::SIGTERM),
+    };
+    end::stop_by(layout, record, first, Duration::from_secs(seconds))
+}
+
+pub fn rename(layout: &Layout, args: &RenameArgs) -> Result<u8, CellError> {
+    let (record, _, _) = Record::find(layout, &args.cell)?;
+    Record::rename(layout, &record.id, &args.name)?;
+    Ok(0)
+}
+
+pub fn top(layout: &Layout, args: &TopArgs) -> Result<u8, CellError> {
+    let (record, spec, status) = Record::find(layout, &args.cell)?;
+    must_run(&record, status.state)?;
+    if spec.strength == Strength::Isolate {
+        return Err(CellError::Usage(format!("{} is an isolate: it has no processes", args.cell)));
+    }
+    let env = exocell_cell::plan::environment(&[], &spec.env, false);
+    let shown = exocell_docker::processes(&record, env, &args.arguments.join(" "))?;
+    say!("{}", shown.trim_end());
     Ok(0)
 }
 
 pub fn kill(layout: &Layout, args: &KillArgs) -> Result<u8, CellError> {
     let signal = end::signal(&args.signal)?;
     for key in &args.cells {
-        let (record, _, status) = Record::find(layout, key)?;
+        let (record, spec, status) = Record::find(layout, key)?;
         // What is still starting has no program to signal, but it can be ended.
-        if signal != Signal::SIGKILL || status.state == State::Exited {
+        let restarting = record.is_restarting(&spec, &status);
+        if !restarting && (signal != Signal::SIGKILL || status.state == State::Exited) {
             must_run(&record, status.state)?;
+        }
+        // As docker has it: what ends a program by hand is its last end.
+        let own = spec.stop_signal.as_deref().and_then(|name| end::signal(name).ok());
+        if signal == Signal::SIGKILL || signal == own.unwrap_or(Signal::SIGTERM) || restarting {
+            record.stay_ended(&spec)?;
+        }
+        if restarting {
+            say!("{key}");
+            continue;
         }
         end::kill(layout, &record, signal)?;
         say!("{key}");
@@ -292,7 +486,15 @@ pub fn rm(layout: &Layout, args: &RmArgs) -> Result<u8, CellError> {
 }
 
 pub fn update(layout: &Layout, args: &UpdateArgs) -> Result<u8, CellError> {
-    let (record, _, status) = Record::find(layout, &args.cell)?;
+    let (record, spec, status) = Record::find(layout, &args.cell)?;
+    if let Some(policy) = args.restart {
+        change_restart(layout, &record, &spec, policy)?;
+    }
+    let others = args.memory.is_some()
+        || [&args.revoke, &args.allow_net, &args.deny_net].iter().any(|list| !list.is_empty());
+    if !others {
+        return Ok(0);
+    }
     must_run(&record, status.state)?;
     for capability in &args.revoke {
         let request = ControlRequest::Revoke { capability: capability.clone() };
@@ -310,6 +512,18 @@ pub fn update(layout: &Layout, args: &UpdateArgs) -> Result<u8, CellError> {
         change_memory(&record, limit_bytes)?;
     }
     Ok(0)
+}
+
+fn change_restart(
+    layout: &Layout,
+    record: &Record,
+    spec: &CellSpec,
+    policy: Policy,
+) -> Result<(), CellError> {
+    record.set_restart(spec, policy)?;
+    restart::follow_policy(layout, record)?;
+    say!("restart policy {policy}");
+    Ok(())
 }
 
 /// Whatever is not refused is applied, or on its way.

@@ -3,12 +3,14 @@
 use std::ffi::{OsStr, OsString};
 use std::io::ErrorKind::{NotADirectory, NotFound};
 use std::io::{self, PipeWriter};
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use exocell_cell::agent::{TRANSFER_MAX, client};
 use exocell_cell::archive::{self, ArchiveError};
 use exocell_cell::granted::Links;
 use exocell_cell::images;
+use exocell_cell::images::walk::Found;
 use exocell_cell::{CellError, Layout};
 
 use super::exec::guest_stream;
@@ -48,7 +50,8 @@ fn upload(layout: &Layout, from: &str, cell: &str, to: &str) -> Result<(), CellE
     let found = Links::outside(layout)
         .find(path)
         .map_err(CellError::host(format!("cannot read {from}")))?;
-    let (directory, name) = target(layout, cell, to, path)?;
+    let own = own_name(path, &found)?;
+    let (directory, name) = target(layout, cell, to, own)?;
     // The archive is made while it is sent: a pipe joins the two.
     let (read, write) = io::pipe().map_err(CellError::host("cannot make a pipe"))?;
     std::thread::scope(|scope| {
@@ -63,18 +66,24 @@ fn upload(layout: &Layout, from: &str, cell: &str, to: &str) -> Result<(), CellE
     })
 }
 
+/// What a copy of `found`, which `path` names, is called: as it is called there, a link too.
+fn own_name(path: &Path, found: &Found) -> Result<String, CellError> {
+    let named = !path.as_os_str().as_bytes().ends_with(b"/.");
+    let name = path.file_name().filter(|_| named).map(OsStr::to_owned);
+    // `.` and `..` have the name of what they are.
+    let name = name.or_else(|| Some(found.path().ok()?.file_name()?.to_owned()));
+    name.and_then(|name| name.into_string().ok())
+        .ok_or_else(|| CellError::Usage(format!("{} has no name to copy", path.display())))
+}
+
 /// Into which directory of the guest, and under which name: into `to` where
 /// that is a directory or ends in `/`, else as `to`.
 fn target(
     layout: &Layout,
     cell: &str,
     to: &str,
-    from: &Path,
+    own: String,
 ) -> Result<(String, String), CellError> {
-    let own = from.canonicalize().ok().and_then(|path| Some(path.file_name()?.to_owned()));
-    let own = own
-        .and_then(|name| name.into_string().ok())
-        .ok_or_else(|| CellError::Usage(format!("{} has no name to copy", from.display())))?;
     match to.rsplit_once('/') {
         Some((parent, name)) if !matches!(name, "" | "." | "..") => {
             if is_directory(layout, cell, to)? {
@@ -87,7 +96,7 @@ fn target(
 }
 
 /// Whether the guest has a directory `path`: one can be looked into.
-fn is_directory(layout: &Layout, cell: &str, path: &str) -> Result<bool, CellError> {
+pub(super) fn is_directory(layout: &Layout, cell: &str, path: &str) -> Result<bool, CellError> {
     let stream = guest_stream(layout, cell)?;
     // The first frame says enough; the rest is refused.
     let inside = format!("{path}/.");
@@ -165,8 +174,13 @@ fn unpack(
     let links = Links::outside(layout);
     let (directory, rename) = match links.directory(to) {
         Err(error) if matches!(error.kind(), NotFound | NotADirectory) => {
-            let parent = to.parent().unwrap_or(Path::new("."));
-            (links.directory(parent)?, to.file_name())
+            let parent = to.parent().filter(|parent| !parent.as_os_str().is_empty());
+            let parent = links.directory(parent.unwrap_or(Path::new(".")))?;
+            match (archive::base_name(from), to.file_name()) {
+                // All of a cell is what the new directory holds.
+                (None, Some(name)) => (parent.make(name, 0o755)?, None),
+                (_, name) => (parent, name),
+            }
         }
         opened => (opened?, None),
     };
@@ -212,6 +226,23 @@ mod tests {
         assert_eq!(split("./a:b"), None);
         assert_eq!(split("/a:b"), None);
         assert_eq!(split("plain"), None);
+    }
+
+    #[test]
+    fn a_copy_is_called_as_it_was_named() {
+        let place = tempfile::tempdir().unwrap();
+        let base = place.path().canonicalize().unwrap();
+        let (file, link) = (base.join("file"), base.join("link"));
+        std::fs::write(&file, "").unwrap();
+        std::os::unix::fs::symlink(&file, &link).unwrap();
+        let name = |path: &Path| own_name(path, &Found::at(path).unwrap()).unwrap();
+        // Not as what the link leads to, which is another's to choose.
+        assert_eq!((name(&file), name(&link)), ("file".to_owned(), "link".to_owned()));
+        let own = base.file_name().unwrap().to_str().unwrap();
+        assert_eq!(name(&base), own);
+        std::fs::create_dir(base.join("d")).unwrap();
+        assert_eq!((name(&base.join("d/.")), name(&base.join("d/.."))), ("d".into(), own.into()));
+        assert!(own_name(Path::new("/"), &Found::at(Path::new("/")).unwrap()).is_err());
     }
 
     #[test]

@@ -5,16 +5,27 @@ use exocell_cell::agent::{Exec, FrameError, Patient};
 use exocell_cell::control::Client;
 use exocell_cell::{CellError, CellSpec, Layout, Record, Strength, plan};
 
+use super::copy::is_directory;
 use super::run::{environment, must_run};
 use crate::args::ExecArgs;
-use crate::session::{self, Outcome, SendSignal, Signalled};
+use crate::session::{self, Manner, Outcome, SendSignal, Signalled};
 use crate::terminal;
 
 pub fn exec(layout: &Layout, args: ExecArgs) -> Result<u8, CellError> {
     let (stream, spec) = guest(layout, &args.cell)?;
+    if let Some(directory) = &args.process.workdir
+        && !is_directory(layout, &args.cell, directory)?
+    {
+        return Err(CellError::Program {
+            exit_code: 126,
+            message: format!(
+                "the cell has no directory {directory} (--workdir); make it first, or name another"
+            ),
+        });
+    }
     let size = terminal::size();
     let request = Exec {
-        env: plan::environment(&spec.env, &environment(&args.process)?, args.tty),
+        env: plan::environment(&spec.env, &environment(layout, &args.process)?, args.tty),
         // Those of the cell's program, where none are named.
         cwd: args.process.workdir.unwrap_or_default(),
         user: args.process.user.unwrap_or_default(),
@@ -31,8 +42,19 @@ pub fn exec(layout: &Layout, args: ExecArgs) -> Result<u8, CellError> {
     drop(started);
     let stream = stream.into_endless().map_err(CellError::host("cannot follow the cell"))?;
     let send_signal = to_program(layout.clone(), args.cell.clone());
-    match session::follow(&stream, args.interactive, args.tty, guest_pid, send_signal)? {
+    let manner = Manner {
+        interactive: args.interactive,
+        tty: args.tty,
+        ends_input: true,
+        proxies_signals: true,
+        detach_keys: args.detach_keys,
+    };
+    match session::follow(&stream, &manner, guest_pid, send_signal)? {
         Outcome::Exited { code, .. } => Ok(code),
+        Outcome::Detached => {
+            eprintln!("exocell: left the program, which goes on");
+            Ok(0)
+        }
         Outcome::Lost => Err(CellError::Guest(
             "the stream ended before the program did: the cell has ended, or its agent".to_owned(),
         )),

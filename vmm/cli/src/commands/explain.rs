@@ -2,12 +2,13 @@
 
 use std::path::Path;
 
-use exocell_cell::CellError;
-use exocell_cell::compile::{Module, given_bytes};
+use exocell_cell::compile::given_bytes;
 use exocell_cell::exovisor::{Admission, Import, ModuleLimits, Requirement};
+use exocell_cell::granted::Links;
 use exocell_cell::vmm::jail::ThreadClass;
 use exocell_cell::vmm::jail::stage::{Fault, Given, Limits, Order, Stage, Task};
 use exocell_cell::xgate::CapabilitySet;
+use exocell_cell::{CellError, Layout};
 use serde::{Deserialize, Serialize};
 
 /// Who reads the module.
@@ -36,8 +37,13 @@ struct Row {
 }
 
 /// The imports of the module at `path` under `caps`, for people or programs.
-pub fn module(path: &Path, caps: &CapabilitySet, json: bool) -> Result<String, CellError> {
-    let module = Module::read(path)?;
+pub fn module(
+    layout: &Layout,
+    path: &Path,
+    caps: &CapabilitySet,
+    json: bool,
+) -> Result<String, CellError> {
+    let module = Links::outside(layout).module(path)?;
     let limits = Limits { answer_bytes: ANSWER_BYTES_MAX, ..Limits::of_memory(0) };
     let order = Order::new(STAGE.name, vec![Given::file(module.bytes())], limits);
     let rows: Vec<Row> = module.within(order, caps, None, &caps.to_json(), || ())?;

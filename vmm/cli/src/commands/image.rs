@@ -1,18 +1,21 @@
 //! `exocell image`: the image store.
 
-use std::path::Path;
+use std::io::{self, IsTerminal, Seek};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use exocell_cell::agent::printable;
+use exocell_cell::granted::Links;
 use exocell_cell::images::{
-    Credentials, ImageConfig, ImageRecord, ImportLimits, Progress, ProgressEvent, ProxyOptions,
-    Reference, RegistryOptions, Source, Store,
+    Credentials, ImageConfig, ImageError, ImageRecord, ImportLimits, Progress, ProgressEvent,
+    ProxyOptions, Reference, RegistryOptions, Source, Store,
 };
-use exocell_cell::{CellError, Layout, Record, Strength, commit, unpack};
-use serde_json::json;
+use exocell_cell::unpack::{self, Archive};
+use exocell_cell::{CellError, Layout, Record, Strength, commit, plan};
 
-use super::print_json;
+use super::image_list;
 use super::run::must_run;
-use crate::args::{CommitArgs, ImageCommand};
+use crate::args::{CommitArgs, ImageCommand, ImageRmArgs, Pull, SaveArgs};
 use crate::progress::Bar;
 use crate::show::{self, say};
 
@@ -24,42 +27,182 @@ const HOSTS_VARIABLE: &str = "EXOCELL_REGISTRY_AUTH_HOSTS";
 pub fn image(layout: &Layout, command: ImageCommand) -> Result<u8, CellError> {
     let store = Store::open(layout.images())?;
     match command {
-        ImageCommand::Import { path, tag } => import(&store, &path, tag.as_deref())?,
-        ImageCommand::Pull { reference, plain_http } => pull(&store, &reference, plain_http)?,
-        ImageCommand::Ls { json } => list(&store, json)?,
-        ImageCommand::Rm { images } => {
-            for name in &images {
-                store.remove(name, false)?;
-                say!("{name}");
-            }
-        }
-        ImageCommand::Inspect { images } => {
-            for name in &images {
-                say!("{}", store.inspect(name)?);
-            }
-        }
-        ImageCommand::Prune => {
-            let removed = store.prune()?;
-            let freed = removed.iter().map(|record| record.size_bytes).sum();
-            say!("{} images removed, {} freed", removed.len(), show::bytes(freed));
-        }
+        ImageCommand::Import(args) => import(layout, &store, &args.path, args.tag.as_deref())?,
+        ImageCommand::Pull(args) => pull(&store, &args.reference, args.plain_http)?,
+        ImageCommand::Ls(args) => image_list::ls(&store, &args)?,
+        ImageCommand::Rm(args) => return remove(&store, &args),
+        ImageCommand::Tag(args) => store.tag(&args.image, &args.name.parse()?)?,
+        ImageCommand::Save(args) => save(layout, &args)?,
+        ImageCommand::Load(args) => load(layout, &store, args.input.as_deref())?,
+        ImageCommand::Inspect(args) => image_list::inspect(&store, &args)?,
+        ImageCommand::History(args) => image_list::history(&store, &args)?,
+        ImageCommand::Prune(args) => prune(layout, &store, args.all)?,
     }
     Ok(0)
 }
 
-fn import(store: &Store, path: &Path, tag: Option<&str>) -> Result<(), CellError> {
-    let source = Source::detect(path, ImageConfig::default())?;
+/// Each of the images; what fails of one is no reason to leave the others.
+fn remove(store: &Store, args: &ImageRmArgs) -> Result<u8, CellError> {
+    let mut failed = Ok(0);
+    for name in &args.images {
+        match remove_when_released(store, name, args.force) {
+            Ok(()) => say!("{name}"),
+            Err(ImageError::NotFound { .. }) if args.force => {}
+            Err(error) => {
+                if let Err(before) = std::mem::replace(&mut failed, Err(error.into())) {
+                    show::complain(&before);
+                }
+            }
+        }
+    }
+    failed
+}
+
+/// How long the supervisor of a cell that has ended may hold its image, and between two looks.
+const RELEASE_MAX: Duration = Duration::from_secs(2);
+const RELEASE_POLL: Duration = Duration::from_millis(10);
+
+/// A supervisor lets go of its image at its very end, a moment after its operator was told of it.
+fn remove_when_released(store: &Store, name: &str, force: bool) -> Result<(), ImageError> {
+    let until = Instant::now() + RELEASE_MAX;
+    loop {
+        match store.remove(name, force) {
+            Err(ImageError::InUse { .. }) if Instant::now() < until => {
+                std::thread::sleep(RELEASE_POLL);
+            }
+            result => return result.map(drop),
+        }
+    }
+}
+
+/// Cells that have ended hold no image, but one that may start again wants its own.
+pub fn prune(layout: &Layout, store: &Store, all: bool) -> Result<(), CellError> {
+    let mut removed = store.prune()?;
+    if all {
+        let cells = Record::all(layout)?;
+        let images = cells.iter().map(|(_, spec, _)| spec.image_name());
+        let used: Vec<_> = images.filter_map(|name| store.resolve(name).ok()).collect();
+        for image in store.list()?.into_iter().filter(|image| !used.contains(image)) {
+            match remove_when_released(store, &image.id.to_string(), true) {
+                Ok(()) => removed.push(image),
+                Err(ImageError::InUse { .. }) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+    let freed = removed.iter().map(|record| record.size_bytes).sum();
+    say!("{} images removed, {} freed", removed.len(), show::bytes(freed));
+    Ok(())
+}
+
+/// To a file of the operator's own, or where standard output leads.
+fn save(layout: &Layout, args: &SaveArgs) -> Result<(), CellError> {
+    let Some(path) = &args.output else {
+        if io::stdout().is_terminal() {
+            return Err(CellError::Usage(
+                "an archive is nothing for a terminal; name a file (-o FILE) or redirect it"
+                    .to_owned(),
+            ));
+        }
+        return exocell_docker::save_to(layout, &args.images, &mut io::stdout());
+    };
+    let what = || format!("cannot write {}", path.display());
+    let (directory, name) = Links::outside(layout).place(path).map_err(CellError::host(what()))?;
+    // Whole or not there at all.
+    let mut file =
+        tempfile::NamedTempFile::new_in(directory.place()).map_err(CellError::host(what()))?;
+    exocell_docker::save_to(layout, &args.images, &mut file)?;
+    file.persist(directory.place().join(name))
+        .map_err(|error| CellError::host(what())(error.error))?;
+    Ok(())
+}
+
+fn import(layout: &Layout, store: &Store, path: &Path, tag: Option<&str>) -> Result<(), CellError> {
+    let source = Source::detect(&real(layout, path)?, ImageConfig::default())?;
+    if let (Source::Archive(path), None) = (&source, tag) {
+        let images = import_all(store, Archive::open(path)?)?;
+        images.iter().for_each(|(id, _)| say!("{id}"));
+        return Ok(());
+    }
     let tag = tag.map(str::parse::<Reference>).transpose()?;
     finish(run(store, &source, tag.as_ref())?)
 }
 
+/// Where `path` leads to, by no link that a cell can have made.
+fn real(layout: &Layout, path: &Path) -> Result<PathBuf, CellError> {
+    let real = Links::outside(layout).real(path);
+    real.map_err(CellError::host(format!("cannot read {}", path.display())))
+}
+
+fn load(layout: &Layout, store: &Store, input: Option<&Path>) -> Result<(), CellError> {
+    let archive = match input {
+        Some(path) => Archive::open(&real(layout, path)?)?,
+        None => piped()?,
+    };
+    for (id, name) in import_all(store, archive)? {
+        say!("Loaded image: {}", name.unwrap_or(id));
+    }
+    Ok(())
+}
+
+/// An archive on standard input.
+fn piped() -> Result<Archive, CellError> {
+    if io::stdin().is_terminal() {
+        return Err(CellError::Usage(
+            "standard input is a terminal; name an archive (-i FILE) or redirect one".to_owned(),
+        ));
+    }
+    let failed = || CellError::host("cannot read the archive");
+    let mut file = tempfile::tempfile().map_err(failed())?;
+    io::copy(&mut io::stdin(), &mut file).map_err(failed())?;
+    file.rewind().map_err(failed())?;
+    Ok(Archive::of_file(file, Path::new("standard input")))
+}
+
+/// Imports the images of an archive under each name that it has for them; ids and names.
+fn import_all(
+    store: &Store,
+    mut archive: Archive,
+) -> Result<Vec<(String, Option<String>)>, CellError> {
+    let limits = ImportLimits::default();
+    let names = archive.names(store, &limits)?;
+    let tags = names.iter().map(|name| name.parse().map(Some));
+    let mut tags = tags.collect::<Result<Vec<Option<Reference>>, ImageError>>()?;
+    if tags.is_empty() {
+        tags.push(None);
+    }
+    let mut import = |tag: Option<Reference>| {
+        let image =
+            show(&mut |progress| Ok(archive.import(store, tag.as_ref(), &limits, progress)?))?;
+        Ok((image.id.to_string(), tag.map(|tag| tag.to_string())))
+    };
+    tags.into_iter().map(&mut import).collect()
+}
+
 fn pull(store: &Store, reference: &str, plain_http: bool) -> Result<(), CellError> {
+    finish(fetch(store, reference, plain_http)?)
+}
+
+fn fetch(store: &Store, reference: &str, plain_http: bool) -> Result<ImageRecord, CellError> {
     let reference: Reference = reference.parse()?;
     let proxy = ProxyOptions::read(|name| std::env::var(name).ok());
     let hosts = hosts(&std::env::var(HOSTS_VARIABLE).unwrap_or_default());
     let credentials = credentials()?.filter(|_| may_have(&reference.registry, &hosts));
     let options = RegistryOptions { plain_http, credentials, login_hosts: hosts, proxy };
-    finish(run(store, &Source::Registry { reference, options }, None)?)
+    run(store, &Source::Registry { reference, options }, None)
+}
+
+/// Pulls the image of a cell that is to be, where its command says so.
+pub fn pull_as_told(layout: &Layout, image: &str, when: Pull) -> Result<(), CellError> {
+    if when == Pull::Never || plan::is_module(Path::new(image)) {
+        return Ok(());
+    }
+    let store = Store::open(layout.images())?;
+    if when == Pull::Missing && store.resolve(image).is_ok() {
+        return Ok(());
+    }
+    // Its id is nothing that the program writes.
+    fetch(&store, image, false).map(drop)
 }
 
 fn credentials() -> Result<Option<Credentials>, CellError> {
@@ -88,9 +231,18 @@ pub fn commit(layout: &Layout, args: &CommitArgs) -> Result<u8, CellError> {
         let key = &args.cell;
         return Err(CellError::Usage(format!("{key} is an isolate: it has no file system")));
     }
-    finish(show(&mut |progress| {
-        commit::commit(layout, &record, &spec.image, Some(&tag), progress)
-    })?)?;
+    let store = Store::open(layout.images())?;
+    let config = match args.change.is_empty() {
+        true => store.resolve(spec.image_name())?.config,
+        false => {
+            let changed =
+                exocell_docker::build::changed(&store.inspect(spec.image_name())?, &args.change);
+            let changed =
+                changed.map_err(|error| CellError::Usage(format!("--change: {error}")))?;
+            ImageConfig::of_document(&changed)?
+        }
+    };
+    finish(show(&mut |progress| commit::commit(layout, &record, &config, Some(&tag), progress))?)?;
     Ok(0)
 }
 
@@ -127,33 +279,6 @@ fn show(
 fn finish(record: ImageRecord) -> Result<(), CellError> {
     say!("{}", record.id);
     Ok(())
-}
-
-fn list(store: &Store, json: bool) -> Result<(), CellError> {
-    let records = store.list()?;
-    if json {
-        for record in &records {
-            let row = json!({
-                "id": record.id.to_string(),
-                "tags": record.tags,
-                "created": record.created,
-                "size_bytes": record.size_bytes,
-                "architecture": record.architecture,
-            });
-            print_json(&row, false)?;
-        }
-        return Ok(());
-    }
-    let rows: Vec<Vec<String>> = records.iter().map(columns).collect();
-    show::table(&["IMAGE", "ID", "SIZE", "IMPORTED"], &rows);
-    Ok(())
-}
-
-fn columns(record: &ImageRecord) -> Vec<String> {
-    let id = record.id.to_string();
-    let short = id.trim_start_matches("sha256:").chars().take(12).collect();
-    let name = if record.tags.is_empty() { "<none>".to_owned() } else { record.tags.join(", ") };
-    vec![name, short, show::bytes(record.size_bytes), show::ago(record.imported * 1000)]
 }
 
 #[cfg(test)]

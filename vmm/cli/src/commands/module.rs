@@ -2,8 +2,9 @@
 
 use std::path::Path;
 
-use exocell_cell::compile::{Build, Module};
+use exocell_cell::compile::Build;
 use exocell_cell::exovisor::{Metering, Policy, Use};
+use exocell_cell::granted::{self, Links};
 use exocell_cell::parent::Parent;
 use exocell_cell::xgate::CapabilitySet;
 use exocell_cell::{CellError, Layout};
@@ -24,7 +25,13 @@ pub fn module(layout: &Layout, command: ModuleCommand) -> Result<u8, CellError> 
         ModuleCommand::Add { tenant, caps, name, file } => {
             add(layout, &store, &tenant, caps.as_deref(), &name, &file)?;
         }
-        ModuleCommand::Ls { json } => list(&store.list().map_err(refused)?, json)?,
+        ModuleCommand::Ls { json } => {
+            let kept = store.list().map_err(refused)?;
+            list(&kept.entries, json)?;
+            if let Some(damaged) = kept.damaged.into_iter().next() {
+                return Err(refused(damaged));
+            }
+        }
         ModuleCommand::Key { tenant } => say!("{}", store.rekey(&tenant).map_err(refused)?),
         ModuleCommand::Rm { names } => {
             for name in &names {
@@ -39,7 +46,7 @@ pub fn module(layout: &Layout, command: ModuleCommand) -> Result<u8, CellError> 
 
 /// The modules of this state root.
 pub fn store(layout: &Layout) -> Result<ModuleStore, CellError> {
-    ModuleStore::open(&layout.root().join("modules")).map_err(refused)
+    ModuleStore::open(&layout.modules()).map_err(refused)
 }
 
 fn refused(error: StoreError) -> CellError {
@@ -55,14 +62,15 @@ fn add(
     file: &Path,
 ) -> Result<(), CellError> {
     let caps = match caps {
-        Some(path) => read_table(path)?,
+        Some(path) => read_table(layout, path)?,
         None => CapabilitySet::parse(DEFAULT_CAPS, Path::new("/"))?,
     };
     let caps = match Parent::find()? {
         Some(parent) => caps.within(&parent.most)?,
         None => caps,
     };
-    let module = Module::read(file)?;
+    let caps = granted::settle(layout, caps)?;
+    let module = Links::outside(layout).module(file)?;
     // By which it will be served, so that nothing is taken that is never run.
     let policy = Policy::pooled(Pool::default());
     let build = Build {

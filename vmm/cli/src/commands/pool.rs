@@ -27,8 +27,8 @@ pub fn pool(layout: &Layout, args: PoolArgs) -> Result<u8, CellError> {
     let PoolArgs { size, mut run } = args;
     refuse_programs(&run)?;
     run.entrypoint = Some(WARM_UP.to_owned());
-    let caps = run::capabilities(&run)?;
-    let mut spec = run::spec(run, &caps, &[])?;
+    let caps = run::capabilities(layout, &run)?;
+    let mut spec = run::spec(layout, run, &caps, &[])?;
     spec.warm = Some(warm::key(layout, &spec, &caps)?);
     spec.remove = true;
     let mut waiting = Vec::new();
@@ -57,6 +57,7 @@ fn refuse_programs(run: &crate::args::RunArgs) -> Result<(), CellError> {
         (run.interactive || run.tty || run.detach, "-i, -t and -d"),
         (run.name.is_some() || run.rm || run.json, "--name, --rm and --json"),
         (!run.secret.is_empty(), "a secret"),
+        (run.health.is_said(), "a health check"),
     ];
     match own.iter().find(|(given, _)| *given) {
         Some((_, what)) => Err(CellError::Usage(format!(

@@ -1,11 +1,16 @@
 //! `exocell run`: from flags to a cell, and its program's exit code.
 
 use std::fs;
+use std::io::Write;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
 use exocell_cell::agent::printable;
+use exocell_cell::changes::Changes;
 use exocell_cell::control::{Client, ControlRequest};
+use exocell_cell::granted::{Links, TEXT_BYTES_MAX};
+use exocell_cell::images::Healthcheck;
+use exocell_cell::images::walk::Directory;
 use exocell_cell::intra::Intra;
 use exocell_cell::isolate::IsolatePlan;
 use exocell_cell::launch::{self, Launched, Request, Workload};
@@ -14,29 +19,53 @@ use exocell_cell::pager::Mode;
 use exocell_cell::parent::Parent;
 use exocell_cell::plan::{self, VmPlan};
 use exocell_cell::secrets::Secret;
-use exocell_cell::settings::{Settings, Tmpfs, Ulimit};
+use exocell_cell::settings::{Node, Settings, Tmpfs, Ulimit};
 use exocell_cell::warm::{self, Taken};
 use exocell_cell::xgate::{CapabilitySet, Flags};
-use exocell_cell::{CellError, CellSpec, Layout, Record, State, Strength, now_ms};
+use exocell_cell::{
+    CellError, CellSpec, Layout, Record, State, Strength, end, granted, health, now_ms,
+};
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::Pid;
 
-use crate::args::{ProcessArgs, RunArgs, SettingsArgs, StrengthArg};
-use crate::session::{self, Outcome, SendSignal, Signalled};
+use super::{again, docker, image, mount, network};
+use crate::args::{HealthArgs, ProcessArgs, RunArgs, SettingsArgs, StrengthArg};
+use crate::session::{self, Manner, Outcome, SendSignal, Signalled};
 use crate::show::say;
 use crate::terminal;
 
 pub fn run(layout: &Layout, args: RunArgs) -> Result<u8, CellError> {
     let request = Request::begin();
-    let caps = capabilities(&args)?;
-    let (detach, interactive, tty, json) = (args.detach, args.interactive, args.tty, args.json);
+    docker::check(&args)?;
+    image::pull_as_told(layout, &args.image, args.pull)?;
+    let caps = capabilities(layout, &args)?;
+    let showing = Showing {
+        detach: args.detach,
+        json: args.json,
+        manner: Manner {
+            interactive: args.interactive,
+            tty: args.tty,
+            ends_input: true,
+            proxies_signals: args.sig_proxy,
+            detach_keys: args.detach_keys.clone(),
+        },
+    };
+    let cidfile = args.cidfile.clone();
     let secrets = secrets(&args.secret)?;
-    let spec = spec(args, &caps, &secrets)?;
+    let mut spec = spec(layout, args, &caps, &secrets)?;
+    spec.check_restart()?;
+    let kept = !spec.restart.is_no();
+    if spec.keeps_disk {
+        again::pin(layout, &mut spec, &caps)?;
+    }
+    let cidfile = cidfile.map(|path| IdFile::new(layout, path)).transpose()?;
     if secrets.is_empty()
         && let Some(taken) = warm::take(layout, &spec, &caps, terminal::size())?
     {
         let started = Started::from(taken);
-        return show(layout, &started, detach, (interactive, tty, json));
+        again::keep_started(layout, &started, kept)?;
+        cidfile.map(|file| file.write(&started.record.id)).transpose()?;
+        return show(layout, &started, &showing);
     }
     let workload = match spec.strength {
         Strength::Vm => {
@@ -47,11 +76,59 @@ pub fn run(layout: &Layout, args: RunArgs) -> Result<u8, CellError> {
         }
     };
     let started = Started::from(launch::launch(layout, spec, caps, workload, request)?);
-    show(layout, &started, detach, (interactive, tty, json))
+    again::keep_started(layout, &started, kept)?;
+    cidfile.map(|file| file.write(&started.record.id)).transpose()?;
+    show(layout, &started, &showing)
+}
+
+/// A file for a cell's id, which no other command uses.
+struct IdFile {
+    path: PathBuf,
+    directory: Directory,
+    file: fs::File,
+    written: bool,
+}
+
+impl IdFile {
+    fn new(layout: &Layout, path: PathBuf) -> Result<Self, CellError> {
+        let failed = |error: std::io::Error| match error.kind() {
+            std::io::ErrorKind::AlreadyExists => CellError::Usage(format!(
+                "--cidfile: {} is there already; remove it, or name another file",
+                path.display()
+            )),
+            _ => CellError::host(format!("cannot make {} (--cidfile)", path.display()))(error),
+        };
+        let (directory, name) = Links::outside(layout).place(&path).map_err(failed)?;
+        let file = fs::File::create_new(directory.place().join(name)).map_err(failed)?;
+        Ok(Self { path, directory, file, written: false })
+    }
+
+    fn write(mut self, id: &str) -> Result<(), CellError> {
+        self.written = true;
+        let written = self.file.write_all(id.as_bytes());
+        written.map_err(CellError::host(format!("cannot write {}", self.path.display())))
+    }
+}
+
+impl Drop for IdFile {
+    fn drop(&mut self) {
+        if !self.written {
+            // There is no cell; what is left says nothing.
+            let name = self.path.file_name().unwrap_or_default();
+            let _ = fs::remove_file(self.directory.place().join(name));
+        }
+    }
+}
+
+/// How a cell is shown to whoever started it.
+pub(super) struct Showing {
+    pub detach: bool,
+    pub json: bool,
+    pub manner: Manner,
 }
 
 /// A cell of this command's.
-struct Started {
+pub(super) struct Started {
     record: Record,
     session: UnixStream,
     /// Its supervisor's pid, where that is a child of ours.
@@ -65,6 +142,16 @@ impl From<Launched> for Started {
     }
 }
 
+impl Started {
+    pub fn session(&self) -> &UnixStream {
+        &self.session
+    }
+
+    pub fn record(&self) -> &Record {
+        &self.record
+    }
+}
+
 impl From<Taken> for Started {
     fn from(taken: Taken) -> Self {
         Self { record: taken.record, session: taken.session, child: None }
@@ -72,30 +159,36 @@ impl From<Taken> for Started {
 }
 
 /// Shows what the program says until it ends, or that it runs.
-fn show(
-    layout: &Layout,
-    started: &Started,
-    detach: bool,
-    (interactive, tty, json): (bool, bool, bool),
-) -> Result<u8, CellError> {
-    if detach {
+pub(super) fn show(layout: &Layout, started: &Started, showing: &Showing) -> Result<u8, CellError> {
+    if showing.detach {
         if let Err(error) = session::await_start(&started.session) {
             return settle(layout, started, Err(error));
         }
         say!("{}", started.record.id);
         return Ok(0);
     }
-    let outcome = session::follow(&started.session, interactive, tty, 0, to_cell(&started.record));
+    let send_signal = to_cell(&started.record);
+    let outcome = session::follow(&started.session, &showing.manner, 0, send_signal);
+    if let Ok(Outcome::Detached) = outcome {
+        left(&started.record);
+        return Ok(0);
+    }
     let out_of_memory = matches!(&outcome, Ok(Outcome::Exited { out_of_memory: true, .. }));
     let code = settle(layout, started, outcome);
-    if json {
+    if showing.json {
         report(started, &code, out_of_memory);
     }
     code
 }
 
+/// Says what becomes of a cell that was left.
+pub(super) fn left(record: &Record) {
+    let id = &record.id[..12];
+    eprintln!("\r\nexocell: left {id}, which goes on; exocell attach {id} comes back to it");
+}
+
 /// A way for signals that input cannot hold up: the control socket.
-fn to_cell(record: &Record) -> Box<SendSignal> {
+pub(super) fn to_cell(record: &Record) -> Box<SendSignal> {
     let record = record.clone();
     Box::new(move |_, signal| {
         let Ok(client) = Client::connect(&record) else { return Signalled::NoWay };
@@ -117,9 +210,19 @@ fn settle(
     let ended = reap(started);
     let id = &started.record.id;
     // Settles the record of a supervisor that was killed.
-    let _ = Record::find(layout, id);
+    let now = started.record.look(layout);
+    if let Ok(Some((spec, status))) = now
+        && started.record.is_restarting(&spec, &status)
+    {
+        let id = &id[..12];
+        eprintln!(
+            "exocell: {id} starts again as its restart policy says; exocell logs -f {id} follows \
+             it, exocell stop {id} ends it"
+        );
+    }
     match outcome? {
         Outcome::Exited { code, .. } => Ok(code),
+        Outcome::Detached => Ok(0),
         Outcome::Lost => {
             let how = ended.map_or_else(String::new, |how| format!(" ({how})"));
             eprintln!("exocell: the supervisor of {} ended early{how}", &id[..12]);
@@ -158,7 +261,7 @@ fn report(started: &Started, code: &Result<u8, CellError>, out_of_memory: bool) 
 
 /// The grant: the file, narrowed by the flags; or the flags alone. In a `vm` cell it lies
 /// within the cell's.
-pub(super) fn capabilities(args: &RunArgs) -> Result<CapabilitySet, CellError> {
+pub(super) fn capabilities(layout: &Layout, args: &RunArgs) -> Result<CapabilitySet, CellError> {
     let base = std::env::current_dir().map_err(CellError::host("cannot find this directory"))?;
     let mut flags = Flags::default();
     let single = [
@@ -174,10 +277,17 @@ pub(super) fn capabilities(args: &RunArgs) -> Result<CapabilitySet, CellError> {
         }
     }
     for volume in &args.volume {
+        mount::check_volume(volume)?;
         flags.add("--volume", "folder", volume, &base)?;
+    }
+    for folder in mount::folders(layout, &args.mount)? {
+        flags.add("--mount", "folder", &folder, &base)?;
     }
     for rule in &args.allow_net {
         flags.add("--allow-net", "connect", &network_rule(rule), &base)?;
+    }
+    for own in network::attachments(layout, args)? {
+        flags.add("--network", "join", &own.network, &base)?;
     }
     for publish in publishes(&args.publish)? {
         let port = publish.guest_port.to_string();
@@ -188,18 +298,29 @@ pub(super) fn capabilities(args: &RunArgs) -> Result<CapabilitySet, CellError> {
     }
     let parent = Parent::find()?;
     let own = match (&args.caps, &parent) {
-        (Some(path), _) => read_table(path)?.narrowed(&flags)?,
+        (Some(path), _) => read_table(layout, path)?.narrowed(&flags)?,
         (None, Some(parent)) => CapabilitySet::default_within(&parent.most).with(&flags)?,
         (None, None) => CapabilitySet::from_flags(&flags)?,
     };
-    match parent {
-        Some(parent) => Ok(own.within(&parent.most)?),
-        None => Ok(own),
-    }
+    let own = match parent {
+        Some(parent) => own.within(&parent.most)?,
+        None => own,
+    };
+    granted::settle_models(layout, own)
 }
+
+/// The most processors that any cell has: an isolate's threads.
+const PROCESSORS_MAX: u64 = 64;
 
 /// How many processors it takes to have `cpus`, as the table takes them.
 fn processors(cpus: Option<&str>) -> Result<Option<String>, CellError> {
+    if cpus.and_then(|text| text.parse().ok()).is_some_and(|count: u64| count > PROCESSORS_MAX) {
+        let text = cpus.unwrap_or_default();
+        return Err(CellError::Usage(format!(
+            "--cpus {text}: a vm cell has 1 to {} processors, an isolate 1 to {PROCESSORS_MAX}",
+            plan::VCPUS_MAX
+        )));
+    }
     let Some(text) = cpus.filter(|text| text.contains('.')) else {
         return Ok(cpus.map(str::to_owned));
     };
@@ -237,10 +358,38 @@ fn settings(args: SettingsArgs, cpus: Option<&str>) -> Result<Settings, CellErro
     for text in &args.sysctl {
         settings.add_sysctl(text).map_err(usage("sysctl"))?;
     }
+    let servers = settings.add_dns(&args.dns, &args.dns_search, &args.dns_option);
+    servers.map_err(usage("dns"))?;
+    for text in &args.device {
+        settings.devices.push(Node::read(text).map_err(usage("device"))?);
+    }
     for text in &args.add_host {
         settings.add_host(text).map_err(usage("add-host"))?;
     }
     Ok(settings)
+}
+
+/// How the program is to be looked after, as far as the flags say.
+fn health(args: &HealthArgs) -> Result<Option<Healthcheck>, CellError> {
+    let nothing = Healthcheck::default();
+    let test = match (&args.health_cmd, args.no_healthcheck) {
+        (Some(line), _) if line.is_empty() => {
+            return Err(CellError::Usage("--health-cmd: the line is empty".to_owned()));
+        }
+        (Some(line), _) => vec!["CMD-SHELL".to_owned(), line.clone()],
+        (None, true) => vec!["NONE".to_owned()],
+        (None, false) => Vec::new(),
+    };
+    let own = Healthcheck {
+        test,
+        interval: args.health_interval.unwrap_or(0),
+        timeout: args.health_timeout.unwrap_or(0),
+        start_period: args.health_start_period.unwrap_or(0),
+        start_interval: args.health_start_interval.unwrap_or(0),
+        retries: args.health_retries.unwrap_or(0).into(),
+    };
+    health::validate(&own).map_err(CellError::Usage)?;
+    Ok((own != nothing).then_some(own))
 }
 
 /// A rule as a table has it: a host without ports means every port of TCP.
@@ -270,11 +419,10 @@ fn publishes(publish: &[String]) -> Result<Vec<Publish>, CellError> {
 }
 
 /// A capability table from a file; relative host paths in it start there.
-pub fn read_table(path: &Path) -> Result<CapabilitySet, CellError> {
-    let failed = || format!("cannot read the capability table {}", path.display());
-    let text = fs::read_to_string(path).map_err(CellError::host(failed()))?;
-    let absolute = path.canonicalize().map_err(CellError::host(failed()))?;
-    let base = absolute.parent().unwrap_or(Path::new("/"));
+pub fn read_table(layout: &Layout, path: &Path) -> Result<CapabilitySet, CellError> {
+    let failed = || CellError::host(format!("cannot read the capability table {}", path.display()));
+    let (text, real) = Links::outside(layout).text(path, TEXT_BYTES_MAX).map_err(failed())?;
+    let base = real.parent().unwrap_or(Path::new("/"));
     CapabilitySet::parse(&text, base)
         .map_err(|error| CellError::Usage(format!("{}: {error}", path.display())))
 }
@@ -290,6 +438,7 @@ fn secrets(texts: &[String]) -> Result<Vec<Secret>, CellError> {
 }
 
 pub(super) fn spec(
+    layout: &Layout,
     args: RunArgs,
     caps: &CapabilitySet,
     secrets: &[Secret],
@@ -303,6 +452,12 @@ pub(super) fn spec(
     if args.tty && args.interactive && !std::io::IsTerminal::is_terminal(&std::io::stdin()) {
         return Err(CellError::Usage("standard input is no terminal; leave out -t".to_owned()));
     }
+    let networks = network::attachments(layout, &args)?;
+    if strength == Strength::Isolate && !networks.is_empty() {
+        return Err(CellError::Usage(
+            "networks between cells are for vm cells; leave out --network".to_owned(),
+        ));
+    }
     let id = CellSpec::new_id()?;
     let name = args.name.unwrap_or_else(|| format!("cell-{}", &id[..6]));
     CellSpec::check_name(&name)?;
@@ -310,10 +465,10 @@ pub(super) fn spec(
     if secrets.iter().any(|own| own.tls) {
         env.extend(authority_environment());
     }
-    env.extend(environment(&args.process)?);
+    env.extend(environment(layout, &args.process)?);
     env.extend(secrets.iter().map(|own| format!("{}={}", own.name, own.placeholder)));
-    let publish =
-        publishes(&args.publish)?.into_iter().map(Publish::named).collect::<Result<_, _>>()?;
+    let mut publish = publishes(&args.publish)?;
+    Publish::number_all(&mut publish)?;
     let guests =
         args.intra.is_some() || args.pager != Mode::default() || args.memory_guarantee.is_some();
     if strength == Strength::Isolate && guests {
@@ -327,7 +482,26 @@ pub(super) fn spec(
             "--secret is for vm cells: nothing is put into what an isolate sends".to_owned(),
         ));
     }
-    let settings = settings(args.settings, args.cpus.as_deref())?;
+    let mut settings = settings(args.settings, args.cpus.as_deref())?;
+    settings.tmpfs.extend(mount::in_memory(&args.mount)?);
+    let labels = docker::labels(layout, &args.label, &args.label_file)?;
+    if let Some(name) = &args.stop_signal {
+        end::signal(name)?;
+    }
+    if settings.has_dns() && caps.network().is_none() {
+        return Err(CellError::Usage(
+            "--dns: the cell has no network, and looks no name up; grant it something (--allow-net)"
+                .to_owned(),
+        ));
+    }
+    let health = health(&args.health)?;
+    if strength == Strength::Isolate && health.is_some() {
+        return Err(CellError::Usage(
+            "an isolate has one program and no guest to check it from; leave out the flags of \
+             health checks"
+                .to_owned(),
+        ));
+    }
     let inside = Settings { cpu: None, ..settings.clone() };
     if strength == Strength::Isolate && !inside.are_default() {
         return Err(CellError::Usage(
@@ -342,12 +516,23 @@ pub(super) fn spec(
         (None, Strength::Isolate) => Ok(Intra::default()),
     };
     let intra = intra.map_err(CellError::Usage)?;
+    // What a secret was is not written down.
+    let keeps_disk = strength == Strength::Vm && !args.rm && !args.read_only && secrets.is_empty();
     Ok(CellSpec {
         version: CellSpec::VERSION,
         id,
         name,
         strength,
         image: args.image,
+        image_id: None,
+        keeps_disk,
+        labels,
+        stop_signal: args.stop_signal,
+        stop_seconds: args.stop_timeout,
+        restart: args.restart,
+        restarts: 0,
+        health,
+        changes: Changes::default(),
         // An empty one takes the image's away.
         entrypoint: args.entrypoint.map(|program| match program.is_empty() {
             true => Vec::new(),
@@ -367,6 +552,7 @@ pub(super) fn spec(
         memory_guarantee: args.memory_guarantee,
         intra,
         publish,
+        networks,
         capabilities: caps.to_json(),
         disk: None,
         idle: false,
@@ -377,10 +563,10 @@ pub(super) fn spec(
 }
 
 /// The environment that the flags ask for; later ones win.
-pub fn environment(args: &ProcessArgs) -> Result<Vec<String>, CellError> {
+pub fn environment(layout: &Layout, args: &ProcessArgs) -> Result<Vec<String>, CellError> {
     let mut entries = Vec::new();
     for path in &args.env_file {
-        entries.extend(env_file(path)?);
+        entries.extend(env_file(layout, path)?);
     }
     entries.extend(args.env.iter().filter_map(|entry| resolve(entry)));
     Ok(entries)
@@ -394,8 +580,9 @@ fn resolve(entry: &str) -> Option<String> {
     std::env::var(entry).ok().map(|value| format!("{entry}={value}"))
 }
 
-fn env_file(path: &PathBuf) -> Result<Vec<String>, CellError> {
-    let text = fs::read_to_string(path)
+fn env_file(layout: &Layout, path: &Path) -> Result<Vec<String>, CellError> {
+    let (text, _) = Links::outside(layout)
+        .text(path, TEXT_BYTES_MAX)
         .map_err(CellError::host(format!("cannot read {}", path.display())))?;
     let lines = text.lines().map(str::trim);
     let entries = lines.filter(|line| !line.is_empty() && !line.starts_with('#'));

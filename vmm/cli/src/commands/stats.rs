@@ -12,6 +12,9 @@ use super::run::must_run;
 use crate::args::StatsArgs;
 use crate::show;
 
+/// Cells that are asked at once, each by a thread.
+const ASKED_MAX: usize = 128;
+
 #[derive(Serialize)]
 struct Row {
     id: String,
@@ -28,8 +31,8 @@ struct Row {
 
 pub fn stats(layout: &Layout, args: &StatsArgs) -> Result<u8, CellError> {
     let mut rows = Vec::new();
-    for key in keys(layout, args)? {
-        match row(layout, &key) {
+    for row in ask_all(&keys(layout, args)?, |key| row(layout, key)) {
+        match row {
             Ok(row) => rows.push(row),
             // A cell may end between being listed and being asked.
             Err(_) if args.cells.is_empty() => {}
@@ -56,6 +59,23 @@ fn keys(layout: &Layout, args: &StatsArgs) -> Result<Vec<String>, CellError> {
     Ok(running.map(|(record, _, _)| record.id).collect())
 }
 
+/// What `ask` says of each of `keys`, in their order. Many are asked at once: each may be silent.
+fn ask_all<T: Send>(
+    keys: &[String],
+    ask: impl Fn(&str) -> Result<T, CellError> + Sync,
+) -> Vec<Result<T, CellError>> {
+    let ask = &ask;
+    let mut answers = Vec::new();
+    for keys in keys.chunks(ASKED_MAX) {
+        std::thread::scope(|scope| {
+            let asked: Vec<_> = keys.iter().map(|key| scope.spawn(move || ask(key))).collect();
+            let broken = || CellError::Guest("the thread that asked it has panicked".to_owned());
+            answers.extend(asked.into_iter().map(|it| it.join().unwrap_or_else(|_| Err(broken()))));
+        });
+    }
+    answers
+}
+
 fn row(layout: &Layout, key: &str) -> Result<Row, CellError> {
     let (record, spec, status) = Record::find(layout, key)?;
     if spec.warm.is_none() {
@@ -72,7 +92,7 @@ fn row(layout: &Layout, key: &str) -> Result<Row, CellError> {
             stream.and_then(|stream| client::stats(&stream, &stream).ok())
         }
     };
-    let host = CellUse::of_cell(status.supervisor_pid);
+    let host = CellUse::of_cell(&record.id, status.supervisor_pid);
     Ok(Row {
         id: record.id,
         name: spec.name,
@@ -94,4 +114,24 @@ fn columns(row: &Row) -> Vec<String> {
         show::bytes(row.counters.disk_allocated_bytes),
         row.host.process_count.to_string(),
     ]
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Barrier;
+
+    use super::*;
+
+    #[test]
+    fn guests_are_asked_side_by_side() {
+        let keys: Vec<String> = (0..3).map(|key| key.to_string()).collect();
+        // None answers before all were asked.
+        let all = Barrier::new(keys.len());
+        let answers = ask_all(&keys, |key| {
+            all.wait();
+            Ok(key.to_owned())
+        });
+        let answers: Vec<String> = answers.into_iter().map(Result::unwrap).collect();
+        assert_eq!(answers, keys);
+    }
 }

@@ -1,10 +1,12 @@
 //! `exocell swebench`: evaluations of SWE-bench.
 
+use std::path::Path;
 use std::time::Duration;
 
+use exocell_cell::granted::Links;
 use exocell_cell::xgate::parse_duration;
 use exocell_cell::{CellError, Layout};
-use exocell_swebench::{Exocell, Finished, Options, Report, run};
+use exocell_swebench::{Exocell, Finished, Options, Report, TextFile, run};
 
 use crate::args::{SwebenchCommand, SwebenchRunArgs};
 use crate::show::{self, say};
@@ -13,11 +15,22 @@ use crate::show::{self, say};
 /// becomes of the command.
 const BESIDE_TESTS: Duration = Duration::from_secs(600);
 
+/// The largest dataset, in bytes: all instances there are take less.
+const DATASET_BYTES_MAX: u64 = 1 << 30;
+
 pub fn swebench(layout: &Layout, command: &SwebenchCommand) -> Result<u8, CellError> {
     let SwebenchCommand::Run(args) = command;
-    let options = options(layout, args)?;
-    let (report, path) =
-        run(&options, &progress).map_err(|error| CellError::Usage(error.to_string()))?;
+    // From the innermost to the outermost.
+    let made = |path: &Path| path.ancestors().map(Path::to_owned).collect::<Vec<_>>();
+    let mut missing = [made(&args.logs), made(&args.report_dir)].concat();
+    missing.retain(|path| !path.as_os_str().is_empty() && !path.exists());
+    let done = options(layout, args).and_then(|options| {
+        run(&options, &progress).map_err(|error| CellError::Usage(error.to_string()))
+    });
+    let (report, path) = done.inspect_err(|_| {
+        // Of a directory that was made for nothing, nothing is left; one with files stays.
+        missing.iter().for_each(|path| drop(std::fs::remove_dir(path)));
+    })?;
     summarize(&report);
     say!("report: {}", path.display());
     Ok(0)
@@ -30,15 +43,25 @@ fn options(layout: &Layout, args: &SwebenchRunArgs) -> Result<Options, CellError
         std::thread::available_parallelism().map_or(1, std::num::NonZeroUsize::get)
     });
     let root = std::path::absolute(layout.root()).map_err(CellError::host("cannot find --root"))?;
+    let read = |path: &Path| {
+        let text = Links::outside(layout).text(path, DATASET_BYTES_MAX);
+        let (text, _) = text.map_err(CellError::host(format!("cannot read {}", path.display())))?;
+        Ok::<_, CellError>(TextFile { path: path.to_owned(), text })
+    };
+    let own = |path: &Path| {
+        let failed = CellError::host(format!("cannot write into {}", path.display()));
+        Links::outside(layout).own(path).map_err(failed)
+    };
+    let predictions = Some(&args.predictions).filter(|path| path.as_os_str() != "gold");
     Ok(Options {
         // The link of this process, whatever becomes of the file's name.
         exocell: Exocell { executable: "/proc/self/exe".into(), root },
-        dataset: args.dataset.clone(),
-        predictions: (args.predictions.as_os_str() != "gold").then(|| args.predictions.clone()),
+        dataset: read(&args.dataset)?,
+        predictions: predictions.map(|path| read(path)).transpose()?,
         only: args.instances.clone(),
         run_id: args.run_id.clone(),
-        logs: args.logs.clone(),
-        report_dir: args.report_dir.clone(),
+        logs: own(&args.logs)?,
+        report_dir: own(&args.report_dir)?,
         jobs,
         timeout,
         flags: flags(args, timeout),

@@ -69,7 +69,7 @@ impl Cell {
 
     #[track_caller]
     pub fn inspect(&self) -> Value {
-        self.verb(&["inspect", "--json"]).ok().json()
+        self.verb(&["inspect", "--json"]).ok().one()
     }
 
     #[track_caller]

@@ -121,10 +121,11 @@ pub fn again(test: &str, files: &[&Path]) {
     again_with(CPU, test, files);
 }
 
-/// The same on a machine whose processor says that Intel made it.
+/// The same on a machine whose processor says that Intel made it, with the benchmarks beside the
+/// command.
 #[track_caller]
-pub fn again_on_intel(test: &str, files: &[&Path]) {
-    again_with(INTEL, test, files);
+pub fn again_on_intel(test: &str) {
+    again_with(INTEL, test, &[]);
 }
 
 #[track_caller]
@@ -137,7 +138,10 @@ fn again_with(cpu: &str, test: &str, files: &[&Path]) {
     folders(root, &["dev", "proc", "sys", "tmp", "whole", "var/lib/exocell"]);
     copy(first_program().path("emulated"), root.join("init"));
     let this_test = std::env::current_exe().expect("the test's own executable");
-    for (from, to) in [(&*program(), "exocell"), (&*this_test, "test")] {
+    let benches = program().with_file_name("exocell-bench");
+    let benches = (cpu == INTEL).then_some((&*benches, "exocell-bench"));
+    let always = [(&*program(), "exocell"), (&*this_test, "test")];
+    for (from, to) in always.into_iter().chain(benches) {
         libraries(from, root);
         strip(from, root.join(to));
     }

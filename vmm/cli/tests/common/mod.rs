@@ -110,6 +110,14 @@ impl Finished {
     }
 }
 
+impl Finished {
+    /// The first of a JSON array on standard output.
+    #[track_caller]
+    pub fn one(&self) -> serde_json::Value {
+        self.json()[0].clone()
+    }
+}
+
 /// The shell's view of an exit status.
 pub fn code(status: ExitStatus) -> i32 {
     use std::os::unix::process::ExitStatusExt;

@@ -3,7 +3,7 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use rustix::fs::{AtFlags, FallocateFlags, Mode, OFlags, RawDir, SeekFrom, Stat};
+use rustix::fs::{FallocateFlags, Mode, OFlags, RawDir, SeekFrom, Stat};
 use rustix::io::Errno;
 
 use super::{CONTENT_LEN_MAX, Server};
@@ -33,7 +33,7 @@ const EXCLUSIVE: u32 = libc::O_EXCL as u32;
 /// A file that the guest has opened.
 #[derive(Debug)]
 pub struct Handle {
-    file: Arc<OwnedFd>,
+    pub file: Arc<OwnedFd>,
     pub node: u64,
     pub ident: Ident,
     flags: u32,
@@ -132,7 +132,11 @@ impl Server {
 
     /// `struct fuse_open_out`.
     fn put_opened(&mut self, handle: Handle, flags: u32) -> Result<(), Errno> {
+        let node = handle.node;
         let number = self.handles.insert(handle)?;
+        if let Ok(node) = self.nodes.get_mut(node) {
+            node.opens += 1;
+        }
         self.body.u64(number);
         self.body.u32(flags);
         self.body.u32(0);
@@ -151,6 +155,7 @@ impl Server {
         self.admit_open(flags)?;
         self.check_tree()?;
         self.quota.check_names()?;
+        self.nodes.check_room()?;
         if self.handles.is_full() {
             return Err(Errno::NFILE);
         }
@@ -169,10 +174,27 @@ impl Server {
                 opened => opened?,
             }
         };
+        // One without a name takes a descriptor, and no name until it is linked.
+        if unnamed {
+            return self.put_created(head, file, None, flags);
+        }
+        self.quota.made();
+        let made = rustix::fs::fstat(&file)?;
+        self.put_created(head, file, Some(name), flags)
+            .inspect_err(|_| self.unmake(head.node, name, Ident::of(&made)))
+    }
+
+    /// Tells of what was just made, and of it as an open file.
+    fn put_created(
+        &mut self,
+        head: &Head,
+        file: OwnedFd,
+        name: Option<&[u8]>,
+        flags: u32,
+    ) -> Result<(), Errno> {
         let stat = self.give_new(head, &file)?;
         let held = self.descriptors.hold(&file)?;
-        let number = self.known(held, &stat)?;
-        self.quota.made();
+        let number = self.known(held, &stat, name.map(|name| (head.node, name)))?;
         self.note_content(number, &stat);
         self.put_entry(number, &stat)?;
         let known = (number, Ident::of(&stat));
@@ -226,7 +248,7 @@ impl Server {
         let Self { handles, quota, nodes, metrics, body, .. } = self;
         let handle = handles.get(number).ok_or(Errno::BADF)?;
         let file = handle.writer(mapped);
-        let before = quota.before(file, true)?;
+        let before = quota.before(file, count as u64)?;
         let done = exchange.take_to(file.as_fd(), offset, count)?;
         let after = rustix::fs::fstat(file)?;
         quota.changed(&before, &after);
@@ -278,6 +300,9 @@ impl Server {
 
     pub(super) fn release(&mut self, number: u64) -> Result<(), Errno> {
         let handle = self.handles.remove(number).ok_or(Errno::BADF)?;
+        if let Ok(node) = self.nodes.get_mut(handle.node) {
+            node.opens = node.opens.saturating_sub(1);
+        }
         self.let_go(&handle.file, handle.ident);
         Ok(())
     }
@@ -298,13 +323,14 @@ impl Server {
         let (number, offset, len, mode) =
             (fields.u64()?, fields.i64()?, fields.i64()?, fields.u32()?);
         self.drop_capabilities_of(number)?;
-        let handle = self.handle(number)?;
+        let Self { handles, quota, .. } = self;
+        let handle = handles.get(number).ok_or(Errno::BADF)?;
         let punches = FallocateFlags::PUNCH_HOLE.bits();
-        let grows = mode & punches == 0;
-        let before = self.quota.before(&handle.file, grows)?;
-        if grows && len.cast_unsigned() > self.quota.left() {
+        let by = if mode & punches == 0 { len.cast_unsigned() } else { 0 };
+        if by > quota.left() {
             return Err(Errno::DQUOT);
         }
+        let before = quota.before(&handle.file, by)?;
         let done = sys::allocate(&handle.file, mode, offset, len);
         let after = rustix::fs::fstat(&handle.file)?;
         self.quota.changed(&before, &after);
@@ -334,15 +360,17 @@ impl Server {
             return Err(self.deny(Errno::ACCESS));
         }
         self.drop_capabilities_of(to)?;
-        let (from, target) = (&self.handle(from)?.file, &self.handle(to)?.file);
-        let before = self.quota.before(target, true)?;
-        let len = len.min(COPIED_LEN_MAX) as usize;
+        let Self { handles, quota, .. } = self;
+        let file = |number| handles.get(number).map(|handle| &handle.file).ok_or(Errno::BADF);
+        let (from, target) = (file(from)?, file(to)?);
+        let len = len.min(COPIED_LEN_MAX);
+        let before = quota.before(target, len)?;
         let done = rustix::fs::copy_file_range(
             from,
             Some(&mut from_offset),
             target,
             Some(&mut to_offset),
-            len,
+            len as usize,
         )?;
         let after = rustix::fs::fstat(target)?;
         self.quota.changed(&before, &after);
@@ -504,7 +532,7 @@ impl Server {
                 &own
             }
         };
-        let before = self.quota.before(file, false)?;
+        let before = self.quota.before(file, 0)?;
         rustix::fs::ftruncate(file, len)?;
         let after = rustix::fs::fstat(file)?;
         if self.has_capabilities(file) {
@@ -523,6 +551,3 @@ struct Told<'a> {
     kind: rustix::fs::FileType,
     next: u64,
 }
-
-/// The flags of a name that is looked at without being followed.
-pub const UNFOLLOWED: AtFlags = AtFlags::SYMLINK_NOFOLLOW;

@@ -5,6 +5,7 @@ mod files;
 mod tree;
 mod xattr;
 
+use std::collections::HashSet;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
@@ -13,7 +14,7 @@ use rustix::io::Errno;
 
 use crate::host::{self, Descriptors, Ident};
 use crate::locks::Lockers;
-use crate::nodes::{Content, Node, Nodes, ROOT};
+use crate::nodes::{Content, Forgotten, Node, Nodes, ROOT};
 use crate::owners::{Owner, Owners};
 use crate::quota::Quota;
 use crate::table::Table;
@@ -122,9 +123,9 @@ impl Server {
             descriptors,
             file,
             root,
-            nodes: Nodes::new(Node::new(dir, &stat), limits.nodes_max).map_err(broken)?,
+            nodes: Nodes::new(Node::new(dir, &stat), &limits).map_err(broken)?,
             handles: Table::new(limits.opened_max),
-            lockers: Lockers::new(limits.lockers_max),
+            lockers: Lockers::new(&limits),
             quota: Quota::new(&limits),
             metrics,
             ended: false,
@@ -136,12 +137,40 @@ impl Server {
         })
     }
 
+    /// Goes on from what another server has written down in `tally` of the disk that its guest took,
+    /// and writes down there what this one's takes. The file is empty at first.
+    ///
+    /// # Errors
+    /// The host's; EINVAL for a file with something else in it.
+    pub fn go_on(&mut self, tally: OwnedFd) -> Result<(), Errno> {
+        self.quota.go_on(tally)
+    }
+
     /// Ends all access: every file is closed, and every request from now on fails with EACCES.
     pub fn end(&mut self) {
         self.ended = true;
         self.handles.clear();
         self.lockers.clear();
         self.nodes.forget_all();
+        self.quota.settle();
+    }
+
+    /// The same at the guest's end, when there is time to look what goes with it: what has no name.
+    pub fn finish(&mut self) {
+        let Self { handles, nodes, quota, descriptors, .. } = &mut *self;
+        let opened = handles.values().map(|handle| (handle.ident, handle.file.as_fd()));
+        let known = nodes.held().map(|node| (node.ident, node.fd.as_fd()));
+        let mut seen = HashSet::new();
+        let is_wanted = quota.is_written_down();
+        for (ident, file) in opened.chain(known).filter(|_| is_wanted) {
+            if let Ok(stat) = rustix::fs::fstat(file)
+                && stat.st_nlink == 0
+                && seen.insert(ident)
+            {
+                quota.gone(&stat, xattr::attribute_bytes(descriptors, file));
+            }
+        }
+        self.end();
     }
 
     /// Carries out one request of the guest's.
@@ -236,6 +265,10 @@ impl Server {
         exchange: &mut dyn Exchange,
     ) -> Result<Answer, Errno> {
         let (node, fields) = (head.node, &mut fields);
+        self.nodes.begin();
+        if !matches!(head.opcode, opcode::FORGET | opcode::BATCH_FORGET | opcode::INTERRUPT) {
+            self.nodes.wake(node)?;
+        }
         match head.opcode {
             opcode::READ => return self.read(fields, exchange).map(Answer::Content),
             opcode::WRITE => self.write(fields, exchange),
@@ -346,9 +379,15 @@ impl Server {
         }
     }
 
-    /// The node behind `held`, which the guest is told of.
-    fn known(&mut self, held: OwnedFd, stat: &Stat) -> Result<u64, Errno> {
-        self.nodes.add(Node::new(held, stat))
+    /// The node behind `held`, which the guest is told of, and which is in a directory under a name
+    /// if it is in one.
+    fn known(
+        &mut self,
+        held: OwnedFd,
+        stat: &Stat,
+        place: Option<(u64, &[u8])>,
+    ) -> Result<u64, Errno> {
+        self.nodes.add(Node::new(held, stat), place)
     }
 
     fn lookup(&mut self, dir: u64, name: &[u8]) -> Result<(), Errno> {
@@ -374,33 +413,37 @@ impl Server {
                 return Err(Errno::NOENT);
             }
             let (held, stat) = (self.descriptors.hold(file)?, rustix::fs::fstat(file)?);
-            return Ok((self.known(held, &stat)?, stat));
+            return Ok((self.known(held, &stat, None)?, stat));
         }
         let parent = self.nodes.dir(dir)?;
         let stat = host::look(&parent.fd, name)?;
         // What is held cannot have become another file with the same numbers.
-        if let Some(number) = self.nodes.find(Ident::of(&stat)) {
+        if let Some(number) = self.nodes.find(Ident::of(&stat), Some((dir, name))) {
             return Ok((number, stat));
         }
         let held = host::hold(&self.nodes.dir(dir)?.fd, name)?;
         let stat = rustix::fs::fstat(&held)?;
-        Ok((self.known(held, &stat)?, stat))
+        Ok((self.known(held, &stat, Some((dir, name)))?, stat))
     }
 
     fn forget(&mut self, number: u64, count: u64) -> Result<(), Errno> {
-        if let Some(node) = self.nodes.forget(number, count) {
-            self.lockers.forget(number);
-            self.let_go(&node.fd, node.ident);
+        match self.nodes.forget(number, count) {
+            Forgotten::No => {}
+            Forgotten::Parked => self.lockers.forget(number),
+            Forgotten::LetGo(node) => {
+                self.lockers.forget(number);
+                self.let_go(&node.fd, node.ident);
+            }
         }
         Ok(())
     }
 
     /// The guest holds `file` one time less. Once it holds it no more, and that has no name, it is
     /// gone, and so is what it takes of the disk.
-    fn let_go(&mut self, file: impl std::os::fd::AsFd, ident: Ident) {
-        let Ok(stat) = rustix::fs::fstat(file) else { return };
+    fn let_go(&mut self, file: impl AsFd, ident: Ident) {
+        let Ok(stat) = rustix::fs::fstat(file.as_fd()) else { return };
         if stat.st_nlink == 0 && !is_held(&self.nodes, &self.handles, ident) {
-            self.quota.gone(&stat);
+            self.quota.gone(&stat, xattr::attribute_bytes(&self.descriptors, file));
         }
     }
 

@@ -1,27 +1,51 @@
 //! Names: made, moved and removed.
 
+use std::os::fd::OwnedFd;
+
 use rustix::fs::{AtFlags, FileType, Mode, RenameFlags};
 use rustix::io::Errno;
 
-use super::files::UNFOLLOWED;
+use super::xattr::attribute_bytes;
 use super::{Server, is_held};
-use crate::host;
+use crate::host::{self, Ident};
+use crate::quota::Removed;
 use crate::wire::{Fields, Head};
 
 impl Server {
     /// What was made in `head`'s directory as `name`, given to who made it.
     fn made(&mut self, head: &Head, name: &[u8]) -> Result<(), Errno> {
         self.quota.made();
+        let ident = host::look(&self.nodes.dir(head.node)?.fd, name).map(|stat| Ident::of(&stat));
+        self.put_made(head, name).inspect_err(|_| {
+            if let Ok(ident) = ident {
+                self.unmake(head.node, name, ident);
+            }
+        })
+    }
+
+    /// Removes `ident`, which was just made as `name` and of which the guest cannot be told.
+    pub(super) fn unmake(&mut self, dir: u64, name: &[u8], ident: Ident) {
+        let Ok(dir) = self.nodes.dir(dir) else { return };
+        let Ok(stat) = host::look(&dir.fd, name) else { return };
+        let is_dir = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
+        let flags = if is_dir { AtFlags::REMOVEDIR } else { AtFlags::empty() };
+        if Ident::of(&stat) == ident && rustix::fs::unlinkat(&dir.fd, name, flags).is_ok() {
+            self.quota.unmade();
+        }
+    }
+
+    fn put_made(&mut self, head: &Head, name: &[u8]) -> Result<(), Errno> {
         let held = host::hold(&self.nodes.dir(head.node)?.fd, name)?;
         let stat = self.give_new(head, &held)?;
-        let number = self.known(held, &stat)?;
+        let number = self.known(held, &stat, Some((head.node, name)))?;
         self.put_entry(number, &stat)
     }
 
     /// A name that is about to be made.
-    fn new_name<'a>(&self, name: &'a [u8]) -> Result<&'a [u8], Errno> {
+    fn new_name<'a>(&mut self, name: &'a [u8]) -> Result<&'a [u8], Errno> {
         self.check_tree()?;
         self.quota.check_names()?;
+        self.nodes.check_room()?;
         self.name(name)
     }
 
@@ -59,6 +83,7 @@ impl Server {
     pub(super) fn link(&mut self, dir: u64, fields: &mut Fields<'_>) -> Result<(), Errno> {
         let number = fields.u64()?;
         let name = self.new_name(fields.text()?)?;
+        self.nodes.wake(number)?;
         let node = self.nodes.get(number)?;
         if node.is_device() {
             return Err(self.deny(Errno::PERM));
@@ -70,7 +95,7 @@ impl Server {
         rustix::fs::linkat(self.descriptors.dir(), &*held, to, name, flags)?;
         self.quota.made();
         let stat = rustix::fs::fstat(&self.nodes.get(number)?.fd)?;
-        self.nodes.find(host::Ident::of(&stat)).ok_or(Errno::STALE)?;
+        self.nodes.find(Ident::of(&stat), Some((dir, name))).ok_or(Errno::STALE)?;
         self.put_entry(number, &stat)
     }
 
@@ -78,10 +103,12 @@ impl Server {
         self.check_tree()?;
         let name = self.name(name)?;
         let flags = if is_dir { AtFlags::REMOVEDIR } else { AtFlags::empty() };
-        let Self { nodes, handles, quota, .. } = self;
+        let Self { nodes, handles, quota, descriptors, .. } = self;
         let dir = &nodes.dir(dir)?.fd;
         let is_held = |ident| is_held(nodes, handles, ident);
-        quota.remove(dir, name, is_held, || rustix::fs::unlinkat(dir, name, flags))
+        let attributes = |file: &OwnedFd| attribute_bytes(descriptors, file);
+        let remove = || rustix::fs::unlinkat(dir, name, flags);
+        quota.remove(dir, Removed::Named(name), is_held, attributes, remove)
     }
 
     /// `struct fuse_rename_in`, or with flags `struct fuse_rename2_in`; two names.
@@ -99,15 +126,24 @@ impl Server {
         let known = RenameFlags::NOREPLACE | RenameFlags::EXCHANGE;
         let flags = RenameFlags::from_bits(flags).filter(|flags| known.contains(*flags));
         let flags = flags.ok_or(Errno::INVAL)?;
-        let Self { nodes, handles, quota, .. } = self;
+        self.nodes.wake(new_dir)?;
+        let Self { nodes, handles, quota, descriptors, .. } = self;
         let (from, to) = (&nodes.dir(dir)?.fd, &nodes.dir(new_dir)?.fd);
-        // A name that is replaced is one less.
-        let replaces = flags.is_empty() && rustix::fs::statat(to, new_name, UNFOLLOWED).is_ok();
         let rename = || rustix::fs::renameat_with(from, name, to, new_name, flags);
-        if !replaces {
-            return rename();
+        if flags.is_empty() {
+            let is_held = |ident| is_held(nodes, handles, ident);
+            let attributes = |file: &OwnedFd| attribute_bytes(descriptors, file);
+            quota.remove(to, Removed::Replaced(new_name), is_held, attributes, rename)?;
+        } else {
+            rename()?;
         }
-        quota.remove(to, new_name, |ident| is_held(nodes, handles, ident), rename)
+        let (there, here) = (host::look(to, new_name), host::look(from, name));
+        for (stat, place) in [(there, (new_dir, new_name)), (here, (dir, name))] {
+            if let Ok(stat) = stat {
+                nodes.moved(Ident::of(&stat), place);
+            }
+        }
+        Ok(())
     }
 
     pub(super) fn readlink(&mut self, number: u64) -> Result<(), Errno> {

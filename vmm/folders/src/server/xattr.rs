@@ -1,15 +1,45 @@
 //! Extended attributes.
 
+use std::ffi::CStr;
+use std::os::fd::AsFd;
+
 use rustix::buffer::spare_capacity;
-use rustix::fs::XattrFlags;
+use rustix::fs::{FileType, Stat, XattrFlags};
 use rustix::io::Errno;
 
 use super::Server;
+use crate::host::Descriptors;
+use crate::owners::OWNER;
 use crate::wire::Fields;
 use crate::xattr_name::{guests, names};
 
 /// The most bytes of a value, and of a list of names (`XATTR_SIZE_MAX`, `XATTR_LIST_MAX`).
 const SIZE_MAX: usize = 64 << 10;
+
+/// Lists of who may what. A file that is made has that of its directory, which nobody counts, so
+/// they are as short as on most disks (ext4's block).
+const ACL: &[u8] = b"system.posix_acl_";
+const ACL_LEN_MAX: usize = 4096;
+
+/// Bytes of an attribute of the file at `path`, its name included; 0 where it has none.
+fn attribute_len(path: &CStr, name: &[u8]) -> u64 {
+    let mut value: Vec<u8> = Vec::with_capacity(SIZE_MAX);
+    let found = rustix::fs::getxattr(path, name, spare_capacity(&mut value));
+    found.map_or(0, |_| (name.len() + value.len()) as u64)
+}
+
+/// Bytes of all attributes of a file that its guest can have set, names included. That of its
+/// owner is ours.
+pub fn attribute_bytes(descriptors: &Descriptors, file: impl AsFd) -> u64 {
+    let path = descriptors.path(file);
+    let mut list: Vec<u8> = Vec::with_capacity(SIZE_MAX);
+    if rustix::fs::listxattr(&*path, spare_capacity(&mut list)).is_err() {
+        return 0;
+    }
+    let names = list.split(|byte| *byte == 0);
+    let counted = names.filter(|name| name.starts_with(b"user.") && *name != OWNER);
+    counted.map(|name| attribute_len(&path, name)).sum()
+}
 
 impl Server {
     /// `struct fuse_setxattr_in`, a name, a value.
@@ -22,8 +52,31 @@ impl Server {
         if node.is_device() {
             return Err(self.deny(Errno::PERM));
         }
+        if name.starts_with(ACL) && value.len() > ACL_LEN_MAX {
+            return Err(Errno::NOSPC);
+        }
         let path = self.descriptors.path(&node.fd);
-        rustix::fs::setxattr(&*path, &*name, value, flags)
+        let before = (rustix::fs::fstat(&node.fd)?, attribute_len(&path, &name));
+        let after = (name.len() + value.len()) as u64;
+        self.quota.check_attribute(before.1, after)?;
+        rustix::fs::setxattr(&*path, &*name, value, flags)?;
+        self.note_attribute(number, &before, after)
+    }
+
+    /// After an attribute of a file was changed, which takes bytes now and took others before.
+    fn note_attribute(
+        &mut self,
+        number: u64,
+        (stat, before): &(Stat, u64),
+        after: u64,
+    ) -> Result<(), Errno> {
+        let node = self.nodes.get(number)?;
+        self.quota.changed_attribute(*before, after);
+        // Some file systems count an attribute as content.
+        if node.kind == FileType::RegularFile {
+            self.quota.changed(stat, &rustix::fs::fstat(&node.fd)?);
+        }
+        Ok(())
     }
 
     /// `struct fuse_getxattr_in`, a name; a size of 0 asks for the size.
@@ -71,7 +124,10 @@ impl Server {
         if node.is_device() {
             return Err(self.deny(Errno::PERM));
         }
-        rustix::fs::removexattr(&*self.descriptors.path(&node.fd), &*name)
+        let path = self.descriptors.path(&node.fd);
+        let before = (rustix::fs::fstat(&node.fd)?, attribute_len(&path, &name));
+        rustix::fs::removexattr(&*path, &*name)?;
+        self.note_attribute(number, &before, 0)
     }
 
     /// The bytes, or how many they are (`struct fuse_getxattr_out`).

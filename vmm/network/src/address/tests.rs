@@ -124,7 +124,18 @@ fn special_addresses_are_known_in_every_disguise() {
         ("::ffff:127.0.0.1", Class::Loopback),
         ("::ffff:169.254.169.254", Class::Metadata),
         ("169.254.169.254", Class::Metadata),
+        ("169.254.170.2", Class::Metadata),
+        ("169.254.170.23", Class::Metadata),
         ("fd00:ec2::254", Class::Metadata),
+        ("fd00:ec2::23", Class::Metadata),
+        ("fd00:ec2::253", Class::Metadata),
+        ("fd00:ec2::", Class::Metadata),
+        ("fd00:ec2:ffff:ffff:ffff:ffff:ffff:ffff", Class::Metadata),
+        ("fd20:ce::254", Class::Metadata),
+        ("fd00:c1::a9fe:a9fe", Class::Metadata),
+        ("fd00:42::42", Class::Metadata),
+        ("fd00:a9fe:a9fe::1", Class::Metadata),
+        ("fd00:100::100:200", Class::Metadata),
         ("100.100.100.200", Class::Metadata),
         ("192.0.0.192", Class::Metadata),
         ("168.63.129.16", Class::Metadata),
@@ -136,7 +147,9 @@ fn special_addresses_are_known_in_every_disguise() {
     ] {
         assert_eq!(of(text), Some(expected), "{text}");
     }
-    for text in ["10.0.0.1", "fd00:ec2::253", "1.1.1.1", "2606:4700::1111"] {
+    for text in
+        ["10.0.0.1", "fd00:ec1::253", "fd00:ec3::", "fd20:ce::255", "1.1.1.1", "2606:4700::1111"]
+    {
         assert_eq!(of(text), None, "{text}");
     }
     // An address with a scope is no address of a name at all.
@@ -162,6 +175,8 @@ fn only_a_rule_within_the_special_range_names_its_addresses() {
         ("127.0.0.1", "127.0.0.1"),
         ("127.0.0.0/8", "127.0.0.1"),
         ("169.254.169.254", "169.254.169.254"),
+        ("fd00:ec2::254", "fd00:ec2::254"),
+        ("fd20:ce::254", "fd20:ce::254"),
         ("10.0.0.1", "10.0.0.1"),
         ("203.0.113.0/25", "203.0.113.80"),
         ("2001::/23", "2001::1"),
@@ -173,6 +188,9 @@ fn only_a_rule_within_the_special_range_names_its_addresses() {
         ("0.0.0.0/1", "127.0.0.1"),
         ("169.254.0.0/16", "169.254.169.254"),
         ("::/0", "::1"),
+        ("::/0", "fd20:ce::254"),
+        ("fd00::/8", "fd00:ec2::23"),
+        ("fd00:ec2::/32", "fd00:ec2::23"),
         ("*", "127.0.0.1"),
         ("10.0.0.0/8", "10.0.0.1"),
         ("2001::/16", "2001:db8::1"),

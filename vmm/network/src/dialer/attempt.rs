@@ -29,12 +29,23 @@ pub enum Step {
     Failed { id: Id, why: Failure, text: String },
 }
 
+/// What the stack asked for, but for where.
+#[derive(Clone, Copy)]
+pub struct Wish {
+    pub id: Id,
+    pub protocol: Protocol,
+    pub port: u16,
+    /// See [`sys::start`].
+    pub few: bool,
+}
+
 /// What is dialled, and how far it got.
 pub struct Attempt {
     id: Id,
     protocol: Protocol,
     target: Target,
     port: u16,
+    few: bool,
     left: VecDeque<IpAddr>,
     current: Option<(SocketAddr, OwnedFd, Instant)>,
     failure: (Failure, String),
@@ -42,15 +53,10 @@ pub struct Attempt {
 
 impl Attempt {
     /// Nothing is dialled before [`Attempt::next`].
-    pub fn new(
-        id: Id,
-        protocol: Protocol,
-        target: Target,
-        port: u16,
-        addresses: Vec<IpAddr>,
-    ) -> Self {
+    pub fn new(wish: Wish, target: Target, addresses: Vec<IpAddr>) -> Self {
+        let Wish { id, protocol, port, few } = wish;
         let failure = (Failure::Unreachable, "the name does not resolve".to_owned());
-        Self { id, protocol, target, port, left: addresses.into(), current: None, failure }
+        Self { id, protocol, target, port, few, left: addresses.into(), current: None, failure }
     }
 
     pub fn id(&self) -> Id {
@@ -77,7 +83,7 @@ impl Attempt {
                 continue;
             }
             let peer = SocketAddr::new(address, self.port);
-            match sys::start(self.protocol, peer) {
+            match sys::start(self.protocol, peer, self.few) {
                 Ok((socket, true)) => return self.done(peer, socket),
                 Ok((socket, false)) => {
                     let patience = if self.left.is_empty() { PATIENCE_LAST } else { PATIENCE };

@@ -48,6 +48,13 @@ impl Hosts {
         Self { known, servers }
     }
 
+    /// Asks `servers` instead, where there are any.
+    #[must_use]
+    pub fn with_servers(self, servers: &[IpAddr]) -> Self {
+        let own: Vec<_> = servers.iter().map(|ip| SocketAddr::new(*ip, DNS_PORT)).collect();
+        Self { servers: if own.is_empty() { self.servers } else { own }, ..self }
+    }
+
     /// The addresses of a name in lower case that the host knows itself.
     pub fn known(&self, name: &str) -> Option<&[IpAddr]> {
         self.known.get(name).map(Vec::as_slice)
@@ -78,5 +85,8 @@ mod tests {
         assert_eq!(hosts.known("no"), None);
         assert_eq!(hosts.servers, ["192.0.2.53:53".parse().unwrap(), "[::1]:53".parse().unwrap()]);
         assert_eq!(Hosts::parse("", "").servers, ["127.0.0.1:53".parse().unwrap()]);
+        let other = Hosts::default().with_servers(&["192.0.2.7".parse().unwrap()]);
+        assert_eq!(other.servers, ["192.0.2.7:53".parse().unwrap()]);
+        assert_eq!(other.clone().with_servers(&[]), other);
     }
 }

@@ -28,7 +28,7 @@ use std::time::{Duration, Instant};
 use exocell_xgate::Protocol;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-use attempt::{Attempt, Step};
+use attempt::{Attempt, Step, Wish};
 pub use client::Client;
 pub use hosts::Hosts;
 use protocol::{Failure, Id, MESSAGE_BYTES_MAX, Reply, Request};
@@ -53,14 +53,14 @@ struct Flow {
 
 /// Someone who waits for a name.
 enum Waiter {
-    Connect { id: Id, protocol: Protocol, port: u16 },
+    Connect(Wish),
     Resolve { id: Id },
 }
 
 impl Waiter {
     fn id(&self) -> Id {
         match self {
-            Self::Connect { id, .. } | Self::Resolve { id } => *id,
+            Self::Connect(Wish { id, .. }) | Self::Resolve { id } => *id,
         }
     }
 }
@@ -152,12 +152,12 @@ impl Dialer {
 
     fn take(&mut self, request: Request) {
         match request {
-            Request::Connect { id, protocol, target, port } => {
+            Request::Connect { id, protocol, target, port, few } => {
                 let waiting: usize = self.waiting.values().map(Vec::len).sum();
                 if self.flows.len() + self.attempts.len() + waiting >= FLOWS_MAX {
                     return self.fail(id, Failure::Busy, "too many connections at once");
                 }
-                self.connect(id, protocol, target, port);
+                self.connect(Wish { id, protocol, port, few }, target);
             }
             Request::Resolve { id, name } => self.resolve(id, &name),
             Request::Datagram { id, data } => {
@@ -176,26 +176,26 @@ impl Dialer {
         }
     }
 
-    fn connect(&mut self, id: Id, protocol: Protocol, target: Target, port: u16) {
+    fn connect(&mut self, wish: Wish, target: Target) {
         match target {
             Target::Address(address) => {
                 let target = Target::Address(address);
-                self.attempt(Attempt::new(id, protocol, target, port, vec![address]));
+                self.attempt(Attempt::new(wish, target, vec![address]));
             }
             Target::Name(name) => {
-                if let Err(denied) = self.policy.permits_name(protocol, &name, port) {
-                    return self.fail(id, Failure::Denied, &denied.to_string());
+                if let Err(denied) = self.policy.permits_name(wish.protocol, &name, wish.port) {
+                    return self.fail(wish.id, Failure::Denied, &denied.to_string());
                 }
                 match self.resolver.start(&name) {
                     Outcome::Now(addresses) => {
                         let target = Target::Name(name);
-                        self.attempt(Attempt::new(id, protocol, target, port, addresses));
+                        self.attempt(Attempt::new(wish, target, addresses));
                     }
                     Outcome::Later => {
-                        let waiter = Waiter::Connect { id, protocol, port };
+                        let waiter = Waiter::Connect(wish);
                         self.waiting.entry(name).or_default().push(waiter);
                     }
-                    Outcome::Busy => self.fail(id, Failure::Busy, "too many names at once"),
+                    Outcome::Busy => self.fail(wish.id, Failure::Busy, "too many names at once"),
                 }
             }
         }
@@ -222,9 +222,9 @@ impl Dialer {
             let addresses = addresses.clone();
             match waiter {
                 Waiter::Resolve { id } => self.say(&Reply::Resolved { id, addresses }),
-                Waiter::Connect { id, protocol, port } => {
+                Waiter::Connect(wish) => {
                     let target = Target::Name(name.clone());
-                    self.attempt(Attempt::new(id, protocol, target, port, addresses));
+                    self.attempt(Attempt::new(wish, target, addresses));
                 }
             }
         }

@@ -28,6 +28,8 @@ pub enum Request {
         protocol: Protocol,
         target: Target,
         port: u16,
+        /// Whether it is one of few, and its socket may hold as much as the host lets it.
+        few: bool,
     },
     /// For a flow of datagrams or echoes that is connected.
     Datagram {
@@ -145,12 +147,12 @@ fn message(kind: u8, id: Id, parts: &[&[u8]]) -> Vec<u8> {
 impl Request {
     pub fn encode(&self) -> Vec<u8> {
         match self {
-            Self::Connect { id, protocol, target, port } => {
+            Self::Connect { id, protocol, target, port, few } => {
                 let (kind, host) = match target {
                     Target::Name(name) => (0, name.as_bytes().to_vec()),
                     Target::Address(address) => (1, address_bytes(*address).to_vec()),
                 };
-                let fixed = [place(&PROTOCOLS, protocol), kind];
+                let fixed = [place(&PROTOCOLS, protocol), u8::from(*few), kind];
                 message(0, *id, &[&fixed, &port.to_le_bytes(), &host])
             }
             Self::Datagram { id, data } => message(1, *id, &[data]),
@@ -167,12 +169,13 @@ impl Request {
         Some(match kind {
             0 => {
                 let protocol = *PROTOCOLS.get(usize::from(fields.u8()?))?;
+                let few = fields.u8()? != 0;
                 let (kind, port) = (fields.u8()?, fields.u16()?);
                 let target = match kind {
                     0 => Target::Name(fields.text()?),
                     _ => Target::Address(fields.address()?),
                 };
-                Self::Connect { id, protocol, target, port }
+                Self::Connect { id, protocol, target, port, few }
             }
             1 => Self::Datagram { id, data: fields.rest() },
             2 => Self::Close { id },
@@ -240,12 +243,14 @@ mod tests {
                 protocol: Protocol::Udp,
                 target: Target::Name("example.org".into()),
                 port: 53,
+                few: true,
             },
             Request::Connect {
                 id: u32::MAX,
                 protocol: Protocol::Icmp,
                 target: Target::Address("2001:db8::1".parse().unwrap()),
                 port: 0,
+                few: false,
             },
             Request::Datagram { id: 1, data: vec![1, 2, 3] },
             Request::Close { id: 2 },

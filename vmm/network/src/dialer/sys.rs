@@ -26,9 +26,29 @@ pub fn channel() -> io::Result<(OwnedFd, OwnedFd)> {
     Ok(socketpair(AddressFamily::Unix, SockType::SeqPacket, None, FLAGS)?)
 }
 
+/// Bytes that wait in each direction of a TCP socket; Linux counts twice as many. Whoever is at
+/// its other end may neither read nor acknowledge anything: what waits is the host's memory.
+const BUFFER_BYTES: usize = 64 << 10;
+/// Bytes that wait for the peer in one of few sockets. What waits for the guest is the host's own
+/// affair there (`net.ipv4.tcp_rmem`), for a window of it decides how fast a far peer sends.
+const BUFFER_BYTES_OF_FEW: usize = 1 << 20;
+
+/// Bounds what `socket` holds, which is one of `few` or of many.
+///
+/// # Errors
+/// setsockopt(2).
+pub fn bound(socket: &impl AsFd, few: bool) -> io::Result<()> {
+    let bytes = if few { BUFFER_BYTES_OF_FEW } else { BUFFER_BYTES };
+    setsockopt(socket, sockopt::SndBuf, &bytes)?;
+    if !few {
+        setsockopt(socket, sockopt::RcvBuf, &bytes)?;
+    }
+    Ok(())
+}
+
 /// A socket of `protocol` that is being connected to `peer`; whether it is
-/// connected already.
-pub fn start(protocol: Protocol, peer: SocketAddr) -> io::Result<(OwnedFd, bool)> {
+/// connected already. As one of `few` it may hold more.
+pub fn start(protocol: Protocol, peer: SocketAddr, few: bool) -> io::Result<(OwnedFd, bool)> {
     let family = if peer.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
     let (kind, number) = match protocol {
         Protocol::Tcp => (SockType::Stream, None),
@@ -41,6 +61,7 @@ pub fn start(protocol: Protocol, peer: SocketAddr) -> io::Result<(OwnedFd, bool)
     if protocol == Protocol::Tcp {
         // The guest has its own idea of when to send.
         setsockopt(&socket, sockopt::TcpNoDelay, &true)?;
+        bound(&socket, few)?;
     }
     let connected = match peer {
         SocketAddr::V4(peer) => connect(socket.as_raw_fd(), &SockaddrIn::from(peer)),
@@ -72,7 +93,7 @@ fn keep_to_ports(socket: &OwnedFd) {
 
 /// A connected socket for datagrams.
 pub fn udp(peer: SocketAddr) -> io::Result<OwnedFd> {
-    start(Protocol::Udp, peer).map(|(socket, _)| socket)
+    start(Protocol::Udp, peer, false).map(|(socket, _)| socket)
 }
 
 /// How a connection that was started ended.

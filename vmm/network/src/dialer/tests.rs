@@ -32,7 +32,7 @@ impl Stack {
     }
 
     fn connect(&self, protocol: Protocol, target: Target, port: u16) -> (Reply, Option<OwnedFd>) {
-        self.say(&Request::Connect { id: 1, protocol, target, port });
+        self.say(&Request::Connect { id: 1, protocol, target, port, few: false });
         self.hear()
     }
 
@@ -82,7 +82,7 @@ fn what_the_policy_does_not_permit_is_not_dialled() {
     for host in ["127.0.0.1", "127.0.0.2", "0.0.0.0", "::1", "::ffff:127.0.0.1", "::"] {
         assert!(stack.denied(Protocol::Tcp, address(host), port).contains("loopback"), "{host}");
     }
-    for host in ["169.254.169.254", "fd00:ec2::254", "::ffff:169.254.169.254"] {
+    for host in ["169.254.169.254", "fd00:ec2::254", "fd20:ce::254", "::ffff:169.254.169.254"] {
         assert!(stack.denied(Protocol::Tcp, address(host), port).contains("metadata"), "{host}");
     }
     let name = Target::Name("localhost".into());
@@ -190,9 +190,23 @@ fn connections_leave_the_host_a_half_of_its_ports() {
         for _ in 0..50 {
             let server = TcpListener::bind(at).unwrap();
             let at = server.local_addr().unwrap();
-            let (socket, _) = sys::start(Protocol::Tcp, at).unwrap();
+            let (socket, _) = sys::start(Protocol::Tcp, at, false).unwrap();
             let from = TcpStream::from(socket).local_addr().unwrap().port();
             assert!((32_768..=sys::PORT_LAST).contains(&from), "{from}");
         }
     }
+}
+
+#[test]
+fn what_a_peer_does_not_read_waits_in_the_guest_and_not_in_the_host() {
+    let server = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = server.local_addr().unwrap().port();
+    let stack = Stack::new(&format!("connect 127.0.0.1:{port}\n"));
+    let (_, passed) = stack.connect(Protocol::Tcp, address("127.0.0.1"), port);
+    let socket = passed.unwrap();
+    let held = |option: &dyn Fn() -> nix::Result<usize>| option().unwrap();
+    let sent = held(&|| nix::sys::socket::getsockopt(&socket, nix::sys::socket::sockopt::SndBuf));
+    let heard = held(&|| nix::sys::socket::getsockopt(&socket, nix::sys::socket::sockopt::RcvBuf));
+    // 256 of them hold 64 MiB.
+    assert_eq!((sent, heard), (128 << 10, 128 << 10));
 }

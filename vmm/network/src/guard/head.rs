@@ -26,14 +26,17 @@ const UPGRADE: Unlike =
 /// Fields on which a request's host or its end depends.
 const FRAMING: [&str; 3] = ["host", "content-length", "transfer-encoding"];
 /// Fields by which proxies tell servers of another host or target than was asked for.
-const OF_PROXIES: [&str; 8] = [
+const OF_PROXIES: [&str; 11] = [
     "forwarded",
+    "x-envoy-original-host",
+    "x-forwarded-authority",
     "x-forwarded-host",
     "x-forwarded-server",
     "x-host",
     "x-http-host-override",
     "x-original-host",
     "x-original-url",
+    "x-real-host",
     "x-rewrite-url",
 ];
 
@@ -259,7 +262,8 @@ impl Fields {
             return Err(FIELD);
         }
         let name = String::from_utf8_lossy(name).to_ascii_lowercase();
-        let dashed = name.replace('_', "-");
+        // Servers that hand fields on as variables of an environment write all of these alike.
+        let dashed = name.replace(['_', '.', '~'], "-");
         if dashed != name && FRAMING.contains(&dashed.as_str()) {
             return Err(FIELD);
         }

@@ -34,6 +34,7 @@ use crate::names::Names;
 use crate::policy::{Peer, Policy, Target};
 use crate::secrets::Secrets;
 use crate::stack::rate::Rate;
+use crate::stack::stream::FEW;
 use crate::stack::{Published, may_call, may_open};
 use flow::{Flow, Stage};
 use joint::{After, Joint};
@@ -276,7 +277,8 @@ impl Relay {
         }
         let id = self.id();
         let stage = Stage::Asking(done);
-        let request = Request::Connect { id, protocol, target: target.clone(), port };
+        let few = self.flows.len() < FEW;
+        let request = Request::Connect { id, protocol, target: target.clone(), port, few };
         let flow = Flow {
             protocol,
             other,

@@ -13,6 +13,7 @@
 mod flow;
 mod opened;
 mod outbox;
+mod ports;
 mod publish;
 pub(crate) mod rate;
 mod replies;
@@ -40,10 +41,12 @@ use crate::names::Names;
 use crate::packet::{self, Carried, Packet, Refusal};
 use crate::policy::{Policy, Target};
 use crate::secrets::Secrets;
+use crate::switch::{Ports, Way};
 use flow::{Flow, Flows, Key, Stage};
 use outbox::Outbox;
 pub use publish::Published;
 use rate::Rate;
+use stream::FEW;
 pub use work::{Changer, Changes};
 
 /// Flows at once, unless the grant says less of those that the cell opens.
@@ -58,6 +61,7 @@ const DNS_PORT: u16 = 53;
 const DIALER: u32 = LINK_TOKENS;
 const TIMER: u32 = LINK_TOKENS + 1;
 const CHANGES: u32 = LINK_TOKENS + 2;
+const PORTS: u32 = LINK_TOKENS + 0x10;
 const LISTENERS: u32 = LINK_TOKENS + 0x100;
 const STREAMS: u32 = LINK_TOKENS + 0x1_0000;
 
@@ -73,6 +77,8 @@ pub struct Parts {
     pub secrets: Secrets,
     /// `None` where no TLS is opened.
     pub authority: Option<Authority>,
+    /// The networks between cells that it is in.
+    pub ports: Ports,
 }
 
 /// The stack of one cell.
@@ -84,6 +90,7 @@ pub struct Stack {
     changes: Changes,
     secrets: Secrets,
     authority: Option<Authority>,
+    ports: Ports,
     names: Names,
     flows: Flows,
     /// The flow that has the next turn.
@@ -110,7 +117,7 @@ impl Stack {
     /// The host's, where there is no timer or no random number.
     pub fn new(parts: Parts) -> std::io::Result<Self> {
         use nix::sys::timerfd::{ClockId, TimerFlags};
-        let Parts { policy, channel, published, audit, changes, secrets, authority } = parts;
+        let Parts { policy, channel, published, audit, changes, secrets, authority, ports } = parts;
         let flags = TimerFlags::TFD_NONBLOCK | TimerFlags::TFD_CLOEXEC;
         let now = Instant::now();
         let mut seed = 0;
@@ -126,6 +133,7 @@ impl Stack {
             changes,
             secrets,
             authority,
+            ports,
             names: Names::default(),
             flows: Flows::default(),
             first_slot: 0,
@@ -158,6 +166,12 @@ impl Stack {
         // A guest's kernel tells its neighbours of itself; there are none.
         if packet::is_for_group(bytes) && packet::is_control(bytes) {
             return;
+        }
+        match self.ports.way(bytes) {
+            Way::Elsewhere => {}
+            Way::Port(place) => return self.send(place, bytes),
+            Way::Gateway => return self.gateway(bytes),
+            Way::Foreign => return self.drop_packet("?", "not the cell's address in that network"),
         }
         let Some(packet) = packet::parse(bytes) else {
             return self.drop_packet("?", "malformed, a fragment, or with extension headers");
@@ -214,7 +228,11 @@ impl Stack {
     }
 
     fn question(&mut self, message: &[u8], from: SocketAddr, to: SocketAddr) {
-        match dns::react(message, &self.policy, &mut self.names) {
+        // A name that a rule grants is never a neighbour's.
+        let policy = &self.policy;
+        let find = |name: &str| if policy.claims(name) { None } else { self.ports.find(name) };
+        let found = dns::neighbour(message, find);
+        match found.unwrap_or_else(|| dns::react(message, &self.policy, &mut self.names)) {
             Reaction::Ignore => {}
             Reaction::Answer { bytes, name, granted } => {
                 let decision = if granted { Decision::Allowed } else { Decision::Denied };
@@ -309,10 +327,11 @@ impl Stack {
             return;
         }
         let stage = Stage::Asking { first: first.to_vec(), early: VecDeque::new() };
+        let few = self.flows.len() < FEW;
         let slot = self.flows.add(Flow::new(key, target.clone(), port, stage));
         early.into_iter().for_each(|data| self.flows.keep(slot, data));
         let id = self.flows.id(slot);
-        self.dialer.say(&Request::Connect { id, protocol, target, port });
+        self.dialer.say(&Request::Connect { id, protocol, target, port, few });
     }
 
     /// Drops a flow without a word to anyone but the dialer.
@@ -361,6 +380,7 @@ impl Link for Stack {
         for (published, token) in self.published.iter().zip(LISTENERS..) {
             let _ = ops.add(Events::with_data(&published.listener, token, input));
         }
+        self.ports.places().into_iter().for_each(|place| self.watch_port(place, ops));
     }
 
     fn packet(&mut self, packet: &[u8]) {
@@ -378,6 +398,7 @@ impl Link for Stack {
                 self.armed = None;
             }
             CHANGES => self.change(ops),
+            PORTS..LISTENERS => self.port_event((token - PORTS) as usize, set),
             STREAMS.. => self.stream_event((token - STREAMS) as usize, set),
             _ => self.accept((token - LISTENERS) as usize, ops),
         }

@@ -52,6 +52,7 @@ impl Bench {
             published,
             audit: Box::new(move |entry| kept.lock().unwrap().push(entry)),
             changes,
+            ports: Ports::default(),
             secrets: Secrets::default(),
             authority: None,
         });

@@ -16,6 +16,7 @@ use super::stream::After;
 use crate::audit::{Decision, Entry};
 use crate::dialer::protocol::Request;
 use crate::policy::Policy;
+use crate::switch::Port;
 
 /// How long a flow of datagrams may be silent.
 const SILENCE_MAX: Duration = Duration::from_secs(60);
@@ -26,16 +27,25 @@ const SWEEP: Duration = Duration::from_secs(5);
 /// When streams that have used up the cell's rate get another turn.
 const SLOWED: Duration = Duration::from_millis(10);
 
-/// New rules for a running stack; its end is a [`Changer`].
+/// What a running stack is told.
+#[derive(Debug)]
+enum Change {
+    /// New rules.
+    Policy(Policy),
+    /// What is at a place of its networks from now on.
+    Port(usize, Option<Port>),
+}
+
+/// Changes for a running stack; its end is a [`Changer`].
 pub struct Changes {
-    waiting: Receiver<Policy>,
+    waiting: Receiver<Change>,
     event: Arc<EventFd>,
 }
 
-/// Gives a running stack new rules; from any thread.
+/// Tells a running stack of changes; from any thread.
 #[derive(Clone, Debug)]
 pub struct Changer {
-    changes: Sender<Policy>,
+    changes: Sender<Change>,
     event: Arc<EventFd>,
 }
 
@@ -60,8 +70,17 @@ impl Changer {
     /// Puts `policy` in the place of the one before; open flows that it does
     /// not permit are cut.
     pub fn change(&self, policy: Policy) {
+        self.tell(Change::Policy(policy));
+    }
+
+    /// Puts the cell's end in a network at `place`, or nothing, in the stead of what was there.
+    pub fn change_port(&self, place: usize, port: Option<Port>) {
+        self.tell(Change::Port(place, port));
+    }
+
+    fn tell(&self, change: Change) {
         // A stack that is gone has nothing to cut.
-        if self.changes.send(policy).is_ok() {
+        if self.changes.send(change).is_ok() {
             let _ = self.event.write(1);
         }
     }
@@ -86,10 +105,11 @@ impl Stack {
         if std::mem::take(&mut self.wants_replies) {
             self.replies(ops);
         }
+        let came = self.take_from_ports(ops);
         let now = Instant::now();
         self.rate.fill(now);
         let mut due = now + SWEEP;
-        let mut more = self.wants_replies;
+        let mut more = self.wants_replies || came;
         let mut slots = self.flows.all();
         // Who could say nothing because the outbox was full is the first now.
         let first = slots.partition_point(|slot| *slot < self.first_slot);
@@ -200,7 +220,15 @@ impl Stack {
     /// Takes the newest rules and cuts what they do not permit.
     pub(super) fn change(&mut self, ops: &mut EventOps<'_>) {
         let _ = self.changes.event.read();
-        let Some(policy) = self.changes.waiting.try_iter().last() else { return };
+        let mut newest = None;
+        let waiting: Vec<Change> = self.changes.waiting.try_iter().collect();
+        for change in waiting {
+            match change {
+                Change::Policy(policy) => newest = Some(policy),
+                Change::Port(place, port) => self.change_port(place, port, ops),
+            }
+        }
+        let Some(policy) = newest else { return };
         self.rate = Rate::new(policy.scope().rate_bytes, Instant::now());
         self.policy = policy;
         self.dialer.say(&Request::Policy { rules: self.policy.to_text() });

@@ -1,20 +1,17 @@
 //! What a console counts.
 
-use std::sync::Arc;
+use crate::devices::metrics::counted;
 
-use crate::devices::metrics::{Counter, TransportMetrics};
-
-/// Counters of one console.
-#[derive(Debug, Default)]
-pub struct ConsoleMetrics {
-    /// Connection and rings.
-    pub transport: Arc<TransportMetrics>,
-    /// Bytes that reached the sink.
-    pub output_bytes: Counter,
-    /// Bytes past the limit, or that the sink refused.
-    pub dropped_bytes: Counter,
-    /// Bytes the guest was given to read.
-    pub input_bytes: Counter,
-    /// Times the sink failed.
-    pub sink_errors: Counter,
+counted! {
+    /// Counters of one console.
+    ConsoleMetrics over transport {
+        /// Bytes that reached the sink.
+        output_bytes,
+        /// Bytes past the limit, or that the sink refused.
+        dropped_bytes,
+        /// Bytes the guest was given to read.
+        input_bytes,
+        /// Times the sink failed.
+        sink_errors,
+    }
 }

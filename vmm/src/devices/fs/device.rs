@@ -27,12 +27,14 @@ pub(crate) struct Fs {
 impl Fs {
     pub fn new(config: FsConfig, metrics: Arc<FsMetrics>) -> Self {
         let FsConfig { server, tag, control, gone } = config;
+        let _ = control.set_nonblocking(true);
         let mut config = [0; TAG_LEN_MAX + 4];
         config.iter_mut().take(TAG_LEN_MAX).zip(tag.bytes()).for_each(|(to, from)| *to = from);
         config[TAG_LEN_MAX..].copy_from_slice(&1_u32.to_le_bytes());
         Self { server, control, gone, config, metrics }
     }
 
+    /// Does what it was told since it last looked. It never waits for that.
     fn told(&mut self) {
         let mut word = [0];
         match self.control.read(&mut word) {
@@ -44,7 +46,10 @@ impl Fs {
             Ok(1) => {}
             Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
             Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-            _ => (self.gone)(),
+            _ => {
+                self.server.finish();
+                (self.gone)();
+            }
         }
     }
 }
@@ -69,6 +74,8 @@ impl Device for Fs {
     fn queue_event(&mut self, index: usize, io: &mut Io<'_, '_>) {
         if let Some(ring) = io.rings.get_mut(index) {
             ring.serve(io.mem, |chain| {
+                // What the guest has put into the ring waits for nobody, so an end comes between.
+                self.told();
                 let mut message = Message::new(chain);
                 self.server.serve(&mut message);
                 message.written() as u32
@@ -77,7 +84,6 @@ impl Device for Fs {
     }
 
     fn watch(&mut self, ops: &mut EventOps<'_>) {
-        let _ = self.control.set_nonblocking(true);
         // Without it nobody could end access, so nothing is served.
         if ops.add(Events::with_data(&self.control, CONTROL, EventSet::IN)).is_err() {
             (self.gone)();
@@ -91,6 +97,6 @@ impl Device for Fs {
     }
 
     fn disconnect(&mut self, _: &mut EventOps<'_>) {
-        self.server.end();
+        self.server.finish();
     }
 }

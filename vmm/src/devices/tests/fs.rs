@@ -5,17 +5,25 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use event_manager::{EventManager, SubscriberOps};
 use exocell_folders::{Descriptors, Folder, Limits, Owners, Rights, Server, What};
-use vm_memory::{Bytes, GuestAddress};
+use virtio_queue::desc::RawDescriptor;
+use virtio_queue::desc::split::Descriptor;
+use virtio_queue::mock::MockSplitQueue;
+use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
 use super::guest::*;
-use crate::devices::fs::END;
+use super::hostile::Nobody;
+use crate::devices::fs::{END, Fs};
+use crate::devices::transport::{Device, Io, Ring};
 use crate::devices::*;
 
 const REQUESTS: usize = 1;
 /// Bytes of the heads of a request and of its answer.
 const HEAD: u32 = 40;
 const ANSWER_HEAD: u32 = 16;
+/// Descriptors of a ring that is full.
+const SLOTS: u16 = 16;
 
 /// Asks by two buffers, and has the answer in two others; its error and its body.
 fn ask(guest: &mut Guest, opcode: u32, node: u64, body: &[u8]) -> (i32, Vec<u8>) {
@@ -86,4 +94,63 @@ fn a_folder_is_read_until_its_end() {
     while left.load(Ordering::SeqCst) == 0 {
         std::thread::yield_now();
     }
+}
+
+/// A device that is told `word` before it looks at a ring full of requests; its folder's
+/// counters, its socket, and whether it found the other end gone.
+fn serve_told(word: Option<u8>) -> (Arc<exocell_folders::Metrics>, UnixStream, bool) {
+    let dir = tempfile::tempdir().unwrap();
+    let metrics = Arc::<exocell_folders::Metrics>::default();
+    let server = Server::new(Folder {
+        what: What::Directory(std::fs::File::open(dir.path()).unwrap().into()),
+        rights: Rights::READ,
+        owners: Owners::Host,
+        limits: Limits::default(),
+        descriptors: Descriptors::of_host().unwrap(),
+        metrics: metrics.clone(),
+    });
+    let (mut ours, control) = UnixStream::pair().unwrap();
+    const AT: u64 = 0x1000;
+    let (left, is_gone) = std::sync::mpsc::channel();
+    let gone = Box::new(move || left.send(()).unwrap());
+    let config = FsConfig { server: server.unwrap(), tag: "t".to_owned(), control, gone };
+    let mut device = Fs::new(config, Arc::default());
+    let mem = GuestMemoryMmap::<()>::from_ranges(&[(GuestAddress(0), 0x2_0000)]).unwrap();
+    // FUSE_INIT, again and again.
+    let head = [40 + 24_u32, 26].map(u32::to_le_bytes).concat();
+    mem.write_slice(&head, GuestAddress(AT)).unwrap();
+    let body = [7_u32, 38].map(u32::to_le_bytes).concat();
+    mem.write_slice(&body, GuestAddress(AT + 40)).unwrap();
+    let mock = MockSplitQueue::create(&mem, GuestAddress(0x1_0000), SLOTS);
+    for chain in 0..SLOTS / 2 {
+        let at = chain * 2;
+        let request = Descriptor::new(AT, 64, 1, at + 1);
+        let reply = Descriptor::new(0x4000, 256, WRITE, 0);
+        mock.desc_table().store(at, RawDescriptor::from(request)).unwrap();
+        mock.desc_table().store(at + 1, RawDescriptor::from(reply)).unwrap();
+        mock.avail().ring().ref_at(chain.into()).unwrap().store(at);
+    }
+    mock.avail().idx().store(SLOTS / 2);
+    let mut rings = vec![Ring::running(mock.create_queue().unwrap(), device.transport())];
+    let mut manager = EventManager::<Nobody>::new().unwrap();
+    let id = manager.add_subscriber(Nobody);
+    let mut ops = manager.event_ops(id).unwrap();
+    match word {
+        Some(word) => ours.write_all(&[word]).unwrap(),
+        None => ours.shutdown(std::net::Shutdown::Both).unwrap(),
+    }
+    device.queue_event(0, &mut Io { mem: &mem, rings: &mut rings, ops: &mut ops });
+    (metrics, ours, is_gone.try_recv().is_ok())
+}
+
+#[test]
+fn an_end_of_access_is_heard_before_what_the_guest_has_asked_already() {
+    let (metrics, _ours, gone) = serve_told(Some(b'?'));
+    assert_eq!((metrics.denials.load(Ordering::Relaxed), gone), (0, false));
+    let (metrics, mut ours, gone) = serve_told(Some(END));
+    assert_eq!((metrics.denials.load(Ordering::Relaxed), gone), (u64::from(SLOTS / 2), false));
+    let mut word = [0];
+    ours.read_exact(&mut word).unwrap();
+    assert_eq!(word[0], END);
+    assert!(serve_told(None).2, "the other end is gone");
 }

@@ -25,7 +25,7 @@ const ENTRIES: u16 = 16;
 /// Queues start here, one each 64 KiB.
 const RINGS: u64 = 0x8_0000;
 
-struct Nobody;
+pub(super) struct Nobody;
 
 impl MutEventSubscriber for Nobody {
     fn process(&mut self, _: Events, _: &mut EventOps<'_>) {}

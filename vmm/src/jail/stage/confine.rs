@@ -84,8 +84,8 @@ fn mapped_bytes() -> io::Result<u64> {
 
 fn build_root(shown: &[Shown]) -> Result<(), String> {
     let root = JailRoot::new(Path::new(MOUNT_POINT)).map_err(|error| error.to_string())?;
-    for Shown { path, writable } in shown {
-        root.show(path, *writable).map_err(|error| error.to_string())?;
+    for one in shown {
+        root.show(one).map_err(|error| error.to_string())?;
     }
     root.seal().map_err(|error| error.to_string())
 }

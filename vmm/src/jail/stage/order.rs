@@ -52,13 +52,15 @@ pub struct Shown {
     pub path: PathBuf,
     /// Whether what is there may be changed, which also needs the rights of its user id.
     pub writable: bool,
+    /// Whether links in `path` are followed: not where somebody else may have made them.
+    pub follows: bool,
 }
 
 impl Shown {
-    /// To be read.
+    /// To be read; the links in its path are the host's own.
     #[must_use]
     pub fn read_only(path: impl Into<PathBuf>) -> Self {
-        Self { path: path.into(), writable: false }
+        Self { path: path.into(), writable: false, follows: true }
     }
 }
 

@@ -20,8 +20,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::{Duration, Instant, SystemTime};
 
 use exocell_cell::agent::printable;
-use exocell_cell::compile::{Build, Code, Module};
+use exocell_cell::compile::{Build, Code};
 use exocell_cell::exovisor::{Metering, Policy, Use};
+use exocell_cell::granted::Links;
 use exocell_cell::relayed;
 use exocell_cell::vmm::jail::stage::{Given, Limits as StageLimits, Link, Order, Running, Shown};
 use exocell_cell::xgate::CapabilitySet;
@@ -82,6 +83,8 @@ struct State {
     turns: Turns,
     last_id: u32,
     workers: HashMap<u64, Started>,
+    /// What was said of entries that cannot be read: once.
+    damaged: BTreeSet<String>,
 }
 
 /// Modules that wait to be compiled. A tenant's are compiled one after the other, so that no number
@@ -267,11 +270,13 @@ impl Loader<'_> {
         let failed = |error: CellError| CellError::Usage(format!("module {}: {error}", entry.name));
         let caps = CapabilitySet::parse(&entry.caps, Path::new("/"))?;
         let path = self.store.path_of(entry);
-        let module = Module::read(&path).map_err(failed)?;
+        let module = Links::outside(self.layout).module(&path).map_err(failed)?;
         if module.sha256() != entry.sha256 {
             return Err(CellError::Usage(format!(
-                "{} is damaged (it is not what was added); remove it and add the module again",
-                path.display()
+                "{} is damaged (it is not what was added); exocell module rm {} removes it; add it \
+                 again then",
+                path.display(),
+                entry.name
             )));
         }
         let build = Build {
@@ -449,8 +454,15 @@ impl Keeper {
     /// Serves what the store holds now. Nothing here takes time: what was removed is not called
     /// any more, whatever is compiled meanwhile.
     fn reload(self: &Arc<Self>) -> Result<(), CellError> {
-        let entries = self.store.list().map_err(|error| CellError::Usage(error.to_string()))?;
-        self.state().take(entries);
+        let kept = self.store.list().map_err(|error| CellError::Usage(error.to_string()))?;
+        let damaged: BTreeSet<_> = kept.damaged.iter().map(ToString::to_string).collect();
+        let mut state = self.state();
+        for new in damaged.difference(&state.damaged) {
+            eprintln!("exocell: not served: {new}");
+        }
+        state.damaged = damaged;
+        state.take(kept.entries);
+        drop(state);
         self.publish();
         self.compile_next();
         Ok(())

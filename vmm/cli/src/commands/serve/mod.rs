@@ -4,7 +4,7 @@ use exocell_cell::intra::Intra;
 use exocell_cell::plan::VCPUS_MAX;
 use exocell_cell::xgate::{Endpoint, parse_bytes};
 use exocell_cell::{CellError, Layout};
-use exocell_docker::{Defaults, Options, host_memory, serve as serve_docker};
+use exocell_docker::{Defaults, GIVEN, Options, host_memory, serve as serve_docker};
 use exocell_service::{Bound, Pool, ServiceError, WorkerRules};
 use std::path::Path;
 use std::time::Duration;
@@ -59,27 +59,40 @@ fn http(layout: &Layout, args: &ServeArgs, place: &str) -> Result<u8, CellError>
 }
 
 fn docker(layout: &Layout, args: &ServeArgs, socket: &Path) -> Result<u8, CellError> {
+    let defaults = defaults(args.memory.as_deref(), &args.disk, args.pids_limit, &args.allow_net)?;
+    let socket = match socket == Path::new(GIVEN) {
+        true => socket.to_owned(),
+        false => std::path::absolute(socket).map_err(CellError::host("cannot listen"))?,
+    };
+    let options = Options { layout: layout.clone(), socket, defaults };
+    let ready = |path: &Path| say!("exocell serves unix://{}", path.display());
+    serve_docker(&options, ready).map_err(|error| CellError::Usage(error.to_string()))?;
+    Ok(0)
+}
+
+/// What a cell gets where nobody names a limit.
+pub(super) fn defaults(
+    memory: Option<&str>,
+    disk: &str,
+    processes: u32,
+    allow_net: &[String],
+) -> Result<Defaults, CellError> {
     let size = |flag: &str, text: &str| {
         parse_bytes(text).map_err(|error| CellError::Usage(format!("{flag}: {error}")))
     };
-    let memory_bytes = match &args.memory {
+    let memory_bytes = match memory {
         Some(text) => size("--memory", text)?,
         None => MEMORY_BYTES.min(host_memory() / 2),
     };
     let host = std::thread::available_parallelism().map_or(1, |count| count.get() as u32);
-    let defaults = Defaults {
+    Ok(Defaults {
         memory_bytes,
-        disk_bytes: size("--disk", &args.disk)?,
+        disk_bytes: size("--disk", disk)?,
         vcpus: host.min(VCPUS_MAX),
-        processes: args.pids_limit,
+        processes,
         intra: Intra::preferred().map_err(CellError::Usage)?,
-        connect: rules(&args.allow_net)?,
-    };
-    let socket = std::path::absolute(socket).map_err(CellError::host("cannot listen"))?;
-    let options = Options { layout: layout.clone(), socket, defaults };
-    let ready = || say!("exocell serves unix://{}", options.socket.display());
-    serve_docker(&options, ready).map_err(|error| CellError::Usage(error.to_string()))?;
-    Ok(0)
+        connect: rules(allow_net)?,
+    })
 }
 
 /// The rules of `--allow-net` as a capability table has them.

@@ -3,6 +3,7 @@
 //! A jail cannot be opened later, so a worker whose modules want something else is replaced.
 
 use exocell_cell::Layout;
+use exocell_cell::images::walk::Found;
 use exocell_cell::vmm::jail::stage::Shown;
 use exocell_cell::xgate::{CapabilitySet, Rights};
 use std::collections::BTreeMap;
@@ -44,9 +45,13 @@ impl Outfit {
         }
     }
 
+    /// A path without links, as tables are kept: one that is there now was made by a module.
     fn see(&mut self, path: &Path, writable: bool) {
-        let Ok(metadata) = std::fs::metadata(path) else { return };
-        let identity = identity(&metadata);
+        let Some(found) = Found::real(path).ok().filter(|found| !found.metadata().is_symlink())
+        else {
+            return;
+        };
+        let identity = identity(found.metadata());
         let seen = self.seen.entry(path.to_owned()).or_insert(Seen { writable, identity });
         seen.writable |= writable;
     }
@@ -63,8 +68,11 @@ impl Outfit {
 
     /// Parents before what is below them.
     pub fn shown(&self) -> Vec<Shown> {
-        let shown =
-            |(path, seen): (&PathBuf, &Seen)| Shown { path: path.clone(), writable: seen.writable };
+        let shown = |(path, seen): (&PathBuf, &Seen)| Shown {
+            path: path.clone(),
+            writable: seen.writable,
+            follows: false,
+        };
         self.seen.iter().map(shown).collect()
     }
 }

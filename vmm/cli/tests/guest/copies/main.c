@@ -21,6 +21,15 @@
 
 static unsigned char page[PAGE];
 
+/* Without what it needs this shows nothing. */
+static void need(int is_there, const char *what)
+{
+	if (is_there)
+		return;
+	perror(what);
+	exit(2);
+}
+
 /* Where in @file the judge's page begins, which is read. */
 static long find_page(int file)
 {
@@ -41,14 +50,17 @@ static void have_copied(void *address, int judge)
 	char name[] = "/tmp/pagesXXXXXX";
 	int file = mkstemp(name);
 
+	need(file >= 0, name);
 	memcpy(page + JUDGE_AT + 5, call, sizeof(call));
 	for (int i = 0; i < PAGES; i++)
-		write(file, page, PAGE);
-	fsync(file);
+		need(write(file, page, PAGE) == PAGE, "a page");
+	need(!fsync(file), name);
 	close(file);
 	file = open(name, O_RDONLY);
+	need(file >= 0, name);
 	for (int i = 0; i < PAGES; i++) {
-		mmap(address, PAGE, PROT_READ | PROT_EXEC, MAP_PRIVATE | MAP_FIXED, file, i * PAGE);
+		need(mmap(address, PAGE, PROT_READ | PROT_EXEC, MAP_PRIVATE | MAP_FIXED, file,
+			  i * PAGE) == address, "a mapping");
 		for (int k = 0; k < 2; k++)
 			__asm__ volatile("call *%0"
 					 :
@@ -58,7 +70,7 @@ static void have_copied(void *address, int judge)
 	munmap(address, PAGE);
 	close(file);
 	posix_fadvise(judge, 0, 0, POSIX_FADV_DONTNEED);
-	truncate(name, 0);
+	need(!truncate(name, 0), name);
 	unlink(name);
 }
 
@@ -72,9 +84,9 @@ int main(int argc, char **argv)
 		FILE *judged;
 
 		have_copied((void *)(LINKED_AT + at), judge);
-		pread(judge, page, sizeof(page), at);
+		need(pread(judge, page, sizeof(page), at) == sizeof(page), argv[argc - 1]);
 		judged = popen(argv[argc - 1], "r");
-		fgets(said, sizeof(said), judged);
+		need(judged && fgets(said, sizeof(said), judged), "a judgement");
 		pclose(judged);
 	}
 	fputs(said, stdout);

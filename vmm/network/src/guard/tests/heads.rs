@@ -111,9 +111,26 @@ fn another_host_is_refused() {
         let text = request(&format!("CONNECT {to} HTTP/1.1"), HOST, "");
         is_refused(text.as_bytes(), "a tunnel");
     }
-    for field in ["X-Forwarded-Host: other.test", "Forwarded: host=x", "X-Original-URL: /admin"] {
+    for field in [
+        "X-Forwarded-Host: other.test",
+        "X_Forwarded.Host: other.test",
+        "X~Forwarded-Host: other.test",
+        "X-Forwarded-Authority: other.test",
+        "X-Real-Host: other.test",
+        "X-Envoy-Original-Host: other.test",
+        "Forwarded: host=x",
+        "X-Original-URL: /admin",
+    ] {
         let text = request(LINE, &format!("{HOST}{field}\r\n"), "");
         is_refused(text.as_bytes(), "a field by which proxies");
+    }
+}
+
+#[test]
+fn lengths_and_hosts_by_other_characters_are_refused() {
+    for field in ["Content.Length: 3", "Content~Length: 3", "Transfer.Encoding: chunked"] {
+        let text = request(LINE, &format!("{HOST}{field}\r\n"), "");
+        is_refused(text.as_bytes(), "a field of HTTP");
     }
 }
 

@@ -1,0 +1,228 @@
+//! Networks that Docker's clients make, volumes with labels, and projects of compose.
+
+mod common;
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
+
+use common::docker::Server;
+use common::{Finished, IMAGE, eventually, finish};
+use serde_json::Value;
+
+/// Starts a container that waits.
+fn start(server: &Server, name: &str, flags: &[&str]) {
+    let fixed = ["run", "-d", "--name", name];
+    server.docker(&[&fixed[..], flags, &[IMAGE, "sleep", "infinity"]].concat()).ok();
+}
+
+/// Where `host` is, as container `from` knows it.
+fn whereis(server: &Server, from: &str, host: &str) -> String {
+    let found = server.docker(&["exec", from, "getent", "hosts", host]);
+    found.text().split(' ').next().unwrap_or_default().to_owned()
+}
+
+fn inspected(server: &Server, what: &str, key: &str) -> Value {
+    server.docker(&[what, "inspect", key]).ok().one()
+}
+
+#[test]
+fn containers_of_a_network_know_each_other_as_docker_has_it() {
+    let server = Server::start();
+    server.docker(&["network", "create", "--label", "a=b", "back"]).ok();
+    start(&server, "db", &["--network", "back", "--network-alias", "database"]);
+    start(&server, "web", &["--network", "back"]);
+    let address = server.inspect("db", "{{.NetworkSettings.Networks.back.IPAddress}}");
+    assert!(address.starts_with("172."), "{address}");
+    assert_eq!(whereis(&server, "web", "db"), address);
+    assert_eq!(whereis(&server, "web", "database"), address);
+    let shown = inspected(&server, "network", "back");
+    assert_eq!(shown["Labels"]["a"], "b");
+    let members = shown["Containers"].as_object().expect("containers");
+    let names: Vec<&str> = members.values().filter_map(|own| own["Name"].as_str()).collect();
+    assert!(names.contains(&"db") && names.contains(&"web"), "{shown}");
+    let id = shown["Id"].as_str().expect("an id");
+    assert_eq!(server.inspect("db", "{{.NetworkSettings.Networks.back.NetworkID}}"), id);
+    let filtered = server.docker(&["ps", "--filter", "network=back", "--format", "{{.Names}}"]);
+    assert_eq!(filtered.ok().text().lines().count(), 2);
+
+    // Later, and before it runs.
+    server.docker(&["network", "create", "--subnet", "10.66.0.0/24", "front"]).ok();
+    server
+        .docker(&["network", "connect", "--ip", "10.66.0.9", "--alias", "w", "front", "web"])
+        .ok();
+    server.docker(&["create", "--name", "late", "--network", "back", IMAGE, "sleep", "9999"]).ok();
+    server.docker(&["network", "connect", "front", "late"]).ok();
+    server.docker(&["start", "late"]).ok();
+    assert_eq!(whereis(&server, "late", "w"), "10.66.0.9");
+    assert_eq!(whereis(&server, "late", "db"), address);
+    server.docker(&["network", "disconnect", "front", "web"]).ok();
+    assert_eq!(whereis(&server, "late", "w"), "");
+    let networks = server.inspect("web", "{{len .NetworkSettings.Networks}}");
+    assert_eq!(networks, "1");
+
+    let used = server.docker(&["network", "rm", "back"]).exited(1);
+    assert!(used.stderr.contains("has active endpoints"), "{}", used.stderr);
+    let taken = server.docker(&["network", "create", "back"]).exited(1);
+    assert!(taken.stderr.contains("network with name back already exists"), "{}", taken.stderr);
+    server.docker(&["rm", "-f", "db", "web", "late"]).ok();
+    let pruned = server.docker(&["network", "prune", "-f"]).ok();
+    assert!(pruned.text().contains("back") && pruned.text().contains("front"), "{}", pruned.text());
+    let left = server.docker(&["network", "ls", "-q"]).ok();
+    assert_eq!(left.text().lines().count(), 2, "bridge and none stay");
+    server.docker(&["network", "rm", "bridge"]).exited(1);
+}
+
+#[test]
+fn what_networks_cannot_be_is_refused_in_words() {
+    let server = Server::start();
+    let refused = |args: &[&str], words: &str| {
+        let said = server.docker(args);
+        assert!(said.code != 0 && said.stderr.contains(words), "{args:?}: {}", said.stderr);
+    };
+    refused(&["network", "create", "--driver", "overlay", "x"], "could not find plugin overlay");
+    refused(&["network", "create", "--ipv6", "x"], "IPv4");
+    refused(&["network", "create", "--subnet", "nonsense", "x"], "invalid CIDR");
+    refused(&["network", "create", "host"], "choose another name");
+    refused(&["network", "inspect", "x"], "not found");
+    refused(&["network", "rm", "x"], "not found");
+    refused(&["run", "--rm", "--network", "x", IMAGE, "true"], "network x not found");
+    let noted = server.docker(&["network", "create", "-o", "com.example.word=1", "noted"]).ok();
+    assert!(!noted.text().is_empty());
+    server.docker(&["run", "-d", "--name", "none", "--network", "none", IMAGE, "sleep", "99"]).ok();
+    refused(&["network", "connect", "noted", "none"], "none");
+}
+
+#[test]
+fn volumes_have_labels_and_are_pruned() {
+    let server = Server::start();
+    server.docker(&["volume", "create", "--label", "a=b", "one"]).ok();
+    server.docker(&["volume", "create", "two"]).ok();
+    let nameless = server.docker(&["volume", "create"]).ok().text().to_owned();
+    assert_eq!(inspected(&server, "volume", "one")["Labels"]["a"], "b");
+    let listed = |filter: &str| {
+        let listed = server.docker(&["volume", "ls", "-q", "--filter", filter]).ok();
+        listed.text().lines().map(str::to_owned).collect::<Vec<_>>()
+    };
+    assert_eq!(listed("label=a=b"), ["one"]);
+    server.docker(&["create", "--name", "user", "-v", "two:/two", IMAGE, "true"]).ok();
+    assert_eq!(listed("dangling=false"), ["two"]);
+    server.docker(&["volume", "prune", "-f"]).ok();
+    assert_eq!(listed("name=o"), ["one", "two"], "{nameless} is gone, those with a name are not");
+    server.docker(&["volume", "prune", "-a", "-f"]).ok();
+    assert_eq!(listed("name=o"), ["two"]);
+}
+
+const PROJECT: &str = r#"
+services:
+  web:
+    image: IMAGE
+    command: python3 -m http.server 80 --directory /data
+    depends_on:
+      db: {condition: service_healthy}
+    volumes: ["data:/data", "./conf:/conf:ro"]
+    configs: [{source: greeting, target: /etc/greeting}]
+    secrets: [word]
+    networks: [front, back]
+  db:
+    image: IMAGE
+    command: python3 -m http.server 5432 --directory /etc
+    healthcheck:
+      test: ["CMD", "python3", "-c", "import urllib.request as u; u.urlopen('http://127.0.0.1:5432/')"]
+      interval: 1s
+      retries: 30
+    networks:
+      back: {aliases: [database]}
+    restart: on-failure
+  tool:
+    image: IMAGE
+    profiles: [tools]
+    command: getent hosts web
+    networks: [front]
+configs:
+  greeting: {content: "hello"}
+secrets:
+  word: {file: ./word}
+volumes:
+  data: {labels: {kind: own}}
+networks:
+  front: {}
+  back: {internal: true}
+"#;
+
+/// A project in a folder of its own.
+struct Project<'a> {
+    server: &'a Server,
+    folder: tempfile::TempDir,
+    plugins: PathBuf,
+}
+
+impl Project<'_> {
+    fn command(&self, args: &[&str]) -> Command {
+        let config = self.folder.path().join("config");
+        fs::create_dir_all(&config).expect("a folder");
+        let plugins = serde_json::json!({ "cliPluginsExtraDirs": [self.plugins] });
+        fs::write(config.join("config.json"), plugins.to_string()).expect("a file");
+        let mut command = self.server.command(&[&["compose", "-p", "project"], args].concat());
+        command.current_dir(self.folder.path()).env("DOCKER_CONFIG", config);
+        command
+    }
+
+    #[track_caller]
+    fn compose(&self, args: &[&str]) -> Finished {
+        finish(&mut self.command(args), b"")
+    }
+}
+
+#[test]
+fn a_project_of_compose_comes_up_works_and_goes() {
+    let Some(plugins) = std::env::var_os("EXOCELL_TEST_PLUGINS").filter(|path| !path.is_empty())
+    else {
+        eprintln!("no plugins of docker's are here: compose is not tested");
+        return;
+    };
+    let server = Server::start();
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = |name: &str, text: &str| fs::write(folder.path().join(name), text).expect("a file");
+    file("compose.yaml", &PROJECT.replace("IMAGE", IMAGE));
+    file("word", "secret");
+    fs::create_dir(folder.path().join("conf")).expect("a folder");
+    let project = Project { server: &server, folder, plugins: plugins.into() };
+    project.compose(&["up", "-d", "--wait"]).ok();
+    let states = project.compose(&["ps", "--format", "{{.Service}} {{.State}} {{.Health}}"]).ok();
+    let mut lines: Vec<&str> = states.text().lines().map(str::trim).collect();
+    lines.sort_unstable();
+    assert_eq!(lines, ["db running healthy", "web running"]);
+    let fetch =
+        "import urllib.request as u; print(u.urlopen('http://database:5432/hostname').read())";
+    let said = project.compose(&["exec", "-T", "web", "python3", "-c", fetch]).ok();
+    assert!(said.text().starts_with("b'"), "{}", said.text());
+    let files =
+        project.compose(&["exec", "-T", "web", "cat", "/etc/greeting", "/run/secrets/word"]);
+    assert_eq!(files.ok().text(), "hellosecret");
+    let one_off = project.compose(&["run", "--rm", "-T", "tool"]).ok();
+    assert!(one_off.text().contains("web"), "{}", one_off.text());
+    project.compose(&["cp", "word", "web:/data/word"]).ok();
+    eventually("the log of a request is shown", || {
+        project.compose(&[
+            "exec",
+            "-T",
+            "db",
+            "python3",
+            "-c",
+            &fetch.replace("database:5432", "web"),
+        ]);
+        project.compose(&["logs", "--no-color", "web"]).text().contains("GET /hostname")
+    });
+    let scaled = project.compose(&["up", "-d", "--scale", "db=2", "--wait"]).ok();
+    let count = "import socket; print(len({own[4][0] for own in socket.getaddrinfo('db', 1)}))";
+    let found = project.compose(&["exec", "-T", "web", "python3", "-c", count]).ok();
+    assert_eq!(found.text(), "2", "{}", scaled.stderr);
+    project.compose(&["stop", "-t", "1"]).ok();
+    project.compose(&["start"]).ok();
+    project.compose(&["exec", "-T", "web", "cat", "/data/word"]).ok();
+    project.compose(&["down", "-v", "-t", "1"]).ok();
+    assert_eq!(server.docker(&["ps", "-aq"]).ok().text(), "");
+    assert_eq!(server.docker(&["volume", "ls", "-q"]).ok().text(), "");
+    assert_eq!(server.docker(&["network", "ls", "-q"]).ok().text().lines().count(), 2);
+}

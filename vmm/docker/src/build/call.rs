@@ -1,0 +1,315 @@
+//! `POST /build`, the classic one: an archive of the context in, lines of JSON out.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io;
+use std::sync::Arc;
+
+use exocell_cell::agent::printable_lines;
+use exocell_cell::images::dockerfile;
+use exocell_cell::images::dockerfile::ignore::{self, Ignore};
+use exocell_cell::images::{
+    ImportLimits, ProxyOptions, Reference, RegistryOptions, Silent, Source, Store,
+};
+use exocell_cell::settings::Settings;
+use exocell_cell::{CellError, compose, plan, unpack};
+use hyper::StatusCode;
+use serde_json::{Value, json};
+use tokio::sync::oneshot;
+
+use super::{Build, BuildError, Client, Options, Stopper, check_platform};
+use crate::archive::known;
+use crate::error::{ApiError, ApiResult};
+use crate::events::Event;
+use crate::http::{Body, BodyReader, BodySender, Call, Response, json as reply, stream};
+use crate::state::Server;
+use crate::target::Query;
+
+/// The most that a context may be, in bytes.
+const CONTEXT_BYTES_MAX: u64 = 64 << 30;
+/// Bytes of the Dockerfile's path in it.
+const PATH_BYTES_MAX: usize = 512;
+const IGNORE: &str = ".dockerignore";
+/// Tags of one image.
+const TAGS_MAX: usize = 64;
+
+/// What is done, or has nothing to do: cells of steps go in any case, and what a client has
+/// already fetched is no use for layers that are made here.
+const KNOWN: [&str; 22] = [
+    "t",
+    "dockerfile",
+    "buildargs",
+    "labels",
+    "target",
+    "nocache",
+    "q",
+    "rm",
+    "forcerm",
+    "pull",
+    "networkmode",
+    "memory",
+    "memswap",
+    "extrahosts",
+    "shmsize",
+    "platform",
+    "version",
+    "cachefrom",
+    "remote",
+    "isolation",
+    "buildid",
+    "session",
+];
+
+/// Reads what a client asks for, but for the Dockerfile's text.
+///
+/// # Errors
+/// 400 for what makes no sense, 501 for what no build has, by its name.
+fn options(query: &Query, server: &Server) -> ApiResult<Options> {
+    for (name, value) in query.pairs() {
+        let says = !matches!(value, "" | "0" | "false" | "null" | "[]" | "{}");
+        if says && !KNOWN.contains(&name) {
+            return Err(ApiError::unsupported(format!("the build option {name}"), "leave it out"));
+        }
+    }
+    if query.get("version") == Some("2") {
+        return Err(ApiError::unsupported(
+            "building by BuildKit's protocol",
+            "set DOCKER_BUILDKIT=0 for the client, or use exocell build",
+        ));
+    }
+    if let Some(remote) = query.get("remote").filter(|remote| *remote != "client-session") {
+        return Err(ApiError::unsupported(
+            format!("a context at {remote}"),
+            "fetch it, and send it as an archive",
+        ));
+    }
+    if query.get("remote").is_some() || query.get("session").is_some() {
+        return Err(ApiError::unsupported(
+            "a session beside the build",
+            "send the context as an archive (DOCKER_BUILDKIT=0)",
+        ));
+    }
+    if let Some(isolation) = query.get("isolation").filter(|isolation| *isolation != "default") {
+        return Err(ApiError::unsupported(format!("isolation {isolation}"), "leave it out"));
+    }
+    check_platform(query.get("platform").unwrap_or_default()).map_err(ApiError::bad_request)?;
+    let mut grant = server.defaults.clone();
+    match query.get("networkmode").unwrap_or("default") {
+        "default" | "bridge" => {}
+        "none" => grant.connect.clear(),
+        other => {
+            return Err(ApiError::unsupported(
+                format!("network {other} for a build"),
+                "use none or default: what exocell serve --allow-net grants",
+            ));
+        }
+    }
+    if let Some(bytes) = query.number::<i64>("memory")?.filter(|bytes| *bytes > 0) {
+        grant.memory_bytes = bytes.unsigned_abs();
+        plan::check_memory(grant.memory_bytes)?;
+    }
+    let mut hosts = Settings::default();
+    for host in query.all("extrahosts").filter(|host| !host.is_empty()) {
+        hosts.add_host(host).map_err(ApiError::bad_request)?;
+    }
+    let tags = query.all("t").filter(|tag| !tag.is_empty()).map(str::parse::<Reference>);
+    let tags = tags.collect::<Result<Vec<_>, _>>()?;
+    if tags.len() > TAGS_MAX {
+        return Err(ApiError::bad_request(format!("an image gets at most {TAGS_MAX} tags")));
+    }
+    Ok(Options {
+        dockerfile: String::new(),
+        tags,
+        arguments: map(query, "buildargs")?,
+        labels: map(query, "labels")?,
+        target: query.get("target").map(str::to_owned),
+        uses_cache: !query.flag("nocache"),
+        pulls: query.flag("pull"),
+        secrets: Vec::new(),
+        grant,
+        hosts: hosts.hosts,
+        shm_bytes: query.number::<u64>("shmsize")?.filter(|bytes| *bytes > 0),
+        hidden: Vec::new(),
+    })
+}
+
+/// An object of strings; one that is null is not said.
+fn map(query: &Query, name: &str) -> ApiResult<BTreeMap<String, String>> {
+    let Some(text) = query.get(name) else { return Ok(BTreeMap::new()) };
+    let read: Result<Option<BTreeMap<String, Option<String>>>, _> = serde_json::from_str(text);
+    let read = read.map_err(|error| ApiError::bad_request(format!("{name}: {error}")))?;
+    let said = read.unwrap_or_default().into_iter();
+    Ok(said.filter_map(|(name, value)| Some((name, value?))).collect())
+}
+
+/// Answers the call.
+///
+/// # Errors
+/// What is wrong with the request; what goes wrong later is in the stream.
+pub async fn build(server: &Arc<Server>, call: Call) -> ApiResult<Response> {
+    let query = call.target.query.clone();
+    let mut options = options(&query, server)?;
+    let (quiet, path) =
+        (query.flag("q"), query.get("dockerfile").unwrap_or("Dockerfile").to_owned());
+    if path.len() > PATH_BYTES_MAX {
+        return Err(ApiError::bad_request(format!(
+            "the path of the Dockerfile has at most {PATH_BYTES_MAX} bytes"
+        )));
+    }
+    let place = call.place.clone();
+    let body = BodyReader::new(call.body);
+    let taken = server.at_its_pace(move |server| context(server, body, &path)).await?;
+    let Taken { context, dockerfile, hidden } = taken;
+    (options.dockerfile, options.hidden) = (dockerfile, hidden);
+    // Before the first line of the answer there is a status to say it with.
+    dockerfile::read(&options.dockerfile)
+        .map_err(|error| ApiError::bad_request(format!("dockerfile parse error: {error}")))?;
+    let stopper = Arc::new(Stopper::default());
+    let (ended, until) = oneshot::channel::<()>();
+    let (watched, layout) = (stopper.clone(), server.layout().clone());
+    tokio::spawn(async move {
+        tokio::select! {
+            () = place.gone() => {
+                // A cell takes a moment to end.
+                let _ = tokio::task::spawn_blocking(move || watched.stop(&layout)).await;
+            }
+            _ = until => {}
+        }
+    });
+    let (sender, body) = Body::stream();
+    server.begin(move |server| {
+        carry_out(server, &options, &context, &stopper, &Told { sender, quiet });
+        drop(ended);
+    })?;
+    Ok(stream("application/json", body))
+}
+
+/// What a client sent.
+struct Taken {
+    context: File,
+    dockerfile: String,
+    hidden: Vec<String>,
+}
+
+/// The files of the context, and the text of its Dockerfile. Clients send that and
+/// `.dockerignore` in any case; where the latter leaves them out they are no files of the build.
+fn context(server: &Server, body: BodyReader, path: &str) -> ApiResult<Taken> {
+    let store = server.images()?;
+    let mut body = known(body)?;
+    let taken = compose::take(&store, |mut to| {
+        let mut most = io::Read::take(&mut body, CONTEXT_BYTES_MAX + 1);
+        match io::copy(&mut most, &mut to)? {
+            bytes if bytes > CONTEXT_BYTES_MAX => {
+                Err(io::Error::other(format!("it has more than {CONTEXT_BYTES_MAX} bytes")))
+            }
+            _ => Ok(()),
+        }
+    });
+    let context = taken.map_err(|error| ApiError::bad_request(error.to_string()))?;
+    let text = compose::text(&context, path, dockerfile::BYTES_MAX);
+    let text = text.map_err(|error| ApiError::bad_request(error.to_string()))?;
+    let text = text.ok_or_else(|| {
+        ApiError::bad_request(format!("Cannot locate specified Dockerfile: {path}"))
+    })?;
+    let ignored = compose::text(&context, IGNORE, ignore::BYTES_MAX);
+    let ignored = ignored.map_err(|error| ApiError::bad_request(error.to_string()))?;
+    let ignored = Ignore::read(&ignored.unwrap_or_default()).map_err(ApiError::bad_request)?;
+    let hidden = [path, IGNORE].into_iter().filter(|name| ignored.leaves_out(name));
+    let hidden = hidden.map(str::to_owned).collect();
+    Ok(Taken { context, dockerfile: text, hidden })
+}
+
+fn carry_out(
+    server: &Arc<Server>,
+    options: &Options,
+    context: &File,
+    stopper: &Stopper,
+    told: &Told,
+) {
+    let mut client = Streamed { server, told };
+    let built = Build::new(server.layout(), options, Some(context), &mut client, stopper)
+        .and_then(Build::run);
+    match built {
+        Ok(id) => {
+            told.line(&json!({ "aux": { "ID": id.to_string() } }));
+            if told.quiet {
+                told.line(&json!({ "stream": format!("{id}\n") }));
+                tell_tags(server, options, &id.to_string());
+                return;
+            }
+            told.text(&format!("Successfully built {}\n", id.short()));
+            for tag in &options.tags {
+                told.text(&format!("Successfully tagged {tag}\n"));
+            }
+            tell_tags(server, options, &id.to_string());
+        }
+        Err(error) => {
+            let message = printable_lines(&error.to_string()).into_owned();
+            let mut detail = json!({ "message": message });
+            if let BuildError::Program { code, .. } = error {
+                detail["code"] = json!(code);
+            }
+            told.line(&json!({ "errorDetail": detail, "error": message }));
+        }
+    }
+}
+
+fn tell_tags(server: &Server, options: &Options, id: &str) {
+    for tag in &options.tags {
+        let attributes = BTreeMap::from([("name".to_owned(), tag.to_string())]);
+        server.events.tell(Event::new("image", "tag", id, attributes));
+    }
+}
+
+/// The client's lines.
+struct Told {
+    sender: BodySender,
+    quiet: bool,
+}
+
+impl Told {
+    fn line(&self, value: &Value) {
+        // One that is gone has the build stopped by another way.
+        let _ = self.sender.line_now(value);
+    }
+
+    fn text(&self, text: &str) {
+        self.line(&json!({ "stream": text }));
+    }
+}
+
+struct Streamed<'a> {
+    server: &'a Arc<Server>,
+    told: &'a Told,
+}
+
+impl Client for Streamed<'_> {
+    fn say(&mut self, text: &str) {
+        if !self.told.quiet {
+            self.told.text(&printable_lines(text));
+        }
+    }
+
+    fn output(&mut self, bytes: &[u8]) {
+        if !self.told.quiet {
+            self.told.text(&String::from_utf8_lossy(bytes));
+        }
+    }
+
+    fn fetch(&mut self, name: &str) -> Result<(), CellError> {
+        let reference: Reference = name.parse()?;
+        let store = Store::open(self.server.layout().images())?;
+        // With nobody's credentials: a Dockerfile names images of others.
+        let proxy = ProxyOptions::read(|name| std::env::var(name).ok());
+        let options = RegistryOptions { proxy, ..RegistryOptions::default() };
+        let source = Source::Registry { reference, options };
+        unpack::import(&store, &source, None, &ImportLimits::default(), &mut Silent)?;
+        Ok(())
+    }
+}
+
+/// `POST /build/prune`
+pub async fn prune(server: &Arc<Server>) -> ApiResult<Response> {
+    let freed = server.blocking(|server| Ok(super::prune(server.layout())?)).await?;
+    Ok(reply(StatusCode::OK, &json!({ "CachesDeleted": [], "SpaceReclaimed": freed })))
+}
