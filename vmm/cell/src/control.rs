@@ -149,9 +149,9 @@ pub enum ControlReply {
         applied: bool,
     },
     Counters(Counters),
-    /// The networks whose switch has ended.
+    /// The networks whose switch has ended, and the cell's address in each.
     Networks {
-        lost: Vec<String>,
+        lost: BTreeMap<String, Ipv4Addr>,
     },
     /// To who watches.
     Health(News),

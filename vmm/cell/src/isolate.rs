@@ -5,8 +5,10 @@
 //! refusal comes before there is a cell); the supervisor opens what was granted,
 //! enters its own jail, and only there loads the code, reads models, and runs.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Read;
+use std::net::Ipv4Addr;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -406,8 +408,8 @@ impl Services for Reach {
         Err(NO_NETWORKS.to_owned())
     }
 
-    fn lost_networks(&self) -> Vec<String> {
-        Vec::new()
+    fn lost_networks(&self) -> BTreeMap<String, Ipv4Addr> {
+        BTreeMap::new()
     }
 
     /// The capability stays: what it covers is the relay's and the dialer's to say.

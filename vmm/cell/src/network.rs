@@ -1,6 +1,7 @@
 //! A cell's network, from the grant to the running halves: what the plan
 //! opens, the dialer that the supervisor forks, the changes that it takes.
 
+use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -415,8 +416,8 @@ impl Control {
         self.joined.leave_place(place);
     }
 
-    /// The networks whose switch has ended.
-    pub(crate) fn lost(&self) -> Vec<String> {
+    /// The networks whose switch has ended, and the guest's address in each.
+    pub(crate) fn lost(&self) -> BTreeMap<String, Ipv4Addr> {
         self.joined.lost()
     }
 

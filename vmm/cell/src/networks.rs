@@ -33,6 +33,8 @@ pub(crate) const READY: u8 = b's';
 
 const FILE: &str = "network.json";
 pub(crate) const SOCKET: &str = "switch.sock";
+/// What the socket is called while the members of a switch that was killed come back.
+pub(crate) const EARLY_SOCKET: &str = ".switch.sock";
 pub(crate) const LOCK: &str = "lock";
 /// Names that mean something else where a network is named.
 const RESERVED: [&str; 4] = ["none", "bridge", "host", "default"];
@@ -355,11 +357,24 @@ impl Networks {
         }
     }
 
+    /// Makes a cell a member of a switch that others cannot reach yet.
+    ///
+    /// # Errors
+    /// The switch refuses it, or the host.
+    pub(crate) fn join_early(&self, network: &Network, wanted: Join) -> io::Result<Port> {
+        let socket = self.connect_by(&network.name, EARLY_SOCKET)?;
+        switch::join(socket, &network.name, network.addresses, wanted)
+    }
+
     /// A connection to the network's switch.
-    pub(crate) fn connect(&self, name: &str) -> io::Result<OwnedFd> {
+    fn connect(&self, name: &str) -> io::Result<OwnedFd> {
+        self.connect_by(name, SOCKET)
+    }
+
+    fn connect_by(&self, name: &str, socket_name: &str) -> io::Result<OwnedFd> {
         // A socket's path is at most 107 bytes; through the directory's descriptor it always fits.
         let directory = File::open(self.directory(name))?;
-        let short = format!("/proc/self/fd/{}/{SOCKET}", directory.as_raw_fd());
+        let short = format!("/proc/self/fd/{}/{socket_name}", directory.as_raw_fd());
         let flags = SockFlag::SOCK_CLOEXEC;
         let socket = socket(AddressFamily::Unix, SockType::SeqPacket, flags, None)?;
         connect(socket.as_raw_fd(), &UnixAddr::new(short.as_str())?)?;

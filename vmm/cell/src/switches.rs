@@ -9,12 +9,13 @@
 
 use std::fs::{self, File};
 use std::io::{self, Write};
+use std::net::Ipv4Addr;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::time::{Duration, Instant};
 
 use exocell_images::private;
-use exocell_network::switch::{Member, Settings, Switch};
+use exocell_network::switch::{Join, Member, Port, Settings, Switch};
 use exocell_vmm::jail::ThreadClass;
 use exocell_vmm::jail::stage::{Fault, Given, Limits, Order, Stage, Task};
 use nix::sys::socket::{
@@ -23,7 +24,7 @@ use nix::sys::socket::{
 
 use crate::control::{Client, ControlReply, ControlRequest};
 use crate::launch::Request;
-use crate::networks::{Attachment, LOCK, Network, Networks, READY, SOCKET};
+use crate::networks::{Attachment, EARLY_SOCKET, LOCK, Network, Networks, READY, SOCKET};
 use crate::record::{Record, State};
 use crate::{CellError, CellSpec, Layout};
 
@@ -34,6 +35,8 @@ const SWITCH_BYTES: u64 = 512 << 20;
 /// How long the end of the switch before is waited for.
 const END_MAX: Duration = Duration::from_secs(5);
 const LOOK: Duration = Duration::from_millis(5);
+/// How long the members of a switch that was killed are waited for.
+const REVIVAL_MAX: Duration = Duration::from_secs(4);
 /// How long a cell may take from joining to its record, or from that's removal to leaving.
 const SETTLED_MAX: Duration = Duration::from_millis(500);
 
@@ -72,12 +75,15 @@ pub fn serve(layout: &Layout, name: &str) -> Result<(), CellError> {
         .start(&settings)
         .map_err(|error| CellError::Usage(error.to_string()))?;
     drop(listener);
-    ready().map_err(failed())?;
     let _ = nix::sys::prctl::set_name(c"exocell-network");
+    // Members of the switch before have their addresses before anyone else can ask for one.
     revive(layout, &networks, &network);
+    let sockets = [EARLY_SOCKET, SOCKET].map(|name| socket_in(&directory, name));
+    fs::rename(&sockets[0], &sockets[1]).map_err(failed())?;
+    ready().map_err(failed())?;
     let how = running.wait();
     // By its directory: another network may have been made at the same place.
-    let _ = fs::remove_file(socket_in(&directory));
+    let _ = fs::remove_file(&sockets[1]);
     drop(lock);
     match how.ends_with("status 0") {
         true => Ok(()),
@@ -105,12 +111,12 @@ fn takes(lock: &File) -> io::Result<bool> {
 }
 
 /// A socket's path is at most 107 bytes; through the directory's descriptor it always fits.
-fn socket_in(directory: &File) -> String {
-    format!("/proc/self/fd/{}/{SOCKET}", directory.as_raw_fd())
+fn socket_in(directory: &File, name: &str) -> String {
+    format!("/proc/self/fd/{}/{name}", directory.as_raw_fd())
 }
 
 fn listen_in(directory: &File) -> io::Result<OwnedFd> {
-    let short = socket_in(directory);
+    let short = socket_in(directory, EARLY_SOCKET);
     match fs::remove_file(&short) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
@@ -122,38 +128,44 @@ fn listen_in(directory: &File) -> io::Result<OwnedFd> {
     Ok(listener)
 }
 
-/// Has running cells in again that were members of a switch that was killed.
+/// Has running cells in again that were members of a switch that was killed, each at its address.
 fn revive(layout: &Layout, networks: &Networks, network: &Network) {
     let Ok(records) = Record::all(layout) else { return };
+    let until = Instant::now() + REVIVAL_MAX;
     for (record, spec, status) in records {
         let Some(own) = spec.networks.iter().find(|own| own.network == network.name) else {
             continue;
         };
-        if status.state == State::Running && has_lost(&record, &network.name) {
+        if status.state != State::Running || Instant::now() > until {
+            continue;
+        }
+        if let Some(address) = address_lost(&record, &network.name) {
+            let wanted = Join { address: Some(address), ..own.join(&spec.id, &spec.name) };
             // One that cannot be in again is as it was: without its network.
-            let _ = enter(networks, network, &record, &spec, own.clone());
+            if let Ok(port) = networks.join_early(network, wanted) {
+                let _ = hand_over(network, &record, own.clone(), port);
+            }
         }
     }
 }
 
-/// Whether the cell's supervisor says that it has no way to the network any more.
-fn has_lost(record: &Record, network: &str) -> bool {
+/// The address that the cell had in the network, where its supervisor says that it has no way there
+/// any more.
+fn address_lost(record: &Record, network: &str) -> Option<Ipv4Addr> {
     let asked = Client::connect(record).and_then(|client| client.ask(&ControlRequest::Networks));
     match asked {
-        Ok(ControlReply::Networks { lost }) => lost.iter().any(|name| name == network),
-        _ => false,
+        Ok(ControlReply::Networks { lost }) => lost.get(network).copied(),
+        _ => None,
     }
 }
 
-/// Makes a running cell a member.
-fn enter(
-    networks: &Networks,
+/// Gives a running cell's supervisor its end in the network.
+fn hand_over(
     network: &Network,
     record: &Record,
-    spec: &CellSpec,
     own: Attachment,
+    port: Port,
 ) -> Result<(), CellError> {
-    let port = networks.join(network, &own.join(&spec.id, &spec.name))?;
     let (addresses, address) = (network.addresses, port.address());
     let own = Attachment { network: network.name.clone(), ..own };
     let request = ControlRequest::Join { own, addresses, address };
@@ -219,5 +231,6 @@ pub fn connect(
             spec.name, network.name
         )));
     }
-    enter(&networks, &network, record, spec, own)
+    let port = networks.join(&network, &own.join(&spec.id, &spec.name))?;
+    hand_over(&network, record, own, port)
 }

@@ -1,5 +1,7 @@
 //! Which networks between cells a guest is in, as its supervisor knows it.
 
+use std::collections::BTreeMap;
+use std::net::Ipv4Addr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -10,6 +12,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 /// A network at a place.
 struct Place {
     network: String,
+    address: Ipv4Addr,
     /// The same as the stack's: whether the switch lives.
     socket: Option<OwnedFd>,
 }
@@ -79,18 +82,18 @@ impl Joined {
         (0..count).for_each(|place| self.leave_place(place));
     }
 
-    /// The networks whose switch has ended.
-    pub fn lost(&self) -> Vec<String> {
+    /// The networks whose switch has ended, and the guest's address in each.
+    pub fn lost(&self) -> BTreeMap<String, Ipv4Addr> {
         let places = self.places();
         let lost = places.iter().flatten().filter(|place| place.is_over());
-        lost.map(|place| place.network.clone()).collect()
+        lost.map(|place| (place.network.clone(), place.address)).collect()
     }
 }
 
 impl Place {
     fn of(port: &Port) -> Self {
         let socket = port.as_fd().try_clone_to_owned().ok();
-        Self { network: port.network().to_owned(), socket }
+        Self { network: port.network().to_owned(), address: port.address(), socket }
     }
 
     fn is_over(&self) -> bool {

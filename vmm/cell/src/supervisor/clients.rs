@@ -1,7 +1,9 @@
 //! The control socket's server: one thread a connection, a bounded number.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io::{ErrorKind, Read};
+use std::net::Ipv4Addr;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -61,8 +63,8 @@ pub(crate) trait Services: Send + Sync {
     fn join(&self, port: Port) -> Result<(), String>;
     /// Takes it out of one.
     fn leave(&self, network: &str) -> Result<(), String>;
-    /// The networks whose switch has ended.
-    fn lost_networks(&self) -> Vec<String>;
+    /// The networks whose switch has ended, and the workload's address in each.
+    fn lost_networks(&self) -> BTreeMap<String, Ipv4Addr>;
     /// Stops all of the guest, or lets it go on.
     fn pause(&self, pause: bool) -> Result<(), String>;
     /// Changes how much memory the guest may use; says whether it does by now.

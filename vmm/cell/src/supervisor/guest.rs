@@ -7,8 +7,10 @@
 //! The guest kernel is forked while there is one thread; its device sockets
 //! listen already, so it finds them whenever it connects.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Write;
+use std::net::Ipv4Addr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -143,8 +145,8 @@ impl Services for Reach {
         Ok(())
     }
 
-    fn lost_networks(&self) -> Vec<String> {
-        self.network.as_ref().map_or_else(Vec::new, network::Control::lost)
+    fn lost_networks(&self) -> BTreeMap<String, Ipv4Addr> {
+        self.network.as_ref().map_or_else(BTreeMap::new, network::Control::lost)
     }
 
     fn pause(&self, pause: bool) -> Result<(), String> {
