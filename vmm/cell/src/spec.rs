@@ -106,6 +106,9 @@ pub struct CellSpec {
     /// Runs no program: its operator reaches into its files until it hangs up.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub idle: bool,
+    /// Ends when its operator hangs up: a step of a build, that nobody else has a use for.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub tied: bool,
     /// Of a cell that waits in a pool for its program: what a run must
     /// want to take it (see [`crate::warm`]).
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -306,14 +306,19 @@ fn a_build_that_is_interrupted_leaves_nothing() {
 }
 
 #[test]
-fn what_a_killed_build_leaves_goes_with_the_next() {
+fn a_killed_builds_cell_ends_with_it_and_its_files_go_with_the_next() {
     let bench = Bench::new();
     let mut build = waiting(&bench);
+    let label = ["--label", "exocell.build=mine", "-m", "256m"];
+    let sleeping = [&["run", "-d", "--read-only"], &label[..], &["small", "sleep", "600"]].concat();
+    let own = bench.run(&sleeping).ok().text().to_owned();
     build.child.kill().expect("kill");
     build.child.wait().expect("wait");
+    eventually("the step's cell has ended", || bench.cells() == [own.clone()]);
     assert!(!bench.list("builds/work").is_empty());
     bench.build(&["-t", "next"], "FROM small\nRUN true").ok();
-    assert!(bench.cells().is_empty(), "{:?}", bench.cells());
+    assert_eq!(bench.cells(), [own.clone()], "a cell with that label is its operator's");
+    bench.run(&["rm", "-f", &own]).ok();
     assert!(bench.list("builds/work").is_empty());
     assert!(Path::new(&bench.root.path().join("builds/cache")).is_dir());
 }

@@ -157,6 +157,7 @@ fn container(
         health: admitted.health,
         disk: None,
         idle: false,
+        tied: false,
         warm: None,
         changes: exocell_cell::changes::Changes::default(),
         locations: Vec::new(),

@@ -172,6 +172,7 @@ pub(crate) fn bare(image: &str, caps: &Value) -> ApiResult<CellSpec> {
         health: None,
         disk: None,
         idle: true,
+        tied: false,
         warm: None,
         changes: exocell_cell::changes::Changes::default(),
         locations: Vec::new(),

@@ -85,11 +85,16 @@ pub(crate) fn serve(
     let operator = inheritance.operator.try_clone().map_err(CellError::host(failed()))?;
     let control = inheritance.control.try_clone().map_err(CellError::host(failed()))?;
     let input = shared.clone();
-    let idle = inheritance.spec.idle;
+    let (idle, tied) = (inheritance.spec.idle, inheritance.spec.tied);
     thread("operator", move || match (input.warmth.is_warm(), idle) {
         (true, _) => warmth::watch_pool(&input, &operator),
         (false, true) => await_hang_up(&input, &operator),
-        (false, false) => forward_input(&input, operator),
+        (false, false) => {
+            forward_input(&input, operator);
+            if tied {
+                hung_up(&input);
+            }
+        }
     })?;
     let shared = shared.clone();
     let server = thread("control", move || {
@@ -366,6 +371,10 @@ fn attach(shared: &Shared, stream: &UnixStream, replay: bool) {
 /// A cell without a program ends when its operator hangs up.
 fn await_hang_up(shared: &Shared, mut operator: &UnixStream) {
     while matches!(operator.read(&mut [0; 64]), Ok(1..)) {}
+    hung_up(shared);
+}
+
+fn hung_up(shared: &Shared) {
     // One that is ending needs no word.
     let _ = shared.events.send(Event::Stop { signal: libc::SIGKILL as u8, grace: Duration::ZERO });
 }

@@ -556,6 +556,7 @@ pub(super) fn spec(
         capabilities: caps.to_json(),
         disk: None,
         idle: false,
+        tied: false,
         warm: None,
         locations: Vec::new(),
         created_ms: now_ms(),

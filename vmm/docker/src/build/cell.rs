@@ -126,6 +126,7 @@ impl Build<'_> {
             health: Some(none),
             disk: Some(disk.to_owned()),
             idle: false,
+            tied: true,
             ..reach::bare(image, &caps)?
         })
     }
@@ -202,6 +203,7 @@ impl Build<'_> {
             disk: spec.disk.clone(),
             labels: spec.labels.clone(),
             intra: spec.intra,
+            tied: true,
             ..reach::bare(&spec.image, &bare)?
         };
         let session = launcher::launch(self.layout, &Start::Cell(&idle))?;

@@ -7,8 +7,8 @@
 //! caches/HEX      a directory of `RUN --mount=type=cache`
 //! work/*          of one build: disks of its cells, files that they are shown
 //! ```
-//! A build that is killed leaves files in `work`, and cells with its label: the next one that is
-//! alone removes both.
+//! A build that is killed leaves files in `work`; its cell ends with it. The next build that is
+//! alone removes what is left.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -22,7 +22,7 @@ use exocell_cell::{CellError, Layout, Record, end};
 use serde::{Deserialize, Serialize};
 use tempfile::{NamedTempFile, TempDir};
 
-/// The label of a build's cells.
+/// The label by which people find the cells of builds.
 pub const LABEL: &str = "exocell.build";
 /// What layers may take all together before those are removed that were not used for longest.
 const LAYER_BYTES_MAX: u64 = 20 << 30;
@@ -173,7 +173,7 @@ fn read(path: &Path) -> Option<Entry> {
 /// Removes all that no build and no image wants any more. No build runs.
 fn sweep(layout: &Layout, root: &Path) -> Result<(), CellError> {
     for (record, spec, status) in Record::all(layout)? {
-        if spec.labels.contains_key(LABEL) {
+        if spec.tied {
             end::remove(layout, &record, &status, true)?;
         }
     }
