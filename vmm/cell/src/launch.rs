@@ -11,6 +11,7 @@ use std::time::Instant;
 use exocell_vmm::jail::{self, Group, HostNetwork, IdentityMap, Spawned};
 use exocell_xgate::CapabilitySet;
 
+use crate::logging::Steps;
 use crate::record::{Lease, Record, Status};
 use crate::{CellError, CellSpec, Layout, supervisor};
 
@@ -122,8 +123,10 @@ pub fn launch_for(
     request: Request,
     operator: UnixStream,
 ) -> Result<(Record, Spawned), CellError> {
+    let mut steps = Steps::begin();
     if let Workload::Vm(plan) = &mut workload {
         plan.start_folders()?;
+        steps.done("folders served");
     }
     let again = Record::exists(layout, &spec.id);
     let (record, lease) = Record::create(layout, &spec)?;
@@ -157,7 +160,10 @@ pub fn launch_for(
         Ok(jail::spawn(identity, network, |pid| supervisor::main(inheritance, workload, pid))?)
     };
     match start() {
-        Ok(supervisor) => Ok((record, supervisor)),
+        Ok(supervisor) => {
+            steps.done("supervisor started");
+            Ok((record, supervisor))
+        }
         Err(error) => {
             jail::group::remove(&record.id);
             match again {

@@ -27,6 +27,7 @@ pub mod isolate;
 pub mod launch;
 mod layout;
 pub mod lines;
+pub mod logging;
 mod models;
 pub mod network;
 pub mod networks;

@@ -22,7 +22,7 @@ use exocell_xgate::NetworkName;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
 use serde::{Deserialize, Serialize};
 
-use crate::{CellError, Layout, now_ms};
+use crate::{CellError, Layout, logging, now_ms};
 
 /// The verb of the command whose process has a network's switch.
 pub const VERB: &str = "switch-network";
@@ -386,6 +386,7 @@ impl Networks {
         let failed = || CellError::host(format!("cannot start the switch of the network {name}"));
         let root = self.state.canonicalize().map_err(failed())?;
         let mut command = Command::new("/proc/self/exe");
+        command.envs(logging::environment());
         command.arg("--root").arg(root).args([SPAWN_VERB, name]);
         let status = command.stdin(Stdio::null()).stdout(Stdio::null()).status();
         match status.map_err(failed())? {

@@ -23,6 +23,7 @@ use self::device::Device;
 use crate::disk::{self, Life};
 use crate::folder::Share;
 use crate::health::{Check, merged};
+use crate::logging::Steps;
 use crate::network::PlannedNetwork;
 use crate::parent::Parent;
 use crate::{CellError, CellSpec, Layout, Record, command, initramfs, models, oci};
@@ -94,6 +95,7 @@ impl VmPlan {
         secrets: Vec<Secret>,
     ) -> Result<Self, CellError> {
         Parent::refuse_cells()?;
+        let mut steps = Steps::begin();
         let memory_bytes = memory(caps)?;
         let cpu = caps.require_cpu()?;
         if cpu.count == 0 || cpu.count > VCPUS_MAX {
@@ -108,9 +110,13 @@ impl VmPlan {
         let store = Store::open(layout.images())?;
         let image = store.resolve(spec.image_name())?;
         let rootfs = store.open_rootfs(&image)?;
+        steps.done("image opened");
         let kernel = kernel(layout)?;
+        steps.done("kernel opened");
         let network = PlannedNetwork::new(layout, spec, caps, secrets)?;
+        steps.done("network opened");
         let folders = Share::open_all(layout, caps, &spec.locations)?;
+        steps.done("folders opened");
         let disk = match (spec.read_only, caps.disk_bytes(), &spec.disk) {
             (false, Some(bytes), Some(path)) => Some(disk::keep(layout, path, bytes)?),
             (false, Some(bytes), None) => Some(private_disk(layout, spec, bytes)?),
@@ -119,9 +125,12 @@ impl VmPlan {
         let keeps_disk = disk.is_some() && (spec.disk.is_some() || spec.keeps_disk);
         let disks = disks(layout, caps, rootfs, disk)?;
         let devices = devices(caps, disks, network.is_some(), folders);
+        steps.done("disks opened");
+        let initramfs = initramfs::prepare(layout)?;
+        steps.done("initramfs opened");
         Ok(Self {
             kernel,
-            initramfs: initramfs::prepare(layout)?,
+            initramfs,
             memory: GuestMemory::new(memory_bytes)
                 .map_err(CellError::host("cannot make guest memory"))?,
             limits: Limits::new(memory_bytes, caps.require_process_max()?.into()),

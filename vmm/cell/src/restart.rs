@@ -27,7 +27,7 @@ use nix::unistd::Pid;
 use crate::launch::Request;
 use crate::policy::Policy;
 use crate::record::{Record, State, Status};
-use crate::{CellError, CellSpec, Layout, now_ms};
+use crate::{CellError, CellSpec, Layout, logging, now_ms};
 
 /// The verb of the command whose process is a restarter.
 pub const VERB: &str = "restart-cell";
@@ -200,6 +200,7 @@ fn command(layout: &Layout, verb: &str, id: &str) -> Result<Command, CellError> 
     let root = layout.root().canonicalize();
     let root = root.map_err(CellError::host(format!("cannot find {shown}")))?;
     let mut command = Command::new("/proc/self/exe");
+    command.envs(logging::environment());
     command.arg("--root").arg(root).args([verb, id]);
     command.stdin(Stdio::null()).stderr(Stdio::null());
     Ok(command)

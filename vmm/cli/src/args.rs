@@ -6,6 +6,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{ArgGroup, Args, CommandFactory, Parser, Subcommand, ValueEnum};
+use exocell_cell::logging::{FORMAT_VARIABLE, LEVEL_VARIABLE, LevelFilter, Style};
 
 /// Run untrusted work in cells: a Linux kernel of its own, or a Wasm isolate.
 #[derive(Parser)]
@@ -18,6 +19,14 @@ pub struct Cli {
     /// Where images, kernels and cells are kept.
     #[arg(long, global = true, env = "EXOCELL_ROOT", value_name = "DIR")]
     pub root: Option<PathBuf>,
+    /// What is said on standard error of the work itself: off, error, warn, info, debug or trace.
+    #[arg(long, global = true, env = LEVEL_VARIABLE, value_name = "LEVEL", default_value = "warn",
+        help_heading = "Logging")]
+    pub log_level: LevelFilter,
+    /// How: text or json (one object a line).
+    #[arg(long, global = true, env = FORMAT_VARIABLE, value_name = "FORMAT", default_value = "text",
+        help_heading = "Logging")]
+    pub log_format: Style,
     #[command(subcommand)]
     pub command: Command,
 }
@@ -679,20 +688,20 @@ pub struct PortArgs {
 #[command(after_help = "Example: exocell logs -f --tail 20 -t job")]
 pub struct LogsArgs {
     /// Follow a running cell.
-    #[arg(short, long, conflicts_with_all = ["console", "network"])]
+    #[arg(short, long, conflicts_with_all = ["console", "network", "supervisor"])]
     pub follow: bool,
     /// Only so many lines at the end, or all.
     #[arg(short = 'n', long, value_name = "N", allow_negative_numbers = true,
-        conflicts_with_all = ["console", "network"])]
+        conflicts_with_all = ["console", "network", "supervisor"])]
     pub tail: Option<String>,
     /// Only lines from this time on: 10m for ten minutes ago, or 2025-01-31T12:00:00Z.
-    #[arg(long, value_name = "TIME", conflicts_with_all = ["console", "network"])]
+    #[arg(long, value_name = "TIME", conflicts_with_all = ["console", "network", "supervisor"])]
     pub since: Option<String>,
     /// Only lines until this time.
-    #[arg(long, value_name = "TIME", conflicts_with_all = ["console", "network"])]
+    #[arg(long, value_name = "TIME", conflicts_with_all = ["console", "network", "supervisor"])]
     pub until: Option<String>,
     /// Each line behind its time.
-    #[arg(short, long, conflicts_with_all = ["console", "network"])]
+    #[arg(short, long, conflicts_with_all = ["console", "network", "supervisor"])]
     pub timestamps: bool,
     /// The guest kernel's console instead.
     #[arg(long)]
@@ -700,6 +709,9 @@ pub struct LogsArgs {
     /// The network's decisions instead, one JSON object a line.
     #[arg(long, conflicts_with = "console")]
     pub network: bool,
+    /// What the cell's supervisor noted of its start and its end instead.
+    #[arg(long, conflicts_with_all = ["console", "network"])]
+    pub supervisor: bool,
     pub cell: String,
 }
 

@@ -12,6 +12,7 @@ mod session;
 mod show;
 mod terminal;
 
+use exocell_cell::logging::{self, Settings};
 use exocell_cell::vmm::jail::stage::{self, Stage};
 
 /// What this executable does in jailed processes.
@@ -25,6 +26,7 @@ fn main() -> std::process::ExitCode {
         Ok(cli) => cli,
         Err(code) => return code.into(),
     };
+    logging::begin(Settings { level: cli.log_level, style: cli.log_format });
     match hide::values(&cli.command).and_then(|()| commands::dispatch(cli)) {
         Ok(code) => code.into(),
         Err(error) => {

@@ -2,6 +2,8 @@
 
 mod common;
 
+use std::os::unix::fs::MetadataExt;
+
 use common::docker::{Server, says};
 use common::{IMAGE, finish};
 
@@ -115,4 +117,25 @@ fn what_no_cell_has_is_refused_by_its_name() {
     assert!(refused(&["--cgroupns", "host"]).contains("cgroup namespace mode host"));
     let made = finish(&mut server.command(&["create", "--blkio-weight", "100", IMAGE]), b"");
     assert!(made.exited(1).stderr.contains("BlkioWeight"));
+}
+
+#[test]
+fn a_server_logs_its_calls_as_the_journal_has_lines() {
+    let mut server = Server::start();
+    server.kill();
+    let log = tempfile::NamedTempFile::new().expect("a file");
+    let own = log.as_file().metadata().expect("its place");
+    let mut command = server.exocell(&["--log-level", "debug"]);
+    command.stderr(log.reopen().expect("the file"));
+    command.env("JOURNAL_STREAM", format!("{}:{}", own.dev(), own.ino()));
+    server.serve(command);
+    server.run(&[], &["true"]).ok();
+    server.docker(&["inspect", "nobody"]).exited(1);
+    let said = std::fs::read_to_string(log.path()).expect("what it said");
+    let has =
+        |words: &[&str]| said.lines().any(|line| words.iter().all(|word| line.contains(word)));
+    assert!(has(&["<6>serves", "docker.sock"]), "{said}");
+    assert!(has(&["<7>answered", "/containers/create", "status=201", "took_us="]), "{said}");
+    assert!(has(&["<7>answered", "/containers/nobody/json", "status=404"]), "{said}");
+    assert!(has(&["image opened", "took_us="]), "of the start too: {said}");
 }

@@ -392,3 +392,40 @@ fn a_paused_cell_stands_still_until_it_is_let_go_on() {
     assert_eq!(cell.inspect()["exit_code"], 4);
     assert_eq!(std::fs::read_to_string(folder.path().join("bye")).unwrap(), "bye\n");
 }
+
+#[test]
+fn a_supervisor_notes_its_start_and_its_end() {
+    let cell = Cell::idle("noted", &[]);
+    let noted = || cell.verb(&["logs", "--supervisor"]).ok().text().to_owned();
+    let begun = noted();
+    let id = cell.inspect()["id"].as_str().expect("an id").to_owned();
+    for stage in ["began", "jailed", "guest kernel started", "guest ready", "program started"] {
+        assert!(begun.lines().any(|line| line.contains(stage)), "no `{stage}` in: {begun}");
+    }
+    assert!(begun.contains("at_us=") && begun.contains(&id), "{begun}");
+    cell.verb(&["stop", "-t", "0"]).ok();
+    let ended = noted();
+    assert!(ended.contains("stop asked for") && ended.contains("ended exit_code=137"), "{ended}");
+}
+
+#[test]
+fn the_steps_of_a_start_are_told_to_whoever_asks() {
+    let start = |flags: &[&str]| {
+        let finished = run([flags, &["run", "--rm", IMAGE, "true"]].concat()).ok();
+        finished.stderr.clone()
+    };
+    assert_eq!(start(&[]), "");
+    assert_eq!(start(&["--log-level", "info"]), "");
+    let steps = start(&["--log-level", "debug"]);
+    assert!(steps.contains("DEBUG image opened took_us="), "{steps}");
+    let objects = start(&["--log-level", "debug", "--log-format", "json"]);
+    let objects = objects.lines().map(|line| serde_json::from_str(line).expect("an object"));
+    let objects: Vec<serde_json::Value> = objects.collect();
+    assert!(
+        objects.iter().any(|object| {
+            object["message"] == "supervisor started" && object["took_us"].is_u64()
+        })
+    );
+    run(["--log-level", "loud", "ps"]).exited(125).complains_of(&["--log-level", "loud"]);
+    run(["--log-format", "xml", "ps"]).exited(125).complains_of(&["xml", "text and json"]);
+}

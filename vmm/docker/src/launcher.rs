@@ -19,7 +19,7 @@ use exocell_cell::agent::TtySize;
 use exocell_cell::launch::{Request, Workload, launch_for};
 use exocell_cell::plan::VmPlan;
 use exocell_cell::xgate::CapabilitySet;
-use exocell_cell::{CellError, CellSpec, Layout, end, restart};
+use exocell_cell::{CellError, CellSpec, Layout, end, logging, restart};
 use serde::{Deserialize, Serialize};
 
 use crate::containers::Containers;
@@ -75,6 +75,7 @@ pub fn launch(layout: &Layout, start: &Start<'_>) -> ApiResult<UnixStream> {
         UnixStream::pair().map_err(|error| failed("cannot make a socket pair", error))?;
     let said = start.said()?;
     let child = Command::new("/proc/self/exe")
+        .envs(logging::environment())
         .arg("--root")
         .arg(layout.root())
         .args([VERB, start.word()])
@@ -88,6 +89,8 @@ pub fn launch(layout: &Layout, start: &Start<'_>) -> ApiResult<UnixStream> {
     let output =
         child.wait_with_output().map_err(|error| failed("cannot run the launcher", error))?;
     if output.status.success() {
+        // What it logged is this server's to say; nobody may be listening.
+        let _ = std::io::stderr().write_all(&output.stderr);
         return Ok(session);
     }
     match serde_json::from_slice::<Failure>(&output.stdout) {

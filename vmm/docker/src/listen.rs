@@ -6,10 +6,11 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use exocell_cell::Layout;
 use exocell_cell::images::private;
+use exocell_cell::logging::tracing::{debug, info, warn};
 use hyper::body::Incoming;
 use hyper::header::{HeaderValue, SERVER, UPGRADE};
 use hyper::server::conn::http1;
@@ -101,12 +102,14 @@ async fn run(options: &Options, ready: impl FnOnce(&Path)) -> Result<(), ServeEr
     let failed = |error| ServeError::host("cannot wait for signals")(error);
     let mut term = signal(SignalKind::terminate()).map_err(failed)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(failed)?;
+    info!(socket = %path.display(), root = %options.layout.root().display(), "serves");
     ready(&path);
     tokio::select! {
         _ = term.recv() => {}
         _ = interrupt.recv() => {}
         () = accept(&server, &listener) => {}
     }
+    info!(socket = %path.display(), "ends; the cells go on");
     // Somebody may have removed it, or put another file there, which is his.
     if own.is_some() && file_at(&path) == own {
         let _ = fs::remove_file(&path);
@@ -260,8 +263,17 @@ async fn converse(server: Arc<Server>, stream: UnixStream, place: Place) {
 }
 
 async fn answer(server: &Arc<Server>, request: hyper::Request<Incoming>, place: Place) -> Response {
+    let (begun, method) = (Instant::now(), request.method().clone());
+    let path = request.uri().path().to_owned();
     let result = try_answer(server, request, place.clone()).await;
+    if let Err(error) = &result
+        && error.status.is_server_error()
+    {
+        warn!(%method, path, status = error.status.as_u16(), "{}", error.message);
+    }
     let response = result.unwrap_or_else(|error| failed(&error));
+    let took_us = begun.elapsed().as_micros() as u64;
+    debug!(%method, path, status = response.status().as_u16(), took_us, "answered");
     let mut response = response.map(|body: Body| body.for_client(place));
     let headers = response.headers_mut();
     let version = HeaderValue::from_str(&format!("1.{VERSION_MAX}"));

@@ -5,6 +5,7 @@ use std::time::Duration;
 use exocell_agent::{FailureKind, FrameWriter, Kind, Reply};
 use nix::sys::signal::Signal;
 use nix::unistd::Pid;
+use tracing::{error, info, warn};
 
 use super::{End, Running, Shared, clear_record};
 use crate::launch::Inheritance;
@@ -40,6 +41,11 @@ pub(crate) fn finish(
     status.reason.clone_from(&end.reason);
     status.out_of_memory = end.out_of_memory;
     status.deadline_passed = end.deadline_passed;
+    let (exit_code, reason) = (end.exit_code, end.reason.as_deref());
+    match reason {
+        None => info!(exit_code, "ended"),
+        Some(reason) => warn!(exit_code, reason, "ended"),
+    }
     clear_group(inheritance);
     shared.health.close();
     // Before the followers hear of it: one that has stopped reading must not
@@ -56,6 +62,7 @@ pub(crate) fn finish(
 pub(crate) fn fail(inheritance: &Inheritance, error: &CellError) {
     clear_group(inheritance);
     let message = error.to_string();
+    error!("did not come up: {message}");
     // The set-up may have stopped in a half-made root, or before any of it.
     if nix::unistd::fchdir(&inheritance.record_dir).is_ok() {
         settle(inheritance, &inheritance.record.from_within(), &Status::failed(error));

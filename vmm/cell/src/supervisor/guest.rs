@@ -29,6 +29,7 @@ use exocell_vmm::para::{GuestKernel, INITRAMFS_FILE, KERNEL_FILE};
 use exocell_xgate::{Capability, Kind as CapabilityKind, Quota, Scope, Table};
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{ForkResult, Pid};
+use tracing::info;
 
 use super::clients::{self, Services};
 use super::console::ConsoleLog;
@@ -243,6 +244,7 @@ pub(crate) fn start(
     let pressure = host_pressure(plan.pager)?;
     let listeners = enter_jail(inheritance, &plan)?;
     status.times.jailed_us = since(inheritance.requested);
+    info!(at_us = status.times.jailed_us, "jailed");
     let (console_read, console_write) = nix::unistd::pipe2(nix::fcntl::OFlag::O_CLOEXEC)
         .map_err(|errno| CellError::host("cannot make the console pipe")(errno.into()))?;
     let lender = credit.as_ref().map(|credit| credit.guest_end.as_fd());
@@ -250,6 +252,7 @@ pub(crate) fn start(
     drop(console_write);
     status.times.kernel_started_us = since(inheritance.requested);
     status.guest_kernel_inner_pid = kernel.as_raw();
+    info!(at_us = status.times.kernel_started_us, "guest kernel started");
 
     // Threads with a list of their own come first: what is started after the
     // main thread is restricted inherits its list.
@@ -413,6 +416,7 @@ fn reap(
                 }
                 *gone.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = true;
                 gone.1.notify_all();
+                info!("guest kernel {how}");
                 let _ = events.send(Event::GuestKernel(how));
                 return;
             }

@@ -33,12 +33,13 @@ use std::time::{Duration, Instant};
 
 use exocell_agent::{BootTimes, FailureKind, Reply};
 use exocell_vmm::jail::{self, PathAccess, PathGrant};
+use tracing::info;
 
 use crate::control::Order;
 use crate::launch::{Inheritance, Workload};
 use crate::output::Output;
 use crate::record::{Record, StartTimes, State, Status};
-use crate::{CellError, now_ms};
+use crate::{CellError, logging, now_ms};
 
 pub(crate) use guest::set_priority;
 
@@ -131,6 +132,11 @@ fn run(inheritance: &mut Inheritance, workload: Workload, host_pid: i32) -> Resu
         let _ = nix::unistd::close(*descriptor);
     }
     detach(&inheritance.record_dir)?;
+    if let Err(error) = logging::move_to_file() {
+        return Err(CellError::host(format!("cannot make the cell's {}", logging::FILE))(error));
+    }
+    let spec = &inheritance.spec;
+    info!(id = spec.id, name = spec.name, image = spec.image, pid = host_pid, "began");
     let (events, inbox) = channel();
     let operator = inheritance.operator.try_clone().map_err(CellError::host("dup"))?;
     let output = Output::new(operator).map_err(CellError::host("cannot make the cell's log"))?;
@@ -173,6 +179,8 @@ fn run(inheritance: &mut Inheritance, workload: Workload, host_pid: i32) -> Resu
             Ok(times) => {
                 status.times.guest_ready_us = inheritance.requested.elapsed().as_micros() as u64;
                 status.times.guest_init_us = times.init_started_ns / 1000;
+                let (at_us, init_us) = (status.times.guest_ready_us, status.times.guest_init_us);
+                info!(at_us, init_us, "guest ready");
             }
             Err(end) => {
                 ending::finish(inheritance, &record, &shared, workload, status, *end);
@@ -215,6 +223,7 @@ fn run(inheritance: &mut Inheritance, workload: Workload, host_pid: i32) -> Resu
     }
     let end = decide(&inbox, &shared, deadline, |program_started_us| {
         status.times.program_started_us = program_started_us;
+        info!(at_us = program_started_us, "program started");
         // Only a figure; the state is on disk already.
         let _ = record.write_status(&status);
     });
@@ -370,6 +379,7 @@ fn decide(
                 };
             }
             Ok(Event::Stop { signal, grace }) => {
+                info!(signal, grace_ms = grace.as_millis() as u64, "stop asked for");
                 if !grace.is_zero() {
                     // On a thread: a guest that does not answer must not hold the end up.
                     let input = shared.input.clone();

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use exocell_cell::control::{Client, ControlRequest};
 use exocell_cell::lines::{Line, Tail, Wanted};
-use exocell_cell::{CellError, Layout, Record, State, clock, network, now_ms, output};
+use exocell_cell::{CellError, Layout, Record, State, clock, logging, network, now_ms, output};
 
 use crate::args::LogsArgs;
 use crate::session::{self, Outcome};
@@ -15,12 +15,12 @@ use crate::show;
 
 pub fn logs(layout: &Layout, args: &LogsArgs) -> Result<u8, CellError> {
     let (record, _, status) = Record::find(layout, &args.cell)?;
-    if args.console {
-        let path = record.path("console.log");
+    if args.console || args.supervisor {
+        let path = record.path(if args.console { "console.log" } else { logging::FILE });
         let file = std::fs::File::open(&path)
             .map_err(CellError::host(format!("cannot read {}", path.display())))?;
         show::lines(std::io::BufReader::new(file))
-            .map_err(CellError::host("cannot write the console out"))?;
+            .map_err(CellError::host(format!("cannot print {}", path.display())))?;
         return Ok(0);
     }
     if args.network {

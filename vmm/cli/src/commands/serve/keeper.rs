@@ -23,6 +23,7 @@ use exocell_cell::agent::printable;
 use exocell_cell::compile::{Build, Code};
 use exocell_cell::exovisor::{Metering, Policy, Use};
 use exocell_cell::granted::Links;
+use exocell_cell::logging::tracing::warn;
 use exocell_cell::relayed;
 use exocell_cell::vmm::jail::stage::{Given, Limits as StageLimits, Link, Order, Running, Shown};
 use exocell_cell::xgate::CapabilitySet;
@@ -345,7 +346,7 @@ impl State {
                     Ok(key_sha256) => key_sha256,
                     // The others have theirs.
                     Err(error) => {
-                        eprintln!("exocell: not served: module {name}: {error}");
+                        warn!(module = %name, "not served: {error}");
                         continue;
                     }
                 };
@@ -438,7 +439,7 @@ impl Keeper {
             if changed.is_none() || changed != known {
                 match self.reload() {
                     Ok(()) => known = changed,
-                    Err(error) => eprintln!("exocell: {error}"),
+                    Err(error) => warn!("the modules are as they were: {error}"),
                 }
             }
             self.tell_workers();
@@ -458,7 +459,7 @@ impl Keeper {
         let damaged: BTreeSet<_> = kept.damaged.iter().map(ToString::to_string).collect();
         let mut state = self.state();
         for new in damaged.difference(&state.damaged) {
-            eprintln!("exocell: not served: {new}");
+            warn!("not served: {new}");
         }
         state.damaged = damaged;
         state.take(kept.entries);
@@ -481,7 +482,7 @@ impl Keeper {
             let Some(entry) = self.state().next() else { return };
             let (keeper, mine) = (Arc::clone(self), entry.clone());
             if let Err(error) = thread("compile", move || keeper.compile(mine)) {
-                eprintln!("exocell: not served: module {}: {error}", entry.name);
+                warn!(module = %entry.name, "not served: {error}");
                 self.state().compiled(entry, None);
             }
         }
@@ -491,7 +492,7 @@ impl Keeper {
         let loader = Loader { layout: &self.layout, store: &self.store, policy: &self.policy };
         let made = loader.compile(&entry);
         if let Err(error) = &made {
-            eprintln!("exocell: not served: {error}");
+            warn!("not served: {error}");
         }
         self.state().compiled(entry, made.ok());
         self.publish();
@@ -512,7 +513,7 @@ impl Keeper {
                 let started = thread("worker", move || {
                     if let Err(error) = keeper.start(place, number) {
                         let why = error.to_string();
-                        eprintln!("exocell: cannot start a worker: {why}");
+                        warn!("cannot start a worker: {why}");
                         keeper.tell_front(&Told::Failed { number, why }, None);
                     }
                 });
@@ -595,7 +596,7 @@ impl Keeper {
         let worker = self.state().workers.remove(&number);
         if worker.is_none_or(|worker| !worker.is_outdated) {
             let whose = if place.is_empty() { "all tenants" } else { place };
-            eprintln!("exocell: the worker of {whose} {how}{words}");
+            warn!("the worker of {whose} {how}{words}");
         }
         self.tell_front(&Told::Ended { number, how }, None);
     }
@@ -633,7 +634,7 @@ fn pass_on(sent: &mpsc::Receiver<Sent>, control: &Link) {
                     Ok(dialer) => dialer.map(|dialer| (*id, dialer)),
                     Err(error) => {
                         // Without one its connections are refused.
-                        eprintln!("exocell: {error}");
+                        warn!("its connections are refused: {error}");
                         None
                     }
                 }
