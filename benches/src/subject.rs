@@ -31,8 +31,10 @@ pub enum Peer {
     ParaMpk,
     /// A cell with `--pager eager`; only where it is asked for.
     ParaPager,
-    /// A cell with `--pager credit`; only where it is asked for.
+    /// A cell with `--pager credit`, which is the default; only where it is asked for.
     ParaCredit,
+    /// A cell with `--pager off`; only where it is asked for.
+    ParaOff,
     /// Nobody.
     None,
 }
@@ -81,6 +83,7 @@ impl fmt::Display for Subject {
             Self::StockUml(_) => f.write_str("stock-uml"),
             Self::ParaFused(intra) => write!(f, "para-{intra}"),
             Self::ParaPager(Mode::Credit) => f.write_str("para-credit"),
+            Self::ParaPager(Mode::Off) => f.write_str("para-off"),
             Self::ParaPager(_) => f.write_str("para-pager"),
             Self::ParaAspace(None) => f.write_str("para-aspace"),
             Self::ParaAspace(Some(kernel)) => match &kernel.label {
@@ -107,7 +110,7 @@ pub fn subjects(peers: &[Peer], kernels: &[GuestKernel], exocell: &Exocell) -> V
         found.push(Subject::ParaAspace(None));
     }
     found.extend(kernels.iter().map(|kernel| Subject::ParaAspace(Some(kernel.clone()))));
-    for peer in [Peer::ParaNone, Peer::ParaMpk, Peer::ParaPager, Peer::ParaCredit] {
+    for peer in [Peer::ParaNone, Peer::ParaMpk, Peer::ParaPager, Peer::ParaCredit, Peer::ParaOff] {
         if peers.contains(&peer) {
             match present(peer, exocell) {
                 Ok(subject) => found.push(subject),
@@ -134,6 +137,7 @@ fn present(peer: Peer, exocell: &Exocell) -> Result<Subject, String> {
         }
         Peer::ParaPager => return Ok(Subject::ParaPager(Mode::Eager)),
         Peer::ParaCredit => return Ok(Subject::ParaPager(Mode::Credit)),
+        Peer::ParaOff => return Ok(Subject::ParaPager(Mode::Off)),
         Peer::Bwrap => Subject::Bwrap,
         Peer::Gvisor => Subject::Gvisor,
         Peer::StockUml => {
@@ -251,8 +255,11 @@ impl Subject {
         command.args(["run", "--rm"]).args(start.cell);
         let intra = if let Self::ParaFused(intra) = self { *intra } else { Intra::Aspace };
         command.args(["--intra", intra.name()]);
-        if let Self::ParaPager(mode) = self {
-            command.args(["--pager", mode.name()]);
+        match self {
+            Self::ParaPager(mode) => drop(command.args(["--pager", mode.name()])),
+            // Its kernel has none.
+            Self::StockUml(_) => drop(command.args(["--pager", Mode::Off.name()])),
+            _ => {}
         }
         if let Some(folder) = start.folder {
             command.arg("--volume").arg(format!("{}:{FOLDER_IN_CELL}:ro", folder.display()));

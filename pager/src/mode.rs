@@ -8,7 +8,6 @@ use serde::{Deserialize, Serialize};
 #[serde(rename_all = "lowercase")]
 pub enum Mode {
     /// The host backs what the guest touches, and gets it back at the end.
-    #[default]
     Off,
     /// Pages are backed when the allocator hands them out and given back when
     /// it takes them in. Where the host has none left, the allocation fails.
@@ -18,6 +17,7 @@ pub enum Mode {
     Cold,
     /// The guest kernel hands pages out within a credit and the host backs each when
     /// it is touched; what is freed goes back as with [`Self::Eager`].
+    #[default]
     Credit,
     /// Not the Pager but free page reporting, some seconds later, of every free
     /// page: to compare the Pager with. A host without memory kills the cell.

@@ -231,12 +231,12 @@ pub struct RunArgs {
     /// No private overlay: the root file system cannot be written.
     #[arg(long)]
     pub read_only: bool,
-    /// How a vm cell's memory goes back to the host: off (at its end), eager (page for page
-    /// as it is freed), cold (the same, and files' pages that nobody reads), credit (the
-    /// same as eager, within a credit of this host's), or report0 and report9 (free page
-    /// reporting, to compare eager with).
-    #[arg(long, value_name = "MODE", default_value_t)]
-    pub pager: exocell_cell::pager::Mode,
+    /// How a vm cell's memory goes back to the host: credit (page for page as it is freed,
+    /// within a credit of this host's), eager (the same without a credit), cold (the same as
+    /// eager, and files' pages that nobody reads), off (at the cell's end), or report0 and report9
+    /// (free page reporting, to compare with) [default: credit].
+    #[arg(long, value_name = "MODE")]
+    pub pager: Option<exocell_cell::pager::Mode>,
     /// Memory that the cell can have whatever others do, with --pager credit and a budget
     /// (exocell budget) [default: what its kernel needs].
     #[arg(long, value_name = "BYTES", value_parser = exocell_cell::xgate::parse_bytes)]
@@ -841,8 +841,8 @@ pub struct UpdateArgs {
     /// Remove the network's rules that lie within this one; open connections are cut.
     #[arg(long, value_name = "RULE")]
     pub deny_net: Vec<String>,
-    /// Memory that the guest may use from now on, up to what it was granted (needs a cell
-    /// that was run with --pager).
+    /// Memory that the guest may use from now on, up to what it was granted (not of a cell
+    /// that was run with --pager off).
     #[arg(short, long, value_name = "SIZE", value_parser = exocell_cell::xgate::parse_bytes)]
     pub memory: Option<u64>,
     /// Start again from now on as run --restart has it; of a cell that has ended, too.

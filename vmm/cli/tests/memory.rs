@@ -6,6 +6,7 @@ use std::process::Command;
 
 use common::cell::Cell;
 use common::compiled::{FOLDER_IN_CELL, Programs};
+use common::docker::Server;
 use common::{IMAGE, LIMIT, Started, finish, run, until};
 
 const MIB: u64 = 1 << 20;
@@ -56,6 +57,28 @@ fn what_programs_free_goes_back_at_once() {
         let held = counter(&cell, "memory_allocated_bytes");
         assert!(held < 100 * MIB, "{mode}: the host still holds {held} bytes");
     }
+}
+
+/// Nobody asked for a Pager.
+#[test]
+fn memory_goes_back_by_itself_in_every_mode_by_every_door() {
+    let given_back = |stats: &serde_json::Value| {
+        let held = stats["counters"]["memory_allocated_bytes"].as_u64().expect("bytes");
+        let unbound = stats["guest_claims"]["pager"]["unbind_bytes"].as_u64().expect("bytes");
+        unbound > 200 * MIB && held < 100 * MIB
+    };
+    for intra in ["aspace", "none"] {
+        let cell = Cell::idle("unasked", &["--memory", "320m", "--intra", intra]);
+        cell.shell(BURST).ok();
+        let stats = cell.verb(&["stats", "--json"]).ok().json();
+        assert!(given_back(&stats), "{intra}: {stats}");
+    }
+    let server = Server::start();
+    let flags = ["run", "-d", "--network", "none", "-m", "320m", "--name", "unasked"];
+    server.docker(&[&flags[..], &[IMAGE, "sleep", "infinity"]].concat()).ok();
+    server.docker(&["exec", "unasked", "sh", "-c", BURST]).ok();
+    let stats = finish(&mut server.exocell(&["stats", "--json", "unasked"]), b"").ok().json();
+    assert!(given_back(&stats), "docker: {stats}");
 }
 
 /// Pages that are bound, but on the CPUs' lists, are for a guest that works.

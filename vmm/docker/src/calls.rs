@@ -141,7 +141,7 @@ fn container(
         stdin: config.open_stdin,
         remove: host.auto_remove,
         read_only: host.readonly_rootfs,
-        pager: exocell_cell::pager::Mode::Off,
+        pager: exocell_cell::pager::Mode::default(),
         memory_guarantee: None,
         intra: admitted.intra,
         publish: admitted.publish,

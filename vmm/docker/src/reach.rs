@@ -159,7 +159,7 @@ pub(crate) fn bare(image: &str, caps: &Value) -> ApiResult<CellSpec> {
         read_only: false,
         publish: Vec::new(),
         networks: Vec::new(),
-        pager: exocell_cell::pager::Mode::Off,
+        pager: exocell_cell::pager::Mode::default(),
         memory_guarantee: None,
         intra: exocell_cell::intra::Intra::default(),
         image_id: None,

@@ -15,7 +15,6 @@ use exocell_cell::intra::Intra;
 use exocell_cell::isolate::IsolatePlan;
 use exocell_cell::launch::{self, Launched, Request, Workload};
 use exocell_cell::network::{Publish, authority_environment};
-use exocell_cell::pager::Mode;
 use exocell_cell::parent::Parent;
 use exocell_cell::plan::{self, VmPlan};
 use exocell_cell::secrets::Secret;
@@ -470,7 +469,7 @@ pub(super) fn spec(
     let mut publish = publishes(&args.publish)?;
     Publish::number_all(&mut publish)?;
     let guests =
-        args.intra.is_some() || args.pager != Mode::default() || args.memory_guarantee.is_some();
+        args.intra.is_some() || args.pager.is_some() || args.memory_guarantee.is_some();
     if strength == Strength::Isolate && guests {
         return Err(CellError::Usage(
             "an isolate has no guest kernel; leave out --intra, --pager and --memory-guarantee"
@@ -548,7 +547,7 @@ pub(super) fn spec(
         stdin: args.interactive,
         remove: args.rm,
         read_only: args.read_only,
-        pager: args.pager,
+        pager: args.pager.unwrap_or_default(),
         memory_guarantee: args.memory_guarantee,
         intra,
         publish,
