@@ -164,6 +164,9 @@ pub struct FolderMount {
     /// One file, which is all that the device holds, under [`crate::FOLDER_FILE`].
     #[serde(default)]
     pub is_file: bool,
+    /// A volume: while it is empty it gets what the image has at `guest_path`.
+    #[serde(default)]
+    pub fill: bool,
 }
 
 /// A program to run as a session leader, in the namespaces of the cell's own and with its limits.

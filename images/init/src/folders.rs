@@ -1,6 +1,7 @@
 //! Host folders: virtio-fs (kernel: Documentation/filesystems/virtiofs.rst).
 
 use std::fs::{self, File};
+use std::os::fd::{AsFd, AsRawFd};
 use std::path::Path;
 
 use exocell_agent::{FOLDER_FILE, FolderMount};
@@ -8,21 +9,48 @@ use nix::mount::{MntFlags, MsFlags, mount, umount2};
 
 use crate::dev::make_mount_point;
 use crate::error::{Context, InitError};
+use crate::fill::fill;
 
 /// Where a folder that is one file is, while that file is bound to its place.
 const ASIDE: &str = "/dev/.exocell-folder";
 
-/// Mounts every folder on its mount point, made if missing.
-pub fn mount_all(folders: &[FolderMount]) -> Result<(), InitError> {
-    folders.iter().try_for_each(mount_one)
+/// Is in the private disk of a cell whose volumes were filled.
+const FILLED: &str = "filled";
+
+/// Mounts every folder on its mount point, made if missing. `private` is the cell's own disk, which
+/// knows whether the cell begins for the first time: volumes are filled then only.
+pub fn mount_all(folders: &[FolderMount], private: Option<&File>) -> Result<(), InitError> {
+    let filled = private.map(|disk| format!("/proc/self/fd/{}/{FILLED}", disk.as_raw_fd()));
+    let is_first = filled.as_ref().is_none_or(|filled| fs::symlink_metadata(filled).is_err());
+    let wants = |folder: &&FolderMount| folder.fill && is_first;
+    let images = folders.iter().map(|folder| wants(&folder).then(|| held(folder)).transpose());
+    // All of them before anything covers one.
+    let images = images.collect::<Result<Vec<_>, _>>()?;
+    for (folder, image) in folders.iter().zip(images) {
+        mount_one(folder, image)?;
+    }
+    if let Some(filled) = filled.filter(|_| folders.iter().any(|folder| wants(&folder))) {
+        File::create(&filled).context(|| "noting that volumes are filled")?;
+    }
+    Ok(())
 }
 
-fn mount_one(folder: &FolderMount) -> Result<(), InitError> {
+/// What the image has where the folder is to be.
+fn held(folder: &FolderMount) -> Result<File, InitError> {
+    make_mount_point(&folder.guest_path)?;
+    File::open(&folder.guest_path).context(|| folder.guest_path.clone())
+}
+
+fn mount_one(folder: &FolderMount, image: Option<File>) -> Result<(), InitError> {
     if folder.is_file {
         return mount_file(folder);
     }
     make_mount_point(&folder.guest_path)?;
-    mount_device(folder, &folder.guest_path)
+    mount_device(folder, &folder.guest_path)?;
+    let Some(image) = image else { return Ok(()) };
+    let target = &folder.guest_path;
+    let filled = File::open(target).and_then(|volume| fill(image.as_fd(), volume.as_fd()));
+    filled.context(|| format!("copying the image's {target} into the volume there"))
 }
 
 fn flags(folder: &FolderMount) -> MsFlags {

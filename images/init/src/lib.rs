@@ -32,6 +32,7 @@ mod container;
 mod dev;
 mod error;
 mod exec;
+mod fill;
 mod folders;
 mod io_loop;
 mod isolates;

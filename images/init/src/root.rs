@@ -51,7 +51,7 @@ pub fn set_up(boot: &Boot) -> Result<Cell, InitError> {
     }
     let group = Group::make(boot.process_count_max)?;
     set_defaults(boot.process_count_max);
-    folders::mount_all(&boot.folders)?;
+    folders::mount_all(&boot.folders, private.as_ref())?;
     own_proc::take()?;
     dev::seal()?;
     Ok(Cell { group, private })

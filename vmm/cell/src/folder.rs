@@ -14,7 +14,7 @@ use std::io::{Read, Write};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -90,14 +90,21 @@ impl Share {
         Ok(Self { held, granted, is_file: kind.is_file(), tag, control: None })
     }
 
-    /// How the guest mounts them: what is mounted below another comes after it.
-    pub fn mounts<'a>(shares: impl Iterator<Item = &'a Self>) -> Vec<FolderMount> {
+    /// How the guest mounts them: what is mounted below another comes after it. Those at `fills`
+    /// get what the image has there.
+    pub fn mounts<'a>(
+        shares: impl Iterator<Item = &'a Self>,
+        fills: &[PathBuf],
+    ) -> Vec<FolderMount> {
         let mut mounts: Vec<FolderMount> = shares
             .map(|share| FolderMount {
                 tag: share.tag.clone(),
                 guest_path: share.granted.guest.display().to_string(),
                 read_only: !share.is_writable(),
                 is_file: share.is_file,
+                fill: share.is_writable()
+                    && !share.is_file
+                    && fills.contains(&share.granted.guest),
             })
             .collect();
         mounts.sort_by_key(|mount| Path::new(&mount.guest_path).components().count());

@@ -361,7 +361,7 @@ fn boot(
         root_device: device::disk_path(devices, ROOT_DISK).unwrap_or_default(),
         overlay_device: device::overlay_path(devices),
         process_count_max: caps.require_process_max()?.into(),
-        folders: Share::mounts(device::folders(devices)),
+        folders: Share::mounts(device::folders(devices), &spec.fills),
         hosts: spec.settings.hosts.clone(),
         domain_name: spec.settings.domain_name.clone().unwrap_or_default(),
         network: network.map(PlannedNetwork::setup),

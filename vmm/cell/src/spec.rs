@@ -121,6 +121,10 @@ pub struct CellSpec {
     /// Where its folders were when it was made, if it may start again; found at its start else.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub locations: Vec<crate::granted::Location>,
+    /// The guest's paths of those that are volumes: such a one gets what the image has there, while
+    /// it is empty and the cell begins for the first time.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub fills: Vec<PathBuf>,
     /// Milliseconds since the epoch.
     pub created_ms: u64,
 }

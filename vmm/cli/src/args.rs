@@ -206,11 +206,13 @@ pub struct RunArgs {
     pub settings: SettingsArgs,
     #[command(flatten)]
     pub health: HealthArgs,
-    /// Share a host folder: HOST:GUEST[:ro]; isolates also :overlay, for changes of their own.
-    #[arg(short, long = "volume", value_name = "HOST:GUEST[:ro]")]
+    /// Share a host folder: HOST:GUEST[:ro]; isolates also :overlay, for changes of their own. A path
+    /// of the cell alone is a new volume without a name, as the image's VOLUMEs are.
+    #[arg(short, long = "volume", value_name = "[HOST:]GUEST[:ro]")]
     pub volume: Vec<String>,
     /// The same in docker's words: type=bind,source=HOST,target=GUEST[,readonly], type=volume with
-    /// a name as its source, or type=tmpfs,target=GUEST[,tmpfs-size=BYTES].
+    /// a name as its source or none, which gets what the image has there while it is empty
+    /// (volume-nocopy: not), or type=tmpfs,target=GUEST[,tmpfs-size=BYTES].
     #[arg(long, value_name = "NAME=VALUE,...")]
     pub mount: Vec<String>,
     /// Let the cell talk to HOST[:PORTS][/udp|/raw], HOST/icmp or NETWORK:PORTS. To a host's name
@@ -821,6 +823,9 @@ pub struct RmArgs {
     /// Kill running ones first.
     #[arg(short, long)]
     pub force: bool,
+    /// Remove the volumes without names that were made for them, too.
+    #[arg(short, long)]
+    pub volumes: bool,
     #[arg(required = true)]
     pub cells: Vec<String>,
 }
@@ -1194,6 +1199,9 @@ pub enum SystemCommand {
         /// Images that no cell uses, too.
         #[arg(short, long)]
         all: bool,
+        /// Volumes without a name that no cell has, too.
+        #[arg(long)]
+        volumes: bool,
         /// Do not ask.
         #[arg(short, long)]
         force: bool,

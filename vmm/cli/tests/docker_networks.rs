@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use common::docker::Server;
-use common::{Finished, IMAGE, eventually, finish};
+use common::{Finished, IMAGE, eventually, finish, text};
 use serde_json::Value;
 
 /// Starts a container that waits.
@@ -111,6 +111,99 @@ fn volumes_have_labels_and_are_pruned() {
     assert_eq!(listed("name=o"), ["one", "two"], "{nameless} is gone, those with a name are not");
     server.docker(&["volume", "prune", "-a", "-f"]).ok();
     assert_eq!(listed("name=o"), ["two"]);
+}
+
+/// An image that wants a volume at /data, where it has files.
+fn image_with_a_volume(server: &Server) -> String {
+    let image = server.image("volume");
+    let context = tempfile::tempdir().expect("a context");
+    let marks = "import os; os.setxattr('/data/sub/file', 'user.mark', b'kept')";
+    let dockerfile = format!(
+        "FROM {IMAGE}\nRUN mkdir -p /data/sub && echo of the image > /data/sub/file && \
+         ln -s sub /data/link && chown 7:8 /data /data/sub/file && chmod 1770 /data && \
+         python3 -c \"{marks}\"\nVOLUME /data\n"
+    );
+    fs::write(context.path().join("Dockerfile"), dockerfile).expect("a file");
+    server.docker(&["build", "-t", &image, text(context.path())]).ok();
+    image
+}
+
+#[test]
+fn a_new_volume_has_what_the_image_has_there() {
+    let server = Server::start();
+    let image = image_with_a_volume(&server);
+    let run = |flags: &[&str], script: &str| {
+        let fixed = ["run", "--rm", "--network", "none"];
+        server.docker(&[&fixed[..], flags, &[&image, "sh", "-c", script]].concat()).ok()
+    };
+    let look = "stat -c '%a %u:%g' /data /data/sub/file; cat /data/sub/file; readlink /data/link; \
+                python3 -c \"import os; print(os.getxattr('/data/sub/file', 'user.mark'))\"";
+    let whole = "1770 7:8\n644 7:8\nof the image\nsub\nb'kept'";
+    assert_eq!(run(&["-v", "named:/data"], &format!("{look}; rm /data/link")).text(), whole);
+    // It is as it was left, and for whoever comes.
+    assert_eq!(run(&["-v", "named:/data"], "ls -A /data").text(), "sub");
+    assert_eq!(run(&["-v", "named:/other"], "ls -A /other").text(), "sub");
+    let bare = "type=volume,src=bare,dst=/data,volume-nocopy";
+    assert_eq!(run(&["--mount", bare], "ls -A /data; stat -c %a /data").text(), "755");
+    // Where the image has nothing, too.
+    assert_eq!(run(&["-v", "fresh:/new"], "ls -A /new; stat -c '%a %u' /new").text(), "755 0");
+    let mount = "type=volume,src=again,dst=/data";
+    let own = ["run", "--rm", "--mount", mount, &image, "sh", "-c", look];
+    let shown = finish(&mut server.exocell(&own), b"");
+    assert_eq!(shown.ok().text(), whole);
+}
+
+#[test]
+fn volumes_without_a_name_go_with_their_containers() {
+    let server = Server::start();
+    let image = image_with_a_volume(&server);
+    let volumes = || {
+        let listed = server.docker(&["volume", "ls", "-q"]).ok();
+        listed.text().lines().map(str::to_owned).collect::<Vec<_>>()
+    };
+    let start = |name: &str, flags: &[&str]| {
+        let fixed = ["run", "-d", "--network", "none", "--name", name];
+        server.docker(&[&fixed[..], flags, &[&image, "sleep", "infinity"]].concat()).ok();
+    };
+    start("one", &["-v", "/more"]);
+    assert_eq!(volumes().len(), 2);
+    let mounts = server.inspect("one", "{{range .Mounts}}{{.Type}} {{.Destination}} {{end}}");
+    assert_eq!(mounts, "volume /more volume /data ");
+    let name = server.inspect("one", "{{range .Mounts}}{{if eq .Destination \"/data\"}}{{.Name}}{{end}}{{end}}");
+    assert!(volumes().contains(&name) && name.len() == 64, "{name}");
+    server.docker(&["exec", "one", "sh", "-c", "rm -r /data/sub /data/link"]).ok();
+    server.docker(&["restart", "-t", "0", "one"]).ok();
+    // Emptied by its container, it is not filled again.
+    assert_eq!(server.docker(&["exec", "one", "ls", "-A", "/data"]).ok().text(), "");
+    // Another container has it by its name: it is that one's, too.
+    start("two", &["-v", &format!("{name}:/data")]);
+    server.docker(&["volume", "rm", &name]).exited(1);
+    server.docker(&["rm", "-f", "-v", "one"]).ok();
+    assert_eq!(volumes(), [name.as_str()]);
+    server.docker(&["rm", "-f", "-v", "two"]).ok();
+    assert_eq!(volumes(), [name.as_str()], "it was not made for that container");
+    server.docker(&["volume", "prune", "-f"]).ok();
+    assert_eq!(volumes(), [""; 0]);
+
+    let once = ["run", "--rm", "--network", "none", &image, "cat", "/data/sub/file"];
+    assert_eq!(server.docker(&once).ok().text(), "of the image");
+    eventually("its volume is gone", || volumes().is_empty());
+
+    // So it is without the server.
+    let own = |args: &[&str]| finish(&mut server.exocell(args), b"").ok();
+    let once = ["run", "--rm", "-v", "/more", &image, "cat", "/data/sub/file"];
+    assert_eq!(own(&once).text(), "of the image");
+    assert_eq!(volumes(), [""; 0]);
+    own(&["run", "-d", "--name", "three", &image, "sleep", "infinity"]);
+    assert_eq!(server.inspect("three", "{{range .Mounts}}{{.Type}} {{.Destination}}{{end}}"), "volume /data");
+    assert_eq!(volumes().len(), 1);
+    own(&["rm", "-f", "three"]);
+    assert_eq!(volumes().len(), 1);
+    own(&["system", "prune", "-f", "--volumes"]);
+    assert_eq!(volumes(), [""; 0]);
+    own(&["run", "-d", "--name", "four", &image, "sleep", "infinity"]);
+    own(&["rm", "-f", "-v", "four"]);
+    assert_eq!(volumes(), [""; 0]);
 }
 
 const PROJECT: &str = r#"

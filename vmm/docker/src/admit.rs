@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::error::{ApiError, ApiResult};
+use crate::exec::new_id;
 use crate::ports;
 use crate::wire::{
     BindOptions, Config, Create, HostConfig, Mount, Names, RestartPolicy, TmpfsOptions, Ulimit,
@@ -43,7 +44,7 @@ pub struct Defaults {
 }
 
 /// A folder of the host or a volume in a container.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MountPoint {
     /// The volume's; `None` for a folder of the host.
     pub volume: Option<String>,
@@ -55,6 +56,12 @@ pub struct MountPoint {
     /// Of a volume that is made with it.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,
+    /// Whether a volume without a name is made with it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_anonymous: bool,
+    /// Whether a volume gets what the image has in its place while it is empty.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub fill: bool,
 }
 
 /// A request that a cell can honour.
@@ -62,6 +69,8 @@ pub struct MountPoint {
 pub struct Admitted {
     pub args: Vec<String>,
     pub mounts: Vec<MountPoint>,
+    /// The paths of those that get what the image has there.
+    pub fills: Vec<PathBuf>,
     pub publish: Vec<Publish>,
     pub networks: Vec<Attachment>,
     pub settings: Settings,
@@ -95,9 +104,11 @@ pub fn admit(
             create.config.image
         )));
     }
-    let mounts = mounts(host, volumes)?;
+    let mounts = mounts(create, image, volumes)?;
+    let fills = mounts.iter().filter(|mount| mount.fill).map(|mount| PathBuf::from(&mount.target));
     let publish = publish(create, image)?;
     Ok(Admitted {
+        fills: fills.collect(),
         args,
         capabilities: table(create, defaults, &mounts, &publish, &networks)?.to_string(),
         intra: defaults.intra,
@@ -218,11 +229,6 @@ fn warnings(create: &Create, defaults: &Defaults, is_joined: bool) -> Vec<String
         (
             host.memory_swap < 0 || host.memory_swap > host.memory,
             "MemorySwap is not used: a container has its memory and no swap",
-        ),
-        (
-            !create.config.volumes.is_empty(),
-            "Volumes without a name are not made: what is written there is on the container's \
-             own disk",
         ),
     ]
     .into_iter()
@@ -411,22 +417,52 @@ fn folder(mount: &MountPoint) -> Value {
     json!({ "host": mount.source, "guest": mount.target, "rights": rights })
 }
 
-fn mounts(host: &HostConfig, volumes: &Path) -> ApiResult<Vec<MountPoint>> {
-    let mut found = Vec::new();
+fn mounts(create: &Create, image: &ImageConfig, volumes: &Path) -> ApiResult<Vec<MountPoint>> {
+    let host = &create.host;
+    let mut found: Vec<MountPoint> = Vec::new();
     for bind in &host.binds {
         found.push(read_bind(bind, volumes)?);
     }
     for mount in host.mounts.iter().filter(|mount| mount.kind != "tmpfs") {
         found.push(read_mount(mount, volumes)?);
     }
+    let mut taken = BTreeSet::new();
+    if let Some(twice) = found.iter().find(|mount| !taken.insert(plain(&mount.target))) {
+        return Err(ApiError::bad_request(format!("Duplicate mount point: {}", twice.target)));
+    }
+    let in_memory = host.mounts.iter().filter(|mount| mount.kind == "tmpfs");
+    taken.extend(in_memory.map(|mount| plain(&mount.target)));
+    taken.extend(host.tmpfs.keys().map(|target| plain(target)));
+    for target in create.config.volumes.keys().chain(&image.volumes) {
+        if taken.insert(plain(target)) {
+            found.push(anonymous(target, volumes)?);
+        }
+    }
     Ok(found)
 }
 
-/// `SOURCE:TARGET[:OPTIONS]`; a source that is no path is a volume's name.
+/// The path, however it is written.
+fn plain(target: &str) -> PathBuf {
+    Path::new("/").join(target).components().collect()
+}
+
+/// A volume that is called by an id.
+fn anonymous(target: &str, volumes: &Path) -> ApiResult<MountPoint> {
+    let target = match target.starts_with('/') {
+        true => target.to_owned(),
+        false => format!("/{target}"),
+    };
+    let point = point(&new_id()?, &target, true, true, volumes)?;
+    Ok(MountPoint { is_anonymous: true, ..point })
+}
+
+/// `SOURCE:TARGET[:OPTIONS]`; a source that is no path is a volume's name, and a target alone a
+/// volume without one.
 fn read_bind(bind: &str, volumes: &Path) -> ApiResult<MountPoint> {
     let invalid = || ApiError::bad_request(format!("invalid volume specification: '{bind}'"));
     let parts: Vec<&str> = bind.split(':').collect();
     let (source, target, options) = match parts.as_slice() {
+        [target] if target.starts_with('/') => return anonymous(target, volumes),
         [source, target] => (*source, *target, ""),
         [source, target, options] => (*source, *target, *options),
         _ => return Err(invalid()),
@@ -434,7 +470,9 @@ fn read_bind(bind: &str, volumes: &Path) -> ApiResult<MountPoint> {
     if source.is_empty() {
         return Err(invalid());
     }
-    point(source, target, is_writable(options)?, true, volumes)
+    let point = point(source, target, is_writable(options)?, true, volumes)?;
+    let fill = point.fill && !options.split(',').any(|word| word == "nocopy");
+    Ok(MountPoint { fill, ..point })
 }
 
 /// Whether a bind with these options may be written to. A word that is not understood may have
@@ -444,7 +482,6 @@ fn is_writable(options: &str) -> ApiResult<bool> {
         &["rw", "ro"],
         // Labels of SELinux, which a cell has not.
         &["z", "Z"],
-        // Nothing is ever copied into a volume.
         &["nocopy"],
         &["private", "rprivate"],
         // Of the Mac.
@@ -483,14 +520,14 @@ fn read_mount(mount: &Mount, volumes: &Path) -> ApiResult<MountPoint> {
         {
             Err(ApiError::unsupported("this volume driver", "use local, without options"))
         }
-        ("volume", "") => Err(ApiError::unsupported(
-            "a volume without a name",
-            "name it, or use the container's own disk",
-        )),
         ("volume", name) if !name.contains('/') => {
             let labels = mount.volume_options.labels.clone();
-            let point = point(name, &mount.target, !mount.read_only, true, volumes)?;
-            Ok(MountPoint { labels, ..point })
+            let point = match name {
+                "" => anonymous(&mount.target, volumes)?,
+                name => point(name, &mount.target, true, true, volumes)?,
+            };
+            let fill = point.fill && !mount.volume_options.no_copy;
+            Ok(MountPoint { labels, fill, writable: !mount.read_only, ..point })
         }
         ("bind" | "volume", source) => {
             Err(ApiError::bad_request(format!("invalid mount source '{source}'")))
@@ -543,8 +580,8 @@ fn point(
         }
         None => PathBuf::from(source),
     };
-    let labels = BTreeMap::new();
-    Ok(MountPoint { volume, source, target: target.to_owned(), writable, make, labels })
+    let (target, fill) = (target.to_owned(), volume.is_some());
+    Ok(MountPoint { volume, source, target, writable, make, fill, ..MountPoint::default() })
 }
 
 /// Whether a volume may be called `name`.
@@ -792,7 +829,8 @@ mod tests {
             (json!({"LogConfig": {"Type": "syslog"}}), 501, "log driver"),
             (json!({"Runtime": "nvidia"}), 501, "runtime"),
             (json!({"Mounts": [{"Type": "npipe", "Target": "/x"}]}), 501, "npipe"),
-            (json!({"Mounts": [{"Type": "volume", "Target": "/x"}]}), 501, "without a name"),
+            (json!({"Binds": ["a:/x", "/x/"]}), 400, "Duplicate mount point"),
+            (json!({"Binds": ["x"]}), 400, "invalid volume specification"),
             (json!({"Memory": -1}), 400, "negative"),
             (json!({"NanoCpus": 9_000_000_000i64}), 400, "only 2 CPUs"),
             (json!({"IpcMode": "none"}), 501, "IpcMode"),

@@ -108,6 +108,8 @@ fn container(
     set(&mut config.user, &image.config.user);
     config.env = exocell_cell::plan::environment(&image.config.env, &own_env, false);
     let labels = image.config.labels.clone().into_iter();
+    let volumes = image.config.volumes.iter();
+    config.volumes.extend(volumes.map(|path| (path.clone(), json!({}))));
     let exposed = image.config.exposed_ports.iter();
     config.exposed_ports.extend(exposed.map(|port| (port.clone(), json!({}))));
     config.labels = labels.chain(std::mem::take(&mut config.labels)).collect();
@@ -161,6 +163,7 @@ fn container(
         warm: None,
         changes: exocell_cell::changes::Changes::default(),
         locations: Vec::new(),
+        fills: admitted.fills,
         created_ms: now_ms(),
     };
     Container {
@@ -439,7 +442,8 @@ pub async fn update(server: &Arc<Server>, key: &str, call: Call) -> ApiResult<Re
 
 /// `DELETE /containers/{id}`
 pub async fn remove(server: &Arc<Server>, key: &str, call: &Call) -> ApiResult<Response> {
-    lifecycle::remove(server, key, call.target.query.flag("force")).await?;
+    let query = &call.target.query;
+    lifecycle::remove(server, key, query.flag("force"), query.flag("v")).await?;
     Ok(empty(StatusCode::NO_CONTENT))
 }
 
@@ -450,7 +454,7 @@ pub async fn prune(server: &Arc<Server>, call: &Call) -> ApiResult<Response> {
     let mut deleted = Vec::new();
     for seen in all.iter().filter(|seen| !seen.is_running() && !seen.is_restarting()) {
         let fits = filters.labels(&seen.container.config.labels);
-        if fits && lifecycle::remove(server, seen.id(), false).await.is_ok() {
+        if fits && lifecycle::remove(server, seen.id(), false, false).await.is_ok() {
             deleted.push(seen.id());
         }
     }

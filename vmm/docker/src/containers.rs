@@ -30,6 +30,7 @@ use serde_json::{Value, json};
 use crate::admit::MountPoint;
 use crate::error::{ApiError, ApiResult};
 use crate::notes::Notes;
+use crate::shelf::Shelf;
 use crate::wire::Config;
 
 /// Counts what is written, for the names of files that are not whole yet.
@@ -62,7 +63,7 @@ impl Container {
     pub const VERSION: u32 = 1;
 
     /// The container that a cell looks like which was not made through the API.
-    fn of_cell(spec: CellSpec) -> Self {
+    pub fn of_cell(spec: CellSpec, shelf: &Shelf) -> Self {
         let config = Config {
             hostname: spec.hostname.clone().unwrap_or_else(|| short(&spec.id).to_owned()),
             user: spec.user.clone().unwrap_or_default(),
@@ -86,7 +87,7 @@ impl Container {
                 "RestartPolicy": restart_policy(spec.restart),
             }),
             image_id: String::new(),
-            mounts: Vec::new(),
+            mounts: shelf.mounts_of(&spec),
             warnings: Vec::new(),
             tty_size: None,
             started: true,
@@ -252,6 +253,7 @@ impl Containers {
                 fs::remove_file(path)?;
             }
         }
+        containers.shelf().sweep();
         Ok(containers)
     }
 
@@ -268,13 +270,12 @@ impl Containers {
         self.layout.containers()
     }
 
-    pub fn volumes(&self) -> PathBuf {
-        Self::root(&self.layout).join("volumes")
+    pub fn shelf(&self) -> Shelf {
+        Shelf::of(&self.layout)
     }
 
-    /// What is noted of the volume `name`.
-    pub fn volume_notes(&self, name: &str) -> PathBuf {
-        Self::root(&self.layout).join("volume-notes").join(format!("{name}.json"))
+    pub fn volumes(&self) -> PathBuf {
+        self.shelf().folder()
     }
 
     fn disks(&self) -> PathBuf {
@@ -335,7 +336,8 @@ impl Containers {
     pub fn all(&self) -> ApiResult<Vec<Seen>> {
         // Files first: a cell that is launched in between has one already.
         let mut files = self.files()?;
-        let mut found = Vec::new();
+        let (mut found, mut gone) = (Vec::new(), Vec::new());
+        let shelf = self.shelf();
         // A cell that waits in a pool is nobody's container yet, and one without a
         // program shows another one's files.
         let mut cells = Record::all(&self.layout)?;
@@ -355,7 +357,7 @@ impl Containers {
                     }
                     container
                 }
-                None => Container::of_cell(spec),
+                None => Container::of_cell(spec, &shelf),
             };
             found.push(Seen { container, cell: Some((record, status)) });
         }
@@ -364,6 +366,17 @@ impl Containers {
                 found.push(Seen { container, cell: None });
             } else if !Record::exists(&self.layout, container.id()) {
                 self.forget(container.id())?;
+                gone.push(container);
+            }
+        }
+        let of_gone = gone.iter().filter(|gone| gone.spec.remove).flat_map(|gone| &gone.mounts);
+        let of_gone: BTreeSet<&str> = of_gone.filter_map(|own| own.volume.as_deref()).collect();
+        for name in of_gone {
+            let uses = |own: &MountPoint| own.volume.as_deref() == Some(name);
+            let is_used = found.iter().any(|seen: &Seen| seen.container.mounts.iter().any(uses));
+            if !is_used && shelf.notes(name).ends_with_owner {
+                // What is left is swept by the next server.
+                let _ = shelf.discard(name);
             }
         }
         found.sort_by_key(|seen| seen.container.spec.created_ms);
@@ -454,13 +467,16 @@ impl Containers {
         self.check_volumes(&volumes)?;
         let caps = CapabilitySet::parse(&container.spec.capabilities, Path::new("/"));
         let caps = caps.map_err(CellError::from)?;
+        let shelf = self.shelf();
         for mount in mounts {
-            if let Some(name) = mount.volume.as_deref().filter(|_| !mount.source.exists()) {
-                let notes = Notes::new(mount.labels.clone(), false);
-                notes.write(&self.volume_notes(name)).map_err(|error| {
-                    ApiError::internal(format!("cannot note the volume {name}: {error}"))
-                })?;
-            }
+            let Some(name) = mount.volume.as_deref() else { continue };
+            let notes = match mount.is_anonymous {
+                true => Notes::of(&container.spec.id, container.spec.remove),
+                false => Notes::new(mount.labels.clone(), false),
+            };
+            shelf.make(name, &notes).map_err(|error| {
+                ApiError::internal(format!("cannot make the volume {name}: {error}"))
+            })?;
         }
         let links = Links::of(&self.layout, &caps);
         let found = mounts.iter().map(|mount| prepare(&links, mount));
@@ -500,7 +516,7 @@ pub mod tests {
         let bare = reach::bare("an image", &json!({ "version": 1 })).unwrap();
         let spec =
             CellSpec { name: name.to_owned(), stdin: true, idle: false, remove: false, ..bare };
-        let container = Container { started: false, ..Container::of_cell(spec) };
+        let container = Container { started: false, ..Container::of_cell(spec, &containers.shelf()) };
         containers.write(&container).unwrap();
         containers
     }
@@ -544,7 +560,8 @@ pub mod tests {
             "hostname": null, "tty": false, "stdin": false, "remove": false, "read_only": false,
             "capabilities": table, "created_ms": 0,
         }));
-        let mut container = Container::of_cell(spec.unwrap());
+        let shelf = Shelf::of(&Layout::new(source));
+        let mut container = Container::of_cell(spec.unwrap(), &shelf);
         let (source, target) = (source.to_owned(), "/d".to_owned());
         container.mounts = vec![MountPoint {
             volume: None,
@@ -552,7 +569,7 @@ pub mod tests {
             target,
             writable: true,
             make,
-            labels: BTreeMap::new(),
+            ..MountPoint::default()
         }];
         container
     }

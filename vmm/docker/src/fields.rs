@@ -228,8 +228,7 @@ const BIND_OPTIONS: &[Field] = &[
 ];
 
 const VOLUME_OPTIONS: &[Field] = &[
-    // Nothing is ever copied into a volume.
-    idle("NoCopy"),
+    read("NoCopy"),
     read("Labels"),
     holds("DriverConfig", Inside::One(&[read("Name"), refused("Options", LEAVE_OUT)])),
     refused("Subpath", "mount the whole volume"),

@@ -41,6 +41,7 @@ mod ports;
 mod reach;
 mod route;
 mod save;
+mod shelf;
 mod state;
 mod stats;
 mod system;
@@ -56,10 +57,44 @@ pub use filters::{Filters, OF_IMAGES, image_passes};
 pub use listen::{GIVEN, Options, serve};
 pub use save::save_to;
 
-/// The folder with the volumes of a state root.
-#[must_use]
-pub fn volumes(layout: &exocell_cell::Layout) -> std::path::PathBuf {
-    containers::Containers::of(layout).volumes()
+/// Makes the volume `name` where it is missing; where its files are. One without a name is called
+/// by an id, and made for the cell `owner`; whether it is to go with that is said beside.
+///
+/// # Errors
+/// It can't be called so; as of mkdir(2).
+pub fn make_volume(
+    layout: &exocell_cell::Layout,
+    name: &str,
+    owner: Option<(&str, bool)>,
+) -> Result<std::path::PathBuf, exocell_cell::CellError> {
+    check_volume_name(name).map_err(exocell_cell::CellError::Usage)?;
+    let shelf = shelf::Shelf::of(layout);
+    let notes = match owner {
+        Some((owner, ends_with_owner)) => notes::Notes::of(owner, ends_with_owner),
+        None => notes::Notes::new(std::collections::BTreeMap::new(), false),
+    };
+    let path = shelf.path(name);
+    let what = format!("cannot make the volume {}", path.display());
+    shelf.make(name, &notes).map_err(exocell_cell::CellError::host(what))?;
+    Ok(path)
+}
+
+/// Removes the volumes without names that were made for cell `id`, which is gone.
+pub fn discard_volumes(layout: &exocell_cell::Layout, id: &str) {
+    shelf::Shelf::of(layout).discard_owned(id);
+}
+
+/// Removes volumes whose cells were to take them with them; there was nobody to do it.
+pub fn sweep_volumes(layout: &exocell_cell::Layout) {
+    shelf::Shelf::of(layout).sweep();
+}
+
+/// Removes the volumes without names that no cell has; how many.
+///
+/// # Errors
+/// The host's.
+pub fn prune_volumes(layout: &exocell_cell::Layout) -> Result<usize, exocell_cell::CellError> {
+    shelf::Shelf::of(layout).prune()
 }
 
 /// Whether a volume may be called `name`.

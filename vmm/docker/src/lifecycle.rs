@@ -26,6 +26,7 @@ use crate::health;
 use crate::launcher::{self, Start};
 use crate::live::{Live, Overseer};
 use crate::state::Server;
+use crate::volumes;
 
 /// What a killed cell's exit code is.
 const KILLED: u8 = 128 + 9;
@@ -50,7 +51,7 @@ pub async fn start(server: &Arc<Server>, key: &str) -> ApiResult<bool> {
     let started = begin(server, &id).await;
     // One that removes itself does so without having run, too: its client waits for that.
     if started.is_err() && server.find(&id).await.is_ok_and(|seen| seen.container.spec.remove) {
-        remove(server, &id, true).await?;
+        remove(server, &id, true, true).await?;
     }
     started
 }
@@ -279,9 +280,16 @@ async fn settle(server: &Arc<Server>, live: &Arc<Live>, container: &Container, t
     // A record that is to be removed goes before its followers hear of the end.
     let gone = found.is_err_and(|error| error.status == StatusCode::NOT_FOUND);
     if gone || container.spec.remove {
-        let id = live.id.clone();
+        let own = container.clone();
+        let forget = move |server: &Server| {
+            server.containers.forget(own.id())?;
+            if own.spec.remove {
+                volumes::discard_of(server, &own);
+            }
+            Ok(())
+        };
         // What is left is swept by the next who looks.
-        let _ = server.blocking(move |server| server.containers.forget(&id)).await;
+        let _ = server.blocking(forget).await;
         server.tell(container, "destroy", &[]);
         server.bury(&live.id);
     }
@@ -375,8 +383,14 @@ pub async fn kill_now(server: &Arc<Server>, seen: &Seen) -> ApiResult<()> {
     killed
 }
 
-/// Removes container `key`; `force` ends it first.
-pub async fn remove(server: &Arc<Server>, key: &str, force: bool) -> ApiResult<()> {
+/// Removes container `key`; `force` ends it first. With `with_volumes` its volumes without names go,
+/// too.
+pub async fn remove(
+    server: &Arc<Server>,
+    key: &str,
+    force: bool,
+    with_volumes: bool,
+) -> ApiResult<()> {
     let seen = server.find(key).await?;
     let live = server.live(seen.id());
     let changing = live.claim(if force { Duration::ZERO } else { READERS_PATIENCE }).await;
@@ -398,6 +412,7 @@ pub async fn remove(server: &Arc<Server>, key: &str, force: bool) -> ApiResult<(
         kill_now(server, &seen).await?;
     }
     let (cell, id) = (seen.cell.clone(), seen.id().to_owned());
+    let own = seen.container.clone();
     let code = server
         .blocking(move |server| {
             let mut code = None;
@@ -410,6 +425,9 @@ pub async fn remove(server: &Arc<Server>, key: &str, force: bool) -> ApiResult<(
             }
             warm::release(server.layout(), &id)?;
             server.containers.forget(&id)?;
+            if with_volumes || own.spec.remove {
+                volumes::discard_of(server, &own);
+            }
             Ok(code)
         })
         .await?;

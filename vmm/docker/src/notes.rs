@@ -9,6 +9,9 @@ use exocell_cell::images::private;
 use exocell_cell::now_ms;
 use serde::{Deserialize, Serialize};
 
+/// The label by which docker's own command knows a volume without a name.
+const ANONYMOUS: &str = "com.docker.volume.anonymous";
+
 /// See the module's head.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct Notes {
@@ -18,12 +21,27 @@ pub struct Notes {
     /// Whether its maker gave it no name.
     #[serde(default)]
     pub is_anonymous: bool,
+    /// The container that it was made for, if it was for one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub owner: Option<String>,
+    /// Whether it is to go with that.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub ends_with_owner: bool,
 }
 
 impl Notes {
     /// Of a volume that is made now.
-    pub fn new(labels: BTreeMap<String, String>, is_anonymous: bool) -> Self {
-        Self { labels, created_ms: now_ms(), is_anonymous }
+    pub fn new(mut labels: BTreeMap<String, String>, is_anonymous: bool) -> Self {
+        if is_anonymous {
+            labels.insert(ANONYMOUS.to_owned(), String::new());
+        }
+        Self { labels, created_ms: now_ms(), is_anonymous, ..Self::default() }
+    }
+
+    /// Of one without a name that is made for the container `owner`, and may be to go with that.
+    pub fn of(owner: &str, ends_with_owner: bool) -> Self {
+        let owner = Some(owner.to_owned());
+        Self { owner, ends_with_owner, ..Self::new(BTreeMap::new(), true) }
     }
 
     /// Those at `path`; none of a volume that an earlier version made.

@@ -135,7 +135,8 @@ fn idle(container: &Container) -> ApiResult<CellSpec> {
         sections.remove("network");
     }
     let (disk, locations) = (container.spec.disk.clone(), container.spec.locations.clone());
-    Ok(CellSpec { disk, locations, ..bare(container.spec.image_name(), &caps)? })
+    let fills = container.spec.fills.clone();
+    Ok(CellSpec { disk, locations, fills, ..bare(container.spec.image_name(), &caps)? })
 }
 
 pub(crate) fn bare(image: &str, caps: &Value) -> ApiResult<CellSpec> {
@@ -176,6 +177,7 @@ pub(crate) fn bare(image: &str, caps: &Value) -> ApiResult<CellSpec> {
         warm: None,
         changes: exocell_cell::changes::Changes::default(),
         locations: Vec::new(),
+        fills: Vec::new(),
         capabilities: caps.to_string(),
         created_ms: now_ms(),
     })

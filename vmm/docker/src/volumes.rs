@@ -7,12 +7,12 @@ use std::sync::Arc;
 use std::time::UNIX_EPOCH;
 
 use exocell_cell::clock::rfc3339_ms;
-use exocell_cell::images::walk;
 use hyper::StatusCode;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::admit::check_volume;
+use crate::containers::Container;
 use crate::error::{ApiError, ApiResult};
 use crate::events::Event;
 use crate::exec::new_id;
@@ -43,9 +43,10 @@ struct Volume {
 
 impl Volume {
     fn of(server: &Server, name: &str) -> Option<Self> {
-        let path = server.containers.volumes().join(name);
+        let shelf = server.containers.shelf();
+        let path = shelf.path(name);
         let made = fs::metadata(&path).ok()?.modified().ok()?.duration_since(UNIX_EPOCH).ok()?;
-        let notes = Notes::read(&server.containers.volume_notes(name));
+        let notes = shelf.notes(name);
         let created =
             if notes.created_ms == 0 { made.as_millis() as u64 } else { notes.created_ms };
         let shown = json!({
@@ -57,24 +58,25 @@ impl Volume {
     }
 
     fn all(server: &Server) -> ApiResult<Vec<Self>> {
-        let entries = fs::read_dir(server.containers.volumes()).map_err(failed("list", ""))?;
-        let names = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok());
-        let mut names: Vec<String> = names.collect();
-        names.sort();
+        let names = server.containers.shelf().names().map_err(failed("list", ""))?;
         Ok(names.iter().filter_map(|name| Self::of(server, name)).collect())
     }
 }
 
 /// The names of volumes that a container has.
 fn used(server: &Server) -> ApiResult<BTreeSet<String>> {
-    let all = server.containers.all()?;
-    let mounts = all.iter().flat_map(|seen| &seen.container.mounts);
-    Ok(mounts.filter_map(|mount| mount.volume.clone()).collect())
+    server.containers.shelf().used()
 }
 
 fn failed(what: &str, name: &str) -> impl FnOnce(io::Error) -> ApiError {
     let text = format!("cannot {what} the volume {name}");
     move |error| ApiError::internal(format!("{text}: {error}"))
+}
+
+/// Removes the volumes without names of a container that is gone, and tells of them. Blocks.
+pub fn discard_of(server: &Server, container: &Container) {
+    let gone = server.containers.shelf().discard_of(container);
+    gone.iter().for_each(|name| tell(server, "destroy", name));
 }
 
 fn tell(server: &Server, action: &str, name: &str) {
@@ -119,12 +121,7 @@ pub async fn create(server: &Arc<Server>, call: Call) -> ApiResult<Response> {
     let made = name.clone();
     let shown = server.blocking(move |server| {
         server.containers.check_volumes(&[made.as_str()])?;
-        let path = server.containers.volumes().join(&made);
-        // One that is there stays as it is.
-        if !path.exists() {
-            notes.write(&server.containers.volume_notes(&made)).map_err(failed("note", &made))?;
-            fs::create_dir_all(&path).map_err(failed("make", &made))?;
-        }
+        server.containers.shelf().make(&made, &notes).map_err(failed("make", &made))?;
         let volume = Volume::of(server, &made);
         let volume = volume.ok_or_else(|| failed("find", &made)(io::ErrorKind::NotFound.into()))?;
         Ok(volume.shown)
@@ -147,15 +144,10 @@ pub fn inspect(server: &Server, name: &str) -> ApiResult<Response> {
 
 /// Removes a volume and what is noted of it.
 fn discard(server: &Server, name: &str) -> ApiResult<()> {
-    let path = server.containers.volumes().join(name);
-    // As deep as its containers have made it.
-    match path.symlink_metadata().and_then(|_| walk::remove(&path)) {
+    match server.containers.shelf().discard(name) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Err(no_such(name)),
         other => other.map_err(failed("remove", name)),
-    }?;
-    // Notes of a volume that is gone say nothing.
-    let _ = fs::remove_file(server.containers.volume_notes(name));
-    Ok(())
+    }
 }
 
 /// `POST /volumes/prune`

@@ -234,6 +234,8 @@ pub struct BindOptions {
 #[serde(default, rename_all = "PascalCase")]
 pub struct VolumeOptions {
     #[serde(deserialize_with = "or_default")]
+    pub no_copy: bool,
+    #[serde(deserialize_with = "or_default")]
     pub labels: BTreeMap<String, String>,
     #[serde(deserialize_with = "or_default")]
     pub driver_config: DriverConfig,

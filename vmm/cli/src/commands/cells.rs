@@ -480,8 +480,12 @@ pub fn rm(layout: &Layout, args: &RmArgs) -> Result<u8, CellError> {
     for key in &args.cells {
         let (record, _, status) = Record::find(layout, key)?;
         end::remove(layout, &record, &status, args.force)?;
+        if args.volumes {
+            exocell_docker::discard_volumes(layout, &record.id);
+        }
         say!("{key}");
     }
+    exocell_docker::sweep_volumes(layout);
     Ok(0)
 }
 

@@ -1,10 +1,14 @@
-//! `run --mount`, in docker's words: folders, volumes, and files in memory.
+//! `run -v` and `--mount`, in docker's words: folders, volumes, and files in memory.
 
-use std::path::Path;
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
 
-use exocell_cell::images::private;
+use exocell_cell::images::Store;
+use exocell_cell::parent::Parent;
 use exocell_cell::settings::Tmpfs;
-use exocell_cell::{CellError, Layout};
+use exocell_cell::{CellError, CellSpec, Layout, plan};
+
+use crate::args::{RunArgs, StrengthArg};
 
 /// One `--mount`.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -13,6 +17,8 @@ struct Mount {
     source: String,
     target: String,
     read_only: bool,
+    /// Whether a volume stays as it is, whatever the image has there.
+    no_copy: bool,
     /// Of files in memory, as `--tmpfs` has them.
     options: Vec<String>,
 }
@@ -33,10 +39,9 @@ impl Mount {
         }
         let is_named = !mount.source.is_empty();
         match mount.kind.as_str() {
-            "bind" | "volume" if !is_named => Err(usage(
-                text,
-                "source is missing; name a folder of this host (type=bind) or a volume",
-            )),
+            "bind" if !is_named => {
+                Err(usage(text, "source is missing; name a folder of this host"))
+            }
             "tmpfs" if is_named => Err(usage(text, "files in memory have no source")),
             "bind" | "volume" if format!("{}{}", mount.source, mount.target).contains(':') => {
                 Err(usage(text, "a path with a colon cannot be shared; share the folder above it"))
@@ -52,6 +57,7 @@ impl Mount {
             "source" | "src" => value.clone_into(&mut self.source),
             "target" | "dst" | "destination" => value.clone_into(&mut self.target),
             "readonly" | "ro" => self.read_only = matches!(value, "true" | "1"),
+            "volume-nocopy" => self.no_copy = matches!(value, "true" | "1"),
             "tmpfs-size" => self.options.push(format!("size={value}")),
             "tmpfs-mode" => self.options.push(format!("mode={value}")),
             // What is shared is the same for all anyway.
@@ -59,7 +65,8 @@ impl Mount {
             "bind-propagation" if matches!(value, "private" | "rprivate") => {}
             _ => {
                 return Err(format!(
-                    "{name} is not there; there are type, source, target, readonly, tmpfs-size and tmpfs-mode"
+                    "{name} is not there; there are type, source, target, readonly, \
+                     volume-nocopy, tmpfs-size and tmpfs-mode"
                 ));
             }
         }
@@ -71,23 +78,116 @@ fn all(texts: &[String]) -> Result<Vec<Mount>, CellError> {
     texts.iter().map(|text| Mount::read(text)).collect()
 }
 
-/// The folders and volumes among `texts`, as `--volume` has them.
-pub fn folders(layout: &Layout, texts: &[String]) -> Result<Vec<String>, CellError> {
-    let mut found = Vec::new();
-    for mount in all(texts)? {
+/// What a cell shares with its host.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Folders {
+    /// Flags, and folders as `--volume` has them.
+    pub texts: Vec<(&'static str, String)>,
+    /// Where a volume gets what the image has there.
+    pub fills: Vec<PathBuf>,
+}
+
+/// Makes the volumes of a cell, and says how they are asked for with its other folders. Those
+/// without a name are made for `owner`, a cell that may remove itself; without one there are none.
+///
+/// # Errors
+/// A flag that is none; a volume cannot be made.
+pub fn folders(
+    layout: &Layout,
+    args: &RunArgs,
+    owner: Option<(&str, bool)>,
+) -> Result<Folders, CellError> {
+    let mut found = Folders::default();
+    for text in &args.volume {
+        check_volume(text)?;
+        match text.starts_with('/') && !text.contains(':') {
+            true => found.add_anonymous(layout, "--volume", text, owner)?,
+            false => found.texts.push(("--volume", text.clone())),
+        }
+    }
+    for mount in all(&args.mount)? {
         let rights = if mount.read_only { ":ro" } else { "" };
-        let source = match mount.kind.as_str() {
-            "bind" => mount.source.clone(),
-            "volume" => volume(layout, &mount.source)?,
+        let source = match (mount.kind.as_str(), mount.source.as_str()) {
+            ("bind", source) => source.to_owned(),
+            ("volume", "") => {
+                found.add_anonymous(layout, "--mount", &mount.target, owner)?;
+                // The last one is this.
+                if mount.no_copy {
+                    found.fills.pop();
+                }
+                continue;
+            }
+            ("volume", name) => volume(layout, "--mount", name, None)?,
             _ => continue,
         };
-        found.push(format!("{source}:{}{rights}", mount.target));
+        if mount.kind == "volume" && !mount.no_copy {
+            found.fills.push(mount.target.clone().into());
+        }
+        found.texts.push(("--mount", format!("{source}:{}{rights}", mount.target)));
+    }
+    let mut taken: BTreeSet<PathBuf> = found.targets();
+    let in_memory = args.settings.tmpfs.iter().filter_map(|text| text.split(':').next());
+    taken.extend(in_memory.map(plain));
+    taken.extend(in_memory_of(&args.mount)?.iter().map(|tmpfs| plain(&tmpfs.target)));
+    for target in image_volumes(layout, args)? {
+        if owner.is_some() && taken.insert(plain(&target)) {
+            found.add_anonymous(layout, "--volume", &target, owner)?;
+        }
     }
     Ok(found)
 }
 
+/// The path, however it is written.
+fn plain(target: &str) -> PathBuf {
+    Path::new("/").join(target).components().collect()
+}
+
+/// The paths that the image wants to be volumes. A table says all that its cell may have, and a cell
+/// all that one in it may: neither says that.
+fn image_volumes(layout: &Layout, args: &RunArgs) -> Result<Vec<String>, CellError> {
+    let is_isolate = match args.strength {
+        Some(strength) => matches!(strength, StrengthArg::Isolate),
+        None => plan::is_module(Path::new(&args.image)),
+    };
+    if is_isolate || args.caps.is_some() || Parent::find()?.is_some() {
+        return Ok(Vec::new());
+    }
+    // What is no image is told where it is to be one.
+    let image = Store::open(layout.images()).and_then(|store| store.resolve(&args.image));
+    Ok(image.map_or_else(|_| Vec::new(), |image| image.config.volumes.into_iter().collect()))
+}
+
+impl Folders {
+    fn targets(&self) -> BTreeSet<PathBuf> {
+        let target = |(_, text): &(&str, String)| text.split(':').nth(1).map(plain);
+        self.texts.iter().filter_map(target).collect()
+    }
+
+    fn add_anonymous(
+        &mut self,
+        layout: &Layout,
+        flag: &'static str,
+        target: &str,
+        owner: Option<(&str, bool)>,
+    ) -> Result<(), CellError> {
+        if owner.is_none() {
+            return Err(CellError::Usage(format!(
+                "{flag}: {target}: the cells of a pool have no volumes of their own; name one \
+                 (--mount type=volume,source=NAME,target={target})"
+            )));
+        }
+        let target = plain(target);
+        // As docker names them.
+        let name = CellSpec::new_id()? + &CellSpec::new_id()?;
+        let source = volume(layout, flag, &name, owner)?;
+        self.texts.push((flag, format!("{source}:{}", target.display())));
+        self.fills.push(target);
+        Ok(())
+    }
+}
+
 /// The files in memory among `texts`.
-pub fn in_memory(texts: &[String]) -> Result<Vec<Tmpfs>, CellError> {
+pub fn in_memory_of(texts: &[String]) -> Result<Vec<Tmpfs>, CellError> {
     let mut found = Vec::new();
     for mut mount in all(texts)?.into_iter().filter(|mount| mount.kind == "tmpfs") {
         if mount.read_only {
@@ -104,26 +204,26 @@ pub fn in_memory(texts: &[String]) -> Result<Vec<Tmpfs>, CellError> {
 
 /// The folder of the volume `name`, which is made where it is missing: those of
 /// `exocell serve --docker`.
-fn volume(layout: &Layout, name: &str) -> Result<String, CellError> {
+fn volume(
+    layout: &Layout,
+    flag: &str,
+    name: &str,
+    owner: Option<(&str, bool)>,
+) -> Result<String, CellError> {
     exocell_docker::check_volume_name(name)
-        .map_err(|error| CellError::Usage(format!("--mount: {error}")))?;
-    let folder = exocell_docker::volumes(layout).join(name);
-    // One that is there is as its cells left it.
-    if !folder.is_dir() {
-        private::folder(&folder)
-            .map_err(CellError::host(format!("cannot make the volume {}", folder.display())))?;
-    }
+        .map_err(|error| CellError::Usage(format!("{flag}: {error}")))?;
+    let folder = exocell_docker::make_volume(layout, name, owner)?;
     let shown = folder.to_str().filter(|text| !text.contains(':'));
     shown.map(str::to_owned).ok_or_else(|| {
         CellError::Usage(format!(
-            "--mount: the volume lies at {}, which cannot be written here; choose another --root",
+            "{flag}: the volume lies at {}, which cannot be written here; choose another --root",
             folder.display()
         ))
     })
 }
 
 /// A word without a `/` is a volume's name for docker, and a folder's here.
-pub fn check_volume(text: &str) -> Result<(), CellError> {
+fn check_volume(text: &str) -> Result<(), CellError> {
     let Some((host, guest)) = text.split_once(':') else { return Ok(()) };
     let is_word = !host.is_empty() && !host.contains('/') && !host.starts_with('.');
     if !is_word || Path::new(host).exists() {
@@ -151,13 +251,46 @@ mod tests {
             "type=tmpfs,target=/t,tmpfs-size=1m,tmpfs-mode=1777",
         ]
         .map(str::to_owned);
-        let volume = exocell_docker::volumes(&layout).join("data");
-        let folders = folders(&layout, &texts).unwrap();
+        let folders = folders(&layout, &args(&texts), None).unwrap();
+        let volume = root.path().join("docker/volumes/data");
         let shown = format!("{}:/d", volume.display());
-        assert_eq!(folders, ["/a:/b:ro", "./a:/c", shown.as_str()]);
+        let found: Vec<&str> = folders.texts.iter().map(|(_, text)| text.as_str()).collect();
+        assert_eq!(found, ["/a:/b:ro", "./a:/c", shown.as_str()]);
+        assert_eq!(folders.fills, [Path::new("/d")]);
         assert!(volume.is_dir());
-        let tmpfs = in_memory(&texts).unwrap();
+        let tmpfs = in_memory_of(&texts).unwrap();
         assert_eq!((tmpfs.len(), tmpfs[0].target.as_str()), (1, "/t"));
+    }
+
+    /// `run` with these words of `--mount`.
+    fn args(mounts: &[String]) -> RunArgs {
+        use clap::Parser;
+        let words = mounts.iter().flat_map(|text| ["--mount", text]);
+        let words = ["exocell", "run"].into_iter().chain(words).chain(["no/image"]);
+        match crate::args::Cli::parse_from(words).command {
+            crate::args::Command::Run(args) => *args,
+            _ => panic!("it is another command"),
+        }
+    }
+
+    #[test]
+    fn a_volume_without_a_name_is_made_for_its_cell() {
+        let root = tempfile::tempdir().unwrap();
+        let layout = Layout::new(root.path());
+        let mut args = args(&["type=volume,target=/a/,volume-nocopy".to_owned()]);
+        args.volume = vec!["/b".to_owned()];
+        folders(&layout, &args, None).unwrap_err();
+        let found = folders(&layout, &args, Some(("0123", true))).unwrap();
+        assert_eq!(found.texts.len(), 2);
+        for (_, text) in &found.texts {
+            let (volume, target) = text.split_once(':').unwrap();
+            assert!(Path::new(volume).is_dir() && ["/a", "/b"].contains(&target), "{text}");
+        }
+        exocell_docker::discard_volumes(&layout, "4567");
+        let left = || std::fs::read_dir(root.path().join("docker/volumes")).unwrap().count();
+        assert_eq!(left(), 2);
+        exocell_docker::discard_volumes(&layout, "0123");
+        assert_eq!(left(), 0);
     }
 
     #[test]

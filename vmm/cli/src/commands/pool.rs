@@ -12,7 +12,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::wait::{WaitPidFlag, waitpid};
 use nix::unistd::Pid;
 
-use super::run;
+use super::{mount, run};
 use crate::args::PoolArgs;
 use crate::session;
 use crate::show::say;
@@ -27,8 +27,10 @@ pub fn pool(layout: &Layout, args: PoolArgs) -> Result<u8, CellError> {
     let PoolArgs { size, mut run } = args;
     refuse_programs(&run)?;
     run.entrypoint = Some(WARM_UP.to_owned());
-    let caps = run::capabilities(layout, &run)?;
-    let mut spec = run::spec(layout, run, &caps, &[])?;
+    let folders = mount::folders(layout, &run, None)?;
+    let caps = run::capabilities(layout, &run, &folders)?;
+    let mut spec = run::spec(layout, run, &caps, &[], &CellSpec::new_id()?)?;
+    spec.fills = folders.fills;
     spec.warm = Some(warm::key(layout, &spec, &caps)?);
     spec.remove = true;
     let mut waiting = Vec::new();

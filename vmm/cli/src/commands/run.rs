@@ -37,7 +37,23 @@ pub fn run(layout: &Layout, args: RunArgs) -> Result<u8, CellError> {
     let request = Request::begin();
     docker::check(&args)?;
     image::pull_as_told(layout, &args.image, args.pull)?;
-    let caps = capabilities(layout, &args)?;
+    let id = CellSpec::new_id()?;
+    let ended = run_as(layout, args, &id, request);
+    // What was made for a cell that is gone, or never came to be, goes with it.
+    if !Record::exists(layout, &id) {
+        exocell_docker::discard_volumes(layout, &id);
+    }
+    ended
+}
+
+fn run_as(
+    layout: &Layout,
+    args: RunArgs,
+    id: &str,
+    request: Request,
+) -> Result<u8, CellError> {
+    let folders = mount::folders(layout, &args, Some((id, args.rm)))?;
+    let caps = capabilities(layout, &args, &folders)?;
     let showing = Showing {
         detach: args.detach,
         json: args.json,
@@ -51,7 +67,8 @@ pub fn run(layout: &Layout, args: RunArgs) -> Result<u8, CellError> {
     };
     let cidfile = args.cidfile.clone();
     let secrets = secrets(&args.secret)?;
-    let mut spec = spec(layout, args, &caps, &secrets)?;
+    let mut spec = spec(layout, args, &caps, &secrets, id)?;
+    spec.fills = folders.fills;
     spec.check_restart()?;
     let kept = !spec.restart.is_no();
     if spec.keeps_disk {
@@ -260,7 +277,11 @@ fn report(started: &Started, code: &Result<u8, CellError>, out_of_memory: bool) 
 
 /// The grant: the file, narrowed by the flags; or the flags alone. In a `vm` cell it lies
 /// within the cell's.
-pub(super) fn capabilities(layout: &Layout, args: &RunArgs) -> Result<CapabilitySet, CellError> {
+pub(super) fn capabilities(
+    layout: &Layout,
+    args: &RunArgs,
+    folders: &mount::Folders,
+) -> Result<CapabilitySet, CellError> {
     let base = std::env::current_dir().map_err(CellError::host("cannot find this directory"))?;
     let mut flags = Flags::default();
     let single = [
@@ -275,12 +296,8 @@ pub(super) fn capabilities(layout: &Layout, args: &RunArgs) -> Result<Capability
             flags.add(flag, name, text, &base)?;
         }
     }
-    for volume in &args.volume {
-        mount::check_volume(volume)?;
-        flags.add("--volume", "folder", volume, &base)?;
-    }
-    for folder in mount::folders(layout, &args.mount)? {
-        flags.add("--mount", "folder", &folder, &base)?;
+    for (flag, text) in &folders.texts {
+        flags.add(flag, "folder", text, &base)?;
     }
     for rule in &args.allow_net {
         flags.add("--allow-net", "connect", &network_rule(rule), &base)?;
@@ -441,6 +458,7 @@ pub(super) fn spec(
     args: RunArgs,
     caps: &CapabilitySet,
     secrets: &[Secret],
+    id: &str,
 ) -> Result<CellSpec, CellError> {
     let strength = match args.strength {
         Some(StrengthArg::Vm) => Strength::Vm,
@@ -457,7 +475,7 @@ pub(super) fn spec(
             "networks between cells are for vm cells; leave out --network".to_owned(),
         ));
     }
-    let id = CellSpec::new_id()?;
+    let id = id.to_owned();
     let name = args.name.unwrap_or_else(|| format!("cell-{}", &id[..6]));
     CellSpec::check_name(&name)?;
     let mut env = Vec::new();
@@ -482,7 +500,7 @@ pub(super) fn spec(
         ));
     }
     let mut settings = settings(args.settings, args.cpus.as_deref())?;
-    settings.tmpfs.extend(mount::in_memory(&args.mount)?);
+    settings.tmpfs.extend(mount::in_memory_of(&args.mount)?);
     let labels = docker::labels(layout, &args.label, &args.label_file)?;
     if let Some(name) = &args.stop_signal {
         end::signal(name)?;
@@ -558,6 +576,7 @@ pub(super) fn spec(
         tied: false,
         warm: None,
         locations: Vec::new(),
+        fills: Vec::new(),
         created_ms: now_ms(),
     })
 }

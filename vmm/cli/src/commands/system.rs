@@ -16,7 +16,7 @@ use crate::show::{self, say};
 pub fn system(layout: &Layout, command: &SystemCommand) -> Result<u8, CellError> {
     match command {
         SystemCommand::Df { json } => df(layout, *json),
-        SystemCommand::Prune { all, force } => prune(layout, *all, *force),
+        SystemCommand::Prune { all, volumes, force } => prune(layout, *all, *volumes, *force),
     }
 }
 
@@ -93,7 +93,7 @@ fn taken_bytes(record: &Record) -> u64 {
     entries.filter_map(|entry| Some(entry.metadata().ok()?.blocks() * 512)).sum()
 }
 
-fn prune(layout: &Layout, all: bool, force: bool) -> Result<u8, CellError> {
+fn prune(layout: &Layout, all: bool, volumes: bool, force: bool) -> Result<u8, CellError> {
     let images = if all { "all images that no cell uses" } else { "all images without a name" };
     if !force
         && !agreed(&format!(
@@ -112,6 +112,9 @@ fn prune(layout: &Layout, all: bool, force: bool) -> Result<u8, CellError> {
         }
     }
     say!("{count} cells removed, {} freed", show::bytes(freed));
+    if volumes {
+        say!("{} volumes removed", exocell_docker::prune_volumes(layout)?);
+    }
     // A build that runs now needs what it keeps.
     if let Ok(freed) = exocell_docker::build::prune(layout) {
         say!("{} of builds freed", show::bytes(freed));
