@@ -33,6 +33,7 @@ pub fn packets(bytes: &[u8]) {
         policy: policy(),
         channel,
         published: Vec::new(),
+        doors: Vec::new(),
         audit: Box::new(drop),
         changes: Changes::pair().expect("an event").1,
         secrets: exocell_network::Secrets::default(),

@@ -2,10 +2,9 @@
 //! opens, the dialer that the supervisor forks, the changes that it takes.
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
+use std::net::{Ipv4Addr, UdpSocket};
 use std::os::fd::OwnedFd;
 use std::path::Path;
-use std::str::FromStr;
 use std::sync::{Mutex, PoisonError};
 
 use exocell_agent::{AUTHORITY_BUNDLE, AUTHORITY_CERTIFICATE, JoinedAddress, NetworkSetup};
@@ -19,95 +18,29 @@ use exocell_vmm::devices::NetConfig;
 use exocell_vmm::jail::{self, ThreadClass};
 use exocell_xgate::{CapabilitySet, Endpoint, NetworkScope, Protocol};
 use nix::unistd::{ForkResult, fork};
-use serde::{Deserialize, Serialize};
 
 use crate::networks::{self, Attachment, Networks};
 use crate::relayed::Relaying;
-use crate::{CellError, CellSpec, Layout};
+use crate::{CellError, CellSpec, Layout, Strength};
 use joined::Joined;
 pub use log::{LOGS, Log, Written};
+pub use publish::{Publish, range};
+use publish::Listening;
 
 mod joined;
 pub(crate) mod log;
+mod publish;
 
 /// Names a file of certificates by which the hosts of secrets over TLS are
 /// verified, instead of those that browsers trust.
 pub const ROOTS_VARIABLE: &str = "EXOCELL_TLS_ROOTS";
-
-/// A port of the host that leads to one of the cell: `[[ADDRESS:]PORT:]PORT`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Publish {
-    pub host: SocketAddr,
-    pub guest_port: u16,
-    /// Whether the host's port is any that was free: at another start another will do.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub is_any: bool,
-}
-
-impl FromStr for Publish {
-    type Err = String;
-
-    /// Reads `8080:80`, `0.0.0.0:8080:80`, `[::1]:8080:80` or `80`; without an address it is the
-    /// host's loopback, and without a port of the host, or with 0, any that is free.
-    fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = || format!("`{text}` is not [[ADDRESS:]HOST_PORT:]CELL_PORT, like 8080:80");
-        if text.ends_with("/udp") {
-            return Err(format!("`{text}`: only TCP ports are published; leave out /udp"));
-        }
-        let bare = text.strip_suffix("/tcp").unwrap_or(text);
-        let (front, guest) = bare.rsplit_once(':').unwrap_or(("0", bare));
-        let (address, port) = match front.rsplit_once(':') {
-            Some((address, port)) => {
-                let address = address.trim_start_matches('[').trim_end_matches(']');
-                (address.parse::<IpAddr>().map_err(|_| wrong())?, port)
-            }
-            None => (Ipv4Addr::LOCALHOST.into(), front),
-        };
-        let guest_port: u16 = guest.parse().map_err(|_| wrong())?;
-        let port: u16 = port.parse().map_err(|_| wrong())?;
-        if guest_port == 0 {
-            Err(wrong())
-        } else {
-            Ok(Self::new((address, port).into(), guest_port))
-        }
-    }
-}
-
-impl Publish {
-    /// Port 0 of the host is any that is free.
-    #[must_use]
-    pub fn new(host: SocketAddr, guest_port: u16) -> Self {
-        Self { host, guest_port, is_any: host.port() == 0 }
-    }
-
-    /// Gives each port that may be any a free one: the one that it had, where that is free. Another
-    /// program may take it before the cell does; then the start fails and says so.
-    ///
-    /// # Errors
-    /// [`CellError::Host`] where an address has no free port, or is not this host's.
-    pub fn number_all(published: &mut [Self]) -> Result<(), CellError> {
-        // Held until all have one: no two are the same.
-        let mut held = Vec::new();
-        for one in published.iter_mut().filter(|one| one.is_any || one.host.port() == 0) {
-            one.is_any = true;
-            let any = SocketAddr::new(one.host.ip(), 0);
-            let free = TcpListener::bind(one.host).or_else(|_| TcpListener::bind(any));
-            let free = free.and_then(|listener| Ok((listener.local_addr()?, listener)));
-            let failed = format!("cannot publish a port: none of {} is free", one.host.ip());
-            let (host, listener) = free.map_err(CellError::host(failed))?;
-            one.host = host;
-            held.push(listener);
-        }
-        Ok(())
-    }
-}
 
 /// What the plan found and opened for a cell with a network.
 pub struct PlannedNetwork {
     scope: NetworkScope,
     hosts: Hosts,
     published: Vec<Published>,
+    doors: Vec<(UdpSocket, u16)>,
     secrets: Secrets,
     authority: Option<Authority>,
     search: Vec<String>,
@@ -130,9 +63,20 @@ impl PlannedNetwork {
             (scope.connect, scope.resolve) = (Vec::new(), Vec::new());
         }
         check_secrets(&secrets, &scope)?;
-        let published: Result<Vec<Published>, CellError> =
-            spec.publish.iter().map(|publish| listen(publish, &scope)).collect();
-        let published = published?;
+        let (mut published, mut doors) = (Vec::new(), Vec::new());
+        for publish in &spec.publish {
+            match publish.listen(&scope)? {
+                Listening::Streams(listener) => {
+                    published.push(Published { listener, guest_port: publish.guest_port });
+                }
+                Listening::Datagrams(socket) => doors.push((socket, publish.guest_port)),
+            }
+        }
+        if spec.strength == Strength::Isolate && !doors.is_empty() {
+            return Err(CellError::Usage(
+                "an isolate takes callers by TCP only; leave out ports with /udp".to_owned(),
+            ));
+        }
         if !scope.grants_anything() {
             return Ok(None);
         }
@@ -150,6 +94,7 @@ impl PlannedNetwork {
             scope,
             hosts: Hosts::of_host().with_servers(&settings.dns),
             published,
+            doors,
             secrets,
             authority,
             search: settings.dns_search.clone(),
@@ -248,26 +193,13 @@ fn check_raw<'a>(
     }
 }
 
-fn listen(publish: &Publish, scope: &NetworkScope) -> Result<Published, CellError> {
-    let guest_port = publish.guest_port;
-    if !scope.listen.iter().any(|ports| ports.permits(guest_port)) {
-        return Err(CellError::Usage(format!(
-            "port {guest_port} may not be published; add it to network.listen of the table"
-        )));
-    }
-    let failed = || format!("cannot listen on {} (--publish)", publish.host);
-    let listener = TcpListener::bind(publish.host).map_err(CellError::host(failed()))?;
-    listener.set_nonblocking(true).map_err(CellError::host(failed()))?;
-    // Its callers' sockets take that over.
-    exocell_network::dialer::sys::bound(&listener, false).map_err(CellError::host(failed()))?;
-    Ok(Published { listener, guest_port })
-}
-
 /// A network whose dialer runs, before its device is there.
 pub struct Network {
     scope: NetworkScope,
     channel: OwnedFd,
     published: Vec<Published>,
+    /// The guest's ports of datagrams, whose sockets the dialer has.
+    doors: Vec<u16>,
     secrets: Secrets,
     authority: Option<Authority>,
     ports: Vec<Port>,
@@ -276,7 +208,8 @@ pub struct Network {
 /// Forks the dialer and leaves the host's network. To be called while the
 /// caller has one thread and is still in that network.
 pub fn start(planned: PlannedNetwork) -> Result<Network, CellError> {
-    let PlannedNetwork { scope, hosts, published, secrets, authority, ports, .. } = planned;
+    let PlannedNetwork { scope, hosts, published, doors, secrets, authority, ports, .. } = planned;
+    let (sockets, doors) = doors.into_iter().unzip();
     let (channel, theirs) = sys::channel().map_err(CellError::host("cannot make a channel"))?;
     let policy = Policy::new(scope.clone());
     // SAFETY: the caller has one thread, so the child may do what any process
@@ -285,7 +218,8 @@ pub fn start(planned: PlannedNetwork) -> Result<Network, CellError> {
     match unsafe { fork() } {
         Ok(ForkResult::Parent { .. }) => drop(theirs),
         Ok(ForkResult::Child) => {
-            let code = std::panic::catch_unwind(|| dial(theirs, policy, hosts)).unwrap_or(125);
+            let dial = || dial(theirs, sockets, policy, hosts);
+            let code = std::panic::catch_unwind(dial).unwrap_or(125);
             // SAFETY: _exit ends the process without running the parent's
             // destructors and exit handlers, which are not the child's to run.
             unsafe { libc::_exit(code) }
@@ -293,21 +227,24 @@ pub fn start(planned: PlannedNetwork) -> Result<Network, CellError> {
         Err(errno) => return Err(CellError::host("cannot fork the dialer")(errno.into())),
     }
     jail::leave_network()?;
-    Ok(Network { scope, channel, published, secrets, authority, ports })
+    Ok(Network { scope, channel, published, doors, secrets, authority, ports })
 }
 
 /// The body of the dialer's process.
-fn dial(channel: OwnedFd, policy: Policy, hosts: Hosts) -> i32 {
-    let confined = || -> Result<OwnedFd, CellError> {
+fn dial(channel: OwnedFd, sockets: Vec<UdpSocket>, policy: Policy, hosts: Hosts) -> i32 {
+    let confined = || -> Result<(OwnedFd, Vec<UdpSocket>), CellError> {
         nix::sys::prctl::set_name(c"dialer")
             .map_err(|errno| CellError::host("cannot name the dialer")(errno.into()))?;
-        let channel = sys::keep_only(channel).map_err(CellError::host("cannot close"))?;
+        let kept = [channel].into_iter().chain(sockets.into_iter().map(OwnedFd::from)).collect();
+        let mut kept = sys::keep_only(kept).map_err(CellError::host("cannot close"))?.into_iter();
+        let channel = kept.next().ok_or_else(|| CellError::Guest("no channel".to_owned()))?;
         jail::restrict_to_sockets(&[])?;
         jail::restrict_calls(ThreadClass::Dialer)?;
-        Ok(channel)
+        Ok((channel, kept.map(UdpSocket::from).collect()))
     };
+    let run = |(channel, sockets)| Dialer::new(channel, policy, hosts).with_doors(sockets).run();
     // Nobody is left to hear why; the supervisor finds the channel closed.
-    match confined().map(|channel| Dialer::new(channel, policy, hosts).run()) {
+    match confined().map(run) {
         Ok(Ok(())) => 0,
         _ => 125,
     }
@@ -330,13 +267,14 @@ impl Network {
         let failed = "cannot make the network's stack";
         let (changer, changes) = Changes::pair().map_err(CellError::host(failed))?;
         let (entries, written) = log::waiting();
-        let Self { scope, channel, published, secrets, authority, ports } = self;
+        let Self { scope, channel, published, doors, secrets, authority, ports } = self;
         let joined = Joined::new(changer.clone(), &ports);
         let kept = secrets.clone();
         let stack = Stack::new(Parts {
             policy: Policy::new(scope.clone()),
             channel,
             published,
+            doors,
             audit: Box::new(entries),
             changes,
             secrets,
@@ -430,37 +368,6 @@ impl Control {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_port_that_may_be_any_is_another_where_it_is_taken() {
-        let mut published: Vec<Publish> = ["80", "81"].map(|text| text.parse().unwrap()).into();
-        Publish::number_all(&mut published).unwrap();
-        let [first, second] = [published[0].host, published[1].host];
-        assert!(first.port() != 0 && second.port() != 0 && first != second);
-        let _taken = TcpListener::bind(first).unwrap();
-        Publish::number_all(&mut published).unwrap();
-        assert!(published[0].host != first && published[1].host == second, "{published:?}");
-        let named: Publish = format!("{}:80", first.port()).parse().unwrap();
-        let mut named = [named];
-        Publish::number_all(&mut named).unwrap();
-        assert_eq!(named[0].host, first, "whoever names a port wants that one");
-    }
-
-    #[test]
-    fn ports_are_published_on_the_loopback_unless_said_otherwise() {
-        for (text, host, guest_port) in [
-            ("8080:80", "127.0.0.1:8080", 80),
-            ("0.0.0.0:8080:80", "0.0.0.0:8080", 80),
-            ("[::1]:0:80/tcp", "[::1]:0", 80),
-            ("80", "127.0.0.1:0", 80),
-        ] {
-            let host = host.parse().unwrap();
-            assert_eq!(text.parse(), Ok(Publish::new(host, guest_port)), "{text}");
-        }
-        for text in ["x", "x:80", "80:0", "80:x", "host:80:80", "80:80/udp", ""] {
-            assert!(text.parse::<Publish>().is_err(), "{text}");
-        }
-    }
 
     fn control(rules: &[&str]) -> Control {
         let connect = rules.iter().map(|rule| rule.parse().unwrap()).collect();

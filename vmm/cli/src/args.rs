@@ -227,8 +227,9 @@ pub struct RunArgs {
     #[arg(long, value_name = "NAME[=VALUE]@[https://]HOST[:PORT]")]
     pub secret: Vec<String>,
     /// Lead a port of this host into the cell [default address: loopback; default port: any that is
-    /// free, which exocell port tells].
-    #[arg(short, long, value_name = "[[ADDRESS:]PORT:]PORT")]
+    /// free, which exocell port tells]. Of a range for one port of the cell, like 8000-8010:80, it
+    /// is the first that is free.
+    #[arg(short, long, value_name = "[[ADDRESS:]PORT:]PORT[/udp]")]
     pub publish: Vec<String>,
     /// No private overlay: the root file system cannot be written.
     #[arg(long)]
@@ -682,7 +683,8 @@ pub struct RenameArgs {
 pub struct PortArgs {
     pub cell: String,
     /// Only that of this port of the cell.
-    pub port: Option<u16>,
+    #[arg(value_name = "PORT[/udp]")]
+    pub port: Option<String>,
 }
 
 /// Print what a cell's program wrote.

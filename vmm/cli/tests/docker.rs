@@ -355,7 +355,7 @@ fn what_cells_do_not_have_is_refused_by_name() {
     let server = Server::start();
     let run = |flags: &[&str]| server.run(flags, &["true"]).exited(125).stderr;
     assert!(run(&["-p", "80:80"]).contains("conflicting options"));
-    assert!(run(&["-p", "80:80/udp"]).contains("publishing 80/udp is not supported"));
+    assert!(run(&["-p", "80:80/sctp"]).contains("publishing 80/sctp is not supported"));
     assert!(run(&["--pid", "host"]).contains("pid mode host"));
     assert!(run(&["--device", "/dev/mem"]).contains("no device of the host"));
     assert!(run(&["-v", "/dev/null:/x"]).contains("neither a folder nor a regular file"));

@@ -3,13 +3,13 @@
 mod common;
 
 use std::io::{Read, Write};
-use std::net::TcpStream;
+use std::net::{TcpStream, UdpSocket};
 use std::time::Duration;
 
 use common::docker::Server;
 use common::lan::{Lan, PEER};
 use common::servers::Web;
-use common::{Finished, IMAGE, eventually};
+use common::{Finished, IMAGE, eventually, finish};
 
 /// What a server in a container answers at `address`.
 fn get(address: &str) -> std::io::Result<String> {
@@ -49,6 +49,71 @@ fn a_published_port_leads_into_the_container() {
     server.docker(&["stop", "-t", "0", "fixed"]).ok();
     assert_eq!(server.inspect("fixed", "{{len .NetworkSettings.Ports}}"), "0");
     assert!(TcpStream::connect("127.0.0.1:8080").is_err(), "it ends with the container");
+}
+
+/// Says everything it hears in capitals.
+const ECHO: &str = "import socket\ns = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\n\
+                    s.bind(('', 53))\nwhile True:\n d, a = s.recvfrom(65535)\n s.sendto(d.upper(), a)";
+
+/// What comes back from `address` for `said`.
+fn ask(socket: &UdpSocket, address: &str, said: &[u8]) -> Option<Vec<u8>> {
+    socket.set_read_timeout(Some(Duration::from_millis(500))).expect("a time");
+    socket.send_to(said, address).ok()?;
+    let mut heard = vec![0; 65_535];
+    let (bytes, from) = socket.recv_from(&mut heard).ok()?;
+    heard.truncate(bytes);
+    (from.to_string() == address).then_some(heard)
+}
+
+#[test]
+fn a_published_port_leads_datagrams_into_the_container() {
+    let _lan = Lan::new();
+    let server = Server::start();
+    let run = |name: &str, flags: &[&str]| {
+        let fixed = ["run", "-d", "--name", name];
+        server.docker(&[&fixed[..], flags, &[IMAGE, "python3", "-c", ECHO]].concat()).ok();
+    };
+    run("fixed", &["-p", "5353:53/udp", "-p", "5353:53"]);
+    let ports = server.docker(&["port", "fixed"]).ok();
+    assert_eq!(ports.text(), "53/tcp -> 127.0.0.1:5353\n53/udp -> 127.0.0.1:5353");
+    let row = server.docker(&["ps", "--format", "{{.Ports}}"]).ok();
+    assert!(row.text().contains("127.0.0.1:5353->53/udp"), "{}", row.text());
+    let callers = [(); 2].map(|()| UdpSocket::bind("127.0.0.1:0").expect("a socket"));
+    for caller in &callers {
+        eventually("the container answers", || {
+            ask(caller, "127.0.0.1:5353", b"hello").as_deref() == Some(b"HELLO")
+        });
+    }
+    let large = vec![b'x'; 60_000];
+    eventually("a large one comes back", || {
+        ask(&callers[0], "127.0.0.1:5353", &large).is_some_and(|heard| heard.len() == large.len())
+    });
+    run("open", &["-P", "--expose", "53/udp"]);
+    let address = server.docker(&["port", "open", "53/udp"]).ok().text().to_owned();
+    eventually("it answers", || ask(&callers[0], &address, b"a").as_deref() == Some(b"A"));
+    server.docker(&["rm", "-f", "fixed"]).ok();
+    assert_eq!(ask(&callers[0], "127.0.0.1:5353", b"hello"), None);
+
+    let mut own = server.exocell(&["run", "-d", "--name", "own", "-p", "5354:53/udp", IMAGE]);
+    finish(own.args(["python3", "-c", ECHO]), b"").ok();
+    let port = finish(&mut server.exocell(&["port", "own", "53/udp"]), b"").ok();
+    assert_eq!(port.text(), "127.0.0.1:5354");
+    eventually("it answers", || ask(&callers[1], "127.0.0.1:5354", b"b").as_deref() == Some(b"B"));
+}
+
+#[test]
+fn of_a_range_of_ports_a_container_has_the_first_that_is_free() {
+    let _lan = Lan::new();
+    let server = Server::start();
+    for (name, address) in [("one", "127.0.0.1:8000"), ("two", "127.0.0.1:8001")] {
+        publish(&server, name, &["-p", "8000-8001:80"]).ok();
+        assert_eq!(server.docker(&["port", name, "80"]).ok().text(), address);
+    }
+    let full = publish(&server, "three", &["-p", "8000-8001:80"]).exited(125);
+    assert!(full.stderr.contains("none of 127.0.0.1:8000-8001 is free"), "{}", full.stderr);
+    publish(&server, "pairs", &["-p", "8010-8011:80-81"]).ok();
+    let ports = server.docker(&["port", "pairs"]).ok();
+    assert_eq!(ports.text(), "80/tcp -> 127.0.0.1:8010\n81/tcp -> 127.0.0.1:8011");
 }
 
 #[test]

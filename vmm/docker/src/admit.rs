@@ -824,7 +824,7 @@ mod tests {
             (json!({"NetworkMode": "container:x"}), 501, "network mode"),
             (json!({"Devices": [{"PathOnHost": "/dev/sda"}]}), 400, "no device of the host"),
             (json!({"Dns": ["dns.test"]}), 400, "dns.test"),
-            (json!({"PortBindings": {"80/udp": []}}), 501, "80/udp"),
+            (json!({"PortBindings": {"80/sctp": []}}), 501, "80/sctp"),
             (json!({"PortBindings": {"80/tcp": []}, "NetworkMode": "none"}), 400, "none"),
             (json!({"LogConfig": {"Type": "syslog"}}), 501, "log driver"),
             (json!({"Runtime": "nvidia"}), 501, "runtime"),

@@ -1,9 +1,9 @@
 //! Published ports: read from a request, given numbers at the start, shown.
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr};
 
-use exocell_cell::network::Publish;
+use exocell_cell::network::{Publish, range};
 use serde_json::{Value, json};
 
 use crate::error::{ApiError, ApiResult};
@@ -17,21 +17,24 @@ const PORTS_MAX: usize = 256;
 /// address that it leaves out is the host's loopback.
 ///
 /// # Errors
-/// 400 for what is no port, 501 for other protocols than TCP.
+/// 400 for what is no port, 501 for other protocols than TCP and UDP.
 pub fn published(host: &HostConfig, exposed: &Names) -> ApiResult<Vec<Publish>> {
     let mut found = Vec::new();
     for (port, bindings) in &host.port_bindings {
-        let guest_port = guest_port(port)?;
+        let (guest_port, is_udp) = guest_port(port)?;
         let left_open = [PortBinding::default()];
         let bindings = bindings.as_deref().filter(|bindings| !bindings.is_empty());
         for binding in bindings.unwrap_or(&left_open) {
-            found.push(Publish::new(address(binding)?, guest_port));
+            let (ip, ports) = address(binding)?;
+            let published = Publish::new((ip, 0).into(), guest_port).by_udp(is_udp);
+            found.push(published.within(ports));
         }
     }
     if host.publish_all_ports {
         for port in exposed.keys().filter(|port| !host.port_bindings.contains_key(*port)) {
-            let guest_port = guest_port(port)?;
-            found.push(Publish::new((Ipv4Addr::LOCALHOST, 0).into(), guest_port));
+            let (guest_port, is_udp) = guest_port(port)?;
+            let published = Publish::new((Ipv4Addr::LOCALHOST, 0).into(), guest_port);
+            found.push(published.by_udp(is_udp));
         }
     }
     if found.len() > PORTS_MAX {
@@ -40,49 +43,52 @@ pub fn published(host: &HostConfig, exposed: &Names) -> ApiResult<Vec<Publish>> 
     Ok(found)
 }
 
-/// `80/tcp`
-fn guest_port(text: &str) -> ApiResult<u16> {
+/// `80/tcp`; whether it is of UDP.
+fn guest_port(text: &str) -> ApiResult<(u16, bool)> {
     let (number, protocol) = text.split_once('/').unwrap_or((text, "tcp"));
-    if protocol != "tcp" {
-        return Err(ApiError::unsupported(
-            format!("publishing {text}"),
-            "only TCP ports are led into a cell",
-        ));
-    }
+    let is_udp = match protocol.to_ascii_lowercase().as_str() {
+        "tcp" => false,
+        "udp" => true,
+        _ => {
+            return Err(ApiError::unsupported(
+                format!("publishing {text}"),
+                "ports of TCP and UDP are led into a container",
+            ));
+        }
+    };
     match number.parse() {
-        Ok(port) if port > 0 => Ok(port),
+        Ok(port) if port > 0 => Ok((port, is_udp)),
         _ => Err(ApiError::bad_request(format!("invalid port specification: \"{text}\""))),
     }
 }
 
-fn address(binding: &PortBinding) -> ApiResult<SocketAddr> {
+/// The host's address, and the first and the last port that it may be there.
+fn address(binding: &PortBinding) -> ApiResult<(IpAddr, (u16, u16))> {
     let invalid = |what: &str| ApiError::bad_request(format!("invalid host port: \"{what}\""));
     let ip: IpAddr = match binding.host_ip.as_str() {
         "" => Ipv4Addr::LOCALHOST.into(),
         text => text.parse().map_err(|_| invalid(text))?,
     };
-    let port = match binding.host_port.as_str() {
-        "" => 0,
-        text => text.parse().map_err(|_| invalid(text))?,
-    };
-    Ok((ip, port).into())
+    let ports = range(&binding.host_port).map_err(|()| invalid(&binding.host_port))?;
+    Ok((ip, ports))
 }
 
 /// `NetworkSettings.Ports` of `inspect`.
 pub fn settings(publish: &[Publish]) -> Value {
     let mut shown: BTreeMap<String, Vec<Value>> = BTreeMap::new();
-    for Publish { host, guest_port, .. } in publish {
+    for own in publish {
+        let Publish { host, guest_port, .. } = own;
         let binding = json!({ "HostIp": host.ip(), "HostPort": host.port().to_string() });
-        shown.entry(format!("{guest_port}/tcp")).or_default().push(binding);
+        shown.entry(format!("{guest_port}/{}", own.protocol())).or_default().push(binding);
     }
     json!(shown)
 }
 
 /// `Ports` of a row of the list.
 pub fn row(publish: &[Publish]) -> Value {
-    let shown = publish.iter().map(|Publish { host, guest_port, .. }| {
-        json!({ "IP": host.ip(), "PrivatePort": guest_port, "PublicPort": host.port(),
-            "Type": "tcp" })
+    let shown = publish.iter().map(|own| {
+        json!({ "IP": own.host.ip(), "PrivatePort": own.guest_port,
+            "PublicPort": own.host.port(), "Type": own.protocol() })
     });
     shown.collect()
 }
@@ -110,17 +116,21 @@ mod tests {
         let all = read(json!({"PublishAllPorts": true})).unwrap();
         assert_eq!((all.len(), all[0].guest_port), (1, 90));
         assert_eq!(read(json!({})).unwrap(), []);
+        let other = read(json!({"PortBindings": {"53/udp": [{"HostPort": "5300-5310"}]}})).unwrap();
+        assert!(other[0].is_udp && other[0].within == Some((5300, 5310)));
+        assert_eq!(settings(&other)["53/udp"][0]["HostPort"], "5300");
+        assert_eq!(row(&other)[0]["Type"], "udp");
     }
 
     #[test]
     fn what_is_no_port_is_refused() {
         for (port, binding, status) in [
-            ("80/udp", json!([]), 501),
+            ("80/sctp", json!([]), 501),
             ("0/tcp", json!([]), 400),
             ("x", json!([]), 400),
             ("80-90/tcp", json!([]), 400),
             ("80/tcp", json!([{"HostPort": "70000"}]), 400),
-            ("80/tcp", json!([{"HostPort": "80-90"}]), 400),
+            ("80/tcp", json!([{"HostPort": "90-80"}]), 400),
             ("80/tcp", json!([{"HostIp": "here"}]), 400),
         ] {
             let error = read(json!({"PortBindings": { port: binding }})).unwrap_err();

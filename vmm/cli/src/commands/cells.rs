@@ -6,6 +6,7 @@ use std::time::Duration;
 use exocell_cell::control::{Client, ControlReply, ControlRequest};
 use exocell_cell::health::{Condition, Health};
 use exocell_cell::images::Store;
+use exocell_cell::network::Publish;
 use exocell_cell::policy::Policy;
 use exocell_cell::{
     CellError, CellSpec, Layout, Record, State, Status, Strength, clock, end, processes, restart,
@@ -194,14 +195,18 @@ fn shortened(text: &str) -> String {
 
 /// As docker shows them.
 fn ports(spec: &CellSpec) -> Vec<String> {
-    spec.publish.iter().map(|port| format!("{}->{}/tcp", port.host, port.guest_port)).collect()
+    let shown = |port: &Publish| format!("{}->{}/{}", port.host, port.guest_port, port.protocol());
+    spec.publish.iter().map(shown).collect()
 }
 
 pub fn port(layout: &Layout, args: &PortArgs) -> Result<u8, CellError> {
     let (_, spec, _) = Record::find(layout, &args.cell)?;
     let mut published = spec.publish;
-    if let Some(wanted) = args.port {
-        published.retain(|port| port.guest_port == wanted);
+    if let Some(wanted) = &args.port {
+        let (number, protocol) = wanted.split_once('/').unwrap_or((wanted, "tcp"));
+        published.retain(|port| {
+            port.guest_port.to_string() == number && port.protocol() == protocol
+        });
         if published.is_empty() {
             return Err(CellError::Usage(format!(
                 "port {wanted} of {} is not published; exocell run -p HOST_PORT:{wanted} does that",
@@ -210,7 +215,9 @@ pub fn port(layout: &Layout, args: &PortArgs) -> Result<u8, CellError> {
         }
         published.iter().for_each(|port| say!("{}", port.host));
     } else {
-        published.iter().for_each(|port| say!("{}/tcp -> {}", port.guest_port, port.host));
+        for port in &published {
+            say!("{}/{} -> {}", port.guest_port, port.protocol(), port.host);
+        }
     }
     Ok(0)
 }

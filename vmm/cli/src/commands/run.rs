@@ -429,9 +429,10 @@ pub fn network_rule(text: &str) -> String {
 
 fn publishes(publish: &[String]) -> Result<Vec<Publish>, CellError> {
     let read = |text: &String| {
-        text.parse().map_err(|error: String| CellError::Usage(format!("--publish: {error}")))
+        Publish::read(text).map_err(|error| CellError::Usage(format!("--publish: {error}")))
     };
-    publish.iter().map(read).collect()
+    let all = publish.iter().map(read).collect::<Result<Vec<_>, _>>()?;
+    Ok(all.into_iter().flatten().collect())
 }
 
 /// A capability table from a file; relative host paths in it start there.

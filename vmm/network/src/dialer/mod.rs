@@ -15,6 +15,7 @@
 
 mod attempt;
 mod client;
+mod doors;
 mod hosts;
 pub mod protocol;
 mod resolver;
@@ -22,6 +23,7 @@ pub mod sys;
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
+use std::net::UdpSocket;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
@@ -30,6 +32,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use attempt::{Attempt, Step, Wish};
 pub use client::Client;
+use doors::Doors;
 pub use hosts::Hosts;
 use protocol::{Failure, Id, MESSAGE_BYTES_MAX, Reply, Request};
 use resolver::{Outcome, Resolved, Resolver};
@@ -73,6 +76,7 @@ pub struct Dialer {
     waiting: HashMap<String, Vec<Waiter>>,
     attempts: Vec<Attempt>,
     flows: HashMap<Id, Flow>,
+    doors: Doors,
     backlog: VecDeque<(Vec<u8>, Option<OwnedFd>)>,
     buffer: Vec<u8>,
 }
@@ -87,9 +91,16 @@ impl Dialer {
             waiting: HashMap::new(),
             attempts: Vec::new(),
             flows: HashMap::new(),
+            doors: Doors::default(),
             backlog: VecDeque::new(),
             buffer: vec![0; MESSAGE_BYTES_MAX],
         }
+    }
+
+    /// With published ports of datagrams: sockets that are bound and do not wait, by their numbers.
+    #[must_use]
+    pub fn with_doors(self, sockets: Vec<UdpSocket>) -> Self {
+        Self { doors: Doors::new(sockets), ..self }
     }
 
     /// Serves the stack until it is gone.
@@ -106,6 +117,7 @@ impl Dialer {
             resolved.into_iter().for_each(|resolved| self.resolved(resolved));
             self.advance();
             self.take_datagrams();
+            self.take_calls();
             self.flush()?;
         }
     }
@@ -119,6 +131,7 @@ impl Dialer {
         let connecting = self.attempts.iter().filter_map(Attempt::socket);
         watched.extend(connecting.map(|socket| PollFd::new(socket, PollFlags::POLLOUT)));
         watched.extend(self.flows.values().map(|flow| PollFd::new(flow.socket.as_fd(), input)));
+        watched.extend(self.doors.watched().map(|socket| PollFd::new(socket, input)));
         let due = self.resolver.due().into_iter().chain(self.attempts.iter().map(Attempt::due));
         let timeout = match due.min() {
             // A millisecond more: poll's clock is coarser than ours.
@@ -172,6 +185,7 @@ impl Dialer {
                     waiters.retain(|waiter| waiter.id() != id);
                 }
             }
+            Request::Answer { door, to, data } => self.doors.answer(door, to, &data),
             Request::Policy { rules } => self.change(Policy::from_text(&rules).unwrap_or_default()),
         }
     }
@@ -284,6 +298,19 @@ impl Dialer {
         for (id, error) in ended {
             self.flows.remove(&id);
             self.fail(id, Failure::Refused, &error.to_string());
+        }
+    }
+
+    /// What callers of published ports say.
+    fn take_calls(&mut self) {
+        for door in 0..self.doors.len() {
+            for _ in 0..TURN_MAX {
+                let Some((bytes, from)) = self.doors.take(door, &mut self.buffer) else { break };
+                let data = self.buffer.get(..bytes).unwrap_or_default().to_vec();
+                // A full channel loses datagrams, as networks do.
+                let reply = Reply::Called { door: door as u32, from, data }.encode();
+                let _ = sys::send(self.channel.as_fd(), &reply);
+            }
         }
     }
 

@@ -2,8 +2,8 @@
 //! `SOCK_SEQPACKET` pair. Numbers are little-endian.
 //!
 //! ```text
-//! stack  -> dialer  Connect, Datagram, Close, Resolve, Policy
-//! dialer -> stack   Connected (with the socket of a stream), Failed, Datagram, Resolved
+//! stack  -> dialer  Connect, Datagram, Close, Resolve, Policy, Answer
+//! dialer -> stack   Connected (with the socket of a stream), Failed, Datagram, Resolved, Called
 //! ```
 //! The dialer takes what comes from the stack for an allegation: the stack is
 //! the part that reads what a hostile guest sends.
@@ -15,7 +15,7 @@ use exocell_xgate::Protocol;
 use crate::policy::{Peer, Target};
 
 /// Bytes of the longest message: the longest datagram and what goes before it.
-pub const MESSAGE_BYTES_MAX: usize = 65_535 + 16;
+pub const MESSAGE_BYTES_MAX: usize = 65_535 + 32;
 
 /// Number of a flow, chosen by the stack.
 pub type Id = u32;
@@ -47,6 +47,12 @@ pub enum Request {
     /// The rules from now on, as [`crate::Policy::to_text`] writes them.
     Policy {
         rules: String,
+    },
+    /// A datagram for a caller of a published port, the one of number `door`.
+    Answer {
+        door: u32,
+        to: SocketAddr,
+        data: Vec<u8>,
     },
 }
 
@@ -86,6 +92,12 @@ pub enum Reply {
     Resolved {
         id: Id,
         addresses: Vec<IpAddr>,
+    },
+    /// A datagram of a caller of a published port.
+    Called {
+        door: u32,
+        from: SocketAddr,
+        data: Vec<u8>,
     },
 }
 
@@ -131,6 +143,10 @@ impl<'a> Fields<'a> {
         let bytes: [u8; 16] = self.array()?;
         Some(IpAddr::from(bytes).to_canonical())
     }
+
+    fn socket(&mut self) -> Option<SocketAddr> {
+        Some(SocketAddr::new(self.address()?, self.u16()?))
+    }
 }
 
 fn address_bytes(address: IpAddr) -> [u8; 16] {
@@ -138,6 +154,10 @@ fn address_bytes(address: IpAddr) -> [u8; 16] {
         IpAddr::V4(address) => address.to_ipv6_mapped().octets(),
         IpAddr::V6(address) => address.octets(),
     }
+}
+
+fn socket_bytes(at: SocketAddr) -> Vec<u8> {
+    [&address_bytes(at.ip())[..], &at.port().to_le_bytes()].concat()
 }
 
 fn message(kind: u8, id: Id, parts: &[&[u8]]) -> Vec<u8> {
@@ -159,6 +179,7 @@ impl Request {
             Self::Close { id } => message(2, *id, &[]),
             Self::Resolve { id, name } => message(3, *id, &[name.as_bytes()]),
             Self::Policy { rules } => message(4, 0, &[rules.as_bytes()]),
+            Self::Answer { door, to, data } => message(5, *door, &[&socket_bytes(*to), data]),
         }
     }
 
@@ -181,6 +202,7 @@ impl Request {
             2 => Self::Close { id },
             3 => Self::Resolve { id, name: fields.text()? },
             4 => Self::Policy { rules: fields.text()? },
+            5 => Self::Answer { door: id, to: fields.socket()?, data: fields.rest() },
             _ => return None,
         })
     }
@@ -190,8 +212,7 @@ impl Reply {
     pub fn encode(&self) -> Vec<u8> {
         match self {
             Self::Connected { id, peer: Peer { at, is_own } } => {
-                let (host, port) = (address_bytes(at.ip()), at.port().to_le_bytes());
-                message(0, *id, &[&host, &port, &[u8::from(*is_own)]])
+                message(0, *id, &[&socket_bytes(*at), &[u8::from(*is_own)]])
             }
             Self::Failed { id, why, text } => {
                 message(1, *id, &[&[place(&FAILURES, why)], text.as_bytes()])
@@ -201,6 +222,7 @@ impl Reply {
                 let list: Vec<u8> = addresses.iter().copied().flat_map(address_bytes).collect();
                 message(3, *id, &[&list])
             }
+            Self::Called { door, from, data } => message(4, *door, &[&socket_bytes(*from), data]),
         }
     }
 
@@ -210,7 +232,7 @@ impl Reply {
         let (kind, id) = (fields.u8()?, fields.u32()?);
         Some(match kind {
             0 => {
-                let at = SocketAddr::new(fields.address()?, fields.u16()?);
+                let at = fields.socket()?;
                 Self::Connected { id, peer: Peer { at, is_own: fields.u8()? != 0 } }
             }
             1 => {
@@ -225,6 +247,7 @@ impl Reply {
                 }
                 Self::Resolved { id, addresses }
             }
+            4 => Self::Called { door: id, from: fields.socket()?, data: fields.rest() },
             _ => return None,
         })
     }
@@ -256,6 +279,7 @@ mod tests {
             Request::Close { id: 2 },
             Request::Resolve { id: 3, name: "a.test".into() },
             Request::Policy { rules: "connect a:1\n".into() },
+            Request::Answer { door: 2, to: "192.0.2.1:53".parse().unwrap(), data: vec![4] },
         ];
         for request in requests {
             assert_eq!(Request::decode(&request.encode()), Some(request));
@@ -272,6 +296,7 @@ mod tests {
             Reply::Failed { id: 2, why: Failure::Busy, text: "too many".into() },
             Reply::Datagram { id: 3, data: vec![] },
             Reply::Resolved { id: 4, addresses: vec!["::1".parse().unwrap()] },
+            Reply::Called { door: 0, from: "[::1]:53".parse().unwrap(), data: vec![5, 6] },
         ];
         for reply in replies {
             assert_eq!(Reply::decode(&reply.encode()), Some(reply));

@@ -205,25 +205,37 @@ pub fn random_u16() -> io::Result<u16> {
     }
 }
 
-/// Moves `channel` to descriptor 3 and closes every other but the three
+/// Moves `kept` to descriptors 3 and on, in their order, and closes every other but the three
 /// standard streams.
-pub fn keep_only(channel: OwnedFd) -> io::Result<OwnedFd> {
-    const KEPT: RawFd = 3;
-    if channel.as_raw_fd() != KEPT {
-        // SAFETY: dup2 takes two numbers; what number 3 was is closed, and this
-        // process, which is about to close all, uses it no more. Needed because
-        // nix's dup2 wants an owner of the new number.
-        if unsafe { libc::dup2(channel.as_fd().as_raw_fd(), KEPT) } != KEPT {
+pub fn keep_only(kept: Vec<OwnedFd>) -> io::Result<Vec<OwnedFd>> {
+    const FIRST: RawFd = 3;
+    let after = FIRST + kept.len() as RawFd;
+    // Out of the way first: one may have another's number.
+    let mut aside = Vec::new();
+    for descriptor in kept {
+        // SAFETY: the call takes numbers, and makes a descriptor that nothing else owns. Needed
+        // because nix's wants an owner of it.
+        let number =
+            unsafe { libc::fcntl(descriptor.as_raw_fd(), libc::F_DUPFD_CLOEXEC, after) };
+        if number < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        std::mem::forget(descriptor);
+        aside.push(number);
+    }
+    for (from, to) in aside.into_iter().zip(FIRST..) {
+        // SAFETY: dup2 takes two numbers; what the second was is closed, and this process, which is
+        // about to close all, uses it no more. Needed because nix's dup2 wants an owner of it.
+        if unsafe { libc::dup2(from, to) } != to {
             return Err(io::Error::last_os_error());
         }
     }
-    std::mem::forget(channel);
     // SAFETY: close_range takes integers. The owners of what it closes are
     // never dropped: the process ends by _exit. Needed because nix has no
     // wrapper.
-    if unsafe { libc::close_range(KEPT as u32 + 1, u32::MAX, 0) } != 0 {
+    if unsafe { libc::close_range(after as u32, u32::MAX, 0) } != 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: number 3 is open and nothing else owns it now.
-    Ok(unsafe { OwnedFd::from_raw_fd(KEPT) })
+    // SAFETY: these numbers are open and nothing else owns them now.
+    Ok((FIRST..after).map(|number| unsafe { OwnedFd::from_raw_fd(number) }).collect())
 }

@@ -419,6 +419,8 @@ impl Relay {
             Reply::Connected { id, peer } => self.connected(id, peer, passed),
             Reply::Failed { id, why, text } => self.failed(id, why, &text),
             Reply::Datagram { id, data } => self.datagram(id, &data),
+            // No port of datagrams is published for a module.
+            Reply::Called { .. } => {}
             Reply::Resolved { id, addresses } => {
                 if let Some(done) = self.lookups.remove(&id) {
                     done(Ok(addresses));

@@ -47,6 +47,8 @@ pub struct Flow {
     pub peer: Option<Peer>,
     /// Whether it came from outside, by a published port.
     pub inbound: bool,
+    /// The number of that, where it is one of datagrams.
+    pub door: Option<u32>,
     /// Whether a name's guard lets everything through.
     pub is_raw: bool,
     pub stage: Stage,
@@ -67,6 +69,7 @@ impl Flow {
             port,
             peer: None,
             inbound: false,
+            door: None,
             is_raw: false,
             stage,
             moved: Instant::now(),
@@ -150,6 +153,15 @@ impl Flows {
 
     pub fn find(&self, key: &Key) -> Option<usize> {
         self.by_key.get(key).copied()
+    }
+
+    /// The flow of a caller of a published port of datagrams.
+    pub fn find_call(&self, door: u32, from: SocketAddr) -> Option<usize> {
+        self.slots.iter().position(|flow| {
+            flow.as_ref().is_some_and(|flow| {
+                flow.door == Some(door) && flow.peer.is_some_and(|peer| peer.at == from)
+            })
+        })
     }
 
     pub fn get(&mut self, slot: usize) -> Option<&mut Flow> {

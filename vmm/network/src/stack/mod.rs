@@ -10,6 +10,7 @@
 //! Start reading at `Stack::packet` (in), `Stack::reply` (the dialer's answers)
 //! and `Stack::turn` (all that moves).
 
+mod calls;
 mod flow;
 mod opened;
 mod outbox;
@@ -71,6 +72,8 @@ pub struct Parts {
     /// To the dialer.
     pub channel: OwnedFd,
     pub published: Vec<Published>,
+    /// The guest's ports that datagrams are led to, by the numbers that the dialer knows them by.
+    pub doors: Vec<u16>,
     pub audit: Box<dyn Audit>,
     /// Changes of the policy while the cell runs.
     pub changes: Changes,
@@ -86,6 +89,7 @@ pub struct Stack {
     policy: Policy,
     dialer: Client,
     published: Vec<Published>,
+    doors: Vec<u16>,
     audit: Box<dyn Audit>,
     changes: Changes,
     secrets: Secrets,
@@ -117,7 +121,17 @@ impl Stack {
     /// The host's, where there is no timer or no random number.
     pub fn new(parts: Parts) -> std::io::Result<Self> {
         use nix::sys::timerfd::{ClockId, TimerFlags};
-        let Parts { policy, channel, published, audit, changes, secrets, authority, ports } = parts;
+        let Parts {
+            policy,
+            channel,
+            published,
+            doors,
+            audit,
+            changes,
+            secrets,
+            authority,
+            ports,
+        } = parts;
         let flags = TimerFlags::TFD_NONBLOCK | TimerFlags::TFD_CLOEXEC;
         let now = Instant::now();
         let mut seed = 0;
@@ -129,6 +143,7 @@ impl Stack {
             policy,
             dialer: Client::new(channel),
             published,
+            doors,
             audit,
             changes,
             secrets,
@@ -184,6 +199,7 @@ impl Stack {
             Carried::Tcp { opens, resets } => self.segment(&packet, bytes, opens, resets),
             Carried::Udp(data) if link::is_stack(destination.ip()) => match destination.port() {
                 DNS_PORT => self.question(data, source, destination),
+                _ if self.answers_call(source, destination, data) => {}
                 _ => {
                     self.nobody_listens(Protocol::Udp, destination);
                     self.refuse(bytes, Refusal::Port);

@@ -54,7 +54,7 @@ impl Stack {
             return;
         }
         let guest = SocketAddr::new(link::GUEST_V4.into(), guest_port);
-        let Some(key) = self.free_key(guest) else { return };
+        let Some(key) = self.free_key(Protocol::Tcp, guest) else { return };
         let (now, seed) = (self.now(), self.seed());
         let ends = Ends { host: caller, guard: Guard::open(), others: self.flows.len() };
         let Some(stream) = Stream::dial(key.other, guest, ends, now, seed) else { return };
@@ -66,13 +66,13 @@ impl Stack {
         self.join(slot, stream, ops);
     }
 
-    /// A port of the stack that has no stream to `guest` yet.
-    fn free_key(&mut self, guest: SocketAddr) -> Option<Key> {
+    /// A port of the stack that has no flow to `guest` yet.
+    pub(super) fn free_key(&mut self, protocol: Protocol, guest: SocketAddr) -> Option<Key> {
         for _ in PORT_FIRST..u16::MAX {
             let port = self.next_port;
             self.next_port = port.checked_add(1).unwrap_or(PORT_FIRST);
             let other = SocketAddr::new(link::STACK_V4.into(), port);
-            let key = Key { protocol: Protocol::Tcp, guest, other };
+            let key = Key { protocol, guest, other };
             if self.flows.find(&key).is_none() {
                 return Some(key);
             }

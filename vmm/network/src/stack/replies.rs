@@ -44,6 +44,7 @@ impl Stack {
             },
             Reply::Failed { id, why, text } => self.failed(id, why, &text, ops),
             Reply::Datagram { id, data } => self.answer(id, &data),
+            Reply::Called { door, from, data } => self.called(door, from, &data),
             Reply::Resolved { id, addresses } => {
                 let known = (!addresses.is_empty()).then_some(addresses.as_slice());
                 self.resolved(id, known);

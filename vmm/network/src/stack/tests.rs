@@ -50,6 +50,7 @@ impl Bench {
             policy,
             channel,
             published,
+            doors: vec![53],
             audit: Box::new(move |entry| kept.lock().unwrap().push(entry)),
             changes,
             ports: Ports::default(),
@@ -304,6 +305,31 @@ fn callers_of_published_ports_leave_room_for_the_cells_own_connections() {
     assert_eq!(bench.asked(), None);
     let reason = "32 flows are open, which is the limit, 192 more by callers of published ports";
     assert_eq!(bench.decisions().pop(), Some((Decision::Denied, reason.to_owned())));
+}
+
+#[test]
+fn callers_by_datagrams_are_led_to_the_guest_and_answered() {
+    let listen = vec!["53".parse().unwrap()];
+    let scope = NetworkScope { listen, ..NetworkScope::default() };
+    let mut bench = Bench::new(Policy::new(scope), Vec::new());
+    let from = "192.0.2.7:5000".parse().unwrap();
+    bench.stack.called(0, from, b"question");
+    let sent = bench.stack.outbox.queue.pop_front().unwrap();
+    let packet = packet::parse(&sent).unwrap();
+    assert_eq!(packet.carried, Carried::Udp(b"question"));
+    assert_eq!(packet.destination, SocketAddr::new(link::GUEST_V4.into(), 53));
+    let answer = packet::datagram(packet.destination, packet.source, b"answer").unwrap();
+    bench.stack.packet(&answer);
+    let asked = Request::Answer { door: 0, to: from, data: b"answer".to_vec() };
+    assert_eq!(bench.asked(), Some(asked));
+    // One flow a caller, and none where nobody is to be led to.
+    bench.stack.called(0, from, b"again");
+    bench.stack.called(1, from, b"no such door");
+    assert_eq!(bench.stack.flows.len(), 1);
+    bench.change(policy(&[]));
+    bench.stack.outbox.queue.clear();
+    bench.stack.called(0, from, b"late");
+    assert!(bench.stack.outbox.queue.is_empty() && bench.stack.flows.len() == 0);
 }
 
 #[test]
