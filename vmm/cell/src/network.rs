@@ -24,6 +24,7 @@ use crate::relayed::Relaying;
 use crate::{CellError, CellSpec, Layout, Strength};
 use joined::Joined;
 pub use log::{LOGS, Log, Written};
+pub use exocell_network::link::HOST_NAME;
 pub use publish::{Publish, range};
 use publish::Listening;
 

@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
+use exocell_network::link;
 use serde::{Deserialize, Serialize};
 
 /// No limit.
@@ -271,13 +272,8 @@ impl Settings {
     pub fn add_host(&mut self, text: &str) -> Result<(), String> {
         let broken = || format!("bad format for add-host: {text:?}; give NAME:ADDRESS");
         let (name, address) = text.split_once([':', '=']).ok_or_else(broken)?;
-        if address == "host-gateway" {
-            return Err(
-                "host-gateway is not supported: a cell reaches what it is granted by name \
-                 (--allow-net)"
-                    .to_owned(),
-            );
-        }
+        let host = link::HOST_V4.to_string();
+        let address = if address == "host-gateway" { host.as_str() } else { address };
         let bare = address.strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));
         let plain = |c: char| c.is_ascii_graphic() && c != '#';
         if name.is_empty() || !name.chars().all(plain) {
@@ -403,7 +399,9 @@ mod tests {
             settings.add_host(text).unwrap();
         }
         assert_eq!(settings.hosts[1], ("six".to_owned(), "::1".parse().unwrap()));
-        for (text, word) in [("db", "NAME:"), ("db:x", "x"), ("h:host-gateway", "host-gateway")] {
+        settings.add_host("host.docker.internal:host-gateway").unwrap();
+        assert_eq!(settings.hosts[3].1, link::HOST_V4);
+        for (text, word) in [("db", "NAME:"), ("db:x", "x")] {
             assert!(settings.add_host(text).unwrap_err().contains(word), "{text}");
         }
         settings.add_security_option("no-new-privileges").unwrap();

@@ -483,7 +483,8 @@ pub struct SettingsArgs {
     pub sysctl: Vec<String>,
     #[arg(long, value_name = "NAME")]
     pub domainname: Option<String>,
-    /// A line of /etc/hosts.
+    /// A line of /etc/hosts. The address host-gateway is this host's, which --allow-net
+    /// host.docker.internal:PORT lets the cell reach.
     #[arg(long, value_name = "NAME:ADDRESS")]
     pub add_host: Vec<String>,
     /// Who is asked for the names that the cell looks up, instead of this host's servers; the cell

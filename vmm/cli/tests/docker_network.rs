@@ -117,6 +117,32 @@ fn of_a_range_of_ports_a_container_has_the_first_that_is_free() {
 }
 
 #[test]
+fn a_container_reaches_the_host_where_a_rule_grants_its_name() {
+    let _lan = Lan::new();
+    let _web = Web::new("127.0.0.1:8099", "of the host");
+    let _other = Web::new("127.0.0.1:8100", "not granted");
+    let server = Server::with(&["--allow-net", "host.docker.internal:8099"]);
+    let fetch = |flags: &[&str], at: &str| {
+        let program =
+            format!("import urllib.request as u; print(u.urlopen('http://{at}/', timeout=20).read())");
+        let run = ["run", "--rm"];
+        server.docker(&[&run[..], flags, &[IMAGE, "python3", "-c", &program]].concat())
+    };
+    let add = ["--add-host", "host.docker.internal:host-gateway"];
+    for flags in [&[][..], &add] {
+        let heard = fetch(flags, "host.docker.internal:8099").ok();
+        assert_eq!(heard.text(), "b'of the host'");
+        fetch(flags, "host.docker.internal:8100").exited(1);
+    }
+    fetch(&[], "127.0.0.1:8099").exited(1);
+    let wide = Server::with(&["--allow-net", "*:8099"]);
+    let told = wide.docker(&[&["create"][..], &add, &[IMAGE, "true"]].concat()).ok();
+    assert!(told.stderr.contains("--allow-net host.docker.internal:PORT"), "{}", told.stderr);
+    let program = "import urllib.request as u; u.urlopen('http://host.docker.internal:8099/')";
+    wide.docker(&["run", "--rm", IMAGE, "python3", "-c", program]).exited(1);
+}
+
+#[test]
 fn a_container_reaches_what_the_server_grants() {
     let lan = Lan::new();
     let web = lan.at_peer(|| Web::new(&format!("{PEER}:80"), "hello"));

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use exocell_cell::health;
 use exocell_cell::images::{Healthcheck, ImageConfig};
 use exocell_cell::intra::Intra;
-use exocell_cell::network::Publish;
+use exocell_cell::network::{HOST_NAME, Publish};
 use exocell_cell::networks::Attachment;
 use exocell_cell::oci;
 use exocell_cell::plan;
@@ -225,6 +225,12 @@ fn warnings(create: &Create, defaults: &Defaults, is_joined: bool) -> Vec<String
         (
             create.wants_network() && defaults.connect.is_empty() && !is_joined,
             "the container has no network to connect to: exocell serve grants one with --allow-net",
+        ),
+        (
+            host.extra_hosts.iter().any(|line| line.ends_with("host-gateway"))
+                && !defaults.connect.iter().any(|rule| rule.starts_with(HOST_NAME)),
+            "the host is reached by a rule only: exocell serve --allow-net \
+             host.docker.internal:PORT grants a port of its loopback",
         ),
         (
             host.memory_swap < 0 || host.memory_swap > host.memory,
@@ -819,7 +825,6 @@ mod tests {
             (json!({"Ulimits": [{"Name": "files", "Soft": 1, "Hard": 1}]}), 400, "files"),
             (json!({"Tmpfs": {"/": ""}}), 400, "tmpfs"),
             (json!({"SecurityOpt": ["seccomp={}"]}), 400, "seccomp"),
-            (json!({"ExtraHosts": ["a:host-gateway"]}), 400, "host-gateway"),
             (json!({"PidMode": "host"}), 501, "pid mode host"),
             (json!({"NetworkMode": "container:x"}), 501, "network mode"),
             (json!({"Devices": [{"PathOnHost": "/dev/sda"}]}), 400, "no device of the host"),

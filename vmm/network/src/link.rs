@@ -10,6 +10,12 @@ pub const GUEST_V6: Ipv6Addr = Ipv6Addr::new(0xfd65, 0x786f, 0x6365, 0x6c6c, 0, 
 /// The stack's: it answers names there, and published ports are reached from there.
 pub const STACK_V4: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 1);
 pub const STACK_V6: Ipv6Addr = Ipv6Addr::new(0xfd65, 0x786f, 0x6365, 0x6c6c, 0, 0, 0, 1);
+/// What the host itself is called, as docker calls it: its loopback, for whoever a rule grants just
+/// this name.
+pub const HOST_NAME: &str = "host.docker.internal";
+/// The addresses that stand for it.
+pub const HOST_V4: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 254);
+pub const HOST_V6: Ipv6Addr = Ipv6Addr::new(0xfd65, 0x786f, 0x6365, 0x6c6c, 0, 0, 0, 0xfe);
 /// Bytes of the largest packet, headers of IP included: with the header of
 /// Ethernet it fits 64 KiB.
 pub const MTU: u16 = 65_520;

@@ -22,6 +22,9 @@ pub struct Names {
 impl Names {
     /// The addresses that stand for `name`, which must be in lower case.
     pub fn addresses(&mut self, name: &str) -> (Ipv4Addr, Ipv6Addr) {
+        if name == link::HOST_NAME {
+            return (link::HOST_V4, link::HOST_V6);
+        }
         let index = match self.by_name.get(name) {
             Some(index) => *index,
             None => self.place(name),
@@ -47,6 +50,9 @@ impl Names {
 
     /// The name that `address` stands for.
     pub fn name(&self, address: IpAddr) -> Option<&str> {
+        if address == link::HOST_V4 || address == link::HOST_V6 {
+            return Some(link::HOST_NAME);
+        }
         let index = match address {
             IpAddr::V4(v4) => u128::from(v4.to_bits().checked_sub(link::NAMES_V4.to_bits())?),
             IpAddr::V6(v6) => v6.to_bits().checked_sub(link::NAMES_V6.to_bits())?,
@@ -73,6 +79,14 @@ mod tests {
         assert_eq!(names.by_index.len(), NAMES_MAX);
         assert_eq!(names.by_name.len(), NAMES_MAX);
         assert_ne!(names.name(first.0.into()), Some("a.test"));
+    }
+
+    #[test]
+    fn the_host_has_addresses_of_its_own() {
+        let mut names = Names::default();
+        assert_eq!(names.name(link::HOST_V4.into()), Some(link::HOST_NAME));
+        assert_eq!(names.addresses(link::HOST_NAME), (link::HOST_V4, link::HOST_V6));
+        assert!(names.by_index.is_empty());
     }
 
     #[test]

@@ -13,6 +13,7 @@ use std::net::{IpAddr, SocketAddr};
 use exocell_xgate::{Endpoint, NamePattern, NetworkScope, Protocol};
 
 use crate::address::{self, Class};
+use crate::link;
 
 /// Whom a flow is for: a name that was granted, or an address.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -139,6 +140,9 @@ impl Policy {
     ) -> Result<(), Denied> {
         self.permits_name(protocol, name, port)?;
         let (address, reached) = (address::plain(address), address::reached(address));
+        if name == link::HOST_NAME && address.is_loopback() && self.names_host(protocol, port) {
+            return Ok(());
+        }
         let special = address::class(reached);
         if !self.names(protocol, address, port) && (special.is_some() || own(reached)) {
             return Err(
@@ -152,6 +156,14 @@ impl Policy {
             true => Err(Denied::Private(reached)),
             false => Ok(()),
         }
+    }
+
+    /// Whether a rule grants the host, by its own name and no pattern.
+    fn names_host(&self, protocol: Protocol, port: u16) -> bool {
+        let is_host = |host: &NamePattern| {
+            matches!(host, NamePattern::Name(name) if name == link::HOST_NAME)
+        };
+        self.rules(protocol, port).any(|rule| is_host(&rule.host))
     }
 
     /// Whether `address` itself may be dialled. `own` is as above.
@@ -292,6 +304,22 @@ mod tests {
         assert_eq!(check("192.31.196.1", true), Err(Denied::Own(ip("192.31.196.1"))));
         for address in ["127.0.0.1", "169.254.169.254", "::ffff:127.0.0.1", "fe80::1", "::1"] {
             assert!(matches!(check(address, false), Err(Denied::Special(..))), "{address}");
+        }
+    }
+
+    #[test]
+    fn the_host_is_reached_by_its_own_name_only_where_a_rule_says_it() {
+        let check = |rules: &[&str], name: &str, address: &str, port: u16| {
+            policy(rules).permits_address_of(Tcp, name, ip(address), port, says(true)).is_ok()
+        };
+        let host = link::HOST_NAME;
+        let rules = ["host.docker.internal:80", "other.test:80"];
+        assert!(check(&rules, host, "127.0.0.1", 80) && check(&rules, host, "::1", 80));
+        assert!(!check(&rules, host, "127.0.0.1", 81));
+        assert!(!check(&rules, host, "192.31.196.1", 80), "it is the loopback, and nothing else");
+        assert!(!check(&rules, "other.test", "127.0.0.1", 80));
+        for rule in ["*:80", "*.docker.internal:80", "*.internal:80"] {
+            assert!(!check(&[rule], host, "127.0.0.1", 80), "{rule}");
         }
     }
 

@@ -2,11 +2,15 @@
 //! the cell is planned, before the dialer leaves the host's file system.
 
 use std::collections::HashMap;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+use crate::link;
 
 /// resolver(5): more name servers than this are not asked.
 const SERVERS_MAX: usize = 3;
 const DNS_PORT: u16 = 53;
+/// Where the host's own services are.
+const HOST: [IpAddr; 2] = [IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)];
 
 /// Which names the host knows itself, and whom it asks for others.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -57,6 +61,9 @@ impl Hosts {
 
     /// The addresses of a name in lower case that the host knows itself.
     pub fn known(&self, name: &str) -> Option<&[IpAddr]> {
+        if name == link::HOST_NAME {
+            return Some(&HOST);
+        }
         self.known.get(name).map(Vec::as_slice)
     }
 }
@@ -83,6 +90,7 @@ mod tests {
         assert_eq!(hosts.known("index.test"), Some(&both[..]));
         assert_eq!(hosts.known("other"), Some(&both[..1]));
         assert_eq!(hosts.known("no"), None);
+        assert_eq!(hosts.known("host.docker.internal"), Some(&HOST[..]));
         assert_eq!(hosts.servers, ["192.0.2.53:53".parse().unwrap(), "[::1]:53".parse().unwrap()]);
         assert_eq!(Hosts::parse("", "").servers, ["127.0.0.1:53".parse().unwrap()]);
         let other = Hosts::default().with_servers(&["192.0.2.7".parse().unwrap()]);
