@@ -51,7 +51,8 @@ pub struct PlannedNetwork {
 }
 
 impl PlannedNetwork {
-    /// `None` where nothing is granted: such a cell has no network device.
+    /// `None` where nothing is granted, and no link is wanted all the same: such a cell has no network
+    /// device.
     pub fn new(
         layout: &Layout,
         spec: &CellSpec,
@@ -78,7 +79,7 @@ impl PlannedNetwork {
                 "an isolate takes callers by TCP only; leave out ports with /udp".to_owned(),
             ));
         }
-        if !scope.grants_anything() {
+        if !scope.grants_anything() && !spec.has_link {
             return Ok(None);
         }
         let secrets = Secrets::new(secrets);
@@ -141,6 +142,13 @@ fn own_networks<'a>(
         Ok((network, own))
     };
     spec.networks.iter().map(find).collect()
+}
+
+/// The address of a cell's interface, as docker shows it: the same in every cell, since there is no
+/// Ethernet beyond its link.
+#[must_use]
+pub fn mac_address() -> String {
+    exocell_vmm::devices::net::MAC.map(|byte| format!("{byte:02x}")).join(":")
 }
 
 /// The variables by which the usual libraries find the certificates that a cell

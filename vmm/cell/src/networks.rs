@@ -328,6 +328,25 @@ impl Networks {
         }
     }
 
+    /// Has the members of a network call a cell as `wanted` says from now on.
+    ///
+    /// # Errors
+    /// The switch refuses it, or does not answer.
+    pub(crate) fn rename(&self, network: &str, wanted: Join) -> Result<(), CellError> {
+        match self.connect(network).and_then(|socket| {
+            switch::rename(&socket, &wanted.cell, wanted.names)
+        }) {
+            // Nobody is in it.
+            Err(error) if is_absent(&error) || is_ending(&error) => Ok(()),
+            Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
+                Err(CellError::Usage(format!("network {network}: {error}")))
+            }
+            renamed => renamed.map_err(CellError::host(format!(
+                "cannot tell the network {network} of the cell's name"
+            ))),
+        }
+    }
+
     /// Makes a cell a member, and starts the network's switch where there is none.
     ///
     /// # Errors

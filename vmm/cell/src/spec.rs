@@ -71,6 +71,10 @@ pub struct CellSpec {
     /// The networks between cells that it is in, at most once in each.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub networks: Vec<Attachment>,
+    /// Whether it has a network device though nothing is granted, so that it can come into networks
+    /// while it runs.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub has_link: bool,
     /// How guest memory goes back to the host.
     #[serde(default)]
     pub pager: exocell_pager::Mode,

@@ -234,3 +234,19 @@ pub fn connect(
     let port = networks.join(&network, &own.join(&spec.id, &spec.name))?;
     hand_over(&network, record, own, port)
 }
+
+/// Gives a cell another name; who shares a network with it calls it by that from now on.
+///
+/// # Errors
+/// The name is none, or another's; the host's.
+pub fn rename(layout: &Layout, id: &str, name: &str) -> Result<(), CellError> {
+    Record::rename(layout, id, name)?;
+    let (record, spec, status) = Record::find(layout, id)?;
+    if status.state == State::Exited {
+        return Ok(());
+    }
+    let networks = Networks::of(layout);
+    spec.networks.iter().try_for_each(|own| {
+        networks.rename(&own.network, own.join(&record.id, &spec.name))
+    })
+}

@@ -74,6 +74,33 @@ fn containers_of_a_network_know_each_other_as_docker_has_it() {
 }
 
 #[test]
+fn a_container_comes_into_a_network_and_has_another_name_while_it_runs() {
+    let server = Server::start();
+    start(&server, "alone", &[]);
+    server.docker(&["network", "create", "late"]).ok();
+    start(&server, "db", &["--network", "late"]);
+    server.docker(&["network", "connect", "--alias", "app", "late", "alone"]).ok();
+    let address = server.inspect("db", "{{.NetworkSettings.Networks.late.IPAddress}}");
+    assert_eq!(whereis(&server, "alone", "db"), address);
+    let own = server.inspect("alone", "{{.NetworkSettings.Networks.late.IPAddress}}");
+    assert_eq!(whereis(&server, "db", "app"), own);
+
+    server.docker(&["rename", "db", "base"]).ok();
+    assert_eq!(whereis(&server, "alone", "base"), address);
+    assert_eq!(whereis(&server, "alone", "db"), "");
+    let mut rename = server.exocell(&["rename", "alone", "together"]);
+    finish(&mut rename, b"").ok();
+    assert_eq!(whereis(&server, "base", "together"), own);
+    assert_eq!(whereis(&server, "base", "app"), own, "aliases stay");
+
+    let shown = server.inspect("base", "{{.NetworkSettings.Networks.late.MacAddress}}");
+    let inside = server.docker(&["exec", "base", "cat", "/sys/class/net/eth0/address"]).ok();
+    assert_eq!(shown, inside.text());
+    server.docker(&["restart", "-t", "0", "together"]).ok();
+    assert_eq!(whereis(&server, "together", "base"), address);
+}
+
+#[test]
 fn what_networks_cannot_be_is_refused_in_words() {
     let server = Server::start();
     let refused = |args: &[&str], words: &str| {

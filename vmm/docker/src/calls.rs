@@ -8,7 +8,7 @@ use exocell_cell::networks::Networks;
 use exocell_cell::policy::Policy;
 use exocell_cell::restart;
 use exocell_cell::xgate::CapabilitySet;
-use exocell_cell::{CellSpec, Names, Record, Strength, end, now_ms, warm};
+use exocell_cell::{CellSpec, Names, Strength, end, now_ms, switches, warm};
 use hyper::StatusCode;
 use serde_json::{Value, json};
 
@@ -97,6 +97,7 @@ fn container(
     id: String,
     name: String,
 ) -> Container {
+    let has_link = wanted.wants_network();
     let (mut config, host) = (wanted.config, wanted.host);
     let own_env = std::mem::take(&mut config.env);
     let set = |own: &mut String, image: &str| {
@@ -148,6 +149,7 @@ fn container(
         intra: admitted.intra,
         publish: admitted.publish,
         networks: admitted.networks,
+        has_link,
         capabilities: admitted.capabilities,
         image_id: None,
         keeps_disk: false,
@@ -383,7 +385,7 @@ pub async fn rename(server: &Arc<Server>, key: &str, call: &Call) -> ApiResult<R
         let _names = match &seen.cell {
             Some(_) => {
                 server.containers.check_free(&name)?;
-                Record::rename(server.layout(), seen.id(), &name)?;
+                switches::rename(server.layout(), seen.id(), &name)?;
                 None
             }
             None => {

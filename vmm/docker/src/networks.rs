@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use exocell_cell::clock::{NEVER, rfc3339_ms};
 use exocell_cell::control::{Client, ControlRequest};
+use exocell_cell::network::mac_address;
 use exocell_cell::networks::{Attachment, Network, Networks, Wanted};
 use exocell_cell::switch::Subnet;
 use exocell_cell::xgate::CapabilitySet;
@@ -203,6 +204,7 @@ impl Endpoints {
                 shown["Gateway"] = network.addresses.gateway.to_string().into();
                 shown["IPAddress"] = address.to_string().into();
                 shown["IPPrefixLen"] = network.addresses.subnet.prefix().into();
+                shown["MacAddress"] = mac_address().into();
             }
         }
         if let Some(address) = own.address {
@@ -358,7 +360,7 @@ fn whole(server: &Server, network: &Network) -> ApiResult<Value> {
             server.containers.find(&member.cell).map(|seen| seen.container.name().to_owned());
         shown["Containers"][&member.cell] = json!({
             "Name": name.unwrap_or_default(), "EndpointID": endpoint_id(network, &member.cell),
-            "MacAddress": "", "IPv4Address": format!("{}/{prefix}", member.address),
+            "MacAddress": mac_address(), "IPv4Address": format!("{}/{prefix}", member.address),
             "IPv6Address": "",
         });
     }

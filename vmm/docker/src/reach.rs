@@ -160,6 +160,7 @@ pub(crate) fn bare(image: &str, caps: &Value) -> ApiResult<CellSpec> {
         read_only: false,
         publish: Vec::new(),
         networks: Vec::new(),
+        has_link: false,
         pager: exocell_cell::pager::Mode::default(),
         memory_guarantee: None,
         intra: exocell_cell::intra::Intra::default(),

@@ -10,6 +10,7 @@ use exocell_cell::network::Publish;
 use exocell_cell::policy::Policy;
 use exocell_cell::{
     CellError, CellSpec, Layout, Record, State, Status, Strength, clock, end, processes, restart,
+    switches,
 };
 use exocell_docker::Filters;
 use nix::sys::signal::Signal;
@@ -433,7 +434,7 @@ pub(super) fn stop_one(
 
 pub fn rename(layout: &Layout, args: &RenameArgs) -> Result<u8, CellError> {
     let (record, _, _) = Record::find(layout, &args.cell)?;
-    Record::rename(layout, &record.id, &args.name)?;
+    switches::rename(layout, &record.id, &args.name)?;
     Ok(0)
 }
 

@@ -571,6 +571,7 @@ pub(super) fn spec(
         intra,
         publish,
         networks,
+        has_link: false,
         capabilities: caps.to_json(),
         disk: None,
         idle: false,

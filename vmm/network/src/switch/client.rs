@@ -65,3 +65,16 @@ pub fn list(socket: &OwnedFd) -> io::Result<Vec<Member>> {
         }
     }
 }
+
+/// Has the others call a cell by `names` from now on, by a new connection to the switch.
+///
+/// # Errors
+/// As those of [`join`].
+pub fn rename(socket: &OwnedFd, cell: &str, names: Vec<String>) -> io::Result<()> {
+    port::send(socket, &message(&Ask::Rename { cell: cell.to_owned(), names }))?;
+    match hear(socket, Instant::now() + ANSWER_MAX)? {
+        Answer::End => Ok(()),
+        Answer::Refused { message } => Err(io::Error::new(io::ErrorKind::InvalidInput, message)),
+        _ => Err(io::Error::other("the network's switch gave another answer")),
+    }
+}

@@ -29,7 +29,7 @@ use nix::sys::socket::MsgFlags;
 use serde::{Deserialize, Serialize};
 
 pub use addresses::{Addresses, Reserved};
-pub use client::{join, list};
+pub use client::{join, list, rename};
 pub(crate) use port::{Came, Way};
 pub use port::{PORTS_MAX, Port, Ports};
 pub use protocol::{Join, Member};
@@ -205,8 +205,26 @@ impl Switch {
                 self.tell_all(index);
                 self.say(index, &Answer::End);
             }
+            Some(Ask::Rename { cell, names }) => self.rename(index, &cell, &names),
             None => connection.is_over = true,
         }
+    }
+
+    fn rename(&mut self, index: usize, cell: &str, names: &[String]) {
+        if let Err(message) = protocol::check_names(names) {
+            return self.say(index, &Answer::Refused { message });
+        }
+        let mut renamed = Vec::new();
+        for member in self.connections.iter_mut().filter_map(|other| other.member.as_mut()) {
+            if member.cell == cell {
+                member.names = names.to_vec();
+                renamed.push(member.clone());
+            }
+        }
+        for member in renamed {
+            self.tell_members(&message(&Answer::Member(member)));
+        }
+        self.say(index, &Answer::End);
     }
 
     fn join(&mut self, index: usize, join: Join) {

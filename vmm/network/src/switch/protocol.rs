@@ -22,6 +22,9 @@ pub(super) enum Ask {
     Join(Join),
     /// Who is there; [`Answer::End`] comes last.
     List,
+    /// What the others may call a cell from now on, in lower case; [`Answer::End`] comes when they
+    /// know.
+    Rename { cell: String, names: Vec<String> },
 }
 
 /// A cell that wants to be a member.

@@ -28,7 +28,7 @@ const DATA_VALID: u8 = 2;
 /// VIRTIO_NET_F_CSUM, _GUEST_CSUM, _MTU, _MAC, _MRG_RXBUF.
 const FEATURES: u64 = 1 | 1 << 1 | 1 << 3 | 1 << 5 | 1 << 15;
 /// The guest's hardware address; locally administered.
-const MAC: [u8; 6] = [0x02, 0x65, 0x78, 0x6f, 0x00, 0x02];
+pub const MAC: [u8; 6] = [0x02, 0x65, 0x78, 0x6f, 0x00, 0x02];
 /// The other end's.
 const PEER_MAC: [u8; 6] = [0x02, 0x65, 0x78, 0x6f, 0x00, 0x01];
 const ETHERTYPE_IPV4: [u8; 2] = [0x08, 0x00];

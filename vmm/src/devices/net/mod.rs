@@ -11,6 +11,7 @@ use std::collections::VecDeque;
 
 use event_manager::{EventOps, EventSet};
 
+pub use device::MAC;
 pub(crate) use device::Net;
 pub use metrics::NetMetrics;
 
