@@ -30,6 +30,8 @@ pub enum ImageError {
         "{what} is {found} bytes long, not the {expected} its manifest says; fetch or save the image again"
     )]
     SizeMismatch { what: String, expected: u64, found: u64 },
+    #[error("{whose}: stat {path}: file does not exist")]
+    NotInSource { whose: &'static str, path: String },
     #[error("{what} is malformed: {why}")]
     Malformed { what: String, why: String },
     #[error("`{path}` leaves the image: {why}; rebuild the image without it")]
@@ -122,9 +124,10 @@ impl ImageError {
             Self::Refused(refusal) => return refusal.clone(),
             Self::NotInRegistry { .. } => Fault::NotInRegistry,
             Self::Unauthorized { .. } => Fault::Unauthorized,
-            Self::BadReference { .. } | Self::NotAnImage { .. } | Self::Malformed { .. } => {
-                Fault::Image
-            }
+            Self::BadReference { .. }
+            | Self::NotAnImage { .. }
+            | Self::NotInSource { .. }
+            | Self::Malformed { .. } => Fault::Image,
             _ => Fault::Other,
         };
         Refusal { fault, message: self.to_string() }

@@ -503,6 +503,21 @@ impl Walk {
     }
 }
 
+/// Bytes that the files below `path` take on their disk. What cannot be read counts as nothing.
+#[must_use]
+pub fn bytes(path: &Path) -> u64 {
+    let Ok(root) = Directory::real(path) else { return 0 };
+    let (mut walk, mut bytes) = (Walk::of(root), 0);
+    while let Some((path, found)) = walk.next() {
+        let Ok(found) = found else { continue };
+        bytes += found.metadata().blocks() * 512;
+        if found.is_directory() {
+            let _ = walk.enter(&path, &found);
+        }
+    }
+    bytes
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

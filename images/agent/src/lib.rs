@@ -42,8 +42,9 @@ mod text;
 
 pub use frame::{Frame, FrameError, FrameReader, FrameWriter, Kind};
 pub use message::{
-    Boot, BootTimes, Exec, FailureKind, FolderMount, GateStats, GuestStats, IsolatesSetup,
-    JoinedAddress, NetworkSetup, PagerStats, Pressure, Reply, Request, Start, TtySize,
+    Boot, BootTimes, Exec, FailureKind, FileCopy, FolderMount, GateStats, GuestStats,
+    IsolatesSetup, JoinedAddress, NetworkSetup, PagerStats, Pressure, Reply, Request, Start,
+    TtySize,
 };
 pub use patience::{ANSWER_MAX, Patient, TRANSFER_MAX};
 pub use text::{printable, printable_lines};

@@ -164,9 +164,21 @@ pub struct FolderMount {
     /// One file, which is all that the device holds, under [`crate::FOLDER_FILE`].
     #[serde(default)]
     pub is_file: bool,
+    /// One file that the guest gets as a copy in memory, with an owner and a mode of its own.
+    #[serde(default)]
+    pub copied: Option<FileCopy>,
     /// A volume: while it is empty it gets what the image has at `guest_path`.
     #[serde(default)]
     pub fill: bool,
+}
+
+/// Whose a copy of a file is, and who may do what with it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FileCopy {
+    pub mode: u32,
+    pub uid: u32,
+    pub gid: u32,
 }
 
 /// A program to run as a session leader, in the namespaces of the cell's own and with its limits.

@@ -213,7 +213,9 @@ fn copy_one(from: &OwnedFd, to: &OwnedFd, name: &CStr, stat: &Stat) -> io::Resul
         }
         // A folder of the host holds none.
         _ => {
-            log::warn(format_args!("{name:?} is not copied into a volume: it is a device or socket"));
+            log::warn(format_args!(
+                "{name:?} is not copied into a volume: it is a device or socket"
+            ));
             Ok(())
         }
     }

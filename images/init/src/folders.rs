@@ -1,10 +1,12 @@
 //! Host folders: virtio-fs (kernel: Documentation/filesystems/virtiofs.rst).
 
 use std::fs::{self, File};
+use std::io::Read;
 use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::Path;
 
-use exocell_agent::{FOLDER_FILE, FolderMount};
+use exocell_agent::{FOLDER_FILE, FileCopy, FolderMount};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 
 use crate::dev::make_mount_point;
@@ -42,8 +44,10 @@ fn held(folder: &FolderMount) -> Result<File, InitError> {
 }
 
 fn mount_one(folder: &FolderMount, image: Option<File>) -> Result<(), InitError> {
-    if folder.is_file {
-        return mount_file(folder);
+    match folder.copied {
+        Some(copied) if folder.is_file => return mount_copy(folder, copied),
+        _ if folder.is_file => return mount_file(folder),
+        _ => {}
     }
     make_mount_point(&folder.guest_path)?;
     mount_device(folder, &folder.guest_path)?;
@@ -74,6 +78,42 @@ fn mount_file(folder: &FolderMount) -> Result<(), InitError> {
     let file = format!("{ASIDE}/{FOLDER_FILE}");
     let bound = mount(Some(file.as_str()), target, None::<&str>, MsFlags::MS_BIND, None::<&str>)
         .context(|| format!("mounting the file {target}"));
+    umount2(ASIDE, MntFlags::MNT_DETACH).context(|| ASIDE)?;
+    fs::remove_dir(ASIDE).context(|| ASIDE)?;
+    bound
+}
+
+/// The longest file that is copied into memory, in bytes; docker's secrets are shorter.
+const COPY_BYTES_MAX: u64 = 1 << 20;
+
+/// A file in memory with what the device's holds. Nothing is left of the device.
+fn mount_copy(folder: &FolderMount, copied: FileCopy) -> Result<(), InitError> {
+    let target = folder.guest_path.as_str();
+    make_file(target)?;
+    fs::create_dir_all(ASIDE).context(|| ASIDE)?;
+    mount_device(folder, ASIDE)?;
+    let file = format!("{ASIDE}/{FOLDER_FILE}");
+    let mut content = Vec::new();
+    let read =
+        File::open(&file).and_then(|file| file.take(COPY_BYTES_MAX + 1).read_to_end(&mut content));
+    umount2(ASIDE, MntFlags::MNT_DETACH).context(|| ASIDE)?;
+    read.context(|| format!("reading what is to be {target}"))?;
+    if content.len() as u64 > COPY_BYTES_MAX {
+        let most = COPY_BYTES_MAX >> 10;
+        return Err(InitError::invalid(format!("{target}: it is longer than {most} KiB")));
+    }
+    let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
+    mount(Some("tmpfs"), ASIDE, Some("tmpfs"), flags, Some("size=2m")).context(|| ASIDE)?;
+    let FileCopy { mode, uid, gid } = copied;
+    let made = fs::write(&file, &content)
+        .and_then(|()| chown(&file, Some(uid), Some(gid)))
+        .and_then(|()| fs::set_permissions(&file, fs::Permissions::from_mode(mode & 0o777)));
+    let bound = made.context(|| format!("making {target}")).and_then(|()| {
+        let only = MsFlags::MS_BIND | MsFlags::MS_REMOUNT | MsFlags::MS_RDONLY | flags;
+        mount(Some(file.as_str()), target, None::<&str>, MsFlags::MS_BIND, None::<&str>)
+            .and_then(|()| mount(None::<&str>, target, None::<&str>, only, None::<&str>))
+            .context(|| format!("mounting the file {target}"))
+    });
     umount2(ASIDE, MntFlags::MNT_DETACH).context(|| ASIDE)?;
     fs::remove_dir(ASIDE).context(|| ASIDE)?;
     bound

@@ -53,7 +53,8 @@ pub enum Copied {
 /// It is not there, or cannot be read or written.
 pub fn pack(source: &File, path: &str, to: &mut dyn Write, limits: &ImportLimits) -> Result<()> {
     let tree = tree_of(source, &[], limits)?;
-    let selected = found(&tree, &[path.to_owned()])?;
+    let only = Selection { sources: vec![path.to_owned()], ..Selection::default() };
+    let selected = found(&tree, &only)?;
     let mut writer = Writer {
         tar: TarWriter::new(to),
         owner: None,
@@ -88,7 +89,7 @@ pub fn copy(
     let from =
         source.map(|source| tree_of(source, &job.selection.hidden, &stack.limits)).transpose()?;
     let selected = match &from {
-        Some(tree) => found(tree, &job.selection.sources)?,
+        Some(tree) => found(tree, &job.selection)?,
         None => Vec::new(),
     };
     let place = resolve(rootfs.tree(), job.to.as_bytes())?;

@@ -28,13 +28,17 @@ pub struct Selection {
 }
 
 /// What a pattern is of is found or it is an error.
-pub(super) fn found(tree: &Tree, sources: &[String]) -> Result<Vec<Match>> {
+pub(super) fn found(tree: &Tree, selection: &Selection) -> Result<Vec<Match>> {
+    // As docker says it.
+    let whose = match selection.keeps_owner {
+        true => "COPY failed: file not found in the stage or image",
+        false => "COPY failed: file not found in build context or excluded by .dockerignore",
+    };
     let mut all = Vec::new();
-    for source in sources {
+    for source in &selection.sources {
         let matches = find(tree, source)?;
         if matches.is_empty() {
-            let why = "no such file, or .dockerignore leaves it out";
-            return Err(ImageError::malformed(format!("`{}`", shown(source.as_bytes())), why));
+            return Err(ImageError::NotInSource { whose, path: shown(source.as_bytes()) });
         }
         all.extend(matches);
     }
@@ -61,7 +65,7 @@ pub fn hash(selection: &Selection, source: Option<&File>, limits: &ImportLimits)
     let mut hasher = HashingWriter::new(io::sink());
     if let Some(source) = source {
         let tree = tree_of(source, &selection.hidden, limits)?;
-        for Match { name, inode } in found(&tree, &selection.sources)? {
+        for Match { name, inode } in found(&tree, selection)? {
             let mut hashed = Hashed { tree: &tree, source, selection, to: &mut hasher };
             hashed.inode(&name, inode)?;
         }

@@ -218,10 +218,10 @@ fn files_go_where_docker_would_put_them() {
     is(&["to"], "/app/", &["/app/to 640 0:0 a"]);
     is(&["d/l/passwd", "a.txt"][1..], "/file", &["/file 640 0:0 a"]);
     for (sources, to, said) in [
-        (&["no"][..], "/app", "no such file"),
+        (&["no"][..], "/app", "file does not exist"),
         (&["../a.txt"][..], "/app", ".."),
-        (&["*.no"][..], "/app", "no such file"),
-        (&["d/l/passwd"][..], "/app", "no such file"),
+        (&["*.no"][..], "/app", "file does not exist"),
+        (&["d/l/passwd"][..], "/app", "file does not exist"),
         (&["a.txt", "b.txt"][..], "/app", "end with a /"),
         (&["a.txt"][..], "/file/", "a file of the image"),
         (&["d"][..], "/file", "a file of the image"),

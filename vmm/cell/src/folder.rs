@@ -14,7 +14,7 @@ use std::io::{Read, Write};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -31,7 +31,7 @@ use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
 use crate::control::{receive_descriptor, send_descriptor};
 use crate::granted::{self, Location};
-use crate::{CellError, Layout, Record};
+use crate::{CellError, CellSpec, Layout, Record};
 
 /// How long a process may take to be in its root, and to confirm the end of access.
 const READY_MAX: Duration = Duration::from_secs(60);
@@ -90,12 +90,9 @@ impl Share {
         Ok(Self { held, granted, is_file: kind.is_file(), tag, control: None })
     }
 
-    /// How the guest mounts them: what is mounted below another comes after it. Those at `fills`
-    /// get what the image has there.
-    pub fn mounts<'a>(
-        shares: impl Iterator<Item = &'a Self>,
-        fills: &[PathBuf],
-    ) -> Vec<FolderMount> {
+    /// How the guest mounts them: what is mounted below another comes after it. Some
+    /// get what the image has there, some are copies, as `spec` says.
+    pub fn mounts<'a>(shares: impl Iterator<Item = &'a Self>, spec: &CellSpec) -> Vec<FolderMount> {
         let mut mounts: Vec<FolderMount> = shares
             .map(|share| FolderMount {
                 tag: share.tag.clone(),
@@ -104,7 +101,8 @@ impl Share {
                 is_file: share.is_file,
                 fill: share.is_writable()
                     && !share.is_file
-                    && fills.contains(&share.granted.guest),
+                    && spec.fills.contains(&share.granted.guest),
+                copied: spec.copies.get(&share.granted.guest).copied(),
             })
             .collect();
         mounts.sort_by_key(|mount| Path::new(&mount.guest_path).components().count());

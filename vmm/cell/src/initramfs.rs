@@ -14,13 +14,9 @@ pub const INIT_VARIABLE: &str = "EXOCELL_INIT";
 
 /// The initramfs for the installed guest init, made on first use.
 pub fn prepare(layout: &Layout) -> Result<PathBuf, CellError> {
-    let init = init_path()?;
-    let metadata = fs::metadata(&init).map_err(|_| {
-        CellError::Usage(format!(
-            "the guest init {} is missing; run make build, or set {INIT_VARIABLE}",
-            init.display()
-        ))
-    })?;
+    let init = init()?;
+    let metadata = fs::metadata(&init)
+        .map_err(CellError::host(format!("cannot read the guest init {}", init.display())))?;
     let stamp = format!("{:x}-{:x}-{:x}", metadata.ino(), metadata.mtime_nsec(), metadata.len());
     let directory = layout.root().join("initramfs");
     let path = directory.join(format!("{:x}-{stamp}.cpio", metadata.mtime()));
@@ -32,6 +28,21 @@ pub fn prepare(layout: &Layout) -> Result<PathBuf, CellError> {
     private::folder(&directory).map_err(CellError::host(failed()))?;
     publish(&directory, &path, &archive(&program)).map_err(CellError::host(failed()))?;
     Ok(path)
+}
+
+/// Where the guest init is.
+///
+/// # Errors
+/// It is missing.
+pub fn init() -> Result<PathBuf, CellError> {
+    let init = init_path()?;
+    match init.is_file() {
+        true => Ok(init),
+        false => Err(CellError::Usage(format!(
+            "the guest init {} is missing; run make build, or set {INIT_VARIABLE}",
+            init.display()
+        ))),
+    }
 }
 
 fn init_path() -> Result<PathBuf, CellError> {

@@ -22,7 +22,7 @@ mod folder;
 mod follower;
 pub mod granted;
 pub mod health;
-mod initramfs;
+pub mod initramfs;
 pub mod isolate;
 pub mod launch;
 mod layout;

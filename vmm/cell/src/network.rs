@@ -22,11 +22,11 @@ use nix::unistd::{ForkResult, fork};
 use crate::networks::{self, Attachment, Networks};
 use crate::relayed::Relaying;
 use crate::{CellError, CellSpec, Layout, Strength};
+pub use exocell_network::link::HOST_NAME;
 use joined::Joined;
 pub use log::{LOGS, Log, Written};
-pub use exocell_network::link::HOST_NAME;
-pub use publish::{Publish, range};
 use publish::Listening;
+pub use publish::{Publish, range};
 
 mod joined;
 pub(crate) mod log;

@@ -333,9 +333,10 @@ impl Networks {
     /// # Errors
     /// The switch refuses it, or does not answer.
     pub(crate) fn rename(&self, network: &str, wanted: Join) -> Result<(), CellError> {
-        match self.connect(network).and_then(|socket| {
-            switch::rename(&socket, &wanted.cell, wanted.names)
-        }) {
+        match self
+            .connect(network)
+            .and_then(|socket| switch::rename(&socket, &wanted.cell, wanted.names))
+        {
             // Nobody is in it.
             Err(error) if is_absent(&error) || is_ending(&error) => Ok(()),
             Err(error) if error.kind() == io::ErrorKind::InvalidInput => {

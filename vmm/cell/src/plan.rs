@@ -361,7 +361,7 @@ fn boot(
         root_device: device::disk_path(devices, ROOT_DISK).unwrap_or_default(),
         overlay_device: device::overlay_path(devices),
         process_count_max: caps.require_process_max()?.into(),
-        folders: Share::mounts(device::folders(devices), &spec.fills),
+        folders: Share::mounts(device::folders(devices), spec),
         hosts: spec.settings.hosts.clone(),
         domain_name: spec.settings.domain_name.clone().unwrap_or_default(),
         network: network.map(PlannedNetwork::setup),
@@ -380,6 +380,18 @@ fn isolates(caps: &CapabilitySet, devices: &[Device]) -> Result<IsolatesSetup, C
     })
 }
 
+/// The program of a cell and its arguments: the image's, as far as `spec` does not say.
+#[must_use]
+pub fn words(spec: &CellSpec, image: &ImageConfig) -> Vec<String> {
+    let mut args = spec.entrypoint.clone().unwrap_or_else(|| image.entrypoint.clone());
+    if !spec.command.is_empty() {
+        args.extend(spec.command.iter().cloned());
+    } else if spec.entrypoint.is_none() {
+        args.extend(image.cmd.iter().cloned());
+    }
+    args
+}
+
 /// The program of the cell: the image's, as far as `spec` does not say.
 pub(crate) fn start(
     spec: &CellSpec,
@@ -387,12 +399,7 @@ pub(crate) fn start(
     image: &ImageConfig,
     tty: Option<TtySize>,
 ) -> Result<Start, CellError> {
-    let mut args = spec.entrypoint.clone().unwrap_or_else(|| image.entrypoint.clone());
-    if !spec.command.is_empty() {
-        args.extend(spec.command.iter().cloned());
-    } else if spec.entrypoint.is_none() {
-        args.extend(image.cmd.iter().cloned());
-    }
+    let args = words(spec, image);
     if args.is_empty() {
         return Err(CellError::Usage(format!(
             "the image {} names no program; say one after the image",

@@ -73,6 +73,9 @@ pub struct Status {
     /// Milliseconds since the epoch.
     pub started_ms: u64,
     pub finished_ms: u64,
+    /// When its program began the last time, where it begins anew; 0 if it never did.
+    #[serde(default)]
+    pub started_before_ms: u64,
     pub exit_code: Option<u8>,
     /// Why it ended, when that was not its program's own end.
     pub reason: Option<String>,
@@ -103,6 +106,7 @@ impl Default for Status {
             guest_kernel_inner_pid: 0,
             started_ms: 0,
             finished_ms: 0,
+            started_before_ms: 0,
             exit_code: None,
             reason: None,
             out_of_memory: false,
@@ -293,8 +297,10 @@ impl Record {
             let _ = fs::remove_file(self.path(Self::STOPPED));
             self.forget_taken();
         }
+        let before = self.read::<Status>("status.json").unwrap_or_default();
+        let started_before_ms = before.started_ms.max(before.started_before_ms);
         self.write_spec(spec)?;
-        self.write_status(&Status::default())?;
+        self.write_status(&Status { started_before_ms, ..Status::default() })?;
         Ok((self.clone(), lease))
     }
 

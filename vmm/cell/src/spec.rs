@@ -5,6 +5,7 @@ use std::fs::File;
 use std::io::Read;
 use std::path::PathBuf;
 
+use exocell_agent::FileCopy;
 use exocell_images::Healthcheck;
 use serde::{Deserialize, Serialize};
 
@@ -129,6 +130,9 @@ pub struct CellSpec {
     /// it is empty and the cell begins for the first time.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub fills: Vec<PathBuf>,
+    /// The guest's paths of single files that it gets as copies in memory.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub copies: BTreeMap<PathBuf, FileCopy>,
     /// Milliseconds since the epoch.
     pub created_ms: u64,
 }

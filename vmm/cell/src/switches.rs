@@ -246,7 +246,7 @@ pub fn rename(layout: &Layout, id: &str, name: &str) -> Result<(), CellError> {
         return Ok(());
     }
     let networks = Networks::of(layout);
-    spec.networks.iter().try_for_each(|own| {
-        networks.rename(&own.network, own.join(&record.id, &spec.name))
-    })
+    spec.networks
+        .iter()
+        .try_for_each(|own| networks.rename(&own.network, own.join(&record.id, &spec.name)))
 }

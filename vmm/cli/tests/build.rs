@@ -171,16 +171,20 @@ fn secrets_caches_and_memory_leave_nothing_in_the_image() {
     let secret = format!("id=k,src={}", text(&key));
     let dockerfile = "FROM small\n\
         RUN --mount=type=secret,id=k --mount=type=secret,id=k,target=/key \\\n\
-          test -s /run/secrets/k && test \"$(cat /run/secrets/k)\" = \"$(cat /key)\"\n\
+          test -s /run/secrets/k && test \"$(cat /run/secrets/k)\" = \"$(cat /key)\" && \
+          stat -c '%a %u' /run/secrets/k > /mode\n\
+        RUN --mount=type=secret,id=k,mode=0440,uid=7,gid=8 \
+          stat -c '%a %u:%g' /run/secrets/k >> /mode\n\
         RUN --mount=type=tmpfs,target=/mem echo x > /mem/x\n\
         RUN --mount=type=cache,target=/cache echo run >> /cache/log && cat /cache/log > /log\n\
         RUN --mount=type=bind,source=in,target=/in cat /in/script > /script\n\
         RUN <<EOF\necho first > /doc\necho second >> /doc\nEOF\n\
         RUN <<EOF\n#!/bin/sh\necho \"by $0\" > /by\nEOF\n";
     let built = bench.build(&["-t", "mounts", "--secret", &secret], dockerfile).ok();
-    let seen = bench.shell("mounts", "cat /log /script /doc /by; ls /mem /cache /in; cat /key");
+    let seen =
+        bench.shell("mounts", "cat /mode /log /script /doc /by; ls /mem /cache /in; cat /key");
     assert!(
-        seen.text().starts_with("run\nfrom the contextfirst\nsecond\nby /dev/"),
+        seen.text().starts_with("400 0\n440 7:8\nrun\nfrom the contextfirst\nsecond\nby /dev/"),
         "{}",
         seen.text()
     );
@@ -209,10 +213,14 @@ fn what_cannot_be_built_is_told_with_its_line() {
     for (dockerfile, exit, words) in [
         ("FROM small\nRUN exit 7", 1, &["returned a non-zero code: 7"][..]),
         ("FROM small\nRUN [\"/no/such\"]", 1, &["line 2", "/no/such"]),
-        ("FROM small\nCOPY none /", 125, &["none", ".dockerignore"]),
+        ("FROM small\nCOPY none /", 125, &["build context", "stat none: file does not exist"]),
         ("FROM small\nCOPY ../a /", 125, &[".."]),
         ("FROM small\nCOPY a /bin/sh/", 125, &["/bin/sh/"]),
-        ("FROM small\nCOPY --from=later a /", 125, &["later"]),
+        (
+            "FROM small\nCOPY --from=later a /",
+            1,
+            &["invalid from flag value later", "neither a stage", "nor an image"],
+        ),
         ("FROM no/such:image", 125, &["no/such"]),
         ("FROM --platform=linux/arm64 small", 1, &["arm64"]),
         ("FROM small\nADD https://example.org/x /x", 1, &["line 2", "https://example.org/x"]),

@@ -132,7 +132,7 @@ fn a_running_container_is_looked_into_and_ended() {
         format!("job {IMAGE}")
     );
     let own = finish(&mut server.exocell(&["ps", "--json"]), b"").ok();
-    assert_eq!(own.json()["name"], "job");
+    assert_eq!((&own.json()["name"], &own.json()["image"]), (&"job".into(), &IMAGE.into()));
     let cell = server.cell("job");
 
     let exec = ["exec", "-e", "X=1", "-w", "/usr", "-u", "daemon", "job"];
@@ -149,6 +149,7 @@ fn a_running_container_is_looked_into_and_ended() {
 
     let top = server.docker(&["top", "job"]).ok();
     assert!(top.text().contains("sleep infinity"), "{}", top.text());
+    assert_eq!(top.text().lines().count(), 2, "the list is not in it: {}", top.text());
     let stats =
         server.docker(&["stats", "--no-stream", "--format", "{{.Name}} {{.MemUsage}}"]).ok();
     assert!(

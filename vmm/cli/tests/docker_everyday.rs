@@ -5,7 +5,7 @@ mod common;
 use std::os::unix::fs::MetadataExt;
 
 use common::docker::{Server, says};
-use common::{IMAGE, finish};
+use common::{IMAGE, finish, text};
 
 #[test]
 fn a_container_is_what_docker_would_make_it() {
@@ -138,4 +138,60 @@ fn a_server_logs_its_calls_as_the_journal_has_lines() {
     assert!(has(&["<7>answered", "/containers/create", "status=201", "took_us="]), "{said}");
     assert!(has(&["<7>answered", "/containers/nobody/json", "status=404"]), "{said}");
     assert!(has(&["image opened", "took_us="]), "of the start too: {said}");
+}
+
+#[test]
+fn lists_are_narrowed_by_both_doors_as_docker_does() {
+    let server = Server::start();
+    let small = server.small();
+    server.docker(&["network", "create", "net"]).ok();
+    let own = |args: &[&str]| finish(&mut server.exocell(args), b"");
+    own(&["run", "-d", "--name", "own", "--network", "net", IMAGE, "sleep", "99"]).ok();
+    server.docker(&["run", "-d", "--name", "other", &small, "sleep", "99"]).ok();
+    let id = server.inspect("other", "{{.Image}}");
+    let names = |filter: &str| {
+        let said = server.docker(&["ps", "--filter", filter, "--format", "{{.Names}}"]).ok();
+        let own = own(&["ps", "--filter", filter, "--format", "{{.Names}}"]).ok();
+        assert_eq!(said.text(), own.text(), "{filter}");
+        said.text().to_owned()
+    };
+    for wanted in [small.as_str(), &id, &id[7..19]] {
+        assert_eq!(names(&format!("ancestor={wanted}")), "other", "{wanted}");
+    }
+    assert_eq!(names("ancestor=exocell/base"), "own");
+    assert_eq!(names("ancestor=no/such"), "");
+    assert_eq!(names("network=net"), "own");
+    for wrong in ["status=nonsense", "health=well", "exited=often"] {
+        let refused = server.docker(&["ps", "--filter", wrong]).exited(1);
+        assert!(refused.stderr.contains("invalid filter"), "{}", refused.stderr);
+        own(&["ps", "--filter", wrong]).exited(125).complains_of(&["invalid filter", wrong]);
+    }
+
+    let networks = own(&["network", "ls", "--format", "{{.Name}} {{.Driver}} {{.Internal}}"]).ok();
+    assert_eq!(networks.text(), "net bridge false");
+    let made = own(&["network", "create", "--attachable", "--opt", "a=b", "idle"]).ok();
+    assert_eq!(
+        made.stderr.trim(),
+        "exocell: --attachable --opt a=b changes nothing of a network here"
+    );
+    let usage = server.docker(&["system", "df", "--format", "{{.Type}} {{.TotalCount}}"]).ok();
+    assert!(usage.text().contains("Build Cache 0"), "{}", usage.text());
+}
+
+#[test]
+fn what_the_image_says_is_run_is_shown() {
+    let server = Server::start();
+    let (small, image) = (server.small(), server.image("words"));
+    let context = tempfile::tempdir().expect("a context");
+    let dockerfile = format!("FROM {small}\nENTRYPOINT [\"sleep\"]\nCMD [\"98\"]\n");
+    std::fs::write(context.path().join("Dockerfile"), dockerfile).expect("a file");
+    server.docker(&["build", "-t", &image, text(context.path())]).ok();
+    finish(&mut server.exocell(&["run", "-d", "--name", "own", &image]), b"").ok();
+    server.docker(&["run", "-d", "--name", "other", &image, "97"]).ok();
+    let shown = server.docker(&["ps", "--format", "{{.Names}} {{.Command}}"]).ok();
+    assert_eq!(shown.text(), "other \"sleep 97\"\nown \"sleep 98\"");
+    let ps = finish(&mut server.exocell(&["ps", "--format", "{{.Names}} {{.Command}}"]), b"").ok();
+    assert_eq!(ps.text(), "own sleep 98\nother sleep 97");
+    let kept = server.docker(&["system", "df", "--format", "{{.Type}} {{.TotalCount}}"]).ok();
+    assert!(!kept.text().contains("Build Cache 0\n"), "{}", kept.text());
 }

@@ -123,8 +123,9 @@ fn a_container_reaches_the_host_where_a_rule_grants_its_name() {
     let _other = Web::new("127.0.0.1:8100", "not granted");
     let server = Server::with(&["--allow-net", "host.docker.internal:8099"]);
     let fetch = |flags: &[&str], at: &str| {
-        let program =
-            format!("import urllib.request as u; print(u.urlopen('http://{at}/', timeout=20).read())");
+        let program = format!(
+            "import urllib.request as u; print(u.urlopen('http://{at}/', timeout=20).read())"
+        );
         let run = ["run", "--rm"];
         server.docker(&[&run[..], flags, &[IMAGE, "python3", "-c", &program]].concat())
     };

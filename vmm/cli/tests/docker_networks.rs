@@ -196,8 +196,12 @@ fn volumes_without_a_name_go_with_their_containers() {
     assert_eq!(volumes().len(), 2);
     let mounts = server.inspect("one", "{{range .Mounts}}{{.Type}} {{.Destination}} {{end}}");
     assert_eq!(mounts, "volume /more volume /data ");
-    let name = server.inspect("one", "{{range .Mounts}}{{if eq .Destination \"/data\"}}{{.Name}}{{end}}{{end}}");
+    let name = server
+        .inspect("one", "{{range .Mounts}}{{if eq .Destination \"/data\"}}{{.Name}}{{end}}{{end}}");
     assert!(volumes().contains(&name) && name.len() == 64, "{name}");
+    let from = ["run", "--rm", "--network", "none", "--volumes-from", "one:ro", IMAGE];
+    let seen = server.docker(&[&from[..], &["sh", "-c", "ls -A /data; touch /data/x"]].concat());
+    assert_eq!(seen.exited(1).text(), "link\nsub");
     server.docker(&["exec", "one", "sh", "-c", "rm -r /data/sub /data/link"]).ok();
     server.docker(&["restart", "-t", "0", "one"]).ok();
     // Emptied by its container, it is not filled again.
@@ -222,7 +226,10 @@ fn volumes_without_a_name_go_with_their_containers() {
     assert_eq!(own(&once).text(), "of the image");
     assert_eq!(volumes(), [""; 0]);
     own(&["run", "-d", "--name", "three", &image, "sleep", "infinity"]);
-    assert_eq!(server.inspect("three", "{{range .Mounts}}{{.Type}} {{.Destination}}{{end}}"), "volume /data");
+    assert_eq!(
+        server.inspect("three", "{{range .Mounts}}{{.Type}} {{.Destination}}{{end}}"),
+        "volume /data"
+    );
     assert_eq!(volumes().len(), 1);
     own(&["rm", "-f", "three"]);
     assert_eq!(volumes().len(), 1);

@@ -83,8 +83,8 @@ pub struct Admitted {
     pub warnings: Vec<String>,
 }
 
-/// Checks `create` against `image`; volumes lie in `volumes`, and `networks` are those between
-/// cells that it names.
+/// Checks `create` against `image`; volumes lie in `volumes`, `networks` are those between cells
+/// that it names, and `inherited` what it has of other containers.
 ///
 /// # Errors
 /// 400 for what makes no sense, 501 for what cells do not have.
@@ -94,6 +94,7 @@ pub fn admit(
     defaults: &Defaults,
     volumes: &Path,
     networks: Vec<Attachment>,
+    inherited: Vec<MountPoint>,
 ) -> ApiResult<Admitted> {
     let host = &create.host;
     refuse(create)?;
@@ -104,7 +105,7 @@ pub fn admit(
             create.config.image
         )));
     }
-    let mounts = mounts(create, image, volumes)?;
+    let mounts = mounts(create, image, volumes, inherited)?;
     let fills = mounts.iter().filter(|mount| mount.fill).map(|mount| PathBuf::from(&mount.target));
     let publish = publish(create, image)?;
     Ok(Admitted {
@@ -192,7 +193,6 @@ fn refuse(create: &Create) -> ApiResult<()> {
             "Links",
             "the containers of a network reach each other by their names and aliases",
         ),
-        (!host.volumes_from.is_empty(), "VolumesFrom", "name the volumes instead"),
         (
             !matches!(log, "" | "json-file" | "local"),
             "this log driver",
@@ -423,7 +423,12 @@ fn folder(mount: &MountPoint) -> Value {
     json!({ "host": mount.source, "guest": mount.target, "rights": rights })
 }
 
-fn mounts(create: &Create, image: &ImageConfig, volumes: &Path) -> ApiResult<Vec<MountPoint>> {
+fn mounts(
+    create: &Create,
+    image: &ImageConfig,
+    volumes: &Path,
+    inherited: Vec<MountPoint>,
+) -> ApiResult<Vec<MountPoint>> {
     let host = &create.host;
     let mut found: Vec<MountPoint> = Vec::new();
     for bind in &host.binds {
@@ -439,6 +444,8 @@ fn mounts(create: &Create, image: &ImageConfig, volumes: &Path) -> ApiResult<Vec
     let in_memory = host.mounts.iter().filter(|mount| mount.kind == "tmpfs");
     taken.extend(in_memory.map(|mount| plain(&mount.target)));
     taken.extend(host.tmpfs.keys().map(|target| plain(target)));
+    // What it says itself goes before what others have there.
+    found.extend(inherited.into_iter().filter(|mount| taken.insert(plain(&mount.target))));
     for target in create.config.volumes.keys().chain(&image.volumes) {
         if taken.insert(plain(target)) {
             found.push(anonymous(target, volumes)?);
@@ -631,6 +638,7 @@ mod tests {
             &defaults(&[]),
             Path::new("/volumes"),
             Vec::new(),
+            Vec::new(),
         )
     }
 
@@ -677,6 +685,7 @@ mod tests {
                 &image,
                 &defaults(connect),
                 Path::new("/volumes"),
+                Vec::new(),
                 Vec::new(),
             )
             .unwrap();
@@ -753,6 +762,7 @@ mod tests {
                 &defaults(&["x:1"]),
                 Path::new("/volumes"),
                 Vec::new(),
+                Vec::new(),
             )
         };
         let networked = |more: Value| {
@@ -794,7 +804,14 @@ mod tests {
         let image = ImageConfig { healthcheck: Some(own.clone()), ..ImageConfig::default() };
         let admitted = |check: Value| {
             let body = json!({ "Image": "i", "Cmd": ["c"], "Healthcheck": check, "Shell": ["x"] });
-            admit(&Create::read(body)?, &image, &defaults(&[]), Path::new("/volumes"), Vec::new())
+            admit(
+                &Create::read(body)?,
+                &image,
+                &defaults(&[]),
+                Path::new("/volumes"),
+                Vec::new(),
+                Vec::new(),
+            )
         };
         let test = |check: Value| admitted(check).unwrap().health.unwrap();
         for none in [json!(null), json!({}), json!({"Test": []}), json!({"Test": null})] {

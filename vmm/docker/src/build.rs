@@ -33,6 +33,7 @@ use nix::sys::signal::Signal;
 
 pub use configure::changed;
 use keep::Keep;
+pub(crate) use keep::kept;
 pub use keep::prune;
 use scope::Arguments;
 use stage::State;

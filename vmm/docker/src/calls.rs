@@ -12,7 +12,7 @@ use exocell_cell::{CellSpec, Names, Strength, end, now_ms, switches, warm};
 use hyper::StatusCode;
 use serde_json::{Value, json};
 
-use crate::admit::{self, Admitted};
+use crate::admit::{self, Admitted, MountPoint};
 use crate::bounds;
 use crate::containers::{self, Container, Seen, short};
 use crate::error::{ApiError, ApiResult};
@@ -34,8 +34,12 @@ const FILTERS: [&str; 12] = [
     "status", "volume",
 ];
 
-/// What `health` may be there.
-const HEALTH: [&str; 4] = ["starting", "healthy", "unhealthy", "none"];
+/// What some of them may say.
+const VALUES: [(&str, &[&str]); 3] = [
+    ("status", &["created", "running", "paused", "restarting", "removing", "exited", "dead"]),
+    ("health", &["starting", "healthy", "unhealthy", "none"]),
+    ("is-task", &["true", "false", "1", "0"]),
+];
 
 /// `POST /containers/create`
 pub async fn create(server: &Arc<Server>, call: Call) -> ApiResult<Response> {
@@ -61,8 +65,9 @@ pub async fn create(server: &Arc<Server>, call: Call) -> ApiResult<Response> {
             let image = server.images()?.resolve(&wanted.config.image)?;
             let volumes = server.containers.volumes();
             let networks = networks::attachments(&Networks::of(server.layout()), &wanted)?;
-            let admitted =
-                admit::admit(&wanted, &image.config, &server.defaults, &volumes, networks)?;
+            let inherited = inherited(server, &wanted.host.volumes_from)?;
+            let (config, defaults) = (&image.config, &server.defaults);
+            let admitted = admit::admit(&wanted, config, defaults, &volumes, networks, inherited)?;
             let mut container = container(wanted, &image, admitted, id, name);
             bounds::check(&container)?;
             server.containers.prepare(&mut container)?;
@@ -88,6 +93,30 @@ pub async fn create(server: &Arc<Server>, call: Call) -> ApiResult<Response> {
     server.tell(&container, "create", &[]);
     let made = json!({ "Id": container.id(), "Warnings": container.warnings });
     Ok(reply(StatusCode::CREATED, &made))
+}
+
+/// What the containers that `from` names have: `CONTAINER[:ro]`.
+fn inherited(server: &Server, from: &[String]) -> ApiResult<Vec<MountPoint>> {
+    let mut all = Vec::new();
+    for text in from {
+        let (key, options) = text.split_once(':').unwrap_or((text, "rw"));
+        let is_writable = match options {
+            "rw" | "z" | "Z" => true,
+            "ro" => false,
+            _ => {
+                return Err(ApiError::bad_request(format!(
+                    "invalid volumes-from specification: {text}"
+                )));
+            }
+        };
+        let mounts = server.containers.find(key)?.container.mounts.into_iter();
+        all.extend(mounts.map(|mount| MountPoint {
+            writable: mount.writable && is_writable,
+            is_anonymous: false,
+            ..mount
+        }));
+    }
+    Ok(all)
 }
 
 fn container(
@@ -130,8 +159,7 @@ fn container(
         id,
         name,
         strength: Strength::Vm,
-        // By its id: a tag may come to name another image.
-        image: image.id.to_string(),
+        image: config.image.clone(),
         entrypoint: Some(Vec::new()),
         command: admitted.args,
         env: own_env,
@@ -151,7 +179,8 @@ fn container(
         networks: admitted.networks,
         has_link,
         capabilities: admitted.capabilities,
-        image_id: None,
+        // A tag may come to name another image.
+        image_id: Some(image.id.to_string()),
         keeps_disk: false,
         labels: std::collections::BTreeMap::new(),
         stop_signal: None,
@@ -166,6 +195,7 @@ fn container(
         changes: exocell_cell::changes::Changes::default(),
         locations: Vec::new(),
         fills: admitted.fills,
+        copies: std::collections::BTreeMap::new(),
         created_ms: now_ms(),
     };
     Container {
@@ -177,6 +207,7 @@ fn container(
         warnings: admitted.warnings,
         tty_size: tty_size(&host.console_size).map(|size| (size.rows, size.cols)),
         started: false,
+        words: None,
         config,
     }
 }
@@ -187,19 +218,18 @@ pub async fn list(server: &Arc<Server>, call: &Call) -> ApiResult<Response> {
     let filters = Filters::of(query, &FILTERS)?;
     let limit: Option<i64> = query.number("limit")?;
     let limit = limit.and_then(|limit| usize::try_from(limit).ok()).filter(|limit| *limit > 0);
-    if let Some(value) =
-        filters.values("health").iter().find(|value| !HEALTH.contains(&value.as_str()))
-    {
-        return Err(ApiError::bad_request(format!("invalid filter 'health={value}'")));
-    }
+    filters.check(&VALUES, &["exited"]).map_err(ApiError::bad_request)?;
     let asked = !filters.values("status").is_empty() || !filters.values("exited").is_empty();
     let everything = query.flag("all") || limit.is_some() || asked;
-    let listed = server.blocking(|server| {
+    let wanted = filters.values("ancestor").to_vec();
+    let listed = server.blocking(move |server| {
         let all = server.containers.all()?;
         let endpoints = Endpoints::of(server, all.iter().map(|seen| &seen.container))?;
-        Ok((all, endpoints))
+        let store = server.images()?;
+        let ids = wanted.iter().filter_map(|name| Some(store.resolve(name).ok()?.id.to_string()));
+        Ok((all, endpoints, ids.collect::<Vec<_>>()))
     });
-    let (mut all, endpoints) = listed.await?;
+    let (mut all, endpoints, ancestors) = listed.await?;
     all.reverse();
     let at = |name: &str| filters.values(name).first().map(|key| position(&all, key));
     let (before, since) = (at("before").transpose()?, at("since").transpose()?);
@@ -207,7 +237,7 @@ pub async fn list(server: &Arc<Server>, call: &Call) -> ApiResult<Response> {
         before.is_none_or(|before| *at > before)
             && since.is_none_or(|since| *at < since)
             && (everything || seen.is_running() || seen.is_restarting())
-            && passes(seen, &filters)
+            && passes(seen, &filters, &ancestors)
     });
     let rows = rows.take(limit.unwrap_or(usize::MAX)).map(|(_, seen)| views::row(seen, &endpoints));
     Ok(reply(StatusCode::OK, &rows.collect::<Vec<_>>()))
@@ -220,7 +250,8 @@ fn position(all: &[Seen], key: &str) -> ApiResult<usize> {
     found.ok_or_else(|| ApiError::no_such_container(key))
 }
 
-fn passes(seen: &Seen, filters: &Filters) -> bool {
+/// Whether a container is wanted; `ancestors` are the ids of images that are.
+fn passes(seen: &Seen, filters: &Filters, ancestors: &[String]) -> bool {
     let container = &seen.container;
     let exit_code = seen.status().and_then(|status| status.exit_code);
     let mounted = |wanted: &str| {
@@ -228,10 +259,9 @@ fn passes(seen: &Seen, filters: &Filters) -> bool {
         container.mounts.iter().any(|m| m.target == wanted || names(m))
     };
     let image = |wanted: &str| {
-        let id = container.image_id.trim_start_matches("sha256:");
-        container.config.image == wanted
+        ancestors.contains(&container.image_id)
+            || container.config.image == wanted
             || container.config.image == format!("{wanted}:latest")
-            || id.starts_with(wanted.trim_start_matches("sha256:"))
     };
     filters.any("id", |wanted| container.id().starts_with(wanted))
         && filters.names("name", container.name())
@@ -244,7 +274,7 @@ fn passes(seen: &Seen, filters: &Filters) -> bool {
                 || container.spec.networks.iter().any(|own| own.network == wanted)
         })
         && filters.any("health", |wanted| wanted == views::health_word(seen))
-        && filters.any("is-task", |wanted| wanted == "false")
+        && filters.any("is-task", |wanted| matches!(wanted, "false" | "0"))
         && filters.labels(&container.config.labels)
 }
 

@@ -20,10 +20,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use exocell_cell::granted::{Links, Location};
 use exocell_cell::health::Health;
-use exocell_cell::images::private;
+use exocell_cell::images::{Store, private};
 use exocell_cell::policy::Policy;
 use exocell_cell::xgate::CapabilitySet;
-use exocell_cell::{CellError, CellSpec, Layout, Record, State, Status, plan};
+use exocell_cell::{CellError, CellSpec, Layout, Record, State, Status, Strength, plan};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -57,6 +57,9 @@ pub struct Container {
     pub tty_size: Option<(u16, u16)>,
     /// Whether there is, or was, a cell.
     pub started: bool,
+    /// Its program and arguments, where a part of them is the image's.
+    #[serde(skip)]
+    pub words: Option<Vec<String>>,
 }
 
 impl Container {
@@ -86,11 +89,12 @@ impl Container {
                 "NetworkMode": "none", "AutoRemove": spec.remove,
                 "RestartPolicy": restart_policy(spec.restart),
             }),
-            image_id: String::new(),
+            image_id: spec.image_id.clone().unwrap_or_default(),
             mounts: shelf.mounts_of(&spec),
             warnings: Vec::new(),
             tty_size: None,
             started: true,
+            words: None,
             config,
             spec,
         }
@@ -357,7 +361,10 @@ impl Containers {
                     }
                     container
                 }
-                None => Container::of_cell(spec, &shelf),
+                None => {
+                    let words = self.words(&spec);
+                    Container { words, ..Container::of_cell(spec, &shelf) }
+                }
             };
             found.push(Seen { container, cell: Some((record, status)) });
         }
@@ -383,9 +390,23 @@ impl Containers {
         Ok(found)
     }
 
+    /// What a cell runs of which its image says a part.
+    fn words(&self, spec: &CellSpec) -> Option<Vec<String>> {
+        if spec.strength != Strength::Vm || spec.entrypoint.is_some() {
+            return None;
+        }
+        let image = Store::open(self.layout.images()).ok()?.resolve(spec.image_name()).ok()?;
+        Some(plan::words(spec, &image.config))
+    }
+
     fn files(&self) -> ApiResult<BTreeMap<String, Container>> {
-        let entries = fs::read_dir(self.directory())
-            .map_err(|error| ApiError::internal(format!("cannot list the containers: {error}")))?;
+        let entries = match fs::read_dir(self.directory()) {
+            // There never was a server.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(BTreeMap::new()),
+            entries => entries.map_err(|error| {
+                ApiError::internal(format!("cannot list the containers: {error}"))
+            })?,
+        };
         let mut found = BTreeMap::new();
         for entry in entries.flatten() {
             let name = entry.file_name();
@@ -516,7 +537,8 @@ pub mod tests {
         let bare = reach::bare("an image", &json!({ "version": 1 })).unwrap();
         let spec =
             CellSpec { name: name.to_owned(), stdin: true, idle: false, remove: false, ..bare };
-        let container = Container { started: false, ..Container::of_cell(spec, &containers.shelf()) };
+        let container =
+            Container { started: false, ..Container::of_cell(spec, &containers.shelf()) };
         containers.write(&container).unwrap();
         containers
     }

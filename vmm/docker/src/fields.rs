@@ -250,8 +250,8 @@ pub const NETWORK_CREATE: &[Field] = &[
     read("Driver"),
     read("Scope"),
     read("Internal"),
-    // Any container may be attached.
-    idle("Attachable"),
+    // Any container may be attached; its client is told.
+    read("Attachable"),
     refused("Ingress", LEAVE_OUT),
     refused("ConfigOnly", LEAVE_OUT),
     holds("ConfigFrom", Inside::One(&[refused("Network", LEAVE_OUT)])),
@@ -270,7 +270,7 @@ const IPAM_CONFIG: &[Field] =
 
 /// The body of `POST /networks/{id}/connect` and of `disconnect`.
 pub const NETWORK_CONNECT: &[Field] =
-    &[read("Container"), holds("EndpointConfig", Inside::One(ENDPOINT)), read("Force")];
+    &[read("Container"), holds("EndpointConfig", Inside::One(ENDPOINT)), idle("Force")];
 
 const ENDPOINT: &[Field] = &[
     holds("IPAMConfig", Inside::One(ENDPOINT_IPAM)),

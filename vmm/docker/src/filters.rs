@@ -74,6 +74,28 @@ impl Filters {
         Ok(Self(found))
     }
 
+    /// Whether filters that take only certain words have those; `numbers` take numbers.
+    ///
+    /// # Errors
+    /// A sentence that names the first that has not.
+    pub fn check(&self, known: &[(&str, &[&str])], numbers: &[&str]) -> Result<(), String> {
+        for (name, words) in known {
+            if let Some(value) = self.values(name).iter().find(|own| !words.contains(&own.as_str()))
+            {
+                return Err(format!(
+                    "invalid filter '{name}={value}': there are {}",
+                    words.join(", ")
+                ));
+            }
+        }
+        for name in numbers {
+            if let Some(value) = self.values(name).iter().find(|own| own.parse::<i64>().is_err()) {
+                return Err(format!("invalid filter '{name}={value}': give a number"));
+            }
+        }
+        Ok(())
+    }
+
     /// The values of `name`; none when it does not filter.
     pub fn values(&self, name: &str) -> &[String] {
         self.0.get(name).map(Vec::as_slice).unwrap_or_default()

@@ -207,7 +207,7 @@ pub async fn commit(server: &Arc<Server>, call: Call) -> ApiResult<Response> {
             "say it in instructions (changes), as docker commit --change does",
         ));
     }
-    let image = seen.container.spec.image.clone();
+    let image = seen.container.spec.image_name().to_owned();
     let reach = reach::container(server, seen.id(), &place).await?;
     let shown = tag.as_ref().map_or_else(String::new, Reference::to_string);
     let made = server.blocking(move |server| {
@@ -325,10 +325,25 @@ pub async fn create(server: &Arc<Server>, call: Call) -> ApiResult<Response> {
                     &json!({ "status": format!("Status: Downloaded image for {shown}") }),
                 );
             }
-            Err(error) => say_failure(&sender, &error),
+            Err(error) => say_failure(&sender, &of_builder(&shown, error)),
         }
     })?;
     Ok(stream("application/json", body))
+}
+
+/// Whoever pulls BuildKit's image wants to build.
+fn of_builder(name: &str, error: ApiError) -> ApiError {
+    match name.contains("moby/buildkit") {
+        false => error,
+        true => ApiError {
+            message: format!(
+                "{}; to build without BuildKit set DOCKER_BUILDKIT=0 for docker build, or use \
+                 exocell build",
+                error.message
+            ),
+            ..error
+        },
+    }
 }
 
 fn say_failure(sender: &BodySender, error: &ApiError) {

@@ -41,6 +41,8 @@ struct NetworkCreate {
     scope: String,
     #[serde(deserialize_with = "or_default")]
     internal: bool,
+    #[serde(deserialize_with = "or_default")]
+    attachable: bool,
     #[serde(rename = "IPAM", deserialize_with = "or_default")]
     ipam: Ipam,
     #[serde(deserialize_with = "or_default")]
@@ -79,8 +81,6 @@ struct Connect {
     container: String,
     #[serde(deserialize_with = "or_default")]
     endpoint_config: Endpoint,
-    #[serde(deserialize_with = "or_default")]
-    force: bool,
 }
 
 fn bad(message: String) -> ApiError {
@@ -439,8 +439,10 @@ fn tell(server: &Server, network: &Network, action: &str, container: Option<&str
 /// `POST /networks/create`
 pub async fn create(server: &Arc<Server>, call: Call) -> ApiResult<Response> {
     let wanted: NetworkCreate = call.fields(fields::NETWORK_CREATE).await?;
+    let attachable = wanted.attachable.then_some("attachable");
     let wanted = wanted.wanted()?;
-    let unused: Vec<&str> = wanted.options.keys().map(String::as_str).collect();
+    let unused = attachable.into_iter().chain(wanted.options.keys().map(String::as_str));
+    let unused: Vec<&str> = unused.collect();
     let warning = match unused.is_empty() {
         true => String::new(),
         false => format!("these options are noted and change nothing: {}", unused.join(", ")),
@@ -571,14 +573,12 @@ pub async fn disconnect(server: &Arc<Server>, key: &str, call: Call) -> ApiResul
     let wanted: Connect = call.fields(fields::NETWORK_CONNECT).await?;
     let (network, seen) = both(server, key, &wanted.container).await?;
     let is_in = seen.container.spec.networks.iter().any(|own| own.network == network.name);
+    // As docker has it, with force too.
     if !is_in {
-        return match wanted.force {
-            true => Ok(empty(StatusCode::OK)),
-            false => Err(ApiError::new(
-                StatusCode::FORBIDDEN,
-                format!("container {} is not connected to network {}", seen.id(), network.name),
-            )),
-        };
+        return Err(ApiError::new(
+            StatusCode::FORBIDDEN,
+            format!("container {} is not connected to network {}", seen.id(), network.name),
+        ));
     }
     let live = server.live(seen.id());
     let held = live.changing.clone().lock_owned().await;

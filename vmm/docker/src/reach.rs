@@ -179,6 +179,7 @@ pub(crate) fn bare(image: &str, caps: &Value) -> ApiResult<CellSpec> {
         changes: exocell_cell::changes::Changes::default(),
         locations: Vec::new(),
         fills: Vec::new(),
+        copies: std::collections::BTreeMap::new(),
         capabilities: caps.to_string(),
         created_ms: now_ms(),
     })

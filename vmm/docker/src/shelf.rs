@@ -161,7 +161,8 @@ impl Shelf {
             notes.created_ms.saturating_add(BIRTH_MAX_MS) < now_ms()
                 && owner.is_some_and(|owner| !self.exists(owner))
         };
-        let left: Vec<String> = self.names().unwrap_or_default().into_iter().filter(is_left).collect();
+        let left: Vec<String> =
+            self.names().unwrap_or_default().into_iter().filter(is_left).collect();
         if left.is_empty() {
             return;
         }

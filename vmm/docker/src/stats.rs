@@ -183,13 +183,22 @@ pub fn list(record: &Record, env: Vec<String>, arguments: &str) -> ApiResult<Str
     // Names of processes are the guest's, and end on a terminal.
     let text = |bounded: Bounded| String::from_utf8_lossy(&bounded.0).into_owned();
     match code {
-        0 => Ok(printable_lines(&text(out)).into_owned()),
+        0 => Ok(without_own(&printable_lines(&text(out)), &exec.args.join(" "))),
         code => {
             let said = text(err);
             let why = format!("ps exited with {code}: {}", printable(said.trim()));
             Err(ApiError::bad_request(why))
         }
     }
+}
+
+/// The list without the process that made it: the last one that is called so.
+fn without_own(listed: &str, own: &str) -> String {
+    let lines: Vec<&str> = listed.lines().collect();
+    let is_own = |line: &&str| line.ends_with(own) && line.split_ascii_whitespace().count() > 1;
+    let at = lines.iter().skip(1).rposition(is_own).map(|at| at + 1);
+    let kept = lines.iter().enumerate().filter(|(line, _)| Some(*line) != at);
+    kept.map(|(_, line)| format!("{line}\n")).collect()
 }
 
 /// Takes a guest's word only so far.
@@ -207,5 +216,20 @@ impl std::io::Write for Bounded {
 
     fn flush(&mut self) -> std::io::Result<()> {
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_makes_the_list_is_not_in_it() {
+        let listed =
+            "PID   USER     TIME  COMMAND\n    1 root      0:00 sleep 9\n    7 root      0:00 ps\n";
+        assert_eq!(without_own(listed, "ps").lines().count(), 2);
+        let all = "PID CMD\n1 ps -e\n2 sh\n9 ps -e\n";
+        assert_eq!(without_own(all, "ps -e"), "PID CMD\n1 ps -e\n2 sh\n");
+        assert_eq!(without_own("PID CMD\n1 sh\n", "ps"), "PID CMD\n1 sh\n");
     }
 }

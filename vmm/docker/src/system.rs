@@ -1,17 +1,22 @@
 //! What the server says of itself: ping, version, info, disk usage.
 
 use std::sync::Arc;
+use std::time::UNIX_EPOCH;
 
+use exocell_cell::images::walk;
 use exocell_cell::plan;
 use hyper::StatusCode;
 use serde_json::json;
 
+use crate::build::kept;
+use crate::containers::Seen;
 use crate::error::ApiResult;
 use crate::http::{Response, text, with_header};
 use crate::networks::Endpoints;
 use crate::state::Server;
 use crate::target::{VERSION_MAX, VERSION_MIN};
 use crate::views;
+use crate::volumes::Volume;
 
 /// The host's kernel release; containers have their own.
 fn kernel() -> String {
@@ -97,8 +102,33 @@ pub async fn disk_usage(server: &Arc<Server>) -> ApiResult<Response> {
             })
         })
         .collect();
+    let measured = server.at_its_pace(|server| {
+        let volumes = Volume::all(server)?;
+        let shelf = server.containers.shelf();
+        let volumes = volumes.into_iter().map(|own| (walk::bytes(&shelf.path(&own.name)), own));
+        Ok((kept(server.layout()), volumes.collect::<Vec<_>>()))
+    });
+    let (cache, volumes) = measured.await?;
+    let volumes = volumes.into_iter().map(|(bytes, Volume { name, mut shown, .. })| {
+        let has = |seen: &&Seen| {
+            seen.container.mounts.iter().any(|own| own.volume.as_ref() == Some(&name))
+        };
+        let count = containers.iter().filter(has).count();
+        shown["UsageData"] = json!({ "Size": bytes, "RefCount": count });
+        shown
+    });
+    let cache = cache.iter().map(|own| {
+        let used = own.used.duration_since(UNIX_EPOCH).unwrap_or_default();
+        let used = exocell_cell::clock::rfc3339_ms(used.as_millis() as u64);
+        json!({
+            "ID": own.id, "Type": own.kind, "Description": "", "InUse": false, "Shared": false,
+            "Size": own.bytes, "CreatedAt": used, "LastUsedAt": used, "UsageCount": 1,
+        })
+    });
+    let (volumes, cache): (Vec<_>, Vec<_>) = (volumes.collect(), cache.collect());
     let rows: Vec<_> = containers.iter().map(|seen| views::row(seen, &endpoints)).collect();
     Ok(views::ok(&json!({
-        "LayersSize": total, "Images": images, "Containers": rows, "Volumes": [], "BuildCache": [],
+        "LayersSize": total, "Images": images, "Containers": rows, "Volumes": volumes,
+        "BuildCache": cache,
     })))
 }

@@ -88,7 +88,10 @@ fn state(seen: &Seen) -> Value {
         "Pid": if alive { status.supervisor_pid } else { 0 },
         "ExitCode": status.exit_code.unwrap_or(0),
         "Error": status.reason.as_deref().unwrap_or_default(),
-        "StartedAt": rfc3339_ms(status.started_ms),
+        "StartedAt": rfc3339_ms(match status.started_ms {
+            0 => status.started_before_ms,
+            started_ms => started_ms,
+        }),
         "FinishedAt": rfc3339_ms(status.finished_ms),
     });
     if let Some(health) = seen.health() {
@@ -118,7 +121,7 @@ pub fn health_word(seen: &Seen) -> &'static str {
 /// `GET /containers/{id}/json`
 pub fn inspect(server: &Server, seen: &Seen, endpoints: &Endpoints) -> Value {
     let container = &seen.container;
-    let args = &container.spec.command;
+    let args = container.words.as_ref().unwrap_or(&container.spec.command);
     let (path, args) = args.split_first().map_or(("", &[][..]), |(p, a)| (p.as_str(), a));
     let execs = server.execs.of(seen.id());
     let log = seen.cell.as_ref().map(|(record, _)| record.path("log"));
@@ -148,7 +151,7 @@ pub fn row(seen: &Seen, endpoints: &Endpoints) -> Value {
     json!({
         "Id": seen.id(), "Names": [format!("/{}", container.name())],
         "Image": container.config.image, "ImageID": container.image_id,
-        "Command": container.spec.command.join(" "),
+        "Command": container.words.as_ref().unwrap_or(&container.spec.command).join(" "),
         "Created": container.spec.created_ms / 1000,
         "Ports": ports::row(open), "Labels": container.config.labels,
         "State": seen.state(), "Status": status_text(seen),

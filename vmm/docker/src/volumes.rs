@@ -35,10 +35,10 @@ struct Wanted {
 }
 
 /// A volume as the API shows it.
-struct Volume {
-    name: String,
+pub struct Volume {
+    pub name: String,
     notes: Notes,
-    shown: Value,
+    pub shown: Value,
 }
 
 impl Volume {
@@ -57,7 +57,8 @@ impl Volume {
         Some(Self { name: name.to_owned(), notes, shown })
     }
 
-    fn all(server: &Server) -> ApiResult<Vec<Self>> {
+    /// All of them, by their names.
+    pub fn all(server: &Server) -> ApiResult<Vec<Self>> {
         let names = server.containers.shelf().names().map_err(failed("list", ""))?;
         Ok(names.iter().filter_map(|name| Self::of(server, name)).collect())
     }

@@ -160,9 +160,8 @@ impl Policy {
 
     /// Whether a rule grants the host, by its own name and no pattern.
     fn names_host(&self, protocol: Protocol, port: u16) -> bool {
-        let is_host = |host: &NamePattern| {
-            matches!(host, NamePattern::Name(name) if name == link::HOST_NAME)
-        };
+        let is_host =
+            |host: &NamePattern| matches!(host, NamePattern::Name(name) if name == link::HOST_NAME);
         self.rules(protocol, port).any(|rule| is_host(&rule.host))
     }
 

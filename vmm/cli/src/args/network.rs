@@ -41,6 +41,12 @@ pub struct NetworkCreateArgs {
     /// Note NAME=VALUE of it.
     #[arg(long, value_name = "NAME[=VALUE]")]
     pub label: Vec<String>,
+    /// Noted, and nothing more.
+    #[arg(short, long, value_name = "NAME=VALUE", hide = true)]
+    pub opt: Vec<String>,
+    /// Any cell may be attached anyway.
+    #[arg(long, hide = true)]
+    pub attachable: bool,
     /// What kind it is: bridge.
     #[arg(short, long, value_name = "DRIVER", default_value = "bridge", hide = true)]
     pub driver: String,
@@ -64,6 +70,9 @@ pub struct NetworkLsArgs {
     /// Print as JSON, one object a line.
     #[arg(long, conflicts_with = "quiet")]
     pub json: bool,
+    /// Print each with a template, like '{{.Name}} {{.Subnet}}'.
+    #[arg(long, value_name = "TEMPLATE", conflicts_with_all = ["quiet", "json"])]
+    pub format: Option<String>,
 }
 
 /// Print all that is known of networks, and who is in them, as JSON.

@@ -7,10 +7,11 @@ use exocell_cell::control::{Client, ControlReply, ControlRequest};
 use exocell_cell::health::{Condition, Health};
 use exocell_cell::images::Store;
 use exocell_cell::network::Publish;
+use exocell_cell::networks::Networks;
 use exocell_cell::policy::Policy;
 use exocell_cell::{
-    CellError, CellSpec, Layout, Record, State, Status, Strength, clock, end, processes, restart,
-    switches,
+    CellError, CellSpec, Layout, Record, State, Status, Strength, clock, end, plan, processes,
+    restart, switches,
 };
 use exocell_docker::Filters;
 use nix::sys::signal::Signal;
@@ -49,8 +50,14 @@ struct PsRow<'a> {
 }
 
 /// What `ps --filter` may name.
-const FILTERS: [&str; 8] =
-    ["status", "name", "id", "label", "ancestor", "exited", "health", "strength"];
+const FILTERS: [&str; 9] =
+    ["status", "name", "id", "label", "ancestor", "exited", "health", "network", "strength"];
+/// What some of them may say.
+const VALUES: [(&str, &[&str]); 3] = [
+    ("status", &["created", "running", "paused", "restarting", "exited"]),
+    ("health", &["starting", "healthy", "unhealthy", "none"]),
+    ("strength", &["vm", "isolate"]),
+];
 
 pub fn ps(layout: &Layout, args: &PsArgs) -> Result<u8, CellError> {
     let all = chosen(layout, args)?;
@@ -65,16 +72,19 @@ pub fn ps(layout: &Layout, args: &PsArgs) -> Result<u8, CellError> {
         return Ok(0);
     }
     if let Some(text) = &args.format {
-        let rows = all.iter().map(|(record, spec, status)| named(record, spec, status, args));
+        let images = Images::of(layout);
+        let named = |(record, spec, status): &Cell| named(record, spec, status, &images, args);
+        let rows = all.iter().map(named);
         return Template::read(text)?.print(&rows.collect::<Vec<_>>()).map(|()| 0);
     }
+    let images = Images::of(layout);
     let rows: Vec<Vec<String>> = all
         .iter()
         .map(|(record, spec, status)| {
             vec![
                 id(record, args),
                 spec.image.clone(),
-                words(spec, args),
+                words(spec, &images, args),
                 spec.strength.to_string(),
                 show::ago(spec.created_ms),
                 state(record, spec, status),
@@ -88,10 +98,40 @@ pub fn ps(layout: &Layout, args: &PsArgs) -> Result<u8, CellError> {
     Ok(0)
 }
 
+type Cell = (Record, CellSpec, Status);
+
+/// Where what a cell runs is looked up, as far as its image says it.
+struct Images(Option<Store>);
+
+impl Images {
+    fn of(layout: &Layout) -> Self {
+        Self(Store::open(layout.images()).ok())
+    }
+
+    fn words(&self, spec: &CellSpec) -> Vec<String> {
+        let is_said = spec.strength == Strength::Isolate || spec.entrypoint.is_some();
+        let store = self.0.as_ref().filter(|_| !is_said);
+        match store.and_then(|store| store.resolve(spec.image_name()).ok()) {
+            Some(image) => plan::words(spec, &image.config),
+            None => command(spec).into_iter().map(str::to_owned).collect(),
+        }
+    }
+}
+
 /// The cells that are asked for, oldest first.
-fn chosen(layout: &Layout, args: &PsArgs) -> Result<Vec<(Record, CellSpec, Status)>, CellError> {
+fn chosen(layout: &Layout, args: &PsArgs) -> Result<Vec<Cell>, CellError> {
     let filters = Filters::of_words(&args.filter, &FILTERS)
         .map_err(|error| CellError::Usage(format!("--filter: {error}")))?;
+    filters
+        .check(&VALUES, &["exited"])
+        .map_err(|error| CellError::Usage(format!("--filter: {error}")))?;
+    let images = Ancestors::of(layout, filters.values("ancestor"));
+    let networks = Networks::of(layout);
+    let found = filters.values("network").iter().map(|key| match networks.find(key) {
+        Ok(network) => network.name,
+        Err(_) => key.clone(),
+    });
+    let networks: Vec<String> = found.collect();
     let last = if args.latest { Some(1) } else { args.last };
     let ended_too = args.all
         || last.is_some()
@@ -101,6 +141,9 @@ fn chosen(layout: &Layout, args: &PsArgs) -> Result<Vec<(Record, CellSpec, Statu
     all.retain(|(record, spec, status)| {
         (ended_too || status.state != State::Exited || record.is_restarting(spec, status))
             && passes(&filters, record, spec, status)
+            && images.has(spec)
+            && (networks.is_empty()
+                || spec.networks.iter().any(|own| networks.contains(&own.network)))
     });
     if let Some(last) = last {
         all.drain(..all.len().saturating_sub(last));
@@ -108,17 +151,35 @@ fn chosen(layout: &Layout, args: &PsArgs) -> Result<Vec<(Record, CellSpec, Statu
     Ok(all)
 }
 
+/// The images of the filter `ancestor`.
+struct Ancestors {
+    names: Vec<String>,
+    ids: Vec<String>,
+}
+
+impl Ancestors {
+    fn of(layout: &Layout, names: &[String]) -> Self {
+        let store = Store::open(layout.images());
+        let id = |name: &String| Some(store.as_ref().ok()?.resolve(name).ok()?.id.to_string());
+        Self { ids: names.iter().filter_map(id).collect(), names: names.to_vec() }
+    }
+
+    /// Whether the cell is of one of them: by its id, or by the name that it was asked by.
+    fn has(&self, spec: &CellSpec) -> bool {
+        let is_named = |name: &String| {
+            spec.image == *name || spec.image.rsplit_once(':').is_some_and(|(own, _)| own == name)
+        };
+        self.names.is_empty()
+            || spec.image_id.as_ref().is_some_and(|id| self.ids.contains(id))
+            || self.names.iter().any(is_named)
+    }
+}
+
 fn passes(filters: &Filters, record: &Record, spec: &CellSpec, status: &Status) -> bool {
-    let is_image = |wanted: &str| {
-        spec.image == wanted
-            || spec.image.rsplit_once(':').is_some_and(|(name, _)| name == wanted)
-            || spec.image_id.as_deref().is_some_and(|id| id.contains(wanted))
-    };
     let code = status.exit_code.map(|code| code.to_string());
     filters.any("status", |wanted| wanted == state_word(record, spec, status))
         && filters.any("name", |wanted| spec.name.contains(wanted))
         && filters.any("id", |wanted| record.id.starts_with(wanted))
-        && filters.any("ancestor", is_image)
         && filters.any("exited", |wanted| code.as_deref() == Some(wanted))
         && filters.any("health", |wanted| wanted == health_word(record, status))
         && filters.any("strength", |wanted| wanted == spec.strength.to_string())
@@ -130,20 +191,26 @@ fn id(record: &Record, args: &PsArgs) -> String {
     record.id.chars().take(shown).collect()
 }
 
-fn words(spec: &CellSpec, args: &PsArgs) -> String {
-    let words = command(spec).join(" ");
+fn words(spec: &CellSpec, images: &Images, args: &PsArgs) -> String {
+    let words = images.words(spec).join(" ");
     if args.no_trunc { words } else { shortened(&words) }
 }
 
 /// A row by docker's names, and by those of `--json`.
-fn named(record: &Record, spec: &CellSpec, status: &Status, args: &PsArgs) -> Value {
+fn named(
+    record: &Record,
+    spec: &CellSpec,
+    status: &Status,
+    images: &Images,
+    args: &PsArgs,
+) -> Value {
     let labels = spec.labels.iter().map(|(name, value)| format!("{name}={value}"));
     let mut row = serde_json::to_value(ps_row(record, spec, status)).unwrap_or_default();
     let own = [
         ("ID", id(record, args)),
         ("Names", spec.name.clone()),
         ("Image", spec.image.clone()),
-        ("Command", words(spec, args)),
+        ("Command", words(spec, images, args)),
         ("Ports", ports(spec).join(", ")),
         ("State", state_word(record, spec, status).to_owned()),
         ("Status", since(record, spec, status)),
@@ -205,9 +272,8 @@ pub fn port(layout: &Layout, args: &PortArgs) -> Result<u8, CellError> {
     let mut published = spec.publish;
     if let Some(wanted) = &args.port {
         let (number, protocol) = wanted.split_once('/').unwrap_or((wanted, "tcp"));
-        published.retain(|port| {
-            port.guest_port.to_string() == number && port.protocol() == protocol
-        });
+        published
+            .retain(|port| port.guest_port.to_string() == number && port.protocol() == protocol);
         if published.is_empty() {
             return Err(CellError::Usage(format!(
                 "port {wanted} of {} is not published; exocell run -p HOST_PORT:{wanted} does that",

@@ -1,8 +1,8 @@
 //! `exocell doctor`: what this host offers, and what each lack costs.
 
-use exocell_cell::CellError;
 use exocell_cell::exovisor::Slots;
 use exocell_cell::vmm::host::{self, Feature};
+use exocell_cell::{CellError, initramfs};
 
 use super::print_json;
 use crate::args::DoctorArgs;
@@ -12,6 +12,7 @@ use crate::show;
 pub fn doctor(args: &DoctorArgs) -> Result<u8, CellError> {
     let mut features = host::probe();
     features.push(colorguard());
+    features.push(init());
     if args.json {
         for feature in &features {
             print_json(feature, false)?;
@@ -27,6 +28,16 @@ pub fn doctor(args: &DoctorArgs) -> Result<u8, CellError> {
         show::table(&["FEATURE", "USABLE", "WHY"], &rows);
     }
     Ok(u8::from(features.iter().any(|feature| feature.required && !feature.usable)))
+}
+
+/// Whether the guest init is there, which each vm cell begins with.
+fn init() -> Feature {
+    let found = initramfs::init();
+    let why = match &found {
+        Ok(path) => format!("vm cells begin with {}", path.display()),
+        Err(error) => error.to_string(),
+    };
+    Feature { name: "guest-init", usable: found.is_ok(), why, required: true }
 }
 
 /// Whether the slots of isolates share their guard regions.

@@ -44,6 +44,10 @@ fn create(layout: &Layout, networks: &Networks, args: NetworkCreateArgs) -> Resu
             args.driver
         )));
     }
+    let opts = docker::labels(layout, &args.opt, &[])?;
+    let idle = args.opt.iter().map(|own| format!("--opt {own}"));
+    let idle = args.attachable.then(|| "--attachable".to_owned()).into_iter().chain(idle);
+    let idle: Vec<String> = idle.collect();
     let network = networks.create(Wanted {
         name: args.network,
         subnet: args.subnet,
@@ -51,8 +55,12 @@ fn create(layout: &Layout, networks: &Networks, args: NetworkCreateArgs) -> Resu
         range: args.ip_range,
         internal: args.internal,
         labels: docker::labels(layout, &args.label, &[])?,
+        options: opts,
         ..Wanted::default()
     })?;
+    if !idle.is_empty() {
+        eprintln!("exocell: {} changes nothing of a network here", idle.join(" "));
+    }
     say!("{}", network.id);
     Ok(())
 }
@@ -84,6 +92,10 @@ fn ls(networks: &Networks, args: &NetworkLsArgs) -> Result<(), CellError> {
     if args.json {
         return all.iter().try_for_each(|network| print_json(&whole(network, &[]), false));
     }
+    if let Some(text) = &args.format {
+        let rows: Vec<Value> = all.iter().map(|one| named(one, args.no_trunc)).collect();
+        return Template::read(text)?.print(&rows);
+    }
     let row = |network: &Network| {
         let kind = if network.internal { "internal" } else { DRIVER };
         vec![
@@ -105,6 +117,28 @@ fn whole(network: &Network, members: &[Value]) -> Value {
         "internal": network.internal, "labels": network.labels,
         "created": clock::rfc3339_ms(network.created_ms), "cells": members,
     })
+}
+
+/// The same with docker's names beside, for templates.
+fn named(network: &Network, no_trunc: bool) -> Value {
+    let labels = network.labels.iter().map(|(name, value)| format!("{name}={value}"));
+    let mut row = whole(network, &[]);
+    let own = [
+        ("ID", shortened(&network.id, no_trunc).to_owned()),
+        ("Name", network.name.clone()),
+        ("Driver", DRIVER.to_owned()),
+        ("Scope", "local".to_owned()),
+        ("Subnet", network.addresses.subnet.to_string()),
+        ("Internal", network.internal.to_string()),
+        ("IPv4", "true".to_owned()),
+        ("IPv6", "false".to_owned()),
+        ("CreatedAt", clock::rfc3339_ms(network.created_ms)),
+        ("Labels", labels.collect::<Vec<_>>().join(",")),
+    ];
+    for (name, value) in own {
+        row[name] = value.into();
+    }
+    row
 }
 
 fn member(layout: &Layout, member: &Member) -> Value {

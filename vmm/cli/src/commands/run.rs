@@ -46,12 +46,7 @@ pub fn run(layout: &Layout, args: RunArgs) -> Result<u8, CellError> {
     ended
 }
 
-fn run_as(
-    layout: &Layout,
-    args: RunArgs,
-    id: &str,
-    request: Request,
-) -> Result<u8, CellError> {
+fn run_as(layout: &Layout, args: RunArgs, id: &str, request: Request) -> Result<u8, CellError> {
     let folders = mount::folders(layout, &args, Some((id, args.rm)))?;
     let caps = capabilities(layout, &args, &folders)?;
     let showing = Showing {
@@ -487,8 +482,7 @@ pub(super) fn spec(
     env.extend(secrets.iter().map(|own| format!("{}={}", own.name, own.placeholder)));
     let mut publish = publishes(&args.publish)?;
     Publish::number_all(&mut publish)?;
-    let guests =
-        args.intra.is_some() || args.pager.is_some() || args.memory_guarantee.is_some();
+    let guests = args.intra.is_some() || args.pager.is_some() || args.memory_guarantee.is_some();
     if strength == Strength::Isolate && guests {
         return Err(CellError::Usage(
             "an isolate has no guest kernel; leave out --intra, --pager and --memory-guarantee"
@@ -579,6 +573,7 @@ pub(super) fn spec(
         warm: None,
         locations: Vec::new(),
         fills: Vec::new(),
+        copies: std::collections::BTreeMap::new(),
         created_ms: now_ms(),
     })
 }

@@ -125,6 +125,7 @@ impl Build<'_> {
             labels: [(LABEL.to_owned(), String::new())].into(),
             health: Some(none),
             disk: Some(disk.to_owned()),
+            copies: run.mounts.copies.clone(),
             idle: false,
             tied: true,
             ..reach::bare(image, &caps)?

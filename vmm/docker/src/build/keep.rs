@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use exocell_cell::images::compose::Layer;
-use exocell_cell::images::{Digest, Store, private};
+use exocell_cell::images::{Digest, Store, private, walk};
 use exocell_cell::{CellError, Layout, Record, end};
 use serde::{Deserialize, Serialize};
 use tempfile::{NamedTempFile, TempDir};
@@ -216,6 +216,34 @@ fn sweep_cache(root: &Path, images: &BTreeSet<Digest>) {
 
 fn files(folder: &Path) -> impl Iterator<Item = PathBuf> {
     fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path())
+}
+
+/// Something that builds keep for the next.
+#[derive(Debug)]
+pub struct Kept {
+    pub id: String,
+    /// As docker calls it: `regular` for a layer, `exec.cachemount`.
+    pub kind: &'static str,
+    pub bytes: u64,
+    /// When it was used last.
+    pub used: SystemTime,
+}
+
+/// All that builds keep for the next.
+pub fn kept(layout: &Layout) -> Vec<Kept> {
+    let root = layout.builds();
+    let kinds = [("layers", "regular"), ("caches", "exec.cachemount")];
+    let paths = kinds.into_iter().flat_map(|(folder, kind)| {
+        let all: Vec<PathBuf> = files(&root.join(folder)).collect();
+        all.into_iter().map(move |path| (path, kind))
+    });
+    let all = paths.filter_map(|(path, kind)| {
+        let found = fs::symlink_metadata(&path).ok()?;
+        let id = path.file_name()?.to_string_lossy().into_owned();
+        let bytes = if found.is_dir() { walk::bytes(&path) } else { found.len() };
+        Some(Kept { id, kind, bytes, used: found.modified().ok()? })
+    });
+    all.collect()
 }
 
 /// Removes what builds keep for the next: bytes that were freed. Nothing where a build runs.

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use exocell_cell::CellError;
+use exocell_cell::agent::FileCopy;
 use exocell_cell::archive;
 use exocell_cell::compose;
 use exocell_cell::images::compose::Selection;
@@ -31,6 +32,8 @@ pub struct Mounts {
     /// Rows of the capability table.
     pub folders: Vec<Value>,
     pub memory: Vec<Tmpfs>,
+    /// Which files are copies, and whose.
+    pub copies: BTreeMap<PathBuf, FileCopy>,
     /// What the result depends on.
     pub key: Vec<String>,
     /// Caches that nobody else may use meanwhile.
@@ -155,13 +158,25 @@ impl Build<'_> {
         target: String,
     ) -> Result<()> {
         let get = |name: &str| options.get(name).map(String::as_str);
-        for odd in ["uid", "gid", "mode", "env"] {
-            if get(odd).is_some() {
-                return Err(BuildError::Refused(format!(
-                    "RUN --mount=type=secret,{odd}=: a secret is a file of root's; leave {odd} out"
-                )));
-            }
+        if get("env").is_some() {
+            return Err(BuildError::Refused(
+                "RUN --mount=type=secret,env=: a secret is a file; leave env out".to_owned(),
+            ));
         }
+        let number = |name: &str, radix: u32, default: u32| match get(name) {
+            None => Ok(default),
+            Some(text) => u32::from_str_radix(text, radix).map_err(|_| {
+                BuildError::Refused(format!(
+                    "RUN --mount=type=secret,{name}={text}: give a number, a mode in octal"
+                ))
+            }),
+        };
+        // As docker has it.
+        let copied = FileCopy {
+            mode: number("mode", 8, 0o400)?,
+            uid: number("uid", 10, 0)?,
+            gid: number("gid", 10, 0)?,
+        };
         let of_target = Path::new(&target).file_name().and_then(|name| name.to_str());
         let Some(id) = get("id").or(of_target) else {
             return Err(BuildError::Refused("RUN --mount=type=secret wants an id".to_owned()));
@@ -170,6 +185,7 @@ impl Build<'_> {
         let target = if target.is_empty() { format!("{SECRETS}/{id}") } else { target.clone() };
         match known {
             Some(secret) => {
+                mounts.copies.insert(PathBuf::from(&target), copied);
                 mounts.folders.push(json!({
                     "host": secret.path, "guest": target, "rights": ["read"],
                 }));

@@ -397,7 +397,13 @@ impl Build<'_> {
             self.done.insert(at, state);
             return made.map(|(file, _)| file);
         }
-        let mut state = self.image(from)?;
+        let mut state = self.image(from).map_err(|error| match error {
+            BuildError::Cancelled => error,
+            error => BuildError::Refused(format!(
+                "invalid from flag value {from}: there is neither a stage of that name before this \
+                 one nor an image: {error}"
+            )),
+        })?;
         state.passing(&self.store).map(|(file, _)| file)
     }
 }

@@ -215,8 +215,7 @@ pub fn keep_only(kept: Vec<OwnedFd>) -> io::Result<Vec<OwnedFd>> {
     for descriptor in kept {
         // SAFETY: the call takes numbers, and makes a descriptor that nothing else owns. Needed
         // because nix's wants an owner of it.
-        let number =
-            unsafe { libc::fcntl(descriptor.as_raw_fd(), libc::F_DUPFD_CLOEXEC, after) };
+        let number = unsafe { libc::fcntl(descriptor.as_raw_fd(), libc::F_DUPFD_CLOEXEC, after) };
         if number < 0 {
             return Err(io::Error::last_os_error());
         }

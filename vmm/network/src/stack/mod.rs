@@ -121,17 +121,8 @@ impl Stack {
     /// The host's, where there is no timer or no random number.
     pub fn new(parts: Parts) -> std::io::Result<Self> {
         use nix::sys::timerfd::{ClockId, TimerFlags};
-        let Parts {
-            policy,
-            channel,
-            published,
-            doors,
-            audit,
-            changes,
-            secrets,
-            authority,
-            ports,
-        } = parts;
+        let Parts { policy, channel, published, doors, audit, changes, secrets, authority, ports } =
+            parts;
         let flags = TimerFlags::TFD_NONBLOCK | TimerFlags::TFD_CLOEXEC;
         let now = Instant::now();
         let mut seed = 0;

@@ -24,7 +24,10 @@ pub(super) enum Ask {
     List,
     /// What the others may call a cell from now on, in lower case; [`Answer::End`] comes when they
     /// know.
-    Rename { cell: String, names: Vec<String> },
+    Rename {
+        cell: String,
+        names: Vec<String>,
+    },
 }
 
 /// A cell that wants to be a member.
