@@ -6,7 +6,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::mpsc::{Receiver, channel};
 
 use exocell_vmm::devices::{
-    BlockConfig, ConsoleConfig, DeviceLoop, VsockConfig, VsockHandle, VsockListener,
+    BlockConfig, ConsoleConfig, DeviceLoop, VsockConfig, VsockHandle, VsockListener, Windows,
 };
 use nix::sys::eventfd::EventFd;
 
@@ -30,7 +30,12 @@ fn add(devices: &mut DeviceLoop, listener: UnixListener, choice: u8) {
         0 => {
             let file = tempfile::tempfile().expect("a disk");
             file.set_len(1 << 20).expect("its size");
-            let config = BlockConfig { file, read_only: choice & 4 != 0, id: "disk".to_owned() };
+            let config = BlockConfig {
+                file,
+                read_only: choice & 4 != 0,
+                id: "disk".to_owned(),
+                windows: (choice & 8 != 0).then(windows),
+            };
             drop(devices.add_block(listener, config).expect("a disk"));
         }
         1 => {
@@ -41,6 +46,20 @@ fn add(devices: &mut DeviceLoop, listener: UnixListener, choice: u8) {
         2 => drop(devices.add_rng(listener).expect("entropy")),
         _ => drop(add_vsock(devices, listener)),
     }
+}
+
+/// One that has a file, and one that has none any more.
+fn windows() -> Windows {
+    let windows = Windows::default();
+    for is_kept in [true, false] {
+        let file = tempfile::tempfile().expect("a disk");
+        file.set_len(1 << 16).expect("its size");
+        let window = windows.open(file).expect("a window");
+        if is_kept {
+            std::mem::forget(window);
+        }
+    }
+    windows
 }
 
 /// How many rings the device that `choice` names has.

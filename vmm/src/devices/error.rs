@@ -29,6 +29,12 @@ pub enum DeviceError {
         /// The file's length in bytes.
         bytes: u64,
     },
+    /// It is larger than any file behind another disk may be, or there were too many of them.
+    #[error("the disk file with {bytes} bytes has no place behind the guest's disk")]
+    NoWindow {
+        /// The file's length in bytes.
+        bytes: u64,
+    },
 }
 
 impl DeviceError {

@@ -5,7 +5,7 @@
 
 use std::fs::File;
 
-use exocell_vmm::devices::BlockConfig;
+use exocell_vmm::devices::{BlockConfig, Windows};
 use exocell_vmm::para::{DeviceSocket, VirtioId};
 
 use crate::folder::Share;
@@ -27,12 +27,19 @@ pub(crate) enum Device {
 impl Device {
     /// A disk of which others may have a copy.
     pub fn shared_disk(id: &str, file: File) -> Self {
-        Self::Block(BlockConfig { file, read_only: true, id: id.to_owned() })
+        Self::Block(BlockConfig { file, read_only: true, id: id.to_owned(), windows: None })
+    }
+
+    /// The same, behind which more files come and go.
+    pub fn windowed_disk(id: &str, file: File) -> Self {
+        let windows = Some(Windows::default());
+        Self::Block(BlockConfig { file, read_only: true, id: id.to_owned(), windows })
     }
 
     /// The private overlay's.
     pub fn overlay_disk(file: File) -> Self {
-        Self::Block(BlockConfig { file, read_only: false, id: OVERLAY.to_owned() })
+        let id = OVERLAY.to_owned();
+        Self::Block(BlockConfig { file, read_only: false, id, windows: None })
     }
 
     /// The name of its socket, no other device's.

@@ -8,6 +8,7 @@ use nix::fcntl::{FallocateFlags, fallocate};
 use virtio_bindings::bindings::virtio_blk::*;
 
 use super::request::*;
+use super::windows::{Windows, place};
 use super::{BlockConfig, BlockMetrics};
 use crate::devices::DeviceError;
 use crate::devices::metrics::TransportMetrics;
@@ -25,7 +26,10 @@ pub(crate) struct Block {
     file: File,
     read_only: bool,
     id: [u8; VIRTIO_BLK_ID_BYTES as usize],
+    /// Sectors of `file`, and of all that the guest can name.
+    own: u64,
     capacity: u64,
+    windows: Option<Windows>,
     config: [u8; CONFIG_BYTES],
     metrics: Arc<BlockMetrics>,
 }
@@ -33,17 +37,22 @@ pub(crate) struct Block {
 impl Block {
     pub fn new(config: BlockConfig, metrics: Arc<BlockMetrics>) -> Result<Self, DeviceError> {
         let found = config.file.metadata().map_err(DeviceError::host("look at a disk file"))?;
-        let capacity = found.len() / SECTOR;
-        if capacity == 0 {
+        let own = found.len() / SECTOR;
+        if own == 0 {
             return Err(DeviceError::DiskTooSmall { bytes: found.len() });
         }
+        // What can be changed is one file.
+        let windows = config.windows.filter(|_| config.read_only);
+        let capacity = windows.as_ref().map_or(own, |_| Windows::SECTORS);
         let mut id = [0; VIRTIO_BLK_ID_BYTES as usize];
         id.iter_mut().zip(config.id.bytes()).for_each(|(to, from)| *to = from);
         Ok(Self {
             file: config.file,
             read_only: config.read_only,
             id,
+            own,
             capacity,
+            windows,
             config: config_space(capacity),
             metrics,
         })
@@ -87,10 +96,18 @@ impl Block {
 
     fn read(&self, sector: u64, mut to: Buffers<'_>) -> Result<usize, Failure> {
         let len = to.len();
-        let mut at = locate(sector, len as u64, self.capacity)?;
-        while !to.is_empty() {
-            let done = sys::read_at(&self.file, to.slices(), at).map_err(|_| Failure::Io)?;
-            at += progress(done, &mut to)?;
+        let at = locate(sector, len as u64, self.capacity)?;
+        match place(at, self.windows.as_ref()) {
+            None => {
+                let at = locate(sector, len as u64, self.own)?;
+                read_all(&self.file, at, &mut to)?;
+            }
+            Some((window, within)) => {
+                let windows = self.windows.as_ref().ok_or(Failure::Io)?;
+                let (file, sectors) = windows.find(window).ok_or(Failure::Io)?;
+                let at = locate(within / SECTOR, len as u64, sectors)?;
+                read_all(&file, at, &mut to)?;
+            }
         }
         self.metrics.read_bytes.add(len as u64);
         Ok(len)
@@ -147,6 +164,14 @@ impl Block {
     fn may_change(&self) -> Result<(), Failure> {
         if self.read_only { Err(Failure::Io) } else { Ok(()) }
     }
+}
+
+fn read_all(file: &File, mut at: u64, to: &mut Buffers<'_>) -> Result<(), Failure> {
+    while !to.is_empty() {
+        let done = sys::read_at(file, to.slices(), at).map_err(|_| Failure::Io)?;
+        at += progress(done, to)?;
+    }
+    Ok(())
 }
 
 /// Moves past what one host call did; nothing done means the file has shrunk.

@@ -6,11 +6,13 @@
 mod device;
 mod metrics;
 mod request;
+mod windows;
 
 use std::fs::File;
 
 pub(crate) use device::Block;
 pub use metrics::BlockMetrics;
+pub use windows::{Window, Windows};
 
 /// What a disk is made of.
 #[derive(Debug)]
@@ -22,4 +24,6 @@ pub struct BlockConfig {
     pub read_only: bool,
     /// What the guest sees as the serial number; the first 20 bytes count.
     pub id: String,
+    /// More files behind it, which come and go; only for a disk that is read-only.
+    pub windows: Option<Windows>,
 }

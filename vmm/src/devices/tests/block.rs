@@ -33,11 +33,20 @@ fn disk(read_only: bool) -> Disk {
 }
 
 fn disk_on(file: File, read_only: bool) -> Disk {
+    disk_with(file, read_only, None)
+}
+
+fn disk_with(file: File, read_only: bool, windows: Option<Windows>) -> Disk {
     let folder = tempfile::tempdir().unwrap();
     let (listener, path) = listen(&folder);
     let memory = memory_file(true);
     let mut devices = DeviceLoop::new(&memory).unwrap();
-    let config = BlockConfig { file: file.try_clone().unwrap(), read_only, id: "serial".into() };
+    let config = BlockConfig {
+        file: file.try_clone().unwrap(),
+        read_only,
+        id: "serial".into(),
+        windows: windows.clone(),
+    };
     let metrics = devices.add_block(listener, config).unwrap();
     let running = Running::new(devices);
     let guest = Guest::start(&path, &memory, 1);
@@ -106,10 +115,38 @@ fn a_read_only_disk_stays_as_it_is() {
 }
 
 #[test]
+fn files_come_and_go_behind_a_disk_that_stays() {
+    let (windows, file) = (Windows::default(), tempfile::tempfile().unwrap());
+    file.set_len(4 * 512).unwrap();
+    let mut disk = disk_with(file, true, Some(windows.clone()));
+    let sector = |window: u64, sector: u64| (window << 40) / 512 + sector;
+    let data = BUFFERS + 0x1000;
+    let size = u64::from_le_bytes(disk.guest.config(8).try_into().unwrap());
+    assert_eq!(size, sector(1 << 22, 0));
+    assert_eq!(disk.request(READ, 3, (data, 512, WRITE)), 0);
+    // Behind its own file, and where no file is yet.
+    assert_eq!(disk.request(READ, 4, (data, 512, WRITE)), 1);
+    assert_eq!(disk.request(READ, sector(1, 0), (data, 512, WRITE)), 1);
+    let mut other = tempfile::tempfile().unwrap();
+    other.write_all(&[5; 1024]).unwrap();
+    let window = windows.open(other).unwrap();
+    assert_eq!(window.offset_bytes, 1 << 40);
+    assert_eq!(disk.request(READ, sector(1, 0), (data, 1024, WRITE)), 0);
+    assert_eq!(disk.guest.bytes(data, 1024), [5; 1024]);
+    assert_eq!(disk.request(READ, sector(1, 1), (data, 1024, WRITE)), 1);
+    assert_eq!(disk.request(READ, sector(1, 0) - 1, (data, 1024, WRITE)), 1);
+    assert_eq!(disk.request(WRITE_OUT, sector(1, 0), (data, 512, 0)), 1);
+    assert_eq!(disk.request(READ, size - 1, (data, 1024, WRITE)), 1);
+    drop(window);
+    assert_eq!(disk.request(READ, sector(1, 0), (data, 512, WRITE)), 1);
+    assert_eq!(disk.request(READ, 0, (data, 512, WRITE)), 0);
+}
+
+#[test]
 fn a_file_without_a_sector_is_no_disk() {
     let file = tempfile::tempfile().unwrap();
     file.set_len(511).unwrap();
-    let config = BlockConfig { file, read_only: false, id: String::new() };
+    let config = BlockConfig { file, read_only: false, id: String::new(), windows: None };
     let refused = block::Block::new(config, Arc::default());
     assert!(matches!(refused, Err(DeviceError::DiskTooSmall { bytes: 511 })));
 }

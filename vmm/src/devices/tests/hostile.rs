@@ -99,7 +99,7 @@ fn disk() -> (Block, File, Arc<BlockMetrics>) {
     file.set_len(1 << 20).unwrap();
     let metrics = Arc::<BlockMetrics>::default();
     let copy = file.try_clone().unwrap();
-    let config = BlockConfig { file: copy, read_only: false, id: "x".repeat(40) };
+    let config = BlockConfig { file: copy, read_only: false, id: "x".repeat(40), windows: None };
     (Block::new(config, metrics.clone()).unwrap(), file, metrics)
 }
 
