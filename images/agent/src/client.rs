@@ -10,8 +10,8 @@ use std::io::{self, Read, Write};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::{
-    Boot, BootTimes, Exec, FailureKind, Frame, FrameError, FrameReader, FrameWriter, GuestStats,
-    JoinedAddress, Kind, Reply, Request, Start, TtySize, printable,
+    Boot, BootTimes, Contain, Exec, FailureKind, Frame, FrameError, FrameReader, FrameWriter,
+    GuestStats, JoinedAddress, Kind, Reply, Request, Start, TtySize, printable,
 };
 
 /// The longest text of the guest's that an error repeats, in characters.
@@ -106,6 +106,26 @@ pub fn stats(read: impl Read, write: impl Write) -> Result<GuestStats, ClientErr
 /// Tells the guest how much memory it may use.
 pub fn memory(read: impl Read, write: impl Write, limit_bytes: u64) -> Result<(), ClientError> {
     done(request(read, write, &Request::Memory { limit_bytes })?, "memory")
+}
+
+/// Has the guest make room for one more container.
+pub fn contain(read: impl Read, write: impl Write, wanted: &Contain) -> Result<(), ClientError> {
+    done(request(read, write, &Request::Contain(Box::new(wanted.clone())))?, "contain")
+}
+
+/// Has the guest end a container, and take away what it has.
+pub fn discard(read: impl Read, write: impl Write, container: u32) -> Result<(), ClientError> {
+    done(request(read, write, &Request::Discard { container })?, "discard")
+}
+
+/// Has the guest remove what containers called `name` have kept.
+pub fn forget(read: impl Read, write: impl Write, name: &str) -> Result<(), ClientError> {
+    done(request(read, write, &Request::Forget { name: name.into() })?, "forget")
+}
+
+/// Says that the request that comes next on the stream is for `container`.
+pub fn within(write: impl Write, container: u32) -> Result<(), ClientError> {
+    Ok(FrameWriter::new(write).write_json(Kind::Request, &Request::Within { container })?)
 }
 
 /// Has the guest take `address` at the network at `place`, or none.

@@ -18,6 +18,10 @@
 //! | request    | host then sends                        | guest sends |
 //! |------------|----------------------------------------|-------------|
 //! | `Boot`     |                                        | `Reply(Ready)` |
+//! | `Within`   | the request that is meant              | as that |
+//! | `Contain`  |                                        | `Reply(Done)` |
+//! | `Discard`  |                                        | `Reply(Done)` |
+//! | `Forget`   |                                        | `Reply(Done)` |
 //! | `Start`    | as `Exec`                              | as `Exec` |
 //! | `Exec`     | `Stdin`* `StdinEof` `Resize` `Signal`  | `Reply(Started)`, `Stdout`/`Stderr`*, `Reply(Exited)` |
 //! | `Upload`   | `Data`* `DataEof` (a tar stream)       | `Reply(Done)` |
@@ -42,7 +46,7 @@ mod text;
 
 pub use frame::{Frame, FrameError, FrameReader, FrameWriter, Kind};
 pub use message::{
-    Boot, BootTimes, Exec, FailureKind, FileCopy, FolderMount, GateStats, GuestStats,
+    Boot, BootTimes, Contain, Exec, FailureKind, FileCopy, FolderMount, GateStats, GuestStats,
     IsolatesSetup, JoinedAddress, NetworkSetup, PagerStats, Pressure, Reply, Request, Start,
     TtySize,
 };
@@ -53,6 +57,8 @@ pub use text::{printable, printable_lines};
 pub const CONTROL_PORT: u32 = 1024;
 /// The vsock port in the guest that serves sessions.
 pub const AGENT_PORT: u32 = 1024;
+/// Containers that may be in a guest at once beside the cell's own.
+pub const CONTAINERS_MAX: usize = 16;
 /// The name of the one file in a folder that is one file.
 pub const FOLDER_FILE: &str = "file";
 /// The context id of every guest: cells do not see each other.

@@ -9,6 +9,21 @@ use crate::oci::Spec;
 #[serde(rename_all = "snake_case")]
 pub enum Request {
     Boot(Box<Boot>),
+    /// The request that follows on the stream is for this container; the first of a stream,
+    /// at most once. The cell's own is 0.
+    Within {
+        container: u32,
+    },
+    /// Have room for one more container, whose program comes with a `Start` within it.
+    Contain(Box<Contain>),
+    /// End all of a container's programs, and take away what it has.
+    Discard {
+        container: u32,
+    },
+    /// Remove what containers of this name have kept.
+    Forget {
+        name: String,
+    },
     /// Run the cell's program.
     Start(Box<Start>),
     /// Run one more, beside it.
@@ -151,6 +166,28 @@ pub struct NetworkSetup {
 pub struct JoinedAddress {
     pub address: std::net::Ipv4Addr,
     pub prefix: u8,
+}
+
+/// A container beside the cell's own program: its own root, on the network of the cell.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Contain {
+    /// None that there was in this guest before.
+    pub container: u32,
+    /// Its directory on the private disk, which no other has: letters and digits.
+    pub name: String,
+    /// Where the erofs file system of its image begins on the disk of the cell's own image, and
+    /// how long that is.
+    pub offset_bytes: u64,
+    pub length_bytes: u64,
+    pub hostname: String,
+    #[serde(default)]
+    pub domain_name: String,
+    /// Whether its root cannot be written.
+    pub read_only: bool,
+    /// Whether what it changed of its image stays after its end, for the next of its name.
+    #[serde(default)]
+    pub keeps_files: bool,
 }
 
 /// A host folder, mounted by virtio-fs.

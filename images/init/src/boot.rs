@@ -12,10 +12,10 @@ use exocell_agent::{
     AGENT_PORT, BootTimes, CONTROL_PORT, FrameReader, FrameWriter, Kind, Reply, Request,
 };
 use nix::sys::stat::{Mode, umask};
-use nix::time::{ClockId, clock_gettime};
 
 use crate::error::{Context, InitError};
 use crate::session::Agent;
+use crate::stats::boottime_ns;
 use crate::{dev, log, root, shutdown, spawn, sys, vsock};
 
 /// How long the host may take to read why the boot failed.
@@ -38,12 +38,6 @@ pub fn run() {
         _ => log::warn("boot panicked"),
     }
     shutdown::power_off()
-}
-
-/// Nanoseconds since the guest kernel started.
-pub fn boottime_ns() -> u64 {
-    let now = clock_gettime(ClockId::CLOCK_BOOTTIME).map(Duration::from).unwrap_or_default();
-    u64::try_from(now.as_nanos()).unwrap_or(u64::MAX)
 }
 
 fn boot() -> Result<(Arc<Agent>, OwnedFd), InitError> {

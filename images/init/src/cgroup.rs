@@ -1,37 +1,176 @@
-//! The control group that holds every program, and this process stays out of: what freezes, limits
-//! or fills it leaves init alone. It is reached by descriptors, and lies nowhere in the file system:
-//! programs mount what their own namespace shows of it, which begins with this group.
+//! The control groups of programs, which this process stays out of: what freezes, limits or fills
+//! them leaves init alone. They are reached by descriptors, and lie nowhere in the file system:
+//! programs mount what their own namespace shows of them, which begins with their container's group.
+//!
+//! ```text
+//! / ── init
+//! └─ programs (how many processes all of them may be)
+//!    ├─ cell: the cell's own program
+//!    └─ c1, c2: the containers beside it
+//! ```
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::File;
 use std::io::{self, Write};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use exocell_agent::oci::Resources;
+use nix::dir::Dir;
+use nix::errno::Errno;
 use nix::fcntl::{OFlag, openat};
 use nix::mount::{MntFlags, umount2};
-use nix::sys::stat::Mode;
+use nix::sys::stat::{Mode, mkdirat};
+use nix::unistd::{UnlinkatFlags, unlinkat};
 
 use crate::error::{Context, InitError};
 use crate::own_proc;
 
 const ROOT: &str = "/sys/fs/cgroup";
-const PROGRAMS: &str = "/sys/fs/cgroup/cell";
-/// Its path, as init's namespace shows it.
-const NAME: &str = "/cell";
-/// What the group's own files limit, as far as the kernel has it.
+const PROGRAMS: &str = "programs";
+/// The group of the cell's own program.
+const OWN: &str = "cell";
+/// What a group's own files limit, as far as the kernel has it.
 const CONTROLLERS: [&str; 5] = ["cpuset", "cpu", "io", "memory", "pids"];
 /// How often it is looked whether the group is empty.
 const POLL: Duration = Duration::from_millis(5);
 /// More than its files say, in bytes.
 const SAYS_BYTES_MAX: usize = 512;
+/// Levels of groups that programs may have made below their own and that are removed with it.
+const GROUPS_DEPTH_MAX: usize = 16;
 /// Docker's period, in microseconds.
 const CPU_PERIOD_US: u64 = 100_000;
 
-/// The group (kernel: Documentation/admin-guide/cgroup-v2.rst).
+/// The group that holds those of all containers (kernel: Documentation/admin-guide/cgroup-v2.rst).
+pub struct Groups {
+    directory: File,
+    events: File,
+}
+
+impl Groups {
+    /// Makes it, limited to `count_max` processes and threads, and in it the group of the cell's own
+    /// program; takes the file system away.
+    pub fn make(count_max: u64) -> Result<(Self, Group), InitError> {
+        let made = Self::try_make(count_max).context(|| "limiting the cell's processes")?;
+        umount2(ROOT, MntFlags::MNT_DETACH).context(|| "taking the control groups away")?;
+        Ok(made)
+    }
+
+    fn try_make(count_max: u64) -> io::Result<(Self, Group)> {
+        let root = File::open(ROOT)?;
+        divide(&root)?;
+        let directory = make_below(&root, PROGRAMS)?;
+        divide(&directory)?;
+        write(&directory, "pids.max", &count_max.to_string())?;
+        let groups = Self { events: open(&directory, "cgroup.events")?, directory };
+        let reclaim = open_with(&root, "memory.reclaim", OFlag::O_WRONLY).ok();
+        let own = Group { reclaim, ..groups.make_one(OWN)? };
+        own.write("pids.max", &count_max.to_string())?;
+        Ok((groups, own))
+    }
+
+    /// Makes the group of one more container, which is called `name`.
+    pub fn add(&self, name: &str) -> Result<Group, InitError> {
+        self.make_one(name).context(|| format!("making the control group {name}"))
+    }
+
+    fn make_one(&self, name: &str) -> io::Result<Group> {
+        let directory = make_below(&self.directory, name)?;
+        Ok(Group {
+            path: format!("/{PROGRAMS}/{name}"),
+            procs: open_with(&directory, "cgroup.procs", OFlag::O_WRONLY)?,
+            divided: open(&directory, "cgroup.subtree_control")?,
+            events: open(&directory, "cgroup.events")?,
+            memory_events: open(&directory, "memory.events").ok(),
+            current: open(&directory, "pids.current")?,
+            reclaim: None,
+            directory,
+        })
+    }
+
+    /// Removes the group `name`, in which nothing runs, and those that programs have made in it.
+    pub fn remove(&self, name: &str) -> io::Result<()> {
+        let directory = open(&self.directory, name)?;
+        for _ in 0..GROUPS_DEPTH_MAX {
+            remove_below(&directory, GROUPS_DEPTH_MAX);
+            match unlinkat(&self.directory, name, UnlinkatFlags::RemoveDir) {
+                Err(Errno::EBUSY) => {}
+                done => return Ok(done?),
+            }
+        }
+        Err(io::ErrorKind::ResourceBusy.into())
+    }
+
+    /// Waits until no process is in any of them, at most `limit`; whether none is.
+    pub fn empty_within(&self, limit: Duration) -> bool {
+        empties_within(&self.events, limit)
+    }
+}
+
+/// Removes the groups below `directory` that have none below themselves any more, the deepest
+/// first, so many levels down.
+fn remove_below(directory: &File, depth: usize) {
+    let Ok(copy) = open(directory, ".") else { return };
+    let Ok(mut entries) = Dir::from_fd(copy.into()) else { return };
+    let is_group = |entry: &nix::dir::Entry| entry.file_type() == Some(nix::dir::Type::Directory);
+    let names: Vec<_> = entries.iter().flatten().filter(is_group).collect();
+    for entry in names {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if name.starts_with('.') {
+            continue;
+        }
+        if let (Ok(below), true) = (open(directory, name.as_str()), depth > 0) {
+            remove_below(&below, depth - 1);
+        }
+        let _ = unlinkat(directory, name.as_str(), UnlinkatFlags::RemoveDir);
+    }
+}
+
+/// Lets the groups below `directory` have limits, as far as the kernel has them.
+fn divide(directory: &File) -> io::Result<()> {
+    let known = said(&open(directory, "cgroup.controllers")?);
+    let has = |name: &&str| known.split_whitespace().any(|known| known == *name);
+    let wanted: Vec<String> =
+        CONTROLLERS.iter().filter(|name| has(name)).map(|name| format!("+{name}")).collect();
+    write(directory, "cgroup.subtree_control", &wanted.join(" "))
+}
+
+fn make_below(directory: &File, name: &str) -> io::Result<File> {
+    match mkdirat(directory, name, Mode::from_bits_truncate(0o755)) {
+        Ok(()) | Err(Errno::EEXIST) => open(directory, name),
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+fn open(directory: &File, name: &str) -> io::Result<File> {
+    open_with(directory, name, OFlag::O_RDONLY)
+}
+
+fn open_with(directory: &File, name: &str, how: OFlag) -> io::Result<File> {
+    Ok(openat(directory.as_fd(), name, how | OFlag::O_CLOEXEC, Mode::empty())?.into())
+}
+
+fn write(directory: &File, file: &str, value: &str) -> io::Result<()> {
+    open_with(directory, file, OFlag::O_WRONLY)?.write_all(value.as_bytes())
+}
+
+/// Waits until a group whose `cgroup.events` this is has no process.
+fn empties_within(events: &File, limit: Duration) -> bool {
+    let until = Instant::now() + limit;
+    while !said(events).lines().any(|line| line == "populated 0") {
+        if Instant::now() >= until {
+            return false;
+        }
+        sleep(POLL);
+    }
+    true
+}
+
+/// The group of one container.
 pub struct Group {
+    /// As init's namespace shows it.
+    path: String,
     /// `cgroup.procs`, by which a process joins.
     pub procs: File,
     /// Its directory.
@@ -41,38 +180,11 @@ pub struct Group {
     events: File,
     memory_events: Option<File>,
     current: File,
+    /// Of the cell's own: all of the guest's memory.
     reclaim: Option<File>,
 }
 
 impl Group {
-    /// Makes the group, limited to `count_max` processes and threads, and takes the file system
-    /// away.
-    pub fn make(count_max: u64) -> Result<Self, InitError> {
-        let group = Self::try_make(count_max).context(|| "limiting the cell's processes")?;
-        umount2(ROOT, MntFlags::MNT_DETACH).context(|| "taking the control groups away")?;
-        Ok(group)
-    }
-
-    fn try_make(count_max: u64) -> io::Result<Self> {
-        let known = fs::read_to_string(format!("{ROOT}/cgroup.controllers"))?;
-        let has = |name: &&str| known.split_whitespace().any(|known| known == *name);
-        let wanted: Vec<String> =
-            CONTROLLERS.iter().filter(|name| has(name)).map(|name| format!("+{name}")).collect();
-        fs::write(format!("{ROOT}/cgroup.subtree_control"), wanted.join(" "))?;
-        fs::create_dir_all(PROGRAMS)?;
-        fs::write(format!("{PROGRAMS}/pids.max"), count_max.to_string())?;
-        let to_write = |path: String| OpenOptions::new().write(true).open(path);
-        Ok(Self {
-            procs: to_write(format!("{PROGRAMS}/cgroup.procs"))?,
-            directory: File::open(PROGRAMS)?,
-            divided: File::open(format!("{PROGRAMS}/cgroup.subtree_control"))?,
-            events: File::open(format!("{PROGRAMS}/cgroup.events"))?,
-            memory_events: File::open(format!("{PROGRAMS}/memory.events")).ok(),
-            current: File::open(format!("{PROGRAMS}/pids.current"))?,
-            reclaim: to_write(format!("{ROOT}/memory.reclaim")).ok(),
-        })
-    }
-
     /// Limits it as `resources` say.
     ///
     /// # Errors
@@ -91,22 +203,18 @@ impl Group {
     /// Says that programs may have `bytes` of memory, unless they have more now: the kernel would
     /// end some of them to make it so.
     pub fn tell_memory(&self, bytes: u64) -> io::Result<()> {
-        let current = openat(
-            self.directory.as_fd(),
-            "memory.current",
-            OFlag::O_RDONLY | OFlag::O_CLOEXEC,
-            Mode::empty(),
-        )?;
-        let used = said(&current.into()).trim().parse().unwrap_or(u64::MAX);
+        let current = open(&self.directory, "memory.current")?;
+        let used = said(&current).trim().parse().unwrap_or(u64::MAX);
         if used < bytes { self.write("memory.max", &bytes.to_string()) } else { Ok(()) }
     }
 
     fn write(&self, file: &str, value: &str) -> io::Result<()> {
-        File::from(self.open(file)?).write_all(value.as_bytes())
+        write(&self.directory, file, value)
     }
 
-    fn open(&self, file: &str) -> nix::Result<OwnedFd> {
-        openat(self.directory.as_fd(), file, OFlag::O_WRONLY | OFlag::O_CLOEXEC, Mode::empty())
+    /// Ends every process in it, and in the groups below.
+    pub fn kill(&self) -> io::Result<()> {
+        self.write("cgroup.kill", "1")
     }
 
     /// The `cgroup.procs` of the group below it that process `pid` is in, where programs have made
@@ -117,8 +225,8 @@ impl Group {
         }
         let groups = own_proc::read(&format!("{pid}/cgroup"));
         let path = groups.lines().find_map(|line| line.strip_prefix("0::"))?;
-        let below = path.strip_prefix(NAME)?.strip_prefix('/')?;
-        self.open(&format!("{below}/cgroup.procs")).ok().map(File::from)
+        let below = path.strip_prefix(&self.path)?.strip_prefix('/')?;
+        open_with(&self.directory, &format!("{below}/cgroup.procs"), OFlag::O_WRONLY).ok()
     }
 
     /// How many of its processes the kernel has ended for lack of memory.
@@ -141,14 +249,7 @@ impl Group {
 
     /// Waits until no process is in it, at most `limit`; whether none is.
     pub fn empties_within(&self, limit: Duration) -> bool {
-        let until = Instant::now() + limit;
-        while !said(&self.events).lines().any(|line| line == "populated 0") {
-            if Instant::now() >= until {
-                return false;
-            }
-            sleep(POLL);
-        }
-        true
+        empties_within(&self.events, limit)
     }
 }
 

@@ -137,12 +137,14 @@ impl Container {
     }
 }
 
-/// Makes new namespaces for `spec` and has this thread be in them, but for the two that only a
-/// process of its own can be in.
-pub fn enter_new(spec: &Spec, group: &Group) -> Result<Inside, InitError> {
-    check_namespaces(spec)?;
+/// Has this thread be in new namespaces, but for the two that only a process of its own can be in.
+pub fn enter_new() -> Result<(), InitError> {
     let new = CloneFlags::CLONE_NEWNS | CloneFlags::CLONE_NEWIPC | CloneFlags::CLONE_NEWUTS;
-    unshare(new).context(|| "making namespaces for the program")?;
+    unshare(new).context(|| "making namespaces for the program")
+}
+
+/// Makes the namespaces that this thread is in what `spec` says, and limits `group`.
+pub fn lay_out(spec: &Spec, group: &Group) -> Result<Inside, InitError> {
     if let Some(name) = spec.hostname.as_deref().filter(|name| !name.is_empty()) {
         sethostname(name).context(|| format!("setting the host name {name}"))?;
     }
@@ -159,7 +161,8 @@ pub fn enter_new(spec: &Spec, group: &Group) -> Result<Inside, InitError> {
     Ok(Inside { mounts })
 }
 
-fn check_namespaces(spec: &Spec) -> Result<(), InitError> {
+/// Whether `spec` asks for the namespaces that every container has.
+pub fn check_namespaces(spec: &Spec) -> Result<(), InitError> {
     use NamespaceKind::{Cgroup, Ipc, Mount, Pid, Uts};
     let named = |kind| spec.linux.namespaces.iter().any(|namespace| namespace.kind == kind);
     match [Pid, Mount, Ipc, Uts, Cgroup].into_iter().all(named) {

@@ -23,6 +23,7 @@ use crate::cgroup::Group;
 use crate::container::{self, Container, Inside, Rules, c_string};
 use crate::error::{Context, InitError};
 use crate::io_loop::{Input, Source, pump_output};
+use crate::members::Member;
 use crate::reaper::Exit;
 use crate::session::{Agent, STACK_BYTES};
 use crate::spawn::{self, Failure, Held, Helper, Place, Program, Starting, Stdio, Step};
@@ -41,14 +42,16 @@ struct Ends {
     sources: Vec<Source>,
 }
 
-/// Runs the cell's program, as `request` says, to its end, its streams over `stream`.
+/// Runs the program of a container, as `request` says, to its end, its streams over `stream`.
 pub fn start(
     agent: &Agent,
+    member: &Member,
     stream: &File,
     frames: FrameReader<&File>,
     request: &Start,
 ) -> Result<(), InitError> {
     let (cell, spec) = (agent.cell()?, &request.spec);
+    let group = member.group().unwrap_or(&cell.group);
     let process = &spec.process;
     let wanted = Exec {
         args: process.args.clone(),
@@ -58,34 +61,50 @@ pub fn start(
         ..Exec::default()
     };
     let rules = Rules::read(spec)?;
+    container::check_namespaces(spec)?;
+    let _running = member.begin()?;
     // Before the program's own file systems are in this thread's way.
-    let streams = open_streams(&wanted)?;
-    let inside = container::enter_new(spec, &cell.group)?;
-    let session = Session { agent, place: Place::New(&inside), rules: &rules, group: None };
+    let streams = match member.beside() {
+        None => {
+            let streams = open_streams(&wanted, None)?;
+            container::enter_new()?;
+            streams
+        }
+        Some(beside) => {
+            let terminals = beside.enter(cell)?;
+            open_streams(&wanted, Some(&*terminals))?
+        }
+    };
+    let inside = container::lay_out(spec, group)?;
+    let place = Place::New(&inside);
+    let session = Session { agent, member, place, rules: &rules, group: None };
     let mut begun = session.begin(&wanted, streams)?;
     if !rules.init {
         agent.reaper.watch_first(begun.pid);
     }
     let container = begun.container.take();
-    session.follow(&wanted, begun, stream, frames, || agent.set_container(container))
+    session.follow(&wanted, begun, stream, frames, || member.set_container(container))
 }
 
-/// Runs the program of `request` beside the cell's, to its end.
+/// Runs the program of `request` beside the container's own, to its end.
 pub fn run(
     agent: &Agent,
+    member: &Member,
     stream: &File,
     frames: FrameReader<&File>,
     request: &Exec,
 ) -> Result<(), InitError> {
-    let container = agent.container()?;
-    let streams = open_streams(request)?;
+    let container = agent.cell().is_ok().then(|| member.container()).transpose()?;
+    let terminals = member.beside().map(|beside| beside.terminals()).transpose()?;
+    let streams = open_streams(request, terminals.as_deref())?;
     let mut rules = match &container {
         Some(container) => container.rules.clone(),
         None => Rules::of_machine(),
     };
     // As this process sees the groups, not as the program does.
     let first = container.as_ref().map(|container| container.first);
-    let group = first.zip(agent.group()).and_then(|(first, group)| group.procs_beside(first));
+    let group = agent.group_of(member);
+    let group = first.zip(group).and_then(|(first, group)| group.procs_beside(first));
     let place = match &container {
         Some(container) => {
             container.enter()?;
@@ -98,7 +117,7 @@ pub fn run(
         rules.capabilities = None;
         rules.no_new_privileges = false;
     }
-    let session = Session { agent, place, rules: &rules, group };
+    let session = Session { agent, member, place, rules: &rules, group };
     let begun = session.begin(request, streams)?;
     session.follow(request, begun, stream, frames, || ())
 }
@@ -115,6 +134,7 @@ fn tty_size(size: Option<ConsoleSize>) -> TtySize {
 /// A program that is to run.
 struct Session<'a> {
     agent: &'a Agent,
+    member: &'a Member,
     place: Place<'a>,
     rules: &'a Rules,
     /// The `cgroup.procs` that its process joins where the programs' own group takes none.
@@ -129,7 +149,7 @@ impl Session<'_> {
         let cwd = if request.cwd.is_empty() { &self.rules.cwd } else { &request.cwd };
         let program = resolve(request, cwd, &identity, self.rules)?;
         give_streams(&stdio, identity.uid)?;
-        let oom_kills_before = self.agent.group().map_or(0, Group::oom_kills);
+        let oom_kills_before = self.agent.group_of(self.member).map_or(0, Group::oom_kills);
         let made = match self.place {
             Place::Here => self.fork(&program, stdio)?,
             Place::New(inside) if !program.init => self
@@ -159,7 +179,7 @@ impl Session<'_> {
             let _ = reaper.signal(pid, libc::SIGKILL as u8);
             return Err(self.explain(request, failure));
         }
-        reaper.show(pid, shown);
+        reaper.show(pid, (self.member.number(), shown));
         on_start();
         let mut writer = FrameWriter::new(stream);
         writer.write_json(Kind::Reply, &Reply::Started { guest_pid: shown.unsigned_abs() })?;
@@ -167,7 +187,7 @@ impl Session<'_> {
         sys::set_nice(0);
         let input = Input::new(frames, ends.sink, ends.tty, reaper, pid);
         let code = attend(input, ends.sources, &exit, &mut writer)?;
-        let oom_kills = self.agent.group().map_or(0, Group::oom_kills);
+        let oom_kills = self.agent.group_of(self.member).map_or(0, Group::oom_kills);
         let reply = match exit.by_reboot() {
             Some(message) => Reply::Failed { kind: FailureKind::Guest, message },
             None => Reply::Exited { code, out_of_memory: oom_kills > oom_kills_before },
@@ -272,7 +292,7 @@ impl Session<'_> {
 
     /// Puts the process into the programs' control group, or the one below that its like are in.
     fn join_group(&self, pid: i32) -> io::Result<()> {
-        let Some(group) = self.agent.group() else { return Ok(()) };
+        let Some(group) = self.agent.group_of(self.member) else { return Ok(()) };
         let mut procs = self.group.as_ref().unwrap_or(&group.procs);
         procs.write_all(pid.to_string().as_bytes())
     }
@@ -459,9 +479,10 @@ fn explain(request: &Exec, cwd: &str, failure: Failure) -> InitError {
     }
 }
 
-fn open_streams(request: &Exec) -> Result<(Stdio, Ends), InitError> {
+/// `terminals` are the container's, where it has not those of the cell.
+fn open_streams(request: &Exec, terminals: Option<&File>) -> Result<(Stdio, Ends), InitError> {
     let opened = match request.tty {
-        Some(size) => open_tty(size, request.stdin),
+        Some(size) => open_tty(size, request.stdin, terminals),
         None => open_pipes(request.stdin),
     };
     opened.context(|| "opening the program's standard streams")
@@ -484,8 +505,8 @@ fn is_null_device(metadata: &fs::Metadata) -> bool {
     metadata.rdev() == nix::sys::stat::makedev(1, 3)
 }
 
-fn open_tty(size: TtySize, stdin: bool) -> io::Result<(Stdio, Ends)> {
-    let (master, terminal) = sys::open_pty(size)?;
+fn open_tty(size: TtySize, stdin: bool, terminals: Option<&File>) -> io::Result<(Stdio, Ends)> {
+    let (master, terminal) = sys::open_pty(size, terminals)?;
     let master = File::from(OwnedFd::from(master));
     set_nonblocking(&master)?;
     let streams = [terminal.try_clone()?, terminal.try_clone()?, terminal];

@@ -24,6 +24,7 @@
 //! The initramfs holds this binary as `/init` and nothing else that is needed.
 #![deny(unsafe_code)]
 
+mod beside;
 mod boot;
 mod capabilities;
 mod cgroup;
@@ -38,11 +39,13 @@ mod io_loop;
 mod isolates;
 mod limits;
 mod log;
+mod members;
 mod mounts;
 mod network;
 mod own_proc;
 mod pager;
 mod reaper;
+mod removal;
 mod root;
 mod session;
 mod shutdown;

@@ -40,6 +40,11 @@ pub fn set_up(setup: &NetworkSetup, read_only: bool) -> Result<(), InitError> {
     for (place, address) in (0..).zip(&setup.joined) {
         set_joined(place, Some(*address))?;
     }
+    show(setup, read_only)
+}
+
+/// Puts what programs have to know of it into the files of this root.
+pub fn show(setup: &NetworkSetup, read_only: bool) -> Result<(), InitError> {
     root::put_file("resolv.conf", &resolv_conf(setup), read_only);
     setup.authority.as_deref().map_or(Ok(()), trust)
 }

@@ -65,18 +65,19 @@ impl AsFd for Exit {
 #[derive(Default)]
 struct Table {
     waiting: HashMap<i32, Arc<Exit>>,
-    /// The pids by which programs know themselves, and ours for them.
-    shown: HashMap<i32, i32>,
-    first: Option<First>,
+    /// The pids by which programs know themselves, in which container, and ours for them.
+    shown: HashMap<(u32, i32), i32>,
+    /// The first processes of containers' pid namespaces.
+    firsts: HashMap<i32, First>,
     /// Counts up at every start, so that the reaper notices new children.
     started: u64,
     childless: bool,
 }
 
-/// The first process of the programs' pid namespace. The kernel lets no signal end it that it
-/// does not handle, not even init's, but for SIGKILL; an operator's ends it like any other program.
+/// The first process of a pid namespace. The kernel lets no signal end it that it does not handle,
+/// not even init's, but for SIGKILL; an operator's ends it like any other program.
+#[derive(Default)]
 struct First {
-    pid: i32,
     /// The signal that SIGKILL stands for.
     ended_by: Option<u8>,
 }
@@ -150,7 +151,7 @@ impl Reaper {
             if !table.waiting.contains_key(&pid) {
                 return if look == 0 { Err(Errno::ESRCH) } else { Ok(()) };
             }
-            let first = table.first.as_mut().filter(|first| first.pid == pid);
+            let first = table.firsts.get_mut(&pid);
             let fate = first.as_ref().map_or(Fate::Noticed, |_| Fate::of(pid, number));
             match (fate, first) {
                 (Fate::Dropped, Some(first)) => {
@@ -172,12 +173,12 @@ impl Reaper {
     pub fn watch_first(&self, pid: i32) {
         let mut table = self.table();
         if table.waiting.contains_key(&pid) {
-            table.first = Some(First { pid, ended_by: None });
+            table.firsts.insert(pid, First::default());
         }
     }
 
-    /// `pid` knows itself as `shown`.
-    pub fn show(&self, pid: i32, shown: i32) {
+    /// `pid` knows itself as `shown` in its container.
+    pub fn show(&self, pid: i32, shown: (u32, i32)) {
         let mut table = self.table();
         if table.waiting.contains_key(&pid) {
             table.shown.insert(shown, pid);
@@ -185,14 +186,14 @@ impl Reaper {
     }
 
     /// As [`Self::signal`], by the pid that the child knows itself by.
-    pub fn signal_shown(&self, shown: i32, number: u8) -> nix::Result<()> {
+    pub fn signal_shown(&self, shown: (u32, i32), number: u8) -> nix::Result<()> {
         let pid = self.table().shown.get(&shown).copied().ok_or(Errno::ESRCH)?;
         self.signal(pid, number)
     }
 
     /// Signals the process group of a child, by the pid that the child knows itself by. It leads
     /// the group for as long as it has not been reaped.
-    pub fn signal_group_shown(&self, shown: i32, number: u8) -> nix::Result<()> {
+    pub fn signal_group_shown(&self, shown: (u32, i32), number: u8) -> nix::Result<()> {
         let table = self.table();
         let pid = *table.shown.get(&shown).ok_or(Errno::ESRCH)?;
         match table.waiting.contains_key(&pid) && pid > 1 {
@@ -226,7 +227,7 @@ impl Reaper {
         let Some(exit) = table.waiting.remove(&pid) else { return };
         table.shown.retain(|_, own| *own != pid);
         let mut code = status.exit_code();
-        if let Some(first) = table.first.take_if(|first| first.pid == pid) {
+        if let Some(first) = table.firsts.remove(&pid) {
             match (status.signal().map(i32::from), first.ended_by) {
                 (Some(libc::SIGKILL), Some(number)) => code = 128 + number,
                 (Some(number @ (libc::SIGHUP | libc::SIGINT)), _) => {
@@ -331,6 +332,24 @@ mod tests {
         let own = std::process::id() as i32;
         assert_eq!(reaper.signal(own, 9), Err(Errno::ESRCH));
         assert_eq!(reaper.signal(-1, 9), Err(Errno::ESRCH));
+    }
+
+    #[test]
+    fn containers_have_pids_of_their_own() {
+        let reaper = Reaper::default();
+        let exit = || Arc::new(Exit::new().unwrap());
+        let far = i32::MAX - 1;
+        reaper.table().waiting.extend([(far, exit()), (far - 1, exit())]);
+        reaper.show(far, (0, 1));
+        reaper.show(far - 1, (3, 1));
+        assert_eq!(reaper.table().shown.get(&(3, 1)), Some(&(far - 1)));
+        assert_eq!(reaper.signal_shown((1, 1), 9), Err(Errno::ESRCH));
+        // There are no such processes, but they are looked for.
+        assert_eq!(reaper.signal_shown((3, 1), 9), Err(Errno::ESRCH));
+        for pid in [far, far - 1] {
+            reaper.watch_first(pid);
+        }
+        assert_eq!(reaper.table().firsts.len(), 2);
     }
 
     #[test]

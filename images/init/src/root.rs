@@ -13,7 +13,7 @@ use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
 use nix::unistd::{chdir, chroot, sethostname};
 
-use crate::cgroup::Group;
+use crate::cgroup::{Group, Groups};
 use crate::error::{Context, InitError};
 use crate::transfer::UPPER;
 use crate::{dev, folders, isolates, log, network, own_proc, sys};
@@ -28,20 +28,30 @@ const OPEN_FILES_MAX: u64 = 1_048_576;
 
 /// What the running cell is made of.
 pub struct Cell {
-    /// The programs' control group.
+    /// The control group of the cell's own program.
     pub group: Group,
+    /// That of all programs.
+    pub groups: Groups,
     /// The root of the private ext4 file system, which lies out of sight.
     pub private: Option<File>,
+    /// The first root, below the cell's: what is mounted out of sight is mounted there.
+    pub bottom: File,
+    /// The disk that the image is on, behind which those of other containers appear.
+    pub disk: File,
+    /// How it was set up.
+    pub boot: Boot,
 }
 
 /// Sets the cell up as `boot` says. On return this process is in the new root.
 pub fn set_up(boot: &Boot) -> Result<Cell, InitError> {
     let private = assemble(boot)?;
+    let bottom = File::open("/").context(|| "the first root")?;
+    let disk = File::open(&boot.root_device).context(|| &boot.root_device)?;
     let opened = boot.isolates.as_ref().map(isolates::open).transpose()?;
     switch()?;
     let read_only = private.is_none();
     dev::mount_all(read_only)?;
-    name_host(boot, read_only)?;
+    name_host(&Named::of_cell(boot), boot, read_only)?;
     sys::loopback_up().context(|| "bringing the loopback interface up")?;
     if let Some(setup) = &boot.network {
         network::set_up(setup, read_only)?;
@@ -49,12 +59,12 @@ pub fn set_up(boot: &Boot) -> Result<Cell, InitError> {
     if let (Some(setup), Some(opened)) = (&boot.isolates, &opened) {
         isolates::set_up(setup, opened)?;
     }
-    let group = Group::make(boot.process_count_max)?;
+    let (groups, group) = Groups::make(boot.process_count_max)?;
     set_defaults(boot.process_count_max);
     folders::mount_all(&boot.folders, private.as_ref())?;
     own_proc::take()?;
     dev::seal()?;
-    Ok(Cell { group, private })
+    Ok(Cell { group, groups, private, bottom, disk, boot: boot.clone() })
 }
 
 /// Mounts the image, and the overlay over it, on [`ROOT`].
@@ -68,14 +78,7 @@ fn assemble(boot: &Boot) -> Result<Option<File>, InitError> {
     };
     mount_disk(&boot.root_device, IMAGE, "erofs", MsFlags::MS_RDONLY)?;
     mount_disk(overlay, PRIVATE, "ext4", MsFlags::MS_NOATIME)?;
-    make_layers().context(|| "preparing the private overlay")?;
-    // redirect_dir: directories of the image can be renamed; xino: one st_dev
-    // for all files, which `find -xdev` and `du -x` go by.
-    let options = format!(
-        "lowerdir={IMAGE},upperdir={PRIVATE}/{UPPER},workdir={PRIVATE}/work,redirect_dir=on,xino=auto"
-    );
-    mount(Some("overlay"), ROOT, Some("overlay"), MsFlags::MS_NOATIME, Some(options.as_str()))
-        .context(|| "mounting the overlay")?;
+    mount_overlay(IMAGE, PRIVATE, ROOT)?;
     File::open(PRIVATE).map(Some).context(|| PRIVATE)
 }
 
@@ -93,13 +96,25 @@ pub fn mount_disk(device: &str, target: &str, kind: &str, flags: MsFlags) -> Res
     result.context(|| format!("mounting {device} as {kind}"))
 }
 
+/// Mounts on `target` what `image` holds, and the changes to it in the directory `private`.
+pub fn mount_overlay(image: &str, private: &str, target: &str) -> Result<(), InitError> {
+    make_layers(image, private).context(|| "preparing the private overlay")?;
+    // redirect_dir: directories of the image can be renamed; xino: one st_dev
+    // for all files, which `find -xdev` and `du -x` go by.
+    let options = format!(
+        "lowerdir={image},upperdir={private}/{UPPER},workdir={private}/work,redirect_dir=on,xino=auto"
+    );
+    mount(Some("overlay"), target, Some("overlay"), MsFlags::MS_NOATIME, Some(options.as_str()))
+        .context(|| "mounting the overlay")
+}
+
 /// The merged root directory takes its owner and mode from the upper one.
-fn make_layers() -> io::Result<()> {
-    let (upper, work) = (format!("{PRIVATE}/{UPPER}"), format!("{PRIVATE}/work"));
+fn make_layers(image: &str, private: &str) -> io::Result<()> {
+    let (upper, work) = (format!("{private}/{UPPER}"), format!("{private}/work"));
     fs::create_dir_all(&work)?;
     if !Path::new(&upper).exists() {
         fs::create_dir(&upper)?;
-        let image = fs::metadata(IMAGE)?;
+        let image = fs::metadata(image)?;
         chown(&upper, Some(image.uid()), Some(image.gid()))?;
         fs::set_permissions(&upper, fs::Permissions::from_mode(image.mode()))?;
     }
@@ -122,15 +137,27 @@ fn switch() -> Result<(), InitError> {
     enter().context(|| "switching to the new root")
 }
 
+/// What a container is called.
+pub struct Named<'a> {
+    pub hostname: &'a str,
+    pub domain_name: &'a str,
+}
+
+impl<'a> Named<'a> {
+    fn of_cell(boot: &'a Boot) -> Self {
+        Self { hostname: &boot.hostname, domain_name: &boot.domain_name }
+    }
+}
+
 /// Sets the host name, and the files of /etc that docker writes too. Without a
 /// network an absent resolv.conf is made empty and another one is kept.
-fn name_host(boot: &Boot, read_only: bool) -> Result<(), InitError> {
-    let name = &boot.hostname;
+pub fn name_host(named: &Named, boot: &Boot, read_only: bool) -> Result<(), InitError> {
+    let name = named.hostname;
     if name.is_empty() {
         return Ok(());
     }
     sethostname(name).context(|| format!("setting the host name {name}"))?;
-    let files = [("hosts", hosts(boot)), ("hostname", format!("{name}\n"))];
+    let files = [("hosts", hosts(named, boot)), ("hostname", format!("{name}\n"))];
     for (file, content) in files {
         put_file(file, &content, read_only);
     }
@@ -141,12 +168,12 @@ fn name_host(boot: &Boot, read_only: bool) -> Result<(), InitError> {
 }
 
 /// /etc/hosts: the loopback's names, those that were asked for, the cell's own.
-fn hosts(boot: &Boot) -> String {
+fn hosts(named: &Named, boot: &Boot) -> String {
     let mut text = "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n".to_owned();
     for (name, address) in &boot.hosts {
         text.push_str(&format!("{address}\t{name}\n"));
     }
-    let (name, domain) = (&boot.hostname, &boot.domain_name);
+    let (name, domain) = (named.hostname, named.domain_name);
     // Where others reach it, if there are others.
     let joined = boot.network.as_ref().and_then(|network| network.joined.first());
     let own = joined.map_or(std::net::Ipv4Addr::LOCALHOST, |joined| joined.address);
@@ -236,8 +263,11 @@ mod tests {
             domain_name: "example.org".to_owned(),
             ..Boot::default()
         };
-        assert!(hosts(&boot).ends_with("10.0.0.7\tdb\n127.0.0.1\there.example.org here\n"));
+        let text = |boot: &Boot| hosts(&Named::of_cell(boot), boot);
+        assert!(text(&boot).ends_with("10.0.0.7\tdb\n127.0.0.1\there.example.org here\n"));
+        let named = Named { hostname: "there", domain_name: "" };
+        assert!(hosts(&named, &boot).ends_with("10.0.0.7\tdb\n127.0.0.1\tthere\n"));
         let plain = Boot { hostname: "here".to_owned(), ..Boot::default() };
-        assert!(hosts(&plain).ends_with("loopback\n127.0.0.1\there\n"));
+        assert!(text(&plain).ends_with("loopback\n127.0.0.1\there\n"));
     }
 }

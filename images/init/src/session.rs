@@ -4,18 +4,20 @@ use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::Arc;
 use std::thread;
-use std::time::Duration;
 
 use exocell_agent::{FrameReader, FrameWriter, Kind, Reply, Request};
+use nix::fcntl::{OFlag, openat};
 use nix::mount::{MntFlags, umount2};
+use nix::sys::stat::Mode;
 
 use crate::cgroup::Group;
-use crate::container::Container;
 use crate::error::{Context, InitError};
+use crate::members::{Member, Members};
 use crate::reaper::Reaper;
 use crate::root::Cell;
+use crate::transfer::UPPER;
 use crate::{cold, exec, log, network, pager, shutdown, stats, sys, transfer};
 
 /// Stack of a session's thread, in bytes; only touched pages cost memory.
@@ -25,20 +27,8 @@ pub const STACK_BYTES: usize = 256 * 1024;
 pub struct Agent {
     pub(crate) reaper: Arc<Reaper>,
     cell: Option<Cell>,
-    programs: Mutex<Programs>,
-    begun: Condvar,
+    members: Members,
 }
-
-/// Where the cell's programs are.
-#[derive(Default)]
-struct Programs {
-    container: Option<Arc<Container>>,
-    /// Whether there has been one.
-    has_begun: bool,
-}
-
-/// How long who comes before the cell's own program waits for it.
-const BEGIN_MAX: Duration = Duration::from_secs(5);
 
 impl Agent {
     /// An agent for programs of this machine as it is: it runs programs and
@@ -55,44 +45,25 @@ impl Agent {
     }
 
     fn with(cell: Option<Cell>) -> io::Result<Self> {
-        let (programs, begun) = Default::default();
-        Ok(Self { reaper: Reaper::start()?, cell, programs, begun })
+        Ok(Self { reaper: Reaper::start()?, cell, members: Members::default() })
     }
 
-    /// The control group of programs.
-    pub(crate) fn group(&self) -> Option<&Group> {
-        self.cell.as_ref().map(|cell| &cell.group)
+    /// The control group of a container's programs; `None` on a machine as it is.
+    pub(crate) fn group_of<'a>(&'a self, member: &'a Member) -> Option<&'a Group> {
+        member.group().or(self.cell.as_ref().map(|cell| &cell.group))
     }
 
-    /// What programs of a cell run in; `None` on a machine as it is.
-    ///
-    /// # Errors
-    /// There is none yet, or none any more.
-    pub(crate) fn container(&self) -> Result<Option<Arc<Container>>, InitError> {
-        if self.cell.is_none() {
-            return Ok(None);
-        }
-        let none = || InitError::guest("the cell's own program does not run");
-        let waits = |programs: &mut Programs| !programs.has_begun;
-        let programs = self.programs.lock().unwrap_or_else(PoisonError::into_inner);
-        let programs = self.begun.wait_timeout_while(programs, BEGIN_MAX, waits);
-        let (programs, _) = programs.unwrap_or_else(PoisonError::into_inner);
-        programs.container.clone().map(Some).ok_or_else(none)
-    }
-
-    pub(crate) fn set_container(&self, container: Option<Container>) {
-        let mut programs = self.programs.lock().unwrap_or_else(PoisonError::into_inner);
-        programs.has_begun |= container.is_some();
-        programs.container = container.map(Arc::new);
-        self.begun.notify_all();
-    }
-
-    /// Has this thread see files as programs do, if there are any.
-    fn enter(&self) -> Result<(), InitError> {
-        let programs = self.programs.lock().unwrap_or_else(PoisonError::into_inner);
-        let container = programs.container.clone();
-        drop(programs);
-        container.map_or(Ok(()), |container| container.enter())
+    /// What the container has changed of its image.
+    fn upper_of(&self, member: &Member) -> Result<File, InitError> {
+        let nothing = || InitError::invalid("the cell's root is read-only: it has changed nothing");
+        let private = self.cell()?.private.as_ref().ok_or_else(nothing)?;
+        let within = match member.beside() {
+            None => UPPER.to_owned(),
+            Some(beside) => beside.upper().ok_or_else(nothing)?,
+        };
+        let flags = OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+        let opened = openat(private, within.as_str(), flags, Mode::empty());
+        opened.map(File::from).context(|| "opening what the cell has changed")
     }
 
     pub(crate) fn cell(&self) -> Result<&Cell, InitError> {
@@ -120,32 +91,51 @@ impl Agent {
     }
 
     /// Only programs that a session started can be signalled.
-    fn signal(&self, guest_pid: u32, number: u8, group: bool) -> Result<Reply, InitError> {
+    fn signal(
+        &self,
+        member: &Member,
+        guest_pid: u32,
+        number: u8,
+        group: bool,
+    ) -> Result<Reply, InitError> {
         let refused = || InitError::invalid(format!("no signal {number} for pid {guest_pid}"));
         let pid = i32::try_from(guest_pid).map_err(|_| refused())?;
         if !(1..=64).contains(&number) {
             return Err(refused());
         }
+        let shown = (member.number(), pid);
         let sent = match group {
-            true => self.reaper.signal_group_shown(pid, number),
-            false => self.reaper.signal_shown(pid, number),
+            true => self.reaper.signal_group_shown(shown, number),
+            false => self.reaper.signal_shown(shown, number),
         };
         sent.map(|()| Reply::Done).map_err(|_| refused())
     }
 
     fn answer(&self, stream: &File) -> Result<(), InitError> {
         let mut frames = FrameReader::of_operator(stream);
-        let request = frames.expect(Kind::Request)?;
+        let (member, request) = match frames.expect(Kind::Request)? {
+            Request::Within { container } => {
+                (self.members.find(container)?, frames.expect(Kind::Request)?)
+            }
+            request => (self.members.own(), request),
+        };
+        let member = &*member;
         let reply = match request {
-            Request::Start(request) => return exec::start(self, stream, frames, &request),
-            Request::Exec(request) => return exec::run(self, stream, frames, &request),
+            Request::Start(request) => {
+                return exec::start(self, member, stream, frames, &request);
+            }
+            Request::Exec(request) => return exec::run(self, member, stream, frames, &request),
             Request::Download { changes: true, left_out, .. } => {
                 sys::set_nice(0);
-                return transfer::download_changes(stream, self.cell()?.private.as_ref(), left_out);
+                let upper = self.upper_of(member)?;
+                if member.beside().is_some() {
+                    member.enter()?;
+                }
+                return transfer::download_changes(stream, upper, left_out);
             }
             Request::Download { path, layer, changes: false, .. } => {
                 sys::set_nice(0);
-                self.enter()?;
+                member.enter()?;
                 return transfer::download(stream, Path::new(&path), layer);
             }
             Request::Shutdown { grace_ms } => {
@@ -153,10 +143,13 @@ impl Agent {
             }
             Request::Upload { path } => {
                 sys::set_nice(0);
-                self.enter()?;
+                member.enter()?;
                 return transfer::upload(stream, frames, Path::new(&path));
             }
-            Request::Stats => Reply::Stats(Box::new(stats::read(self.cell.as_ref()))),
+            Request::Stats => {
+                let group = self.group_of(member);
+                Reply::Stats(Box::new(stats::read(group)))
+            }
             Request::Memory { limit_bytes } => {
                 let cell = self.cell()?;
                 pager::set_limit(limit_bytes)?;
@@ -182,12 +175,27 @@ impl Agent {
                 self.cell()?;
                 let detach = || umount2(path.as_str(), MntFlags::MNT_DETACH);
                 let detached = detach();
-                self.enter()?;
+                member.enter()?;
                 detach().or(detached).context(|| format!("unmounting {path}"))?;
                 Reply::Done
             }
             Request::Signal { guest_pid, number, group } => {
-                self.signal(guest_pid, number, group)?
+                self.signal(member, guest_pid, number, group)?
+            }
+            Request::Contain(wanted) => {
+                self.members.add(self.cell()?, *wanted)?;
+                Reply::Done
+            }
+            Request::Discard { container } => {
+                self.members.discard(self.cell()?, container)?;
+                Reply::Done
+            }
+            Request::Forget { name } => {
+                self.members.forget(self.cell()?, &name)?;
+                Reply::Done
+            }
+            Request::Within { .. } => {
+                return Err(InitError::invalid("a stream is within one container"));
             }
             Request::Boot(_) => return Err(InitError::invalid("the cell has booted already")),
         };

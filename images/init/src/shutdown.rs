@@ -39,7 +39,7 @@ fn stop_programs(cell: &Cell, reaper: &Reaper, grace: Duration) {
         let _ = kill(everyone, Signal::SIGTERM);
         let _ = kill(everyone, Signal::SIGCONT);
     }
-    cell.group.empties_within(grace);
+    cell.groups.empty_within(grace);
     let _ = kill(everyone, Signal::SIGKILL);
     if !reaper.wait_childless(KILL_LIMIT) {
         log::warn("programs survive SIGKILL; powering off without them");

@@ -1,23 +1,31 @@
 //! `Stats`: what the guest kernel says about itself.
 
-use exocell_agent::{GateStats, GuestStats, Pressure};
+use std::time::Duration;
 
-use crate::boot::boottime_ns;
+use exocell_agent::{GateStats, GuestStats, Pressure};
+use nix::time::{ClockId, clock_gettime};
+
+use crate::cgroup::Group;
 use crate::own_proc;
-use crate::root::Cell;
 
 /// Bytes of what the guest kernel counts in pages.
 pub const PAGE_BYTES: u64 = 4096;
 
-/// Reads every figure; one that the kernel does not give is 0.
-pub fn read(cell: Option<&Cell>) -> GuestStats {
+/// Nanoseconds since the guest kernel started.
+pub fn boottime_ns() -> u64 {
+    let now = clock_gettime(ClockId::CLOCK_BOOTTIME).map(Duration::from).unwrap_or_default();
+    u64::try_from(now.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// Reads every figure, with the processes of `group`; one that the kernel does not give is 0.
+pub fn read(group: Option<&Group>) -> GuestStats {
     let meminfo = own_proc::read("meminfo");
     GuestStats {
         memory_total_bytes: meminfo_bytes(&meminfo, "MemTotal"),
         memory_free_bytes: meminfo_bytes(&meminfo, "MemFree"),
         memory_available_bytes: meminfo_bytes(&meminfo, "MemAvailable"),
         page_cache_bytes: meminfo_bytes(&meminfo, "Cached"),
-        process_count: cell.map_or(0, |cell| cell.group.process_count()),
+        process_count: group.map_or(0, Group::process_count),
         uptime_ns: boottime_ns(),
         pager: crate::pager::stats(),
         gates: Some(own_proc::read("gates"))

@@ -1,14 +1,16 @@
 //! System calls that have no safe wrapper in `nix`.
 
+use std::fs::File;
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 
 use exocell_agent::TtySize;
 use nix::errno::Errno;
-use nix::fcntl::OFlag;
+use nix::fcntl::{OFlag, openat};
 use nix::pty::{PtyMaster, posix_openpt, unlockpt};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, accept4, socket};
+use nix::sys::stat::Mode;
 
 /// Waits for any child to die and leaves it unreaped; its process id.
 ///
@@ -88,8 +90,16 @@ pub fn set_nice(nice: i32) {
 }
 
 /// A new pseudo-terminal of `size`: the master and its terminal.
-pub fn open_pty(size: TtySize) -> nix::Result<(PtyMaster, OwnedFd)> {
-    let master = posix_openpt(OFlag::O_RDWR | OFlag::O_NOCTTY | OFlag::O_CLOEXEC)?;
+pub fn open_pty(size: TtySize, terminals: Option<&File>) -> nix::Result<(PtyMaster, OwnedFd)> {
+    let how = OFlag::O_RDWR | OFlag::O_NOCTTY | OFlag::O_CLOEXEC;
+    let master = match terminals {
+        None => posix_openpt(how)?,
+        // SAFETY: the descriptor is one of a terminal's master, for the name is devpts's own
+        // (kernel: Documentation/filesystems/devpts.rst). Needed because nix opens only /dev/ptmx.
+        Some(root) => unsafe {
+            PtyMaster::from_owned_fd(openat(root, "ptmx", how, Mode::empty())?)
+        },
+    };
     unlockpt(&master)?;
     let flags = libc::O_RDWR | libc::O_NOCTTY | libc::O_CLOEXEC;
     // SAFETY: TIOCGPTPEER takes flags, not a pointer, and returns a new
@@ -263,4 +273,57 @@ mod tests {
         assert_eq!(WaitStatus(15 | 0x80).exit_code(), 143);
         assert_eq!(WaitStatus(64).exit_code(), 192);
     }
+}
+
+/// Makes loop device `number`, if it is not there; `control` is /dev/loop-control (loop(4)).
+pub fn add_loop(control: &File, number: u32) -> nix::Result<()> {
+    const LOOP_CTL_ADD: libc::c_ulong = 0x4c80;
+    // SAFETY: the call takes a number. Needed for lack of a wrapper.
+    let added =
+        unsafe { libc::ioctl(control.as_raw_fd(), LOOP_CTL_ADD as _, libc::c_ulong::from(number)) };
+    match Errno::result(added) {
+        Ok(_) | Err(Errno::EEXIST) => Ok(()),
+        Err(errno) => Err(errno),
+    }
+}
+
+/// Has the loop device `device` show, read-only, `length` bytes of `disk` from byte `at` on, until
+/// nobody has it open any more (loop(4), LOOP_CONFIGURE).
+pub fn set_loop(device: &File, disk: &File, at: u64, length: u64) -> nix::Result<()> {
+    const LOOP_CONFIGURE: libc::c_ulong = 0x4c0a;
+    const READ_ONLY: u32 = 1;
+    const AUTOCLEAR: u32 = 4;
+    const DIRECT_IO: u32 = 16;
+    /// `struct loop_config` (linux/loop.h).
+    #[repr(C)]
+    struct Config {
+        disk: u32,
+        block_bytes: u32,
+        unused: [u64; 3],
+        offset: u64,
+        length: u64,
+        number: u32,
+        encryption: [u32; 2],
+        flags: u32,
+        names: [u8; 64 + 64 + 32],
+        rest: [u64; 2 + 8],
+    }
+    let disk = u32::try_from(disk.as_raw_fd()).map_err(|_| Errno::EBADF)?;
+    let flags = READ_ONLY | AUTOCLEAR | DIRECT_IO;
+    let config = Config {
+        disk,
+        block_bytes: 0,
+        unused: [0; 3],
+        offset: at,
+        length,
+        number: 0,
+        encryption: [0; 2],
+        flags,
+        names: [0; 160],
+        rest: [0; 10],
+    };
+    // SAFETY: the call reads a structure of its layout, a local that outlives it. Needed for lack
+    // of a wrapper.
+    let set = unsafe { libc::ioctl(device.as_raw_fd(), LOOP_CONFIGURE as _, &raw const config) };
+    Errno::result(set).map(drop)
 }

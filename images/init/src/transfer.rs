@@ -135,17 +135,13 @@ pub fn download(stream: &File, path: &Path, layer: bool) -> Result<(), InitError
     Ok(FrameWriter::new(stream).write(Kind::DataEof, &[])?)
 }
 
-/// Sends what the cell has changed of its image as a layer; `private` is the root of its own disk.
+/// Sends what a container has changed of its image as a layer; that lies in `upper`.
 pub fn download_changes(
     stream: &File,
-    private: Option<&File>,
+    upper: File,
     left_out: Vec<String>,
 ) -> Result<(), InitError> {
-    let Some(private) = private else {
-        return Err(InitError::invalid("the cell's root is read-only: it has changed nothing"));
-    };
     let pack = || {
-        let upper = open(Some(private), OsStr::new(UPPER))?;
         let root = open(None, OsStr::new("/"))?;
         let layer = Layer::of_changes(upper.metadata()?.dev(), root, left_out)?;
         pack(stream, upper, Path::new("/"), Path::new("."), Some(layer))
