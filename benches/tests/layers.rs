@@ -92,7 +92,7 @@ const CIRCLES: &[(&str, usize)] = &[
     ("exocell-cell", 13),
     ("exocell-docker", 2),
     ("exocell-images", 2),
-    ("exocell-init", 16),
+    ("exocell-init", 8),
     ("exocell-network", 2),
     ("exocell-vmm", 3),
 ];

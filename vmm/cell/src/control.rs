@@ -78,6 +78,14 @@ pub enum ControlRequest {
     },
     /// Which networks it should be in and is not, for their switch has ended.
     Networks,
+    /// Have one more container in the guest, whose image comes as a descriptor with the next byte.
+    /// After `Done` the connection is the container's: it takes `Connect`, for streams within it,
+    /// and the container ends with it.
+    Contain(Contain),
+    /// Remove what the container of cell `id` has kept in the guest.
+    Forget {
+        id: String,
+    },
     /// Stop the guest where it is, or let it go on. A paused cell refuses
     /// `Connect`; `Signal` and `Stop` let it go on first.
     Pause {
@@ -106,6 +114,19 @@ pub enum ControlRequest {
     Take(Box<Order>),
 }
 
+/// A container in another cell's guest, as its supervisor asks for it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Contain {
+    /// The id of the cell that it is.
+    pub id: String,
+    pub hostname: String,
+    pub domain_name: String,
+    pub read_only: bool,
+    /// Whether it may start again, and find what it has changed.
+    pub keeps_files: bool,
+}
+
 fn sigterm() -> u8 {
     libc::SIGTERM as u8
 }
@@ -118,6 +139,8 @@ impl ControlRequest {
             | Self::Revoke { .. }
             | Self::Signal { .. }
             | Self::Join { .. }
+            | Self::Contain(_)
+            | Self::Forget { .. }
             | Self::Leave { .. } => THROUGH_GUEST_MAX,
             _ => SUPERVISOR_MAX,
         }

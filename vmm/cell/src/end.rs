@@ -171,7 +171,23 @@ pub fn remove(
         }
         std::thread::sleep(Duration::from_millis(1));
     }
+    if let Some(within) = &spec.within {
+        forget(layout, &within.cell, &record.id);
+    }
     Ok(())
+}
+
+/// Has what cell `id` kept in the guest of `other` removed. A guest that has ended has nothing, and
+/// one that does not answer keeps what is its own.
+fn forget(layout: &Layout, other: &str, id: &str) {
+    let asked = || -> Result<(), CellError> {
+        let (record, _, status) = Record::find(layout, other)?;
+        if status.state == State::Running {
+            Client::connect(&record)?.ask(&ControlRequest::Forget { id: id.to_owned() })?;
+        }
+        Ok(())
+    };
+    let _ = asked();
 }
 
 /// `KILL`, `SIGKILL` or `9`.

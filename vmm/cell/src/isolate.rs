@@ -26,7 +26,7 @@ use exocell_vmm::jail::{self, JailRoot, ThreadClass};
 use exocell_xgate::{CapabilitySet, Kind as CapabilityKind, Rights, Table};
 
 use crate::compile::{Build, Code};
-use crate::control::Counters;
+use crate::control::{Contain, Counters};
 use crate::granted::Links;
 use crate::launch::{Inheritance, Request};
 use crate::layout::Layout;
@@ -37,6 +37,7 @@ use crate::plan::PlannedFolder;
 use crate::record::Status;
 use crate::relayed::Relaying;
 use crate::supervisor::clients::{self, Services};
+use crate::supervisor::contained::Contained;
 use crate::supervisor::{Event, Shared, Signal, Sink, ending, restrict_paths, thread};
 use crate::{CellError, CellSpec, granted};
 
@@ -385,6 +386,14 @@ fn reply(outcome: &Outcome, output: &Output) -> Reply {
 }
 
 impl Services for Reach {
+    fn contain(&self, _: Contain, _: OwnedFd) -> Result<Contained, String> {
+        Err("an isolate has no guest in which another container could be".to_owned())
+    }
+
+    fn forget(&self, _: &str) -> Result<(), String> {
+        Err("an isolate has no guest in which another container could be".to_owned())
+    }
+
     fn connect(&self) -> Result<UnixStream, String> {
         Err("an isolate has no guest to reach into".to_owned())
     }

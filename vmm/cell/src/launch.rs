@@ -8,10 +8,14 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
+use exocell_agent::TtySize;
+use exocell_network::Secret;
 use exocell_vmm::jail::{self, Group, HostNetwork, IdentityMap, Spawned};
 use exocell_xgate::CapabilitySet;
 
 use crate::logging::Steps;
+use crate::plan::VmPlan;
+use crate::plan::sidecar::SidecarPlan;
 use crate::record::{Lease, Record, Status};
 use crate::{CellError, CellSpec, Layout, supervisor};
 
@@ -46,8 +50,10 @@ pub struct Launched {
 
 /// What runs in the cell.
 pub enum Workload {
-    Vm(Box<crate::plan::VmPlan>),
+    Vm(Box<VmPlan>),
     Isolate(Box<crate::isolate::IsolatePlan>),
+    /// A container in another cell's guest.
+    Sidecar(Box<SidecarPlan>),
 }
 
 impl Workload {
@@ -56,8 +62,35 @@ impl Workload {
             Self::Vm(plan) => Group::make(&record.id, plan.limits.bytes_max())
                 .map(|group| group.map(Arc::new))
                 .map_err(CellError::host("cannot make a memory control group")),
-            Self::Isolate(_) => Ok(None),
+            Self::Isolate(_) | Self::Sidecar(_) => Ok(None),
         }
+    }
+
+    /// What `spec`, which is of strength `vm`, is to run: in a guest of its own, or in another
+    /// cell's; then spec and grant come to say what it gets there.
+    ///
+    /// # Errors
+    /// As those of the plans.
+    pub fn plan(
+        layout: &Layout,
+        spec: &mut CellSpec,
+        caps: CapabilitySet,
+        tty: Option<TtySize>,
+        secrets: Vec<Secret>,
+    ) -> Result<(Self, CapabilitySet), CellError> {
+        if spec.within.is_none() {
+            let plan = VmPlan::new(layout, spec, &caps, tty, secrets)?;
+            return Ok((Self::Vm(Box::new(plan)), caps));
+        }
+        if !secrets.is_empty() {
+            return Err(CellError::Usage(
+                "--secret: the network is the other cell's, which has the secrets; start that one \
+                 with it"
+                    .to_owned(),
+            ));
+        }
+        let (plan, caps) = SidecarPlan::new(layout, spec, &caps, tty)?;
+        Ok((Self::Sidecar(Box::new(plan)), caps))
     }
 }
 
@@ -154,7 +187,7 @@ pub fn launch_for(
         let network = match &workload {
             Workload::Vm(plan) if plan.network.is_some() => HostNetwork::AtFirst,
             Workload::Isolate(plan) if plan.network.is_some() => HostNetwork::AtFirst,
-            Workload::Vm(_) | Workload::Isolate(_) => HostNetwork::Never,
+            Workload::Vm(_) | Workload::Isolate(_) | Workload::Sidecar(_) => HostNetwork::Never,
         };
         let identity = inheritance.identity;
         Ok(jail::spawn(identity, network, |pid| supervisor::main(inheritance, workload, pid))?)

@@ -62,7 +62,7 @@ pub use exocell_vmm::intra;
 pub use exocell_xgate as xgate;
 pub use layout::Layout;
 pub use record::{Names, Record, State, Status};
-pub use spec::{CellSpec, Strength};
+pub use spec::{CellSpec, Strength, Within};
 
 /// What an executable that uses this crate does in jailed processes (`vmm::jail::stage::entered`).
 pub const STAGES: &[vmm::jail::stage::Stage] = &[

@@ -18,6 +18,7 @@ use exocell_vmm::memory::GuestMemory;
 use exocell_xgate::{CapabilitySet, Folder, Rights};
 
 pub(crate) mod device;
+pub mod sidecar;
 
 use self::device::Device;
 use crate::disk::{self, Life};
@@ -185,7 +186,11 @@ fn disks(
     rootfs: File,
     overlay: Option<File>,
 ) -> Result<Vec<Device>, CellError> {
-    let mut disks = vec![Device::shared_disk(ROOT_DISK, rootfs)];
+    // Other containers have their changes on the overlay's disk, too.
+    let mut disks = vec![match overlay {
+        Some(_) => Device::windowed_disk(ROOT_DISK, rootfs),
+        None => Device::shared_disk(ROOT_DISK, rootfs),
+    }];
     disks.extend(overlay.map(Device::overlay_disk));
     if caps.spawn_max() > 0 {
         disks.push(Device::shared_disk(COMMAND_DISK, command::prepare(layout)?));

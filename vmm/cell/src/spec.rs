@@ -69,6 +69,9 @@ pub struct CellSpec {
     /// Ports of the host that lead into the cell.
     #[serde(default)]
     pub publish: Vec<crate::network::Publish>,
+    /// The cell in whose guest it is a container, on the network of that; it has no guest then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub within: Option<Within>,
     /// The networks between cells that it is in, at most once in each.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub networks: Vec<Attachment>,
@@ -137,6 +140,19 @@ pub struct CellSpec {
     pub created_ms: u64,
 }
 
+/// Another cell, whose guest a cell is in.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Within {
+    /// Its id or name; its id once it was found.
+    pub cell: String,
+    /// Of what that cell has, what its programs may take together; all where nothing is said.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_bytes: Option<u64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub process_max: Option<u32>,
+}
+
 fn is_zero(count: &u32) -> bool {
     *count == 0
 }
@@ -188,6 +204,7 @@ impl CellSpec {
     pub fn can_start_again(&self) -> Result<(), CellError> {
         let why = match self.strength {
             Strength::Isolate => "it is an isolate, of which nothing is left",
+            Strength::Vm if self.within.is_some() && !self.remove => return Ok(()),
             Strength::Vm if self.keeps_disk || self.disk.is_some() || self.read_only => {
                 return Ok(());
             }

@@ -46,6 +46,7 @@ fn shape(
 ) -> Result<(String, ImageRecord), CellError> {
     let own = [
         (spec.strength != Strength::Vm, "an isolate"),
+        (spec.within.is_some(), "the guest of another"),
         (!caps.folders().is_empty(), "a folder"),
         (caps.network().is_some(), "a network"),
         (spec.hostname.is_some(), "a host name of its own"),

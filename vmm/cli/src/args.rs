@@ -288,8 +288,8 @@ pub struct RunArgs {
     /// unless-stopped. One that is stopped or killed by hand stays ended.
     #[arg(long, value_name = "POLICY", default_value_t)]
     pub restart: exocell_cell::policy::Policy,
-    /// A network between cells to be in (exocell network), or name=NAME,alias=NAME,ip=ADDRESS; none
-    /// is the default.
+    /// A network between cells to be in (exocell network), or name=NAME,alias=NAME,ip=ADDRESS; or
+    /// container:CELL, to be a container in that cell's guest, on its network. None is the default.
     #[arg(long, alias = "net", value_name = "NETWORK")]
     pub network: Vec<String>,
     /// Another name for the cell in its network.

@@ -101,6 +101,49 @@ fn a_container_comes_into_a_network_and_has_another_name_while_it_runs() {
 }
 
 #[test]
+fn a_container_has_the_network_of_another_as_docker_has_it() {
+    let server = Server::start();
+    let serves = ["python3", "-m", "http.server", "80"];
+    let fixed = ["run", "-d", "--name", "web", IMAGE];
+    let id = server.docker(&[&fixed[..], &serves].concat()).ok().text().to_owned();
+    start(&server, "near", &["--network", "container:web"]);
+    let asks = "python3 -c 'import socket; socket.create_connection((\"127.0.0.1\", 80), 1)'";
+    eventually("the server answers", || {
+        server.docker(&["exec", "near", "sh", "-c", asks]).code == 0
+    });
+    // As compose names it.
+    let by_id = format!("container:{id}");
+    server.docker(&["run", "--rm", "--network", &by_id, IMAGE, "sh", "-c", asks]).ok();
+    assert_eq!(server.inspect("near", "{{.HostConfig.NetworkMode}}"), "container:web");
+    assert_eq!(server.inspect("near", "{{len .NetworkSettings.Networks}}"), "0");
+    server.docker(&["exec", "near", "sh", "-c", "echo kept > /kept"]).ok();
+    server.docker(&["restart", "-t", "0", "near"]).ok();
+    assert_eq!(server.docker(&["exec", "near", "cat", "/kept"]).ok().text(), "kept");
+    let refused = |args: &[&str], words: &str| {
+        let fixed = ["run", "--rm", "--network", "container:web"];
+        let said = server.docker(&[&fixed[..], args, &[IMAGE, "true"]].concat());
+        assert!(said.code != 0 && said.stderr.contains(words), "{args:?}: {}", said.stderr);
+    };
+    refused(&["-p", "80:80"], "conflicting options: port publishing");
+    refused(&["--dns", "1.1.1.1"], "conflicting options: dns and the network mode");
+    refused(&["-v", "/tmp:/t"], "no more folders");
+    refused(&["-m", "1g"], "more than the cell");
+    server.docker(&["network", "create", "other"]).ok();
+    let joined = server.docker(&["network", "connect", "other", "near"]);
+    assert!(
+        joined.stderr.contains("cannot be connected to any other network"),
+        "{}",
+        joined.stderr
+    );
+    server.docker(&["stop", "-t", "0", "web"]).ok();
+    common::docker::says(&server, &["inspect", "--format", "{{.State.Status}}", "near"], "exited");
+    let late = server.docker(&["start", "near"]);
+    assert!(late.code != 0 && late.stderr.contains("does not run"), "{}", late.stderr);
+    server.docker(&["rm", "-f", "near", "web"]).ok();
+    assert_eq!(server.records(), Vec::<String>::new());
+}
+
+#[test]
 fn what_networks_cannot_be_is_refused_in_words() {
     let server = Server::start();
     let refused = |args: &[&str], words: &str| {
@@ -261,6 +304,11 @@ services:
     networks:
       back: {aliases: [database]}
     restart: on-failure
+  near:
+    image: IMAGE
+    command: sleep infinity
+    network_mode: "service:db"
+    depends_on: [db]
   tool:
     image: IMAGE
     profiles: [tools]
@@ -319,11 +367,14 @@ fn a_project_of_compose_comes_up_works_and_goes() {
     let states = project.compose(&["ps", "--format", "{{.Service}} {{.State}} {{.Health}}"]).ok();
     let mut lines: Vec<&str> = states.text().lines().map(str::trim).collect();
     lines.sort_unstable();
-    assert_eq!(lines, ["db running healthy", "web running"]);
+    assert_eq!(lines, ["db running healthy", "near running", "web running"]);
     let fetch =
         "import urllib.request as u; print(u.urlopen('http://database:5432/hostname').read())";
     let said = project.compose(&["exec", "-T", "web", "python3", "-c", fetch]).ok();
     assert!(said.text().starts_with("b'"), "{}", said.text());
+    let own =
+        "import urllib.request as u; print(u.urlopen('http://127.0.0.1:5432/hostname').read())";
+    project.compose(&["exec", "-T", "near", "python3", "-c", own]).ok();
     let files =
         project.compose(&["exec", "-T", "web", "cat", "/etc/greeting", "/run/secrets/word"]);
     assert_eq!(files.ok().text(), "hellosecret");

@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
+use exocell_cell::Within;
 use exocell_cell::health;
 use exocell_cell::images::{Healthcheck, ImageConfig};
 use exocell_cell::intra::Intra;
@@ -72,6 +73,8 @@ pub struct Admitted {
     /// The paths of those that get what the image has there.
     pub fills: Vec<PathBuf>,
     pub publish: Vec<Publish>,
+    /// The container in whose guest it is.
+    pub within: Option<Within>,
     pub networks: Vec<Attachment>,
     pub settings: Settings,
     pub restart: Policy,
@@ -117,10 +120,53 @@ pub fn admit(
         restart: restart(host)?,
         health: healthcheck(&create.config, image)?,
         warnings: warnings(create, defaults, !networks.is_empty()),
+        within: within(create),
         mounts,
         publish,
         networks,
     })
+}
+
+/// The container in whose guest it is, and what it may have there if the client says so.
+fn within(create: &Create) -> Option<Within> {
+    let host = &create.host;
+    create.within().map(|cell| Within {
+        cell: cell.to_owned(),
+        memory_bytes: u64::try_from(host.memory)
+            .ok()
+            .filter(|bytes| (1..UNLIMITED as u64).contains(bytes)),
+        process_max: u32::try_from(host.pids_limit).ok().filter(|count| *count > 0),
+    })
+}
+
+/// What docker does not take beside another container's network, in its words.
+fn refuse_within(create: &Create) -> ApiResult<()> {
+    let (host, config) = (&create.host, &create.config);
+    let conflict = |what: &str, with: &str| {
+        Err(ApiError::bad_request(format!(
+            "conflicting options: {what} and the {with}network mode"
+        )))
+    };
+    let (any, containers) = ("", "container type ");
+    let conflicts = [
+        (!config.hostname.is_empty(), "hostname", any),
+        (!host.links.is_empty(), "links", any),
+        (!host.dns.is_empty(), "dns", any),
+        (!host.extra_hosts.is_empty(), "custom host-to-IP mapping", any),
+        (!host.port_bindings.is_empty() || host.publish_all_ports, "port publishing", containers),
+        (!config.exposed_ports.is_empty(), "port exposing", containers),
+    ];
+    match (create.within(), conflicts.into_iter().find(|(asked, ..)| *asked)) {
+        (Some(_), Some((_, what, with))) => conflict(what, with),
+        (Some(""), None) => {
+            Err(ApiError::bad_request("invalid container format container:<name|id>"))
+        }
+        (Some(_), None) if !create.endpoints.is_empty() => Err(ApiError::bad_request(
+            "container cannot be connected to network endpoints: it has another container's \
+             network",
+        )),
+        _ => Ok(()),
+    }
 }
 
 fn publish(create: &Create, image: &ImageConfig) -> ApiResult<Vec<Publish>> {
@@ -156,6 +202,11 @@ pub fn is_foreign(mode: &str) -> bool {
     mode == "host" || mode.starts_with("container:") || mode.starts_with("ns:")
 }
 
+/// One container's network another can have.
+fn is_foreign_network(mode: &str) -> bool {
+    is_foreign(mode) && !mode.starts_with("container:")
+}
+
 fn refuse(create: &Create) -> ApiResult<()> {
     let host = &create.host;
     let own_kernel = "a cell has a kernel of its own and never reaches into the host's";
@@ -167,7 +218,12 @@ fn refuse(create: &Create) -> ApiResult<()> {
         ("network", &host.network_mode),
         ("cgroup namespace", &host.cgroupns_mode),
     ];
-    if let Some((name, mode)) = modes.into_iter().find(|(_, mode)| is_foreign(mode)) {
+    let is_refused = |(name, mode): &(&str, &String)| match *name {
+        "network" => is_foreign_network(mode),
+        _ => is_foreign(mode),
+    };
+    refuse_within(create)?;
+    if let Some((name, mode)) = modes.into_iter().find(is_refused) {
         return Err(ApiError::unsupported(format!("the {name} mode {mode}"), own_kernel));
     }
     let known: [(&str, &String, &[&str]); 6] = [
@@ -372,6 +428,8 @@ fn table(
         return Err(ApiError::bad_request("a limit is negative"));
     }
     let memory = match host.memory {
+        // Of another's guest it may have less than a guest needs.
+        1..UNLIMITED if create.within().is_some() => host.memory as u64,
         1..UNLIMITED => {
             plan::check_memory(host.memory as u64)?;
             host.memory as u64
@@ -446,7 +504,9 @@ fn mounts(
     taken.extend(host.tmpfs.keys().map(|target| plain(target)));
     // What it says itself goes before what others have there.
     found.extend(inherited.into_iter().filter(|mount| taken.insert(plain(&mount.target))));
-    for target in create.config.volumes.keys().chain(&image.volumes) {
+    // In another's guest no folder can come later: what the image wants there is on its disk.
+    let of_image = image.volumes.iter().filter(|_| create.within().is_none());
+    for target in create.config.volumes.keys().chain(of_image) {
         if taken.insert(plain(target)) {
             found.push(anonymous(target, volumes)?);
         }
@@ -834,6 +894,20 @@ mod tests {
     }
 
     #[test]
+    fn a_container_has_anothers_network_and_none_of_its_own() {
+        let wanted = json!({"NetworkMode": "container:web", "Memory": 9 << 20, "PidsLimit": 7});
+        let within = admitted(wanted).unwrap();
+        let named =
+            Within { cell: "web".to_owned(), memory_bytes: Some(9 << 20), process_max: Some(7) };
+        assert_eq!(within.within, Some(named));
+        let table: Value = serde_json::from_str(&within.capabilities).unwrap();
+        assert!(table["network"].is_null(), "{table}");
+        let plain = admitted(json!({"NetworkMode": "container:web"})).unwrap().within.unwrap();
+        assert_eq!((plain.memory_bytes, plain.process_max), (None, None));
+        assert!(admitted(json!({})).unwrap().within.is_none());
+    }
+
+    #[test]
     fn what_a_cell_cannot_be_is_refused_by_name() {
         for (host, status, word) in [
             (json!({"StorageOpt": {"size": "1g"}}), 501, "HostConfig.StorageOpt"),
@@ -843,7 +917,23 @@ mod tests {
             (json!({"Tmpfs": {"/": ""}}), 400, "tmpfs"),
             (json!({"SecurityOpt": ["seccomp={}"]}), 400, "seccomp"),
             (json!({"PidMode": "host"}), 501, "pid mode host"),
-            (json!({"NetworkMode": "container:x"}), 501, "network mode"),
+            (json!({"NetworkMode": "host"}), 501, "network mode"),
+            (json!({"NetworkMode": "container:"}), 400, "invalid container format"),
+            (
+                json!({"NetworkMode": "container:x", "Dns": ["1.1.1.1"]}),
+                400,
+                "conflicting options: dns and the network mode",
+            ),
+            (
+                json!({"NetworkMode": "container:x", "ExtraHosts": ["a:1.1.1.1"]}),
+                400,
+                "conflicting options: custom host-to-IP mapping",
+            ),
+            (
+                json!({"NetworkMode": "container:x", "PortBindings": {"80/tcp": [{}]}}),
+                400,
+                "port publishing and the container type network mode",
+            ),
             (json!({"Devices": [{"PathOnHost": "/dev/sda"}]}), 400, "no device of the host"),
             (json!({"Dns": ["dns.test"]}), 400, "dns.test"),
             (json!({"PortBindings": {"80/sctp": []}}), 501, "80/sctp"),

@@ -5,10 +5,11 @@ use std::path::Path;
 use std::sync::Arc;
 
 use exocell_cell::networks::Networks;
+use exocell_cell::plan::sidecar;
 use exocell_cell::policy::Policy;
 use exocell_cell::restart;
 use exocell_cell::xgate::CapabilitySet;
-use exocell_cell::{CellSpec, Names, Strength, end, now_ms, switches, warm};
+use exocell_cell::{CellError, CellSpec, Names, Record, Strength, end, now_ms, switches, warm};
 use hyper::StatusCode;
 use serde_json::{Value, json};
 
@@ -70,8 +71,11 @@ pub async fn create(server: &Arc<Server>, call: Call) -> ApiResult<Response> {
             let admitted = admit::admit(&wanted, config, defaults, &volumes, networks, inherited)?;
             let mut container = container(wanted, &image, admitted, id, name);
             bounds::check(&container)?;
+            check_within(&container)?;
             server.containers.prepare(&mut container)?;
-            let keeps = !container.spec.remove && !container.spec.read_only;
+            let keeps = !container.spec.remove
+                && !container.spec.read_only
+                && container.spec.within.is_none();
             container.spec.disk = keeps.then(|| server.containers.disk(container.id()));
             let caps = CapabilitySet::parse(&container.spec.capabilities, Path::new("/"));
             if let Ok(caps) = caps
@@ -117,6 +121,16 @@ fn inherited(server: &Server, from: &[String]) -> ApiResult<Vec<MountPoint>> {
         }));
     }
     Ok(all)
+}
+
+/// What a container in another's guest cannot have is told now, not at the start.
+fn check_within(container: &Container) -> ApiResult<()> {
+    let spec = &container.spec;
+    if spec.within.is_none() {
+        return Ok(());
+    }
+    let caps = CapabilitySet::parse(&spec.capabilities, Path::new("/"));
+    Ok(sidecar::check(spec, &caps.map_err(CellError::from)?)?)
 }
 
 fn container(
@@ -176,6 +190,7 @@ fn container(
         memory_guarantee: None,
         intra: admitted.intra,
         publish: admitted.publish,
+        within: admitted.within,
         networks: admitted.networks,
         has_link,
         capabilities: admitted.capabilities,

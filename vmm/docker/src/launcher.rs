@@ -17,7 +17,6 @@ use std::process::{Command, Stdio};
 
 use exocell_cell::agent::TtySize;
 use exocell_cell::launch::{Request, Workload, launch_for};
-use exocell_cell::plan::VmPlan;
 use exocell_cell::xgate::CapabilitySet;
 use exocell_cell::{CellError, CellSpec, Layout, end, logging, restart};
 use serde::{Deserialize, Serialize};
@@ -125,7 +124,7 @@ pub fn launch_container(layout: &Layout, word: &str) -> u8 {
 }
 
 fn start(layout: &Layout, word: &str, request: Request) -> Result<(), CellError> {
-    let (spec, tty) = match word == SPEC {
+    let (mut spec, tty) = match word == SPEC {
         true => (read_spec()?, None),
         false => {
             let container = Containers::of(layout).read(word)?;
@@ -136,8 +135,7 @@ fn start(layout: &Layout, word: &str, request: Request) -> Result<(), CellError>
     let operator = std::io::stdin().as_fd().try_clone_to_owned();
     let operator = operator.map_err(CellError::host("cannot take over the session"))?;
     let caps = CapabilitySet::parse(&spec.capabilities, Path::new("/"))?;
-    let plan = VmPlan::new(layout, &spec, &caps, tty, Vec::new())?;
-    let workload = Workload::Vm(Box::new(plan));
+    let (workload, caps) = Workload::plan(layout, &mut spec, caps, tty, Vec::new())?;
     let (id, kept) = (spec.id.clone(), !spec.restart.is_no());
     let (record, _) = launch_for(layout, spec, caps, workload, request, operator.into())?;
     match kept {

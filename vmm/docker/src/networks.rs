@@ -181,6 +181,10 @@ impl Endpoints {
 
     /// `NetworkSettings.Networks` of a container.
     pub fn show(&self, container: &Container) -> Value {
+        if container.spec.within.is_some() {
+            // As docker has it: they are the other container's.
+            return json!({});
+        }
         let own: serde_json::Map<String, Value> = container
             .spec
             .networks
@@ -527,6 +531,13 @@ pub async fn connect(server: &Arc<Server>, key: &str, call: Call) -> ApiResult<R
     let wanted: Connect = call.fields(fields::NETWORK_CONNECT).await?;
     let (network, seen) = both(server, key, &wanted.container).await?;
     let own = wanted.endpoint_config.attachment(&network)?;
+    if seen.container.spec.within.is_some() {
+        return Err(ApiError::new(
+            StatusCode::FORBIDDEN,
+            "container sharing network namespace with another container or host cannot be \
+             connected to any other network",
+        ));
+    }
     if plain(&seen.container) == "none" && seen.container.spec.networks.is_empty() {
         return Err(ApiError::new(
             StatusCode::FORBIDDEN,

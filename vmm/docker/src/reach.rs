@@ -112,6 +112,13 @@ pub async fn container(server: &Arc<Server>, key: &str, place: &Place) -> ApiRes
 /// The container, with a disk that the next cell will find. One that removes
 /// itself has none before somebody puts files into it.
 fn on_disk(server: &Server, seen: Seen) -> ApiResult<Container> {
+    if seen.container.spec.within.is_some() {
+        return Err(ApiError::conflict(format!(
+            "container {} has its files in the guest of the container whose network it has, while \
+             it runs; start it",
+            seen.id()
+        )));
+    }
     if seen.cell.is_some() {
         seen.container.goes_on()?;
     }
@@ -159,6 +166,7 @@ pub(crate) fn bare(image: &str, caps: &Value) -> ApiResult<CellSpec> {
         remove: true,
         read_only: false,
         publish: Vec::new(),
+        within: None,
         networks: Vec::new(),
         has_link: false,
         pager: exocell_cell::pager::Mode::default(),

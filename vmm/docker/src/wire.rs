@@ -334,9 +334,14 @@ impl Create {
             .map_err(|error| ApiError::bad_request(format!("the body cannot be read: {error}")))
     }
 
-    /// Whether the container may have a network at all.
+    /// Whether the container may have a network at all, of its own.
     pub fn wants_network(&self) -> bool {
-        self.host.network_mode != "none" && !self.config.network_disabled
+        self.host.network_mode != "none" && !self.config.network_disabled && self.within().is_none()
+    }
+
+    /// The container whose network it is to have, and in whose guest it is then.
+    pub fn within(&self) -> Option<&str> {
+        self.host.network_mode.strip_prefix("container:")
     }
 
     fn of(mut body: Value, warnings: Vec<String>) -> serde_json::Result<Self> {

@@ -108,7 +108,13 @@ pub(super) fn await_ready(
             Ok(Event::Stop { .. }) => return Err(killed("stopped before it was ready")),
             Ok(Event::Abandoned) if warmth.close() => return Err(killed("its pool is gone")),
             Ok(Event::Panicked(what)) => return Err(Box::new(End::panicked(&what))),
-            Ok(Event::Abandoned | Event::Taken(_) | Event::Started { .. } | Event::Program(_)) => {}
+            Ok(
+                Event::Abandoned
+                | Event::Taken(_)
+                | Event::Started { .. }
+                | Event::Program(_)
+                | Event::CellEnded(_),
+            ) => {}
             Err(RecvTimeoutError::Timeout) => return Err(Box::new(late())),
             Err(RecvTimeoutError::Disconnected) => {
                 return Err(killed("the supervisor lost its threads"));

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::io::{ErrorKind, Read};
 use std::net::Ipv4Addr;
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -13,10 +14,11 @@ use exocell_agent::{FrameReader, FrameWriter, Kind};
 use exocell_network::switch::Port;
 use exocell_xgate::{Kind as CapabilityKind, Table};
 
+use super::contained::{self, Contained};
 use super::{Event, Shared, thread, warmth};
 use crate::changes::Changes;
 use crate::control::{
-    ControlReply, ControlRequest, Counters, Order, receive_descriptor, send_descriptor,
+    Contain, ControlReply, ControlRequest, Counters, Order, receive_descriptor, send_descriptor,
 };
 use crate::events::Action;
 use crate::launch::Inheritance;
@@ -53,6 +55,10 @@ pub(crate) fn revoke(
 
 /// What a workload offers to clients; a refusal is told as it is.
 pub(crate) trait Services: Send + Sync {
+    /// Has one more container in the guest, of the image in a file.
+    fn contain(&self, wanted: Contain, image: OwnedFd) -> Result<Contained, String>;
+    /// Removes what the container of cell `id` has kept.
+    fn forget(&self, id: &str) -> Result<(), String>;
     /// A stream to the guest's agent.
     fn connect(&self) -> Result<UnixStream, String>;
     /// Ends the capability `name` and all derived from it.
@@ -183,6 +189,11 @@ fn serve_one(
                 .err()
                 .map(|message| ControlReply::Failed { message });
         }
+        ControlRequest::Contain(wanted) => {
+            return contained::serve(record, &shared.contained, services, stream, wanted)
+                .err()
+                .map(|message| ControlReply::Failed { message });
+        }
         ControlRequest::Counters => return Some(ControlReply::Counters(services.counters())),
         ControlRequest::Memory { limit_bytes } => {
             let changed = services.change_memory(limit_bytes);
@@ -226,6 +237,7 @@ fn serve_one(
         ControlRequest::Networks => {
             return Some(ControlReply::Networks { lost: services.lost_networks() });
         }
+        ControlRequest::Forget { id } => awake(record).and_then(|()| services.forget(&id)),
         ControlRequest::Pause { pause: true } => hold(services, shared),
         ControlRequest::Pause { pause: false } => let_go_on(services, shared),
         ControlRequest::Rename { name } => CellSpec::check_name(&name)
@@ -351,7 +363,7 @@ fn wake(services: &dyn Services, shared: &Shared) -> Result<(), String> {
 }
 
 /// The guest of a paused cell answers nobody.
-fn awake(record: &Record) -> Result<(), String> {
+pub(super) fn awake(record: &Record) -> Result<(), String> {
     match record.is_paused() {
         true => Err("the cell is paused; unpause it first".to_owned()),
         false => Ok(()),

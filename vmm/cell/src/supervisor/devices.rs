@@ -9,7 +9,7 @@ use std::sync::mpsc::Sender;
 use exocell_agent::CONTROL_PORT;
 use exocell_vmm::devices::{
     BlockMetrics, ConsoleConfig, DeviceError, DeviceLoop, Metrics, VsockConfig, VsockHandle,
-    VsockListener,
+    VsockListener, Windows,
 };
 use exocell_vmm::jail::{self, ThreadClass};
 
@@ -41,6 +41,8 @@ pub(super) struct Devices {
     pub counted: Counted,
     /// The private overlay's file.
     pub disk: Option<File>,
+    /// Behind the image's disk.
+    pub windows: Option<Windows>,
     /// For the network's own thread.
     pub network: Option<UnixListener>,
     pub folders: Vec<Access>,
@@ -65,7 +67,7 @@ impl Devices {
         let (mut console, mut greeted) = (Some(console), Some(greeted));
         let mut device_loop = DeviceLoop::new(memory).map_err(failed)?;
         let (mut blocks, mut folders, mut counted) = (Vec::new(), Vec::new(), Counted::new());
-        let (mut vsock, mut network, mut disk) = (None, None, None);
+        let (mut vsock, mut network, mut disk, mut windows) = (None, None, None, None);
         for (device, listener) in planned {
             let name = device.name().to_owned();
             if let Some(file) = device::overlay(std::slice::from_ref(&device)) {
@@ -73,6 +75,7 @@ impl Devices {
             }
             let counts: Arc<dyn Metrics> = match device {
                 Device::Block(config) => {
+                    windows = windows.or_else(|| config.windows.clone());
                     let block = device_loop.add_block(listener, config).map_err(failed)?;
                     blocks.push(block.clone());
                     block
@@ -115,7 +118,7 @@ impl Devices {
             }
         })?;
         let vsock = vsock.ok_or_else(|| CellError::Guest("it has no vsock device".to_owned()))?;
-        Ok(Self { vsock, blocks, counted, disk, network, folders })
+        Ok(Self { vsock, blocks, counted, disk, windows, network, folders })
     }
 }
 

@@ -29,11 +29,14 @@ pub(crate) fn finish(
     mut status: Status,
     end: End,
 ) {
-    if let Running::Vm(guest) = &workload {
-        guest.end(match end.reason {
+    shared.contained.hang_up();
+    match &workload {
+        Running::Vm(guest) => guest.end(match end.reason {
             None => WRITE_BACK_MAX,
             Some(_) => WRITE_BACK_STOPPED_MAX,
-        });
+        }),
+        Running::Sidecar(sidecar) => sidecar.end(),
+        Running::Isolate(_) => {}
     }
     status.state = State::Exited;
     status.finished_ms = now_ms();

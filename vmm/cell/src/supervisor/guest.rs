@@ -18,11 +18,11 @@ use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use exocell_agent::client::{self, ClientError, ExecEvent, ExecOutput};
-use exocell_agent::{AGENT_PORT, FailureKind, FrameError, Kind, Patient, Reply};
+use exocell_agent::client::{self, ExecEvent};
+use exocell_agent::{AGENT_PORT, FrameError, Patient};
 use exocell_network::switch::Port;
 use exocell_pager::{Account, Member, Mode, Pressure};
-use exocell_vmm::devices::{BlockMetrics, VsockHandle};
+use exocell_vmm::devices::{BlockMetrics, VsockHandle, Windows};
 use exocell_vmm::jail::{self, Group, IdentityMap, JailRoot, ThreadClass};
 use exocell_vmm::limits::Limits;
 use exocell_vmm::para::{GuestKernel, INITRAMFS_FILE, KERNEL_FILE};
@@ -33,10 +33,11 @@ use tracing::info;
 
 use super::clients::{self, Services};
 use super::console::ConsoleLog;
+use super::contained::{self, Contained};
 use super::devices::{self, Counted, Devices};
-use super::input::{Signal, Sink};
+use super::program::Program;
 use super::{Event, Shared, boot, credit, memory, pressure, restrict_paths, thread};
-use crate::control::Counters;
+use crate::control::{Contain, Counters};
 use crate::folder::Access;
 use crate::launch::Inheritance;
 use crate::plan::VmPlan;
@@ -44,9 +45,7 @@ use crate::plan::device::Device;
 use crate::record::Status;
 use crate::{CellError, network};
 
-/// How long a guest may take to start the cell's program.
-const PROGRAM_MAX: Duration = Duration::from_secs(60);
-/// How long it may take to pass a signal on, or to detach a mount.
+/// How long a guest may take to detach a mount.
 const ANSWER_MAX: Duration = Duration::from_secs(5);
 /// The holder's name in the capability table.
 const HOLDER: &str = "cell";
@@ -81,12 +80,26 @@ struct Reach {
     /// Its place in the budget, held while it lives; one with a credit has it there.
     _aside: Option<Member>,
     disk: Option<File>,
+    /// Behind the image's disk, where other containers may have theirs.
+    windows: Option<Windows>,
     blocks: Vec<Arc<BlockMetrics>>,
     counted: Counted,
     folders: Folders,
 }
 
 impl Services for Reach {
+    fn contain(&self, wanted: Contain, image: OwnedFd) -> Result<Contained, String> {
+        let windows = self.windows.as_ref().ok_or(
+            "the cell cannot be written (--read-only), so that it has no place for another \
+             container",
+        )?;
+        Contained::begin(&self.agent, windows, wanted, image)
+    }
+
+    fn forget(&self, id: &str) -> Result<(), String> {
+        contained::forget(&self.agent, id)
+    }
+
     fn connect(&self) -> Result<UnixStream, String> {
         self.agent.connect(AGENT_PORT).map_err(|error| error.to_string())
     }
@@ -301,6 +314,7 @@ pub(crate) fn start(
             credit,
             _aside: aside,
             disk: devices.disk,
+            windows: devices.windows,
             blocks: devices.blocks,
             counted,
             folders,
@@ -457,16 +471,14 @@ impl Guest {
 
     /// Starts the cell's program and a thread that follows it.
     pub fn run_program(&self, shared: &Shared) -> Result<(), CellError> {
-        let (agent, start, shared) = (self.reach.agent.clone(), self.start.clone(), shared.clone());
-        let (requested, stdio) = (self.requested, self.stdio);
-        let follower = thread("program", move || {
-            let reply = follow(&agent, &start, stdio, &shared, || {
-                let program_started_us = requested.elapsed().as_micros() as u64;
-                let _ = shared.events.send(Event::Started { program_started_us });
-            });
-            let _ = shared.events.send(Event::Program(reply));
-        });
-        follower.map(drop)
+        let agent = self.reach.agent.clone();
+        let program = Program {
+            agent: Arc::new(move || agent.connect(AGENT_PORT)),
+            start: self.start.clone(),
+            stdio: self.stdio,
+            requested: self.requested,
+        };
+        program.run(shared)
     }
 
     /// The guest can run programs, and be asked to end in order.
@@ -505,72 +517,9 @@ impl Guest {
     }
 }
 
-/// Runs the program to its end and says how that was.
-fn follow(
-    agent: &VsockHandle,
-    start: &exocell_agent::Start,
-    stdio: bool,
-    shared: &Shared,
-    on_start: impl FnOnce(),
-) -> Reply {
-    let failed = |error: &ClientError| Reply::Failed {
-        kind: match error {
-            ClientError::Failed { kind, .. } => *kind,
-            _ => FailureKind::Guest,
-        },
-        message: error.to_string(),
-    };
-    // A guest that does not start the program must not hold the cell for ever.
-    let (guest_pid, stream, sink) = match begin(agent, start) {
-        Ok(begun) => begun,
-        Err(error) => return failed(&error),
-    };
-    on_start();
-    shared.output.started(guest_pid);
-    shared.input.open(Sink::Session(sink), signal_of(agent.clone(), guest_pid));
-    let mut output = ExecOutput::new(stream);
-    loop {
-        match output.event() {
-            Ok(ExecEvent::Stdout(_) | ExecEvent::Stderr(_)) if !stdio => {}
-            Ok(ExecEvent::Stdout(bytes)) => shared.output.write(Kind::Stdout, &bytes),
-            Ok(ExecEvent::Stderr(bytes)) => shared.output.write(Kind::Stderr, &bytes),
-            Ok(ExecEvent::Exited(code)) => {
-                return Reply::Exited { code, out_of_memory: output.is_out_of_memory() };
-            }
-            Err(error) => return failed(&error),
-        }
-    }
-}
-
-/// Starts a program; its pid in the guest, and both ends of its session.
-fn begin(
-    agent: &VsockHandle,
-    start: &exocell_agent::Start,
-) -> Result<(u32, UnixStream, UnixStream), ClientError> {
-    let local = |error| ClientError::from(exocell_agent::FrameError::from(error));
-    let stream = connect(agent, PROGRAM_MAX).map_err(local)?;
-    let guest_pid = client::start(&stream, &stream, start)?.guest_pid;
-    let stream = stream.into_endless().map_err(local)?;
-    let sink = stream.try_clone().map_err(local)?;
-    Ok((guest_pid, stream, sink))
-}
-
 /// A stream to the guest's agent, which has `limit` to answer.
 pub(super) fn connect(agent: &VsockHandle, limit: Duration) -> std::io::Result<Patient> {
     agent.connect(AGENT_PORT).map(|stream| Patient::new(stream, limit))
-}
-
-/// Signals the program on a stream of their own, so that input which it does
-/// not read cannot hold them up.
-fn signal_of(agent: VsockHandle, guest_pid: u32) -> Signal {
-    Arc::new(move |number| {
-        let Ok(stream) = connect(&agent, ANSWER_MAX) else { return false };
-        // A program that is gone takes none; its end is told elsewhere.
-        !matches!(
-            client::signal(&stream, &stream, guest_pid, number),
-            Err(ClientError::Frame(FrameError::NoAnswer(_)))
-        )
-    })
 }
 
 impl Folders {

@@ -12,6 +12,7 @@
 mod boot;
 pub(crate) mod clients;
 mod console;
+pub(crate) mod contained;
 mod credit;
 mod devices;
 pub(crate) mod ending;
@@ -21,6 +22,8 @@ mod health;
 mod input;
 mod memory;
 mod pressure;
+mod program;
+mod sidecar;
 mod warmth;
 
 use std::fs::File;
@@ -57,6 +60,8 @@ pub(crate) enum Event {
     GuestKernel(String),
     /// The guest is ready for programs, or said why it is not.
     Booted(Result<BootTimes, boot::Unready>),
+    /// The cell in whose guest this one is has ended; its name.
+    CellEnded(String),
     /// A thread of the supervisor panicked, with what it said.
     Panicked(String),
     /// A signal to the program, and after `grace` the end.
@@ -79,6 +84,8 @@ pub(crate) struct Shared {
     pub warmth: Warmth,
     /// Its health checks.
     pub health: health::Watch,
+    /// Who has a container in its guest.
+    pub contained: contained::Lines,
 }
 
 /// The body of the supervisor process; the result is its exit status.
@@ -149,6 +156,7 @@ fn run(inheritance: &mut Inheritance, workload: Workload, host_pid: i32) -> Resu
         record: record.clone(),
         warmth,
         health: health::Watch::default(),
+        contained: contained::Lines::default(),
     };
     let host_oom_kills = crate::record::host_oom_kills();
     let mut status = Status { supervisor_pid: host_pid, host_oom_kills, ..Status::default() };
@@ -165,6 +173,11 @@ fn run(inheritance: &mut Inheritance, workload: Workload, host_pid: i32) -> Resu
             fault::note()?;
             let guest = guest::start(inheritance, *plan, &shared, &mut status, deadline);
             Running::Vm(guest.map_err(|error| or_deadline(error, deadline))?)
+        }
+        Workload::Sidecar(mut plan) => {
+            check = plan.health.take();
+            end_at_a_panic(shared.events.clone());
+            Running::Sidecar(sidecar::start(inheritance, *plan, &shared, &mut status)?)
         }
         Workload::Isolate(plan) => {
             let isolate = crate::isolate::start(inheritance, *plan, &shared, &mut status, deadline);
@@ -244,6 +257,7 @@ fn or_deadline(error: CellError, deadline: Option<Instant>) -> CellError {
 pub(crate) enum Running {
     Vm(guest::Guest),
     Isolate(Box<crate::isolate::Running>),
+    Sidecar(sidecar::Sidecar),
 }
 
 impl Running {
@@ -251,6 +265,7 @@ impl Running {
         match self {
             Self::Vm(guest) => guest.services(),
             Self::Isolate(isolate) => isolate.services(),
+            Self::Sidecar(sidecar) => sidecar.services(),
         }
     }
 
@@ -258,6 +273,7 @@ impl Running {
         match self {
             Self::Vm(guest) => guest.run_program(shared),
             Self::Isolate(isolate) => isolate.run_program(shared),
+            Self::Sidecar(sidecar) => sidecar.run_program(shared),
         }
     }
 }
@@ -293,6 +309,11 @@ impl End {
 
     fn deadline() -> Self {
         Self { deadline_passed: true, ..Self::killed(CellError::Deadline.to_string()) }
+    }
+
+    /// Of a cell that was in the guest of `other`.
+    fn with_other(other: &str) -> Self {
+        Self::killed(format!("the cell {other}, in whose guest it was, has ended"))
     }
 
     /// `how` is what wait(2) said of the guest kernel.
@@ -367,10 +388,18 @@ fn decide(
                 // The first sign of a dying guest is its silence.
                 return match inbox.recv_timeout(Duration::from_millis(500)) {
                     Ok(Event::GuestKernel(how)) => End::guest_died(&how),
+                    Ok(Event::CellEnded(other)) => End::with_other(&other),
                     _ => End::from_reply(reply),
                 };
             }
-            Ok(Event::Program(reply)) => return End::from_reply(reply),
+            Ok(Event::Program(reply)) => {
+                // One whose guest ends is killed there.
+                return match inbox.try_recv() {
+                    Ok(Event::CellEnded(other)) => End::with_other(&other),
+                    _ => End::from_reply(reply),
+                };
+            }
+            Ok(Event::CellEnded(other)) => return End::with_other(&other),
             Ok(Event::GuestKernel(how)) => {
                 // Its last words may have come just before.
                 return match inbox.recv_timeout(Duration::from_millis(50)) {

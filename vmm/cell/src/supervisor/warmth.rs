@@ -130,7 +130,9 @@ pub(crate) fn wait(inbox: &Receiver<Event>, warmth: &Warmth) -> Result<Order, Bo
             Ok(Event::Abandoned) => {}
             Ok(Event::Stop { .. }) => return killed("stopped"),
             Ok(Event::Panicked(what)) => return Err(Box::new(End::panicked(&what))),
-            Ok(Event::Started { .. } | Event::Program(_) | Event::Booted(_)) => {}
+            Ok(
+                Event::Started { .. } | Event::Program(_) | Event::Booted(_) | Event::CellEnded(_),
+            ) => {}
             Err(_) => return killed("the supervisor lost its threads"),
         }
     }

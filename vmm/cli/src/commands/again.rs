@@ -10,7 +10,6 @@ use exocell_cell::images::Store;
 use exocell_cell::launch::{self, Request, Workload};
 use exocell_cell::network::Publish;
 use exocell_cell::parent::Parent;
-use exocell_cell::plan::VmPlan;
 use exocell_cell::xgate::CapabilitySet;
 use exocell_cell::{CellError, CellSpec, Layout, Record, State, end, restart};
 
@@ -125,8 +124,7 @@ fn launch_again(
     Publish::number_all(&mut spec.publish)?;
     let table = changes.applied(&spec.capabilities).to_string();
     let caps = CapabilitySet::parse(&table, Path::new("/"))?;
-    let plan = VmPlan::new(layout, &spec, &caps, terminal::size(), Vec::new())?;
-    let workload = Workload::Vm(Box::new(plan));
+    let (workload, caps) = Workload::plan(layout, &mut spec, caps, terminal::size(), Vec::new())?;
     Ok(Started::from(launch::launch(layout, spec, caps, workload, request)?))
 }
 

@@ -143,13 +143,14 @@ fn plain(target: &str) -> PathBuf {
 }
 
 /// The paths that the image wants to be volumes. A table says all that its cell may have, and a cell
-/// all that one in it may: neither says that.
+/// all that one in it may: neither says that. A guest that runs gets no more folders.
 fn image_volumes(layout: &Layout, args: &RunArgs) -> Result<Vec<String>, CellError> {
     let is_isolate = match args.strength {
         Some(strength) => matches!(strength, StrengthArg::Isolate),
         None => plan::is_module(Path::new(&args.image)),
     };
-    if is_isolate || args.caps.is_some() || Parent::find()?.is_some() {
+    let is_beside = network::within(&args.network)?.is_some();
+    if is_isolate || is_beside || args.caps.is_some() || Parent::find()?.is_some() {
         return Ok(Vec::new());
     }
     // What is no image is told where it is to be one.

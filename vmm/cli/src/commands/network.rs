@@ -263,9 +263,8 @@ pub fn attachments(layout: &Layout, args: &RunArgs) -> Result<Vec<Attachment>, C
                      publishes its ports",
                 );
             }
-            other if other.starts_with("container:") => {
-                return refused(other, "put both cells into one network (exocell network create)");
-            }
+            // Found apart (`within`).
+            other if other.starts_with(CONTAINER) => continue,
             key => {
                 let network = Networks::of(layout).find(key)?.name;
                 own.retain(|other| other.network != network);
@@ -285,6 +284,32 @@ pub fn attachments(layout: &Layout, args: &RunArgs) -> Result<Vec<Attachment>, C
         first.address = args.ip.or(first.address);
     }
     Ok(own)
+}
+
+/// Begins the name of a cell whose guest another is to be in.
+const CONTAINER: &str = "container:";
+
+/// The cell whose guest, and network, another is to have.
+///
+/// # Errors
+/// It is to have another network too.
+pub fn within(networks: &[String]) -> Result<Option<&str>, CellError> {
+    let Some(named) = networks.iter().find_map(|text| text.strip_prefix(CONTAINER)) else {
+        return Ok(None);
+    };
+    if networks.len() > 1 {
+        return Err(CellError::Usage(
+            "conflicting options: --network container: takes the other cell's networks, and no \
+             other"
+                .to_owned(),
+        ));
+    }
+    if named.is_empty() {
+        return Err(CellError::Usage(
+            "invalid container format container:<name|id>: name the cell".to_owned(),
+        ));
+    }
+    Ok(Some(named))
 }
 
 /// `NETWORK`, or `name=NETWORK,alias=NAME,ip=ADDRESS`.

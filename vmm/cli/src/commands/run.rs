@@ -16,13 +16,13 @@ use exocell_cell::isolate::IsolatePlan;
 use exocell_cell::launch::{self, Launched, Request, Workload};
 use exocell_cell::network::{Publish, authority_environment};
 use exocell_cell::parent::Parent;
-use exocell_cell::plan::{self, VmPlan};
+use exocell_cell::plan;
 use exocell_cell::secrets::Secret;
 use exocell_cell::settings::{Node, Settings, Tmpfs, Ulimit};
 use exocell_cell::warm::{self, Taken};
 use exocell_cell::xgate::{CapabilitySet, Flags};
 use exocell_cell::{
-    CellError, CellSpec, Layout, Record, State, Strength, end, granted, health, now_ms,
+    CellError, CellSpec, Layout, Record, State, Strength, Within, end, granted, health, now_ms,
 };
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::Pid;
@@ -66,7 +66,7 @@ fn run_as(layout: &Layout, args: RunArgs, id: &str, request: Request) -> Result<
     spec.fills = folders.fills;
     spec.check_restart()?;
     let kept = !spec.restart.is_no();
-    if spec.keeps_disk {
+    if spec.keeps_disk || (spec.within.is_some() && !spec.remove) {
         again::pin(layout, &mut spec, &caps)?;
     }
     let cidfile = cidfile.map(|path| IdFile::new(layout, path)).transpose()?;
@@ -78,12 +78,11 @@ fn run_as(layout: &Layout, args: RunArgs, id: &str, request: Request) -> Result<
         cidfile.map(|file| file.write(&started.record.id)).transpose()?;
         return show(layout, &started, &showing);
     }
-    let workload = match spec.strength {
-        Strength::Vm => {
-            Workload::Vm(Box::new(VmPlan::new(layout, &spec, &caps, terminal::size(), secrets)?))
-        }
+    let (workload, caps) = match spec.strength {
+        Strength::Vm => Workload::plan(layout, &mut spec, caps, terminal::size(), secrets)?,
         Strength::Isolate => {
-            Workload::Isolate(Box::new(IsolatePlan::new(layout, &spec, &caps, &request)?))
+            let plan = IsolatePlan::new(layout, &spec, &caps, &request)?;
+            (Workload::Isolate(Box::new(plan)), caps)
         }
     };
     let started = Started::from(launch::launch(layout, spec, caps, workload, request)?);
@@ -466,6 +465,12 @@ pub(super) fn spec(
         return Err(CellError::Usage("standard input is no terminal; leave out -t".to_owned()));
     }
     let networks = network::attachments(layout, &args)?;
+    if strength == Strength::Isolate && network::within(&args.network)?.is_some() {
+        return Err(CellError::Usage(
+            "--network container: is for containers of images; an isolate has no place in a guest"
+                .to_owned(),
+        ));
+    }
     if strength == Strength::Isolate && !networks.is_empty() {
         return Err(CellError::Usage(
             "networks between cells are for vm cells; leave out --network".to_owned(),
@@ -483,6 +488,19 @@ pub(super) fn spec(
     let mut publish = publishes(&args.publish)?;
     Publish::number_all(&mut publish)?;
     let guests = args.intra.is_some() || args.pager.is_some() || args.memory_guarantee.is_some();
+    let within = network::within(&args.network)?;
+    let within = within.map(|cell| Within {
+        cell: cell.to_owned(),
+        memory_bytes: args.memory.as_ref().and_then(|_| caps.memory_bytes()),
+        process_max: args.pids_limit.as_ref().and_then(|_| caps.process_max()),
+    });
+    if within.is_some() && (guests || args.disk.is_some()) {
+        return Err(CellError::Usage(
+            "--network container: guest and disk are the other cell's; leave out --intra, --pager, \
+             --memory-guarantee and --disk"
+                .to_owned(),
+        ));
+    }
     if strength == Strength::Isolate && guests {
         return Err(CellError::Usage(
             "an isolate has no guest kernel; leave out --intra, --pager and --memory-guarantee"
@@ -529,7 +547,11 @@ pub(super) fn spec(
     };
     let intra = intra.map_err(CellError::Usage)?;
     // What a secret was is not written down.
-    let keeps_disk = strength == Strength::Vm && !args.rm && !args.read_only && secrets.is_empty();
+    let keeps_disk = strength == Strength::Vm
+        && within.is_none()
+        && !args.rm
+        && !args.read_only
+        && secrets.is_empty();
     Ok(CellSpec {
         version: CellSpec::VERSION,
         id,
@@ -564,6 +586,7 @@ pub(super) fn spec(
         memory_guarantee: args.memory_guarantee,
         intra,
         publish,
+        within,
         networks,
         has_link: false,
         capabilities: caps.to_json(),
