@@ -8,6 +8,7 @@ use exocell_cell::parent::Parent;
 use exocell_cell::settings::Tmpfs;
 use exocell_cell::{CellError, CellSpec, Layout, plan};
 
+use super::network;
 use crate::args::{RunArgs, StrengthArg};
 
 /// One `--mount`.
