@@ -9,7 +9,7 @@ use exocell_cell::plan::sidecar;
 use exocell_cell::policy::Policy;
 use exocell_cell::restart;
 use exocell_cell::xgate::CapabilitySet;
-use exocell_cell::{CellError, CellSpec, Names, Record, Strength, end, now_ms, switches, warm};
+use exocell_cell::{CellError, CellSpec, Names, Strength, end, now_ms, switches, warm};
 use hyper::StatusCode;
 use serde_json::{Value, json};
 
