@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::error::{ApiError, ApiResult};
-use crate::exec::new_id;
+use crate::ids::new_id;
 use crate::ports;
 use crate::wire::{
     BindOptions, Config, Create, HostConfig, Mount, Names, RestartPolicy, TmpfsOptions, Ulimit,

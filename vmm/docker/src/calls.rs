@@ -4,6 +4,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use exocell_cell::images::ImageRecord;
 use exocell_cell::networks::Networks;
 use exocell_cell::plan::sidecar;
 use exocell_cell::policy::Policy;
@@ -17,17 +18,17 @@ use crate::admit::{self, Admitted, MountPoint};
 use crate::bounds;
 use crate::containers::{self, Container, Seen, short};
 use crate::error::{ApiError, ApiResult};
-use crate::exec::{new_id, tty_size};
+use crate::exec::tty_size;
 use crate::fields;
 use crate::filters::Filters;
 use crate::http::{Body, Call, Response, empty, json as reply, stream};
+use crate::ids::new_id;
 use crate::lifecycle::{self, Stop, restarts};
 use crate::live::Life;
 use crate::networks::Endpoints;
 use crate::state::Server;
 use crate::wire::{Create, RestartPolicy, Update};
 use crate::{networks, views};
-use exocell_cell::images::ImageRecord;
 
 /// What the filters of a list may name.
 const FILTERS: [&str; 12] = [

@@ -14,7 +14,7 @@ use exocell_cell::agent::{
     ANSWER_MAX, Exec as Program, FailureKind, Kind, Reply, Request, TtySize,
 };
 use exocell_cell::control::Client;
-use exocell_cell::{CellSpec, Record, Strength, plan};
+use exocell_cell::{Record, Strength, plan};
 use hyper::StatusCode;
 use serde_json::{Value, json};
 use tokio::net::UnixStream;
@@ -28,6 +28,7 @@ use crate::fields;
 use crate::frames::{Chunk, read_frame, write_json};
 use crate::hijack::{self, Feed, Hijacked, Listener};
 use crate::http::{Call, Response, empty, json as reply_json};
+use crate::ids::new_id;
 use crate::input::Input;
 use crate::place::Place;
 use crate::state::Server;
@@ -181,11 +182,6 @@ pub async fn create(server: &Arc<Server>, key: &str, call: Call) -> ApiResult<Re
         input: Mutex::default(),
     })?;
     Ok(reply_json(StatusCode::CREATED, &json!({ "Id": id })))
-}
-
-/// 256 random bits in hexadecimal, as Docker's ids are.
-pub fn new_id() -> ApiResult<String> {
-    Ok(CellSpec::new_id()? + &CellSpec::new_id()?)
 }
 
 /// Rows and columns, if both are given.

@@ -12,8 +12,8 @@ use tokio::net::UnixStream;
 
 use crate::containers::Container;
 use crate::error::ApiResult;
-use crate::exec::new_id;
 use crate::frames::read_frame;
+use crate::ids::new_id;
 use crate::state::Server;
 
 /// How often and how soon a supervisor is asked that is still coming up.

@@ -26,6 +26,7 @@ mod frames;
 mod health;
 mod hijack;
 mod http;
+mod ids;
 mod images;
 mod input;
 pub mod keys;

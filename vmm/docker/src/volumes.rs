@@ -15,10 +15,10 @@ use crate::admit::check_volume;
 use crate::containers::Container;
 use crate::error::{ApiError, ApiResult};
 use crate::events::Event;
-use crate::exec::new_id;
 use crate::fields;
 use crate::filters::Filters;
 use crate::http::{Call, Response, empty, json as reply};
+use crate::ids::new_id;
 use crate::notes::Notes;
 use crate::state::Server;
 
