@@ -318,7 +318,7 @@ fn a_killed_builds_cell_ends_with_it_and_its_files_go_with_the_next() {
     let bench = Bench::new();
     let mut build = waiting(&bench);
     let label = ["--label", "exocell.build=mine", "-m", "256m"];
-    let sleeping = [&["run", "-d", "--read-only"], &label[..], &["small", "sleep", "600"]].concat();
+    let sleeping = [&["run", "-d"], &label[..], &["small", "sleep", "600"]].concat();
     let own = bench.run(&sleeping).ok().text().to_owned();
     build.child.kill().expect("kill");
     build.child.wait().expect("wait");

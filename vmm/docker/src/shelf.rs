@@ -18,8 +18,10 @@ use crate::containers::{Container, Containers};
 use crate::error::ApiResult;
 use crate::notes::Notes;
 
-/// Milliseconds in which a volume's cell comes to be.
+/// Milliseconds in which a volume's cell comes to be on the slowest host.
 const BIRTH_MAX_MS: u64 = 10 * 60 * 1000;
+/// The same where an operator asks for volumes of cells that are gone.
+const BIRTH_USUAL_MS: u64 = 10 * 1000;
 
 /// See the module's head.
 #[derive(Debug, Clone)]
@@ -186,7 +188,7 @@ impl Shelf {
         let mut count = 0;
         for name in self.names().map_err(CellError::host("cannot list the volumes"))? {
             let notes = self.notes(&name);
-            let is_young = notes.created_ms.saturating_add(BIRTH_MAX_MS) > now_ms()
+            let is_young = notes.created_ms.saturating_add(BIRTH_USUAL_MS) > now_ms()
                 && notes.owner.as_deref().is_some_and(|owner| !self.exists(owner));
             if notes.is_anonymous && !is_young && !used.contains(&name) {
                 let failed = CellError::host(format!("cannot remove the volume {name}"));
