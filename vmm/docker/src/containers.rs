@@ -30,7 +30,7 @@ use serde_json::{Value, json};
 use crate::admit::MountPoint;
 use crate::error::{ApiError, ApiResult};
 use crate::notes::Notes;
-use crate::shelf::Shelf;
+use crate::shelf::{self, Shelf};
 use crate::wire::Config;
 
 /// Counts what is written, for the names of files that are not whole yet.
@@ -257,7 +257,7 @@ impl Containers {
                 fs::remove_file(path)?;
             }
         }
-        containers.shelf().sweep();
+        containers.sweep_volumes();
         Ok(containers)
     }
 
@@ -267,7 +267,7 @@ impl Containers {
 
     /// Where the server's own files lie.
     pub fn root(layout: &Layout) -> PathBuf {
-        layout.root().join("docker")
+        shelf::root(layout)
     }
 
     fn directory(&self) -> PathBuf {

@@ -31,6 +31,7 @@ mod images;
 mod input;
 pub mod keys;
 pub mod launcher;
+mod leftovers;
 mod lifecycle;
 mod listen;
 mod live;
@@ -82,12 +83,12 @@ pub fn make_volume(
 
 /// Removes the volumes without names that were made for cell `id`, which is gone.
 pub fn discard_volumes(layout: &exocell_cell::Layout, id: &str) {
-    shelf::Shelf::of(layout).discard_owned(id);
+    containers::Containers::of(layout).discard_volumes_owned(id);
 }
 
 /// Removes volumes whose cells were to take them with them; there was nobody to do it.
 pub fn sweep_volumes(layout: &exocell_cell::Layout) {
-    shelf::Shelf::of(layout).sweep();
+    containers::Containers::of(layout).sweep_volumes();
 }
 
 /// Removes the volumes without names that no cell has; how many.
@@ -95,7 +96,7 @@ pub fn sweep_volumes(layout: &exocell_cell::Layout) {
 /// # Errors
 /// The host's.
 pub fn prune_volumes(layout: &exocell_cell::Layout) -> Result<usize, exocell_cell::CellError> {
-    shelf::Shelf::of(layout).prune()
+    containers::Containers::of(layout).prune_volumes()
 }
 
 /// Whether a volume may be called `name`.

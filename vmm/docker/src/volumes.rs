@@ -66,7 +66,7 @@ impl Volume {
 
 /// The names of volumes that a container has.
 fn used(server: &Server) -> ApiResult<BTreeSet<String>> {
-    server.containers.shelf().used()
+    server.containers.used_volumes()
 }
 
 fn failed(what: &str, name: &str) -> impl FnOnce(io::Error) -> ApiError {
@@ -76,7 +76,7 @@ fn failed(what: &str, name: &str) -> impl FnOnce(io::Error) -> ApiError {
 
 /// Removes the volumes without names of a container that is gone, and tells of them. Blocks.
 pub fn discard_of(server: &Server, container: &Container) {
-    let gone = server.containers.shelf().discard_of(container);
+    let gone = server.containers.discard_volumes_of(container);
     gone.iter().for_each(|name| tell(server, "destroy", name));
 }
 

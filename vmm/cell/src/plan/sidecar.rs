@@ -226,7 +226,7 @@ mod tests {
         for (more, word) in [
             (json!({"strength": "isolate"}), "--strength"),
             (
-                json!({"publish": [{"host_address": "127.0.0.1", "host_port": 1, "guest_port": 1}]}),
+                json!({"publish": [{"host": "127.0.0.1:1", "guest_port": 1}]}),
                 "--publish",
             ),
             (json!({"settings": {"dns": ["1.1.1.1"]}}), "conflicting options: dns"),

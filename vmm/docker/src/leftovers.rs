@@ -1,0 +1,100 @@
+//! Which volumes go, and when.
+//!
+//! One without a name of its own was made for a container. It goes with that if the container
+//! removes itself, or its operator says so; whoever is killed in between leaves it to the next who
+//! sweeps.
+
+use std::collections::BTreeSet;
+
+use exocell_cell::{CellError, Record, now_ms};
+
+use crate::containers::{Container, Containers};
+use crate::error::ApiResult;
+
+/// Milliseconds in which a volume's cell comes to be on the slowest host.
+const BIRTH_MAX_MS: u64 = 10 * 60 * 1000;
+/// The same where an operator asks for volumes of cells that are gone.
+const BIRTH_USUAL_MS: u64 = 10 * 1000;
+
+impl Containers {
+    /// The names of volumes that containers have.
+    ///
+    /// # Errors
+    /// As of [`Self::all`].
+    pub fn used_volumes(&self) -> ApiResult<BTreeSet<String>> {
+        let all = self.all()?;
+        let mounts = all.into_iter().flat_map(|seen| seen.container.mounts);
+        Ok(mounts.filter_map(|mount| mount.volume).collect())
+    }
+
+    /// Removes the volumes without names that were made for `container`, which is gone; not those
+    /// that another has got. Their names.
+    pub fn discard_volumes_of(&self, container: &Container) -> Vec<String> {
+        let names = container.mounts.iter().filter_map(|mount| mount.volume.clone());
+        self.discard_among(names, container.id())
+    }
+
+    /// The same, whatever its mounts are.
+    pub fn discard_volumes_owned(&self, owner: &str) {
+        let shelf = self.shelf();
+        self.discard_among(shelf.names().unwrap_or_default().into_iter(), owner);
+    }
+
+    fn discard_among(&self, names: impl Iterator<Item = String>, owner: &str) -> Vec<String> {
+        let shelf = self.shelf();
+        let is_own = |name: &String| shelf.notes(name).owner.as_deref() == Some(owner);
+        let own: Vec<String> = names.filter(is_own).collect();
+        if own.is_empty() {
+            return own;
+        }
+        let Ok(used) = self.used_volumes() else { return Vec::new() };
+        own.into_iter().filter(|name| !used.contains(name) && shelf.discard(name).is_ok()).collect()
+    }
+
+    /// Removes volumes that were to go with containers which are gone: whoever was to remove them
+    /// was ended before, or there was nobody.
+    pub fn sweep_volumes(&self) {
+        let shelf = self.shelf();
+        let is_left = |name: &String| {
+            let notes = shelf.notes(name);
+            let owner = notes.owner.as_deref().filter(|_| notes.ends_with_owner);
+            notes.created_ms.saturating_add(BIRTH_MAX_MS) < now_ms()
+                && owner.is_some_and(|owner| !self.exists(owner))
+        };
+        let left: Vec<String> =
+            shelf.names().unwrap_or_default().into_iter().filter(is_left).collect();
+        if left.is_empty() {
+            return;
+        }
+        let Ok(used) = self.used_volumes() else { return };
+        for name in left.iter().filter(|name| !used.contains(*name)) {
+            // The next one tries again.
+            let _ = shelf.discard(name);
+        }
+    }
+
+    fn exists(&self, id: &str) -> bool {
+        Record::exists(self.layout(), id) || self.read(id).is_ok()
+    }
+
+    /// Removes the volumes without names that no cell has; how many.
+    ///
+    /// # Errors
+    /// [`CellError`]: the cells cannot be listed, or a volume cannot be removed.
+    pub fn prune_volumes(&self) -> Result<usize, CellError> {
+        let shelf = self.shelf();
+        let used = self.used_volumes().map_err(|error| CellError::Usage(error.message))?;
+        let mut count = 0;
+        for name in shelf.names().map_err(CellError::host("cannot list the volumes"))? {
+            let notes = shelf.notes(&name);
+            let is_young = notes.created_ms.saturating_add(BIRTH_USUAL_MS) > now_ms()
+                && notes.owner.as_deref().is_some_and(|owner| !self.exists(owner));
+            if notes.is_anonymous && !is_young && !used.contains(&name) {
+                let failed = CellError::host(format!("cannot remove the volume {name}"));
+                shelf.discard(&name).map_err(failed)?;
+                count += 1;
+            }
+        }
+        Ok(count)
+    }
+}
