@@ -1,6 +1,7 @@
 //! Host folders: virtio-fs (kernel: Documentation/filesystems/virtiofs.rst).
 
 use std::fs::{self, File};
+use std::io::ErrorKind;
 use std::io::Read;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::{PermissionsExt, chown};
@@ -25,7 +26,10 @@ pub fn mount_all(folders: &[FolderMount], private: Option<&File>) -> Result<(), 
     let filled = private.map(|disk| format!("/proc/self/fd/{}/{FILLED}", disk.as_raw_fd()));
     let is_first = filled.as_ref().is_none_or(|filled| fs::symlink_metadata(filled).is_err());
     let wants = |folder: &&FolderMount| folder.fill && is_first;
-    let images = folders.iter().map(|folder| wants(&folder).then(|| held(folder)).transpose());
+    let images = folders.iter().map(|folder| match wants(&folder) {
+        true => held(folder),
+        false => Ok(None),
+    });
     // All of them before anything covers one.
     let images = images.collect::<Result<Vec<_>, _>>()?;
     for (folder, image) in folders.iter().zip(images) {
@@ -37,10 +41,12 @@ pub fn mount_all(folders: &[FolderMount], private: Option<&File>) -> Result<(), 
     Ok(())
 }
 
-/// What the image has where the folder is to be.
-fn held(folder: &FolderMount) -> Result<File, InitError> {
-    make_mount_point(&folder.guest_path)?;
-    File::open(&folder.guest_path).context(|| folder.guest_path.clone())
+/// What the image has where the folder is to be; a volume stays as it is where that is nothing.
+fn held(folder: &FolderMount) -> Result<Option<File>, InitError> {
+    match File::open(&folder.guest_path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        opened => opened.map(Some).context(|| folder.guest_path.clone()),
+    }
 }
 
 fn mount_one(folder: &FolderMount, image: Option<File>) -> Result<(), InitError> {
