@@ -261,20 +261,6 @@ pub fn set_address_v6(name: &str, address: Ipv6Addr) -> io::Result<()> {
     change(&socket, libc::SIOCADDRT, &route)
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn exit_codes_are_those_of_a_shell() {
-        assert_eq!(WaitStatus(0x0300).exit_code(), 3);
-        assert_eq!(WaitStatus(0xff00).exit_code(), 255);
-        assert_eq!(WaitStatus(9).exit_code(), 137);
-        assert_eq!(WaitStatus(15 | 0x80).exit_code(), 143);
-        assert_eq!(WaitStatus(64).exit_code(), 192);
-    }
-}
-
 /// Makes loop device `number`, if it is not there; `control` is /dev/loop-control (loop(4)).
 pub fn add_loop(control: &File, number: u32) -> nix::Result<()> {
     const LOOP_CTL_ADD: libc::c_ulong = 0x4c80;
@@ -326,4 +312,18 @@ pub fn set_loop(device: &File, disk: &File, at: u64, length: u64) -> nix::Result
     // of a wrapper.
     let set = unsafe { libc::ioctl(device.as_raw_fd(), LOOP_CONFIGURE as _, &raw const config) };
     Errno::result(set).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn exit_codes_are_those_of_a_shell() {
+        assert_eq!(WaitStatus(0x0300).exit_code(), 3);
+        assert_eq!(WaitStatus(0xff00).exit_code(), 255);
+        assert_eq!(WaitStatus(9).exit_code(), 137);
+        assert_eq!(WaitStatus(15 | 0x80).exit_code(), 143);
+        assert_eq!(WaitStatus(64).exit_code(), 192);
+    }
 }

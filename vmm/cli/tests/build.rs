@@ -322,10 +322,14 @@ fn a_killed_builds_cell_ends_with_it_and_its_files_go_with_the_next() {
     let own = bench.run(&sleeping).ok().text().to_owned();
     build.child.kill().expect("kill");
     build.child.wait().expect("wait");
-    eventually("the step's cell has ended", || bench.cells() == [own.clone()]);
+    eventually("the step's cell has ended", || bench.cells() == std::slice::from_ref(&own));
     assert!(!bench.list("builds/work").is_empty());
     bench.build(&["-t", "next"], "FROM small\nRUN true").ok();
-    assert_eq!(bench.cells(), [own.clone()], "a cell with that label is its operator's");
+    assert_eq!(
+        bench.cells(),
+        std::slice::from_ref(&own),
+        "a cell with that label is its operator's"
+    );
     bench.run(&["rm", "-f", &own]).ok();
     assert!(bench.list("builds/work").is_empty());
     assert!(Path::new(&bench.root.path().join("builds/cache")).is_dir());

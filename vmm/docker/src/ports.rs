@@ -69,7 +69,7 @@ fn address(binding: &PortBinding) -> ApiResult<(IpAddr, (u16, u16))> {
         "" => Ipv4Addr::LOCALHOST.into(),
         text => text.parse().map_err(|_| invalid(text))?,
     };
-    let ports = range(&binding.host_port).map_err(|()| invalid(&binding.host_port))?;
+    let ports = range(&binding.host_port).ok_or_else(|| invalid(&binding.host_port))?;
     Ok((ip, ports))
 }
 

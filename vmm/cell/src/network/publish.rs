@@ -28,18 +28,16 @@ pub struct Publish {
     pub within: Option<(u16, u16)>,
 }
 
-/// Ports `80` or `80-90`, the last included; 0, or nothing, is any.
-///
-/// # Errors
-/// It is neither.
-pub fn range(text: &str) -> Result<(u16, u16), ()> {
-    let number = |text: &str| text.parse::<u16>().map_err(drop);
+/// Ports `80` or `80-90`, the last included; 0, or nothing, is any. `None` for what is neither.
+#[must_use]
+pub fn range(text: &str) -> Option<(u16, u16)> {
+    let number = |text: &str| text.parse::<u16>().ok();
     match text.split_once('-') {
-        None if text.is_empty() => Ok((0, 0)),
+        None if text.is_empty() => Some((0, 0)),
         None => number(text).map(|port| (port, port)),
         Some((first, last)) => match (number(first)?, number(last)?) {
-            (first @ 1.., last) if first <= last => Ok((first, last)),
-            _ => Err(()),
+            (first @ 1.., last) if first <= last => Some((first, last)),
+            _ => None,
         },
     }
 }
@@ -101,8 +99,8 @@ impl Publish {
             }
             None => (Ipv4Addr::LOCALHOST.into(), front),
         };
-        let (guest_first, guest_last) = range(guest).map_err(|()| wrong())?;
-        let (first, last) = range(ports).map_err(|()| wrong())?;
+        let (guest_first, guest_last) = range(guest).ok_or_else(wrong)?;
+        let (first, last) = range(ports).ok_or_else(wrong)?;
         let count = guest_last - guest_first;
         if guest_first == 0 || count >= RANGE_MAX || last - first >= RANGE_MAX {
             return Err(wrong());

@@ -225,10 +225,7 @@ mod tests {
         assert!(refusal(&spec(json!({})), &caps(folder)).contains("--volume"));
         for (more, word) in [
             (json!({"strength": "isolate"}), "--strength"),
-            (
-                json!({"publish": [{"host": "127.0.0.1:1", "guest_port": 1}]}),
-                "--publish",
-            ),
+            (json!({"publish": [{"host": "127.0.0.1:1", "guest_port": 1}]}), "--publish"),
             (json!({"settings": {"dns": ["1.1.1.1"]}}), "conflicting options: dns"),
             (json!({"settings": {"hosts": [["a", "1.1.1.1"]]}}), "host-to-IP"),
             (json!({"settings": {"sysctls": {"net.core.somaxconn": "1"}}}), "net.core.somaxconn"),

@@ -66,8 +66,7 @@ pub(super) fn start(
     restrict_paths(inheritance, &[])?;
     jail::forgo_capabilities();
     jail::keep_capabilities(&[]).map_err(CellError::host("cannot give up capabilities"))?;
-    let since = || inheritance.requested.elapsed().as_micros() as u64;
-    status.times.jailed_us = since();
+    status.times.jailed_us = inheritance.requested.elapsed().as_micros() as u64;
     jail::restrict_calls(ThreadClass::Control)?;
     fault::note()?;
     client.pass(&ControlRequest::Contain(wanted), &OwnedFd::from(image))?;
@@ -85,12 +84,7 @@ fn watch(stream: UnixStream, other: String, shared: &Shared) -> Result<(), CellE
     let watching = thread("other-cell", move || {
         // A hang-up is told of whatever is waited for (poll(2)).
         let mut watched = [PollFd::new(stream.as_fd(), PollFlags::empty())];
-        loop {
-            match poll(&mut watched, PollTimeout::NONE) {
-                Ok(0) | Err(nix::errno::Errno::EINTR) => {}
-                _ => break,
-            }
-        }
+        while let Ok(0) | Err(nix::errno::Errno::EINTR) = poll(&mut watched, PollTimeout::NONE) {}
         let _ = events.send(Event::CellEnded(other));
     });
     watching.map(drop)
