@@ -26,7 +26,8 @@ impl Intra {
     pub const VARIABLE: &str = "EXOCELL_INTRA";
 
     /// The mode of cells that do not say otherwise: that of [`Self::VARIABLE`], where
-    /// the environment has it; else `mpk`, where this host can have it, else `aspace`.
+    /// the environment has it; else `aspace`, which runs every program. With `mpk` pages of code
+    /// that hold the bytes of a key's change within other instructions are not executed.
     ///
     /// # Errors
     ///
@@ -38,7 +39,6 @@ impl Intra {
                 .parse::<Self>()
                 .and_then(|mode| mode.check().map(|()| mode))
                 .map_err(|why| format!("{}: {why}", Self::VARIABLE)),
-            Err(_) if Self::Mpk.check().is_ok() => Ok(Self::Mpk),
             Err(_) => Ok(Self::Aspace),
         }
     }

@@ -247,7 +247,7 @@ pub struct RunArgs {
     /// What stands between a vm cell's programs and its kernel: aspace (address spaces of
     /// their own), mpk (memory protection keys; where the host has them), or none (faster;
     /// programs can do what the cell's kernel can).
-    /// Default: $EXOCELL_INTRA, else mpk where the host can, else aspace.
+    /// Default: $EXOCELL_INTRA, else aspace.
     #[arg(long, value_name = "MODE")]
     pub intra: Option<exocell_cell::intra::Intra>,
     /// Memory limit, like 256m.

@@ -6,7 +6,6 @@ use std::process::Command;
 
 use common::cell::{Cell, pid};
 use common::compiled::{FOLDER_IN_CELL, Programs};
-use common::emulator::keys_are_here;
 use common::{IMAGE, eventually, finish, host, run, shell};
 
 const NONE: &[&str] = &["--intra", "none"];
@@ -156,8 +155,7 @@ fn it_is_shown_and_only_a_vm_has_it() {
     let cell = Cell::idle("none", NONE);
     assert_eq!(cell.inspect()["spec"]["intra"], "none");
     let default = Cell::idle("default", &[]);
-    let best = if keys_are_here() { "mpk" } else { "aspace" };
-    let expected = std::env::var("EXOCELL_INTRA").unwrap_or_else(|_| best.to_owned());
+    let expected = std::env::var("EXOCELL_INTRA").unwrap_or_else(|_| "aspace".to_owned());
     assert_eq!(default.inspect()["spec"]["intra"], expected);
     run(["run", "--rm", "--strength", "isolate", "--intra", "none", "module.wat"])
         .exited(125)

@@ -89,16 +89,13 @@ fn without_keys_programs_read_the_guest_kernels_memory() {
     }
 }
 
-/// The whole way, from the command to programs, with nothing said of modes.
+/// The whole way, from the command to programs.
 #[test]
-fn cells_have_protection_keys_where_the_host_can() {
+fn cells_have_protection_keys_where_they_are_asked_for() {
     if !keys_are_here() {
-        return again("cells_have_protection_keys_where_the_host_can", &[]);
+        return again("cells_have_protection_keys_where_they_are_asked_for", &[]);
     }
-    let unset = |command: &mut Command| {
-        command.env_remove("EXOCELL_INTRA");
-    };
-    let cell = Cell::start_as("keys", &["--cpus", "2"], &["sleep", "infinity"], unset);
+    let cell = Cell::idle("keys", &["--cpus", "2", "--intra", "mpk"]);
     assert_eq!(cell.inspect()["spec"]["intra"], "mpk");
     let script = "for n in 1 2 3 4; do cat /proc/self/comm & done; wait; ls / > /ls; cat /ls";
     let listed = cell.shell(script).ok();
