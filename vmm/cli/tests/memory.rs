@@ -257,9 +257,7 @@ fn files_leave_some(mode: &str) {
 #[test]
 fn files_in_memory_leave_some_to_programs_without_the_pager_too() {
     for memory in ["48m", "96m"] {
-        // With `mpk` the smaller one may end: what its kernel ends gives back too little in time.
-        let flags = ["--pager", "off", "--memory", memory, "--read-only", "--intra", "aspace"];
-        let cell = Cell::idle("small", &flags);
+        let cell = Cell::idle("small", &["--pager", "off", "--memory", memory, "--read-only"]);
         for at in ["/dev", "/dev/shm", "/tmp", "/run"] {
             let full = cell.shell(&format!("cat /dev/zero > {at}/all")).exited(1);
             assert!(full.stderr.contains("No space left"), "{memory}, {at}: {}", full.stderr);
