@@ -299,8 +299,10 @@ impl Record {
         }
         let before = self.read::<Status>("status.json").unwrap_or_default();
         let started_before_ms = before.started_ms.max(before.started_before_ms);
-        self.write_spec(spec)?;
+        // Readers take the specification first: none may see the new one with the end of the run
+        // before, which would be the end of a cell that has no restart left.
         self.write_status(&Status { started_before_ms, ..Status::default() })?;
+        self.write_spec(spec)?;
         Ok((self.clone(), lease))
     }
 
@@ -730,6 +732,47 @@ mod tests {
         let (record, _lease) = Record::create(&layout, &spec()).unwrap();
         record.write_status(&status(State::Running)).unwrap();
         assert!(record.write_status(&status(State::Created)).is_err());
+    }
+
+    /// Its last run would be taken for its end.
+    #[test]
+    fn nobody_sees_a_cell_that_begins_again_as_ended_in_that_run() {
+        let root = tempfile::tempdir().unwrap();
+        let layout = Layout::new(root.path().to_owned());
+        let (record, mut lease) = Record::create(&layout, &spec()).unwrap();
+        std::thread::scope(|scope| {
+            let runs = scope.spawn(|| {
+                for run in 1..=300 {
+                    // Ends of odd runs are told from those of even ones.
+                    let exit_code = Some((run - 1) as u8 % 2);
+                    record.write_status(&Status { exit_code, ..status(State::Exited) }).unwrap();
+                    drop(lease);
+                    lease = again(&layout, run);
+                }
+                lease
+            });
+            while !runs.is_finished() {
+                let (spec, now) = record.look(&layout).unwrap().unwrap();
+                // The status is that of a later run where this thread stood still for a while.
+                if now.state == State::Exited
+                    && record.read_spec().unwrap().restarts == spec.restarts
+                {
+                    assert_eq!(now.exit_code, Some(spec.restarts as u8 % 2));
+                }
+            }
+        });
+    }
+
+    fn again(layout: &Layout, restarts: u32) -> Lease {
+        let spec = CellSpec { restarts, ..spec() };
+        loop {
+            // Who looks holds the record for a moment.
+            match Record::create(layout, &spec) {
+                Ok((_, lease)) => return lease,
+                Err(CellError::WrongState { .. }) => std::thread::yield_now(),
+                Err(error) => panic!("{error}"),
+            }
+        }
     }
 
     #[test]

@@ -165,8 +165,12 @@ fn bursts_of_many_cells_fit_into_a_budget_that_their_limits_exceed() {
         most = most.max(held);
         thread::sleep(Duration::from_millis(20));
     }
-    for burst in bursts {
-        burst.finish(LIMIT).expect("it ends").ok();
+    for (cell, burst) in cells.iter().zip(bursts) {
+        let ended = burst.finish(LIMIT).expect("it ends");
+        if ended.code != 0 {
+            let console = budget.root.run(["logs", "--console", cell]).ok();
+            panic!("{cell} ended with {}: {}{}", ended.code, ended.stderr, console.text());
+        }
     }
     assert!(most > 128 * MIB, "at most {most} bytes were held at once");
     for cell in cells {
