@@ -1,7 +1,8 @@
 //! Published ports of datagrams: sockets of the host that callers send to, and who called.
 //!
-//! The stack is told who says what, and answers. Only who called is answered: a stack that a guest
-//! has taken over reaches nobody else by these sockets.
+//! The stack is told who says what, and answers. Only who called is answered, and with so much for
+//! a call: a stack that a guest has taken over reaches nobody else by these sockets, and whoever
+//! calls in another's name has little said to that one.
 
 use std::collections::HashMap;
 use std::net::{SocketAddr, UdpSocket};
@@ -12,12 +13,27 @@ use std::time::{Duration, Instant};
 /// forgotten first.
 const CALLERS_MAX: usize = 1024;
 /// How long a caller may be answered: longer than the stack keeps a flow that is silent.
-const CALLER_MAX: Duration = Duration::from_secs(180);
+const CALLER_MAX: Duration = Duration::from_secs(90);
+/// Bytes of answers to one call. Who is to get more calls again, as programs do that stream.
+const ANSWERS_BYTES_MAX: u64 = 4 << 20;
 
 /// One port.
 struct Door {
     socket: UdpSocket,
-    callers: HashMap<SocketAddr, Instant>,
+    callers: HashMap<SocketAddr, Call>,
+}
+
+/// The last call of one caller.
+struct Call {
+    at: Instant,
+    /// Bytes of answers that it may still get.
+    left: u64,
+}
+
+impl Call {
+    fn may_be_answered(&self, bytes: usize) -> bool {
+        self.at.elapsed() < CALLER_MAX && bytes as u64 <= self.left
+    }
 }
 
 /// All of a cell, each with its number.
@@ -57,13 +73,14 @@ impl Doors {
     }
 
     /// Answers a caller. What does not go at once is lost, as in any network.
-    pub fn answer(&self, door: u32, to: SocketAddr, data: &[u8]) {
-        let Some(door) = self.0.get(door as usize) else { return };
-        let called = door.callers.iter().find(|(caller, at)| {
+    pub fn answer(&mut self, door: u32, to: SocketAddr, data: &[u8]) {
+        let Some(door) = self.0.get_mut(door as usize) else { return };
+        let called = door.callers.iter_mut().find(|(caller, call)| {
             (caller.ip().to_canonical(), caller.port()) == (to.ip(), to.port())
-                && at.elapsed() < CALLER_MAX
+                && call.may_be_answered(data.len())
         });
-        if let Some((caller, _)) = called {
+        if let Some((caller, call)) = called {
+            call.left -= data.len() as u64;
             let _ = door.socket.send_to(data, caller);
         }
     }
@@ -72,10 +89,10 @@ impl Doors {
 impl Door {
     fn note(&mut self, caller: SocketAddr) {
         if self.callers.len() >= CALLERS_MAX && !self.callers.contains_key(&caller) {
-            let oldest = self.callers.iter().min_by_key(|(_, at)| **at).map(|(own, _)| *own);
+            let oldest = self.callers.iter().min_by_key(|(_, call)| call.at).map(|(own, _)| *own);
             oldest.map(|oldest| self.callers.remove(&oldest));
         }
-        self.callers.insert(caller, Instant::now());
+        self.callers.insert(caller, Call { at: Instant::now(), left: ANSWERS_BYTES_MAX });
     }
 }
 
@@ -101,6 +118,25 @@ mod tests {
         doors.answer(0, from, b"yes");
         assert_eq!(caller.recv(&mut buffer).unwrap(), 3);
         other.recv(&mut buffer).unwrap_err();
+    }
+
+    #[test]
+    fn a_call_is_answered_with_so_much() {
+        let bind = || UdpSocket::bind("127.0.0.1:0").unwrap();
+        let (door, caller) = (bind(), bind());
+        let at = door.local_addr().unwrap();
+        let mut doors = Doors::new(vec![door]);
+        let mut buffer = [0; 16];
+        let from = caller.local_addr().unwrap();
+        let left = |doors: &Doors| doors.0[0].callers[&from].left;
+        caller.send_to(b"hello", at).unwrap();
+        doors.take(0, &mut buffer).unwrap();
+        let answer = [0; 1024];
+        (0..=ANSWERS_BYTES_MAX / 1024).for_each(|_| doors.answer(0, from, &answer));
+        assert_eq!(left(&doors), 0);
+        caller.send_to(b"more", at).unwrap();
+        doors.take(0, &mut buffer).unwrap();
+        assert_eq!(left(&doors), ANSWERS_BYTES_MAX);
     }
 
     #[test]

@@ -11,7 +11,7 @@ use std::time::Instant;
 use exocell_xgate::Protocol;
 
 use super::flow::{Flow, Key, Stage};
-use super::{Stack, may_call};
+use super::{DATAGRAM_CALLERS_MAX, Stack};
 use crate::audit::{Decision, Entry};
 use crate::dialer::protocol::Request;
 use crate::link;
@@ -42,12 +42,11 @@ impl Stack {
     }
 
     fn begin_call(&mut self, door: u32, from: SocketAddr, guest_port: u16) -> Option<usize> {
-        let mut entry = Entry::new("listen", Decision::Allowed, "published port");
-        entry = entry.by(Protocol::Udp, guest_port).to(from);
-        if let Err(reason) = may_call(self.flows.len(), self.flows.callers()) {
-            entry.decision = Decision::Denied;
-            self.audit.record(entry.because(reason));
-            return None;
+        let entry = Entry::new("listen", Decision::Allowed, "published port");
+        let entry = entry.by(Protocol::Udp, guest_port).to(from);
+        if self.flows.datagram_callers() >= DATAGRAM_CALLERS_MAX {
+            let silent = self.flows.longest_silent_caller()?;
+            self.forget(silent);
         }
         let guest = SocketAddr::new(link::GUEST_V4.into(), guest_port);
         let key = self.free_key(Protocol::Udp, guest)?;
@@ -66,7 +65,7 @@ impl Stack {
         let Some(slot) = self.flows.find(&key) else { return false };
         let Some(flow) = self.flows.get(slot) else { return false };
         let (Some(door), Some(peer)) = (flow.door, flow.peer) else { return false };
-        flow.moved = Instant::now();
+        // Only who calls keeps the flow: its source may have been a lie.
         flow.bytes.0 += data.len() as u64;
         self.rate.fill(Instant::now());
         if !self.dialer.has_more() && !self.rate.is_empty() {

@@ -113,9 +113,29 @@ impl Flows {
         self.by_key.len()
     }
 
-    /// How many of them are callers of published ports.
+    /// How many of them are callers of published ports of connections.
     pub fn callers(&self) -> usize {
-        self.slots.iter().flatten().filter(|flow| flow.inbound).count()
+        let is_caller = |flow: &&Flow| flow.inbound && flow.door.is_none();
+        self.slots.iter().flatten().filter(is_caller).count()
+    }
+
+    /// How many of them are callers of published ports of datagrams. They count by themselves: one
+    /// datagram makes one of them, and its source may be a lie.
+    pub fn datagram_callers(&self) -> usize {
+        self.slots.iter().flatten().filter(|flow| flow.door.is_some()).count()
+    }
+
+    /// The one of those that has said nothing for the longest time.
+    pub fn longest_silent_caller(&self) -> Option<usize> {
+        let callers = self.slots.iter().enumerate().filter_map(|(slot, flow)| {
+            flow.as_ref().filter(|flow| flow.door.is_some()).map(|flow| (flow.moved, slot))
+        });
+        callers.min().map(|(_, slot)| slot)
+    }
+
+    /// All but the callers by datagrams.
+    pub fn connections(&self) -> usize {
+        self.len() - self.datagram_callers()
     }
 
     /// Whether `bytes` more may wait for flows that are being opened.

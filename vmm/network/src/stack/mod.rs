@@ -55,6 +55,9 @@ pub const CONNECTIONS_MAX: u32 = 256;
 /// Callers of published ports among them: whoever calls and says nothing does not take the
 /// cell's own way out.
 pub const CALLERS_MAX: usize = 192;
+/// Callers of published ports of datagrams, beside all of these. For one more, the one that has
+/// said nothing for the longest time is forgotten.
+const DATAGRAM_CALLERS_MAX: usize = 256;
 /// Questions for names that the host is asked.
 const QUESTIONS_MAX: usize = 64;
 const DNS_PORT: u16 = 53;
@@ -323,7 +326,8 @@ impl Stack {
             // The dialer is behind; the guest's next try may find it ready.
             return self.refuse(first, Refusal::Unreachable);
         }
-        if let Err(reason) = may_open(&self.policy, self.flows.len(), self.flows.callers()) {
+        if let Err(reason) = may_open(&self.policy, self.flows.connections(), self.flows.callers())
+        {
             let entry = Entry::new("connect", Decision::Denied, &target).by(protocol, port);
             self.audit.record(entry.because(reason));
             return self.refuse(first, Refusal::Unreachable);

@@ -48,7 +48,7 @@ impl Stack {
         let target = Target::Address(link::STACK_V4.into());
         let mut entry = Entry::new("listen", Decision::Allowed, "published port");
         entry = entry.by(Protocol::Tcp, guest_port).to(at);
-        if let Err(reason) = may_call(self.flows.len(), self.flows.callers()) {
+        if let Err(reason) = may_call(self.flows.connections(), self.flows.callers()) {
             entry.decision = Decision::Denied;
             self.audit.record(entry.because(reason));
             return;

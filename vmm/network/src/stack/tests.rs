@@ -307,6 +307,23 @@ fn callers_of_published_ports_leave_room_for_the_cells_own_connections() {
     assert_eq!(bench.decisions().pop(), Some((Decision::Denied, reason.to_owned())));
 }
 
+/// Their sources may be lies: they cost neither callers by connections nor each other the port.
+#[test]
+fn callers_by_datagrams_hold_nothing_up() {
+    let scope = NetworkScope { listen: vec!["53".parse().unwrap()], ..NetworkScope::default() };
+    let mut bench = Bench::new(Policy::new(scope), Vec::new());
+    let from = |number: usize| SocketAddr::from(([192, 0, 2, 7], 5000 + number as u16));
+    (0..2 * DATAGRAM_CALLERS_MAX).for_each(|number| bench.stack.called(0, from(number), b"x"));
+    let flows = &bench.stack.flows;
+    assert_eq!(
+        (flows.len(), flows.datagram_callers()),
+        (DATAGRAM_CALLERS_MAX, DATAGRAM_CALLERS_MAX)
+    );
+    assert_eq!((flows.connections(), flows.callers()), (0, 0));
+    let known = |number| flows.find_call(0, from(number)).is_some();
+    assert!(!known(0) && known(DATAGRAM_CALLERS_MAX) && known(2 * DATAGRAM_CALLERS_MAX - 1));
+}
+
 #[test]
 fn callers_by_datagrams_are_led_to_the_guest_and_answered() {
     let listen = vec!["53".parse().unwrap()];
