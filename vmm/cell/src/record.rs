@@ -350,7 +350,10 @@ impl Record {
     /// The record whose name, id or unambiguous id prefix is `key`.
     pub fn find(layout: &Layout, key: &str) -> Result<(Self, CellSpec, Status), CellError> {
         let mut all = Self::all(layout)?;
-        if let Some(exact) = all.iter().position(|(r, spec, _)| r.id == key || spec.name == key) {
+        // An id before a name: a name may be what another's id is.
+        let by_name = || all.iter().position(|(_, spec, _)| spec.name == key);
+        let exact = all.iter().position(|(record, _, _)| record.id == key);
+        if let Some(exact) = exact.or_else(by_name) {
             return Ok(all.swap_remove(exact));
         }
         all.retain(|(record, _, _)| !key.is_empty() && record.id.starts_with(key));
@@ -728,6 +731,10 @@ mod tests {
         assert!(matches!(refused, CellError::Step { from: "exited", to: "running", .. }));
         let (_, _, now) = Record::find(&layout, "c").unwrap();
         assert_eq!(now.state, State::Exited);
+        // An id is one cell's, whatever another is called.
+        let other = CellSpec { id: "f".repeat(32), name: spec().id, ..spec() };
+        let _other = Record::create(&layout, &other).unwrap();
+        assert_eq!(Record::find(&layout, &spec().id).unwrap().0.id, spec().id);
         drop(lease);
         let (record, _lease) = Record::create(&layout, &spec()).unwrap();
         record.write_status(&status(State::Running)).unwrap();

@@ -25,6 +25,7 @@ use nix::sys::wait::{WaitPidFlag, waitpid};
 use nix::unistd::Pid;
 
 use crate::launch::Request;
+use crate::plan::sidecar;
 use crate::policy::Policy;
 use crate::record::{Record, State, Status};
 use crate::{CellError, CellSpec, Layout, logging, now_ms};
@@ -134,8 +135,10 @@ impl Record {
             let pid = text.trim().parse().ok().and_then(rustix::process::Pid::from_raw);
             let flags = rustix::process::PidfdFlags::empty();
             let pidfd = pid.and_then(|pid| rustix::process::pidfd_open(pid, flags).ok());
-            // Asked with the descriptor in hand: the pid may be someone else's by now.
-            if let Some(pidfd) = pidfd.filter(|_| self.has_restarter()) {
+            // Asked with the descriptor in hand: the pid may be someone else's by now. The cell's
+            // supervisor can write the file, and is not to have others ended.
+            let is_own = |_: &_| self.has_restarter() && pid.is_some_and(|pid| self.is_of(pid));
+            if let Some(pidfd) = pidfd.filter(is_own) {
                 rustix::process::pidfd_send_signal(&pidfd, rustix::process::Signal::KILL)
                     .map_err(|error| failed()(error.into()))?;
                 let mut ended =
@@ -148,6 +151,13 @@ impl Record {
             std::thread::sleep(Duration::from_millis(1));
         }
         Ok(())
+    }
+
+    /// Whether process `pid` was begun as the restarter of this cell.
+    fn is_of(&self, pid: rustix::process::Pid) -> bool {
+        let words = fs::read(format!("/proc/{}/cmdline", pid.as_raw_nonzero())).unwrap_or_default();
+        let words: Vec<&[u8]> = words.split(|byte| *byte == 0).collect();
+        words.windows(2).any(|pair| pair == [VERB.as_bytes(), self.id.as_bytes()])
     }
 }
 
@@ -261,6 +271,8 @@ fn follow(
     start: impl Fn(&Record, CellSpec) -> Result<(), CellError>,
 ) {
     let mut wait = Duration::ZERO;
+    // How often it could not be started since it ran: the cell in whose guest it is did not run.
+    let mut failed = 0;
     loop {
         record.await_release();
         reap();
@@ -271,10 +283,15 @@ fn follow(
             std::thread::sleep(LOOK);
             continue;
         }
-        if !record.wants_again(&spec, &status) {
+        let tried = |spec: &CellSpec| spec.restarts.saturating_add(failed);
+        let wanted = CellSpec { restarts: tried(&spec), ..spec };
+        if !record.wants_again(&wanted, &status) {
             return;
         }
-        let ran = status.finished_ms.saturating_sub(status.started_ms);
+        let ran = match failed {
+            0 => status.finished_ms.saturating_sub(status.started_ms),
+            _ => 0,
+        };
         wait = pause(wait, Duration::from_millis(ran));
         std::thread::sleep(wait);
         // It may have been changed, stopped or begun meanwhile.
@@ -282,14 +299,17 @@ fn follow(
         if status.state != State::Exited {
             continue;
         }
-        if !record.wants_again(&spec, &status) {
+        let wanted = CellSpec { restarts: tried(&spec), ..spec };
+        if !record.wants_again(&wanted, &status) {
             return;
         }
-        let next = CellSpec { restarts: spec.restarts.saturating_add(1), ..spec };
+        let next = CellSpec { restarts: wanted.restarts.saturating_add(1), ..wanted };
+        let awaits = sidecar::awaits(layout, &next);
         match start(record, next) {
-            Ok(()) => {}
+            Ok(()) => failed = 0,
             // Whoever holds the record for a moment lets it go.
             Err(CellError::WrongState { .. }) => std::thread::sleep(LOOK),
+            Err(_) if awaits => failed = failed.saturating_add(1),
             Err(error) => {
                 if !record.note_failed_start(&error) {
                     return;

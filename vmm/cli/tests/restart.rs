@@ -109,6 +109,40 @@ fn runs_anew(cell: &Cell, before: i32) -> bool {
 }
 
 #[test]
+fn one_in_anothers_guest_starts_again_with_that() {
+    let other = Cell::idle("other", &["--restart", "on-failure"]);
+    let network = format!("container:{}", other.name);
+    let side = Cell::idle("side", &["--network", &network, "--restart", "always"]);
+    let before = side.supervisor();
+    // Its first starts find no guest.
+    other.verb(&["stop", "-t", "0"]).ok();
+    a_while();
+    assert!(restarter(&folder(&side)).is_some());
+    other.verb(&["start"]).ok();
+    eventually("it is in the new guest", || runs_anew(&side, before));
+    side.shell("true").ok();
+    let counted = count(&side);
+    assert!(counted > 1, "{counted}");
+    side.verb(&["rm", "-f"]).ok();
+}
+
+/// The supervisor, which a guest may have taken over, can write who is to be ended.
+#[test]
+fn nobody_is_ended_but_the_cells_own_restarter() {
+    let cell = Cell::idle("own", &["--restart", "always"]);
+    let folder = folder(&cell);
+    let own = restarter(&folder).expect("a restarter");
+    let mut other = std::process::Command::new("sleep").arg("99").spawn().expect("sleep");
+    fs::write(folder.join("restarter"), other.id().to_string()).expect("its file");
+    cell.verb(&["stop", "-t", "0"]).exited(125).complains_of(&["cannot end the restarter"]);
+    assert!(other.try_wait().expect("waitpid").is_none(), "another's process was ended");
+    other.kill().expect("kill");
+    other.wait().expect("waitpid");
+    fs::write(folder.join("restarter"), own.to_string()).expect("its file");
+    cell.verb(&["rm", "-f"]).ok();
+}
+
+#[test]
 fn one_that_is_stopped_by_hand_stays_ended() {
     for verb in [&["stop", "-t", "0"][..], &["kill"], &["kill", "-s", "TERM"]] {
         let cell = Cell::idle("stopped", &["--restart", "always"]);

@@ -37,13 +37,16 @@ pub struct SidecarPlan {
 /// # Errors
 /// There is none, it does not run, or it has no guest.
 pub fn find(layout: &Layout, key: &str) -> Result<(Record, CellSpec), CellError> {
-    let (record, spec, status) = Record::find(layout, key)?;
+    let (mut record, mut spec, mut status) = Record::find(layout, key)?;
     if let Some(within) = &spec.within {
         // One that is in another's guest is on that one's network.
-        return find(layout, &within.cell);
+        (record, spec, status) = Record::find(layout, &within.cell)?;
     }
     let refused =
         |why: &str| Err(CellError::Usage(format!("--network container:{key}: cannot join {why}")));
+    if spec.within.is_some() {
+        return refused("a cell that is itself in another's guest; name the cell with the guest");
+    }
     if spec.strength == Strength::Isolate {
         return refused("an isolate, which has no guest that another could be in");
     }
@@ -59,6 +62,11 @@ pub fn find(layout: &Layout, key: &str) -> Result<(Record, CellSpec), CellError>
         );
     }
     Ok((record, spec))
+}
+
+/// Whether `spec` is to be in the guest of a cell that is there and may run later.
+pub(crate) fn awaits(layout: &Layout, spec: &CellSpec) -> bool {
+    spec.within.as_ref().is_some_and(|within| Record::find(layout, &within.cell).is_ok())
 }
 
 /// What `spec` cannot have in another's guest.
