@@ -4,9 +4,9 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::signal::Signal;
 
 use crate::control::{Client, ControlRequest};
+use crate::signal::Signal;
 use crate::{CellError, Layout, Record, State, Status};
 
 /// How long a supervisor may take to end its cell before it is killed.
@@ -53,7 +53,7 @@ pub fn await_end(
 
 /// Ends a running cell: SIGTERM to its program, after `grace` the end.
 pub fn stop(layout: &Layout, record: &Record, grace: Duration) -> Result<(), CellError> {
-    stop_by(layout, record, Signal::SIGTERM, grace)
+    stop_by(layout, record, Signal::TERM, grace)
 }
 
 /// Has nobody start the cell again but by hand.
@@ -72,7 +72,7 @@ pub fn stop_by(
     grace: Duration,
 ) -> Result<(), CellError> {
     stay_ended(layout, record)?;
-    let signal = first as i32 as u8;
+    let signal = first.number();
     let grace_ms = u64::try_from(grace.as_millis()).unwrap_or(u64::MAX);
     // A supervisor that does not answer is killed below.
     let _ = Client::connect(record)
@@ -99,10 +99,10 @@ pub fn stop_by(
 
 /// Sends the program of a running cell a signal; SIGKILL ends the cell.
 pub fn kill(layout: &Layout, record: &Record, signal: Signal) -> Result<(), CellError> {
-    if signal == Signal::SIGKILL {
+    if signal == Signal::KILL {
         return stop(layout, record, Duration::ZERO);
     }
-    let request = ControlRequest::Signal { signal: signal as i32 as u8 };
+    let request = ControlRequest::Signal { signal: signal.number() };
     Client::connect(record)?.ask(&request).map(drop)
 }
 
@@ -188,16 +188,6 @@ fn forget(layout: &Layout, other: &str, id: &str) {
         Ok(())
     };
     let _ = asked();
-}
-
-/// `KILL`, `SIGKILL` or `9`.
-pub fn signal(text: &str) -> Result<Signal, CellError> {
-    let upper = text.to_ascii_uppercase();
-    let by_number = text.parse::<i32>().ok().and_then(|number| Signal::try_from(number).ok());
-    let name = if upper.starts_with("SIG") { upper } else { format!("SIG{upper}") };
-    by_number.or_else(|| name.parse().ok()).ok_or_else(|| {
-        CellError::Usage(format!("{text} is no signal; try TERM, KILL, HUP or a number"))
-    })
 }
 
 /// The supervisor's pid, waited for where it is so young that it has not

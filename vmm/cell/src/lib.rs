@@ -42,6 +42,7 @@ pub mod relayed;
 pub mod restart;
 mod served;
 pub mod settings;
+pub mod signal;
 mod spec;
 pub mod supervisor;
 pub mod switches;

@@ -35,7 +35,9 @@ fn a_template_holds_what_the_cell_made_and_nothing_that_was_mounted() {
     let volume = format!("{}:/src:ro", text(shared.path()));
     let name = unique("commit");
     let cell = Cell { name: name.clone() };
-    run(["run", "-d", "--name", &name, "-v", &volume, &base.0, "sleep", "infinity"]).ok();
+    let own = ["-e", "OWN=1", "-w", "/data", "--label", "of=me"];
+    let flags = [&["run", "-d", "--name", &name, "-v", &volume][..], &own].concat();
+    run([&flags[..], &[&base.0, "sleep", "infinity"]].concat()).ok();
     let script = "echo made > /data/file && ln /data/file /data/second && ln -s file /data/link \
                   && chmod 640 /data/file && chown 7:8 /data/file && rm /bin/ls && cat /src/secret";
     assert_eq!(cell.shell(script).ok().text(), "of the host");
@@ -46,6 +48,12 @@ fn a_template_holds_what_the_cell_made_and_nothing_that_was_mounted() {
         shell(&image, &[], "cat /data/link; stat -c '%a %u %g %h' /data/second; echo /src/*");
     assert_eq!(seen.ok().text(), "made\n640 7 8 2\n/src/*");
     shell(&image, &[], "test -e /bin/ls").exited(1);
+    // It is started as the cell was.
+    let document = run(["image", "inspect", &image.0]).ok().json();
+    let config = &document[0]["config"];
+    assert_eq!(config["cmd"], serde_json::json!(["sleep", "infinity"]), "{document}");
+    assert_eq!((&config["working_dir"], &config["labels"]["of"]), (&"/data".into(), &"me".into()));
+    assert_eq!(shell(&image, &[], "echo $OWN in $(pwd)").ok().text(), "1 in /data");
     // Cells of a template do not see each other's writes, nor the first cell's.
     cell.shell("echo later > /data/file").ok();
     shell(&image, &[], "echo own > /data/file").ok();

@@ -291,19 +291,43 @@ fn files_go_in_and_out() {
 fn a_container_becomes_an_image() {
     let server = Server::start();
     let (image, made) = (server.small(), ["made", "made"].map(|word| server.image(word)));
-    let create = ["run", "-d", "--network", "none", "--name", "c", &image, "sleep", "infinity"];
-    server.docker(&create).ok();
-    server.docker(&["exec", "c", "sh", "-c", "echo made > /data/file"]).ok();
+    let create = ["run", "-d", "--network", "none", "--name", "c", "-e", "OWN=1", "-w", "/data"];
+    let program = ["-u", "7", "--label", "of=me", "--entrypoint", "sleep", &image, "infinity"];
+    server.docker(&[&create[..], &program].concat()).ok();
+    server.docker(&["exec", "-u", "0", "c", "sh", "-c", "echo made > /data/file"]).ok();
     let id = server.docker(&["commit", "-m", "words", "c", &made[0]]).ok().text().to_owned();
     assert!(id.starts_with("sha256:"), "{id}");
     let seen = |image| {
-        let run = ["run", "--rm", "--network", "none", image, "cat", "/data/file"];
-        server.docker(&run).ok().text().to_owned()
+        let run = ["run", "--rm", "--network", "none", "--entrypoint", "cat"];
+        server.docker(&[&run[..], &[image, "file"]].concat()).ok().text().to_owned()
     };
     assert_eq!(seen(&made[0]), "made");
+    let format = "{{.Config.Entrypoint}} {{.Config.Cmd}} {{.Config.User}} {{.Config.WorkingDir}} \
+                  {{.Config.Labels.of}} {{.Config.Env}}";
+    let config = server.docker(&["image", "inspect", "-f", format, &made[0]]).ok();
+    let wanted = "[sleep] [infinity] 7 /data me [OWN=1]";
+    assert_eq!(config.text(), wanted, "it is started as the container was");
     server.docker(&["stop", "-t", "0", "c"]).ok();
     server.docker(&["commit", "c", &made[1]]).ok();
     assert_eq!(seen(&made[1]), "made", "an ended one can be committed too");
+    let names = |filter: &str| {
+        let listed = ["images", "--filter", filter, "--format", "{{.Repository}}:{{.Tag}}"];
+        server.docker(&listed).ok().text().to_owned()
+    };
+    let before = names(&format!("before={}", made[1]));
+    assert!(!before.contains(&made[1]) && names("until=1h").lines().all(|name| name != made[1]));
+    // What no container has goes, with its name, as far as the filters say.
+    let mine = format!("label=mine={}", made[1]);
+    server.docker(&["commit", "-c", &format!("LABEL mine={}", made[1]), "c", &made[1]]).ok();
+    server.docker(&["image", "prune", "-f", "--filter", &mine]).ok();
+    assert_eq!(names(&mine), made[1], "it has a name");
+    server.docker(&["run", "-d", "--name", "user", &made[1]]).ok();
+    let prune = ["image", "prune", "-af", "--filter", &mine];
+    server.docker(&prune).ok();
+    assert_eq!(names(&mine), made[1], "a container has it");
+    server.docker(&["rm", "-f", "user"]).ok();
+    server.docker(&prune).ok();
+    assert_eq!(names(&mine), "");
 }
 
 #[test]

@@ -28,10 +28,11 @@ use std::sync::{Mutex, PoisonError};
 
 use exocell_cell::images::dockerfile::{self, Dockerfile, DockerfileError, Instruction, Stage};
 use exocell_cell::images::{Digest, ImageError, Reference, Store};
+use exocell_cell::signal::Signal;
 use exocell_cell::{CellError, Layout, Record, end};
-use nix::sys::signal::Signal;
 
-pub use configure::changed;
+pub(crate) use configure::as_configured;
+pub use configure::{as_started, changed};
 use keep::Keep;
 pub(crate) use keep::kept;
 pub use keep::prune;
@@ -131,7 +132,7 @@ impl Stopper {
         let cell = self.cell.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(record) = cell {
             // One that has ended meanwhile is what was wanted.
-            let _ = end::kill(layout, &record, Signal::SIGKILL);
+            let _ = end::kill(layout, &record, Signal::KILL);
         }
     }
 

@@ -9,6 +9,7 @@ use exocell_cell::networks::Networks;
 use exocell_cell::plan::sidecar;
 use exocell_cell::policy::Policy;
 use exocell_cell::restart;
+use exocell_cell::signal::Signal;
 use exocell_cell::xgate::CapabilitySet;
 use exocell_cell::{CellError, CellSpec, Names, Strength, end, now_ms, switches, warm};
 use hyper::StatusCode;
@@ -73,6 +74,7 @@ pub async fn create(server: &Arc<Server>, call: Call) -> ApiResult<Response> {
             let mut container = container(wanted, &image, admitted, id, name);
             bounds::check(&container)?;
             check_within(&container)?;
+            name_other_by_id(server, &mut container);
             server.containers.prepare(&mut container)?;
             let keeps = !container.spec.remove
                 && !container.spec.read_only
@@ -114,7 +116,10 @@ fn inherited(server: &Server, from: &[String]) -> ApiResult<Vec<MountPoint>> {
                 )));
             }
         };
-        let mounts = server.containers.find(key)?.container.mounts.into_iter();
+        // Not 404, which clients take for an image that is to be pulled.
+        let found = server.containers.find(key);
+        let found = found.map_err(|error| ApiError::bad_request(error.message))?;
+        let mounts = found.container.mounts.into_iter();
         all.extend(mounts.map(|mount| MountPoint {
             writable: mount.writable && is_writable,
             is_anonymous: false,
@@ -122,6 +127,16 @@ fn inherited(server: &Server, from: &[String]) -> ApiResult<Vec<MountPoint>> {
         }));
     }
     Ok(all)
+}
+
+/// A container that is renamed stays the one in whose guest another is.
+fn name_other_by_id(server: &Server, container: &mut Container) {
+    let Some(within) = &mut container.spec.within else { return };
+    // One that is not there is told of at the start, as docker does.
+    if let Ok(other) = server.containers.find(&within.cell) {
+        other.id().clone_into(&mut within.cell);
+        container.host["NetworkMode"] = json!(format!("container:{}", other.id()));
+    }
 }
 
 /// What a container in another's guest cannot have is told now, not at the start.
@@ -223,6 +238,7 @@ fn container(
         warnings: admitted.warnings,
         tty_size: tty_size(&host.console_size).map(|size| (size.rows, size.cols)),
         started: false,
+        is_cell: false,
         words: None,
         config,
     }
@@ -336,7 +352,7 @@ pub async fn restart(server: &Arc<Server>, key: &str, call: &Call) -> ApiResult<
 
 /// `POST /containers/{id}/kill`
 pub async fn kill(server: &Arc<Server>, key: &str, call: &Call) -> ApiResult<Response> {
-    let signal = end::signal(call.target.query.get("signal").unwrap_or("KILL"))?;
+    let signal: Signal = call.target.query.get("signal").unwrap_or("KILL").parse()?;
     let seen = server.find(key).await?;
     if seen.is_restarting() {
         lifecycle::stays_ended(server, &seen).await?;
@@ -350,13 +366,11 @@ pub async fn kill(server: &Arc<Server>, key: &str, call: &Call) -> ApiResult<Res
     }
     // As docker has it: what ends a program by hand is its last end.
     let own = seen.container.config.stop_signal.as_deref().unwrap_or("TERM");
-    if signal == nix::sys::signal::Signal::SIGKILL
-        || end::signal(own).is_ok_and(|own| own == signal)
-    {
+    if signal == Signal::KILL || own.parse().is_ok_and(|own: Signal| own == signal) {
         lifecycle::stays_ended(server, &seen).await?;
     }
     match signal {
-        nix::sys::signal::Signal::SIGKILL => lifecycle::kill_now(server, &seen).await?,
+        Signal::KILL => lifecycle::kill_now(server, &seen).await?,
         other => lifecycle::signal(server, &seen, other).await?,
     }
     Ok(empty(StatusCode::NO_CONTENT))
@@ -497,11 +511,14 @@ pub async fn remove(server: &Arc<Server>, key: &str, call: &Call) -> ApiResult<R
 
 /// `POST /containers/prune`
 pub async fn prune(server: &Arc<Server>, call: &Call) -> ApiResult<Response> {
-    let filters = Filters::of(&call.target.query, &["label"])?;
+    let filters = Filters::of(&call.target.query, &["label", "until"])?;
+    let until_s = filters.until_s()?;
     let all = server.blocking(|server| server.containers.all()).await?;
     let mut deleted = Vec::new();
     for seen in all.iter().filter(|seen| !seen.is_running() && !seen.is_restarting()) {
-        let fits = filters.labels(&seen.container.config.labels);
+        let created_s = seen.container.spec.created_ms / 1000;
+        let fits = filters.labels(&seen.container.config.labels)
+            && until_s.is_none_or(|until_s| created_s < until_s);
         if fits && lifecycle::remove(server, seen.id(), false, false).await.is_ok() {
             deleted.push(seen.id());
         }

@@ -57,6 +57,9 @@ pub struct Container {
     pub tty_size: Option<(u16, u16)>,
     /// Whether there is, or was, a cell.
     pub started: bool,
+    /// Whether it was made without the API: `config` is what it looks like then.
+    #[serde(skip)]
+    pub is_cell: bool,
     /// Its program and arguments, where a part of them is the image's.
     #[serde(skip)]
     pub words: Option<Vec<String>>,
@@ -69,19 +72,13 @@ impl Container {
     pub fn of_cell(spec: CellSpec, shelf: &Shelf) -> Self {
         let config = Config {
             hostname: spec.hostname.clone().unwrap_or_else(|| short(&spec.id).to_owned()),
-            user: spec.user.clone().unwrap_or_default(),
             tty: spec.tty,
             open_stdin: spec.stdin,
             env: plan::environment(&[], &spec.env, spec.tty),
-            cmd: Some(spec.command.clone()),
-            entrypoint: spec.entrypoint.clone(),
             image: spec.image.clone(),
             working_dir: spec.working_dir.clone().unwrap_or_else(|| "/".to_owned()),
-            labels: spec.labels.clone(),
-            healthcheck: spec.health.clone(),
-            stop_signal: spec.stop_signal.clone(),
             stop_timeout: spec.stop_seconds.and_then(|seconds| i64::try_from(seconds).ok()),
-            ..Config::default()
+            ..Config::of_spec(&spec)
         };
         Self {
             version: Self::VERSION,
@@ -94,6 +91,7 @@ impl Container {
             warnings: Vec::new(),
             tty_size: None,
             started: true,
+            is_cell: true,
             words: None,
             config,
             spec,
@@ -431,8 +429,10 @@ impl Containers {
     pub fn find(&self, key: &str) -> ApiResult<Seen> {
         let key = key.strip_prefix('/').unwrap_or(key);
         let mut all = self.all()?;
-        let exact = |seen: &Seen| seen.id() == key || seen.container.name() == key;
-        if let Some(at) = all.iter().position(exact) {
+        // An id before a name: a name may be what another's id is.
+        let exact = all.iter().position(|seen| seen.id() == key);
+        let by_name = || all.iter().position(|seen| seen.container.name() == key);
+        if let Some(at) = exact.or_else(by_name) {
             return Ok(all.swap_remove(at));
         }
         all.retain(|seen| !key.is_empty() && seen.id().starts_with(key));

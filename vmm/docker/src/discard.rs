@@ -77,17 +77,40 @@ fn remove_when_released(store: &Store, name: &str, force: bool) -> ApiResult<Opt
     }
 }
 
-/// `POST /images/prune`
+/// `POST /images/prune`: images without a name, or with `dangling=false` all, that no container has.
 pub async fn prune(server: &Arc<Server>, call: &Call) -> ApiResult<Response> {
     let filters = Filters::of(&call.target.query, &["dangling", "label", "until"])?;
-    if filters.values("dangling").iter().any(|value| matches!(value.as_str(), "0" | "false")) {
-        return Err(ApiError::unsupported(
-            "removing all images that no container uses",
-            "remove them by name",
-        ));
-    }
-    let removed = server.blocking(|server| Ok(server.images()?.prune()?)).await?;
+    let until_s = filters.until_s()?;
+    let dangling = filters.values("dangling");
+    let all = dangling.iter().any(|value| matches!(value.as_str(), "0" | "false"));
+    let removed = server.at_its_pace(move |server| {
+        let store = server.images()?;
+        let containers = server.containers.all()?;
+        let mut removed = Vec::new();
+        for image in store.list()? {
+            let fits = (all || image.tags.is_empty())
+                && filters.labels(&image.config.labels)
+                && until_s.is_none_or(|until_s| image.imported < until_s)
+                && !containers.iter().any(|seen| uses(seen, &image));
+            if !fits {
+                continue;
+            }
+            match store.remove(&image.id.to_string(), true) {
+                Ok(_) => removed.push(image),
+                // Another took it, or removed it, meanwhile.
+                Err(ImageError::InUse { .. } | ImageError::NotFound { .. }) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(removed)
+    });
+    let removed = removed.await?;
     let freed: u64 = removed.iter().map(|image| image.size_bytes).sum();
-    let rows: Vec<_> = removed.iter().map(|i| json!({ "Deleted": i.id.to_string() })).collect();
+    let rows = removed.iter().flat_map(|image| {
+        let untagged = image.tags.iter().map(|tag| json!({ "Untagged": tag }));
+        untagged.chain([json!({ "Deleted": image.id.to_string() })])
+    });
+    let rows: Vec<_> = rows.collect();
+    removed.iter().for_each(|image| tell(server, "delete", &image.id.to_string(), ""));
     Ok(reply(StatusCode::OK, &json!({ "ImagesDeleted": rows, "SpaceReclaimed": freed })))
 }

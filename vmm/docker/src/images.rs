@@ -19,6 +19,7 @@ use serde_json::{Value, json};
 
 use crate::archive::known;
 use crate::build;
+use crate::containers::Container;
 use crate::error::{ApiError, ApiResult};
 use crate::events::Event;
 use crate::fields::says;
@@ -47,6 +48,11 @@ fn created_s(image: &ImageRecord) -> u64 {
     image.imported
 }
 
+/// Whether `image` came before `other`; the newer of two that came in one second is not known.
+fn is_older(image: &ImageRecord, other: &ImageRecord) -> bool {
+    image.id != other.id && created_s(image) <= created_s(other)
+}
+
 fn digests(image: &ImageRecord) -> Vec<String> {
     let Some(digest) = image.manifest else { return Vec::new() };
     let names = image.tags.iter().filter_map(|tag| tag.rsplit_once(':'));
@@ -58,8 +64,24 @@ fn digests(image: &ImageRecord) -> Vec<String> {
 /// `GET /images/json`
 pub async fn list(server: &Arc<Server>, call: &Call) -> ApiResult<Response> {
     let filters = Filters::of(&call.target.query, &FILTERS)?;
-    let all = server.blocking(|server| Ok(server.images()?.list()?)).await?;
-    let rows = all.iter().filter(|image| image_passes(image, &filters)).map(|image| {
+    let until_s = filters.until_s()?;
+    let named = |name: &str| filters.values(name).first().cloned();
+    let names = [named("before"), named("since")];
+    let (all, [before, since]) = server
+        .blocking(move |server| {
+            let store = server.images()?;
+            let made = names.map(|name| name.map(|name| store.resolve(&name)).transpose());
+            let [before, since] = made;
+            Ok((store.list()?, [before?, since?]))
+        })
+        .await?;
+    let wanted = |image: &&ImageRecord| {
+        image_passes(image, &filters)
+            && until_s.is_none_or(|until_s| created_s(image) < until_s)
+            && before.as_ref().is_none_or(|other| is_older(image, other))
+            && since.as_ref().is_none_or(|other| is_older(other, image))
+    };
+    let rows = all.iter().filter(wanted).map(|image| {
         json!({
             "Id": image.id.to_string(), "ParentId": "", "RepoTags": image.tags,
             "RepoDigests": digests(image), "Created": created_s(image), "Size": image.size_bytes,
@@ -191,8 +213,8 @@ pub async fn tag(server: &Arc<Server>, name: String, call: &Call) -> ApiResult<R
     Ok(empty(StatusCode::CREATED))
 }
 
-/// `POST /commit`, with the changes that are instructions. A configuration beside them is refused,
-/// and author and message are not kept.
+/// `POST /commit`: an image that is started as the container was, with the changes that are
+/// instructions. A configuration beside them is refused, and author and message are not kept.
 pub async fn commit(server: &Arc<Server>, call: Call) -> ApiResult<Response> {
     let query = &call.target.query;
     let container = query.get("container").ok_or_else(|| ApiError::bad_request("no container"))?;
@@ -207,12 +229,12 @@ pub async fn commit(server: &Arc<Server>, call: Call) -> ApiResult<Response> {
             "say it in instructions (changes), as docker commit --change does",
         ));
     }
-    let image = seen.container.spec.image_name().to_owned();
+    let container = seen.container.clone();
     let reach = reach::container(server, seen.id(), &place).await?;
     let shown = tag.as_ref().map_or_else(String::new, Reference::to_string);
     let made = server.blocking(move |server| {
         let layout = server.layout();
-        let config = committed(&server.images()?, &image, &changes)?;
+        let config = committed(&server.images()?, &container, &changes)?;
         commit::commit(layout, &reach.record, &config, tag.as_ref(), &mut Silent)
             .map_err(|error| reach.failure(error.into()))
     });
@@ -221,13 +243,15 @@ pub async fn commit(server: &Arc<Server>, call: Call) -> ApiResult<Response> {
     Ok(reply(StatusCode::CREATED, &json!({ "Id": id })))
 }
 
-/// How the image `from` is started, after changes.
-fn committed(store: &Store, from: &str, changes: &[String]) -> ApiResult<ImageConfig> {
-    if changes.is_empty() {
-        return Ok(store.resolve(from)?.config);
-    }
-    let changed = build::changed(&store.inspect(from)?, changes);
-    let changed = changed.map_err(|error| ApiError::bad_request(error.to_string()))?;
+/// How the image of a container is started: as that was, after changes.
+fn committed(store: &Store, from: &Container, changes: &[String]) -> ApiResult<ImageConfig> {
+    let document = store.inspect(from.spec.image_name())?;
+    let own = match from.is_cell {
+        true => build::as_started(&document, &from.spec),
+        false => build::as_configured(&document, &from.config),
+    };
+    let bad = |error: build::BuildError| ApiError::bad_request(error.to_string());
+    let changed = build::changed(&own.map_err(bad)?, changes).map_err(bad)?;
     Ok(ImageConfig::of_document(&changed)?)
 }
 

@@ -141,7 +141,7 @@ fn start(layout: &Layout, word: &str, request: Request) -> Result<(), CellError>
     match kept {
         true => restart::keep(layout, &id).inspect_err(|_| {
             // The first error is the one to tell.
-            let _ = end::kill(layout, &record, nix::sys::signal::Signal::SIGKILL);
+            let _ = end::kill(layout, &record, exocell_cell::signal::Signal::KILL);
         }),
         false => Ok(()),
     }

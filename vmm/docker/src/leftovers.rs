@@ -10,6 +10,7 @@ use exocell_cell::{CellError, Record, now_ms};
 
 use crate::containers::{Container, Containers};
 use crate::error::ApiResult;
+use crate::notes::Notes;
 
 /// Milliseconds in which a volume's cell comes to be on the slowest host.
 const BIRTH_MAX_MS: u64 = 10 * 60 * 1000;
@@ -73,6 +74,12 @@ impl Containers {
         }
     }
 
+    /// Whether a volume was made just now for a container that is not there yet.
+    pub fn awaits_owner(&self, notes: &Notes) -> bool {
+        notes.created_ms.saturating_add(BIRTH_USUAL_MS) > now_ms()
+            && notes.owner.as_deref().is_some_and(|owner| !self.exists(owner))
+    }
+
     fn exists(&self, id: &str) -> bool {
         Record::exists(self.layout(), id) || self.read(id).is_ok()
     }
@@ -87,9 +94,7 @@ impl Containers {
         let mut count = 0;
         for name in shelf.names().map_err(CellError::host("cannot list the volumes"))? {
             let notes = shelf.notes(&name);
-            let is_young = notes.created_ms.saturating_add(BIRTH_USUAL_MS) > now_ms()
-                && notes.owner.as_deref().is_some_and(|owner| !self.exists(owner));
-            if notes.is_anonymous && !is_young && !used.contains(&name) {
+            if notes.is_anonymous && !self.awaits_owner(&notes) && !used.contains(&name) {
                 let failed = CellError::host(format!("cannot remove the volume {name}"));
                 shelf.discard(&name).map_err(failed)?;
                 count += 1;

@@ -11,10 +11,10 @@ use std::time::Duration;
 use exocell_cell::agent::{FailureKind, Kind, Reply, TtySize};
 use exocell_cell::control::{Client, ControlRequest};
 use exocell_cell::network::Publish;
+use exocell_cell::signal::Signal;
 use exocell_cell::xgate::CapabilitySet;
 use exocell_cell::{CellError, Record, end, warm};
 use hyper::StatusCode;
-use nix::sys::signal::Signal;
 use tokio::net::UnixStream;
 use tokio::sync::oneshot;
 use tokio::time::timeout;
@@ -322,7 +322,7 @@ pub async fn signal(server: &Arc<Server>, seen: &Seen, signal: Signal) -> ApiRes
         Err(_) if !is_alive(server, seen.id()).await => Ok(()),
         other => other,
     }?;
-    server.tell(&seen.container, "kill", &[("signal", (signal as i32).to_string())]);
+    server.tell(&seen.container, "kill", &[("signal", signal.number().to_string())]);
     Ok(())
 }
 
@@ -347,8 +347,10 @@ pub async fn stop(server: &Arc<Server>, key: &str, how: Stop) -> ApiResult<bool>
     let config = &seen.container.config;
     let seconds = how.seconds.or(config.stop_timeout).unwrap_or(STOP_SECONDS);
     let grace = u64::try_from(seconds).map_or(Duration::MAX, Duration::from_secs);
-    let name = how.signal.as_deref().or(config.stop_signal.as_deref()).unwrap_or("TERM");
-    let first = end::signal(name)?;
+    // What an image says that means nothing is not its containers' fault.
+    let own = || config.stop_signal.as_deref()?.parse().ok();
+    let asked = how.signal.as_deref().map(str::parse).transpose()?;
+    let first = asked.or_else(own).unwrap_or(Signal::TERM);
     if !grace.is_zero() {
         // Listens before it signals: a quick end is not to be missed.
         let ended = await_end(server, &seen, grace);
@@ -379,7 +381,7 @@ async fn in_order(
 /// Ends a running container at once and waits until that is told.
 pub async fn kill_now(server: &Arc<Server>, seen: &Seen) -> ApiResult<()> {
     let ended = await_end(server, seen, Duration::from_secs(10));
-    let (_, killed) = tokio::join!(ended, signal(server, seen, Signal::SIGKILL));
+    let (_, killed) = tokio::join!(ended, signal(server, seen, Signal::KILL));
     killed
 }
 

@@ -161,6 +161,7 @@ pub async fn prune(server: &Arc<Server>, call: &Call) -> ApiResult<Response> {
         let unused = Volume::all(server)?.into_iter().filter(|volume| {
             !used.contains(&volume.name)
                 && (named || volume.notes.is_anonymous)
+                && !server.containers.awaits_owner(&volume.notes)
                 && filters.labels(&volume.notes.labels)
         });
         for volume in unused {

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use exocell_cell::CellSpec;
 use exocell_cell::images::Healthcheck;
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
@@ -85,6 +86,23 @@ pub struct Config {
     /// What the line of a health check is handed to.
     #[serde(deserialize_with = "or_default", skip_serializing_if = "Vec::is_empty")]
     pub shell: Vec<String>,
+}
+
+impl Config {
+    /// What a cell was given by the command line, beside what its image says.
+    pub fn of_spec(spec: &CellSpec) -> Self {
+        Self {
+            user: spec.user.clone().unwrap_or_default(),
+            env: spec.env.clone(),
+            cmd: Some(spec.command.clone()),
+            entrypoint: spec.entrypoint.clone(),
+            working_dir: spec.working_dir.clone().unwrap_or_default(),
+            labels: spec.labels.clone(),
+            healthcheck: spec.health.clone(),
+            stop_signal: spec.stop_signal.clone(),
+            ..Self::default()
+        }
+    }
 }
 
 /// The part of `HostConfig` that decides something here. All of it is kept as

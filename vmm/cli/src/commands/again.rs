@@ -96,7 +96,7 @@ pub fn keep_started(layout: &Layout, started: &Started, kept: bool) -> Result<()
     let record = started.record();
     restart::keep(layout, &record.id).inspect_err(|_| {
         // The first error is the one to tell.
-        let _ = end::kill(layout, record, nix::sys::signal::Signal::SIGKILL);
+        let _ = end::kill(layout, record, exocell_cell::signal::Signal::KILL);
     })
 }
 

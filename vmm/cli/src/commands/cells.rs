@@ -9,12 +9,12 @@ use exocell_cell::images::Store;
 use exocell_cell::network::Publish;
 use exocell_cell::networks::Networks;
 use exocell_cell::policy::Policy;
+use exocell_cell::signal::Signal;
 use exocell_cell::{
     CellError, CellSpec, Layout, Record, State, Status, Strength, clock, end, plan, processes,
     restart, switches,
 };
 use exocell_docker::Filters;
-use nix::sys::signal::Signal;
 use serde::Serialize;
 use serde_json::Value;
 
@@ -444,7 +444,7 @@ fn hear_end(record: &Record) -> Option<u8> {
     client.ask(&ControlRequest::Attach { replay: false }).ok()?;
     match session::await_end(&client.into_stream()) {
         Ok(Outcome::Exited { code, .. }) => Some(code),
-        Ok(Outcome::Lost | Outcome::Detached) => Some(128 + Signal::SIGKILL as u8),
+        Ok(Outcome::Lost | Outcome::Detached) => Some(128 + Signal::KILL.number()),
         Err(error) => Some(error.exit_code()),
     }
 }
@@ -489,11 +489,11 @@ pub(super) fn stop_one(
     let named = signal.map(str::to_owned).or_else(|| spec.stop_signal.clone());
     // What an image says that means nothing is not its cells' fault.
     let first = match (named, spec.strength) {
-        (Some(name), _) => end::signal(&name)?,
-        (None, Strength::Isolate) => Signal::SIGTERM,
-        (None, Strength::Vm) => image()
-            .and_then(|image| end::signal(&image.config.stop_signal?).ok())
-            .unwrap_or(Signal::SIGTERM),
+        (Some(name), _) => name.parse()?,
+        (None, Strength::Isolate) => Signal::TERM,
+        (None, Strength::Vm) => {
+            image().and_then(|image| image.config.stop_signal?.parse().ok()).unwrap_or(Signal::TERM)
+        }
     };
     end::stop_by(layout, record, first, Duration::from_secs(seconds))
 }
@@ -517,17 +517,17 @@ pub fn top(layout: &Layout, args: &TopArgs) -> Result<u8, CellError> {
 }
 
 pub fn kill(layout: &Layout, args: &KillArgs) -> Result<u8, CellError> {
-    let signal = end::signal(&args.signal)?;
+    let signal: Signal = args.signal.parse()?;
     for key in &args.cells {
         let (record, spec, status) = Record::find(layout, key)?;
         // What is still starting has no program to signal, but it can be ended.
         let restarting = record.is_restarting(&spec, &status);
-        if !restarting && (signal != Signal::SIGKILL || status.state == State::Exited) {
+        if !restarting && (signal != Signal::KILL || status.state == State::Exited) {
             must_run(&record, status.state)?;
         }
         // As docker has it: what ends a program by hand is its last end.
-        let own = spec.stop_signal.as_deref().and_then(|name| end::signal(name).ok());
-        if signal == Signal::SIGKILL || signal == own.unwrap_or(Signal::SIGTERM) || restarting {
+        let own = spec.stop_signal.as_deref().and_then(|name| name.parse().ok());
+        if signal == Signal::KILL || signal == own.unwrap_or(Signal::TERM) || restarting {
             record.stay_ended(&spec)?;
         }
         if restarting {

@@ -12,6 +12,7 @@ use exocell_cell::images::{
 };
 use exocell_cell::unpack::{self, Archive};
 use exocell_cell::{CellError, Layout, Record, Strength, commit, plan};
+use exocell_docker::build;
 
 use super::image_list;
 use super::run::must_run;
@@ -232,16 +233,11 @@ pub fn commit(layout: &Layout, args: &CommitArgs) -> Result<u8, CellError> {
         return Err(CellError::Usage(format!("{key} is an isolate: it has no file system")));
     }
     let store = Store::open(layout.images())?;
-    let config = match args.change.is_empty() {
-        true => store.resolve(spec.image_name())?.config,
-        false => {
-            let changed =
-                exocell_docker::build::changed(&store.inspect(spec.image_name())?, &args.change);
-            let changed =
-                changed.map_err(|error| CellError::Usage(format!("--change: {error}")))?;
-            ImageConfig::of_document(&changed)?
-        }
-    };
+    let started = build::as_started(&store.inspect(spec.image_name())?, &spec)
+        .map_err(|error| CellError::Usage(error.to_string()))?;
+    let changed = build::changed(&started, &args.change)
+        .map_err(|error| CellError::Usage(format!("--change: {error}")))?;
+    let config = ImageConfig::of_document(&changed)?;
     finish(show(&mut |progress| commit::commit(layout, &record, &config, Some(&tag), progress))?)?;
     Ok(0)
 }

@@ -19,10 +19,11 @@ use exocell_cell::parent::Parent;
 use exocell_cell::plan;
 use exocell_cell::secrets::Secret;
 use exocell_cell::settings::{Node, Settings, Tmpfs, Ulimit};
+use exocell_cell::signal::Signal;
 use exocell_cell::warm::{self, Taken};
 use exocell_cell::xgate::{CapabilitySet, Flags};
 use exocell_cell::{
-    CellError, CellSpec, Layout, Record, State, Strength, Within, end, granted, health, now_ms,
+    CellError, CellSpec, Layout, Record, State, Strength, Within, granted, health, now_ms,
 };
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::Pid;
@@ -516,7 +517,7 @@ pub(super) fn spec(
     settings.tmpfs.extend(mount::in_memory_of(&args.mount)?);
     let labels = docker::labels(layout, &args.label, &args.label_file)?;
     if let Some(name) = &args.stop_signal {
-        end::signal(name)?;
+        name.parse::<Signal>()?;
     }
     if settings.has_dns() && caps.network().is_none() {
         return Err(CellError::Usage(

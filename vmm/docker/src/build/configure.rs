@@ -1,13 +1,15 @@
 //! Instructions that change an image's configuration alone: of builds and of commits.
 
-use exocell_cell::end;
+use exocell_cell::CellSpec;
 use exocell_cell::health;
 use exocell_cell::images::dockerfile::{self, Check, Instruction, Program, Scope};
+use exocell_cell::signal::Signal;
 use serde_json::{Value, json};
 
 use super::document::Document;
 use super::stage::absolute;
 use super::{BuildError, Result};
+use crate::wire::Config;
 
 /// What commits may change: as docker has it.
 const OF_COMMITS: &str =
@@ -85,7 +87,7 @@ impl Configuring<'_> {
             }
             Instruction::User(user) => self.word("USER", "User", user)?,
             Instruction::StopSignal(name) => {
-                end::signal(&self.expand(name)?)?;
+                self.expand(name)?.parse::<Signal>()?;
                 self.word("STOPSIGNAL", "StopSignal", name)?
             }
             Instruction::Workdir(path) => {
@@ -226,6 +228,53 @@ fn healthcheck(check: Option<&Check>) -> Result<Value> {
     Ok(found)
 }
 
+/// Has a document say how a cell was started whose image it describes, as a commit does.
+pub fn as_started(document: &str, spec: &CellSpec) -> Result<String> {
+    as_configured(document, &Config::of_spec(spec))
+}
+
+/// The same of a container. What `config` does not say stays as the image has it.
+pub(crate) fn as_configured(document: &str, config: &Config) -> Result<String> {
+    let mut document = Document::read(document).map_err(BuildError::Refused)?;
+    let own = |words: &Vec<String>| match words.is_empty() {
+        true => Value::Null,
+        false => json!(words),
+    };
+    let cmd = config.cmd.as_ref().map_or(Value::Null, own);
+    match &config.entrypoint {
+        Some(entrypoint) => {
+            document.set("Entrypoint", own(entrypoint));
+            document.set("Cmd", cmd);
+        }
+        None if !cmd.is_null() => document.set("Cmd", cmd),
+        None => {}
+    }
+    for (name, value) in config.env.iter().filter_map(|entry| entry.split_once('=')) {
+        document.set_env(name, value);
+    }
+    for (name, text) in [("User", &config.user), ("WorkingDir", &config.working_dir)] {
+        if !text.is_empty() {
+            document.set(name, json!(text));
+        }
+    }
+    for (name, value) in &config.labels {
+        document.add("Labels", name, json!(value));
+    }
+    for (field, names) in [("ExposedPorts", &config.exposed_ports), ("Volumes", &config.volumes)] {
+        names.keys().for_each(|name| document.add(field, name, json!({})));
+    }
+    if let Some(signal) = &config.stop_signal {
+        document.set("StopSignal", json!(signal));
+    }
+    if let Some(check) = &config.healthcheck {
+        document.set("Healthcheck", json!(check));
+    }
+    match document.is_too_long() {
+        true => Err(BuildError::Refused("what the container was given is too long".to_owned())),
+        false => Ok(document.text()),
+    }
+}
+
 /// Makes the changes of a commit to a document, each an instruction.
 ///
 /// # Errors
@@ -257,6 +306,34 @@ pub fn changed(document: &str, changes: &[String]) -> Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_image_of_a_container_is_started_as_that_was() {
+        let before = r#"{"architecture":"amd64","os":"linux","config":{"Env":["A=1","B=2"],
+            "Entrypoint":["e"],"Cmd":["c"],"User":"u","Labels":{"l":"1"}}}"#;
+        let made = |config: &Config| -> Value {
+            serde_json::from_str(&as_configured(before, config).unwrap()).unwrap()
+        };
+        let kept = made(&Config::default());
+        assert_eq!(kept["config"]["Cmd"], json!(["c"]));
+        let config = Config {
+            env: vec!["B=3".to_owned(), "C=a=b".to_owned()],
+            entrypoint: Some(Vec::new()),
+            cmd: Some(vec!["d".to_owned()]),
+            working_dir: "/w".to_owned(),
+            labels: [("m".to_owned(), "2".to_owned())].into(),
+            exposed_ports: [("80/tcp".to_owned(), json!({}))].into(),
+            ..Config::default()
+        };
+        let wanted = json!({
+            "Env": ["A=1", "B=3", "C=a=b"], "Cmd": ["d"], "User": "u", "WorkingDir": "/w",
+            "Labels": { "l": "1", "m": "2" }, "ExposedPorts": { "80/tcp": {} },
+        });
+        assert_eq!(made(&config)["config"], wanted);
+        let command = Config { cmd: Some(vec!["d".to_owned()]), ..Config::default() };
+        assert_eq!(made(&command)["config"]["Entrypoint"], json!(["e"]));
+        assert_eq!(made(&command)["config"]["Cmd"], json!(["d"]));
+    }
 
     #[test]
     fn a_configuration_stays_as_short_as_an_images() {
