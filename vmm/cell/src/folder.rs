@@ -54,6 +54,8 @@ pub struct Share {
     tag: String,
     /// The other end of its process's socket, once there is one.
     control: Option<UnixStream>,
+    /// What the cell may take of the host's disk by it, if that is less than by others.
+    grown_bytes_max: Option<u64>,
 }
 
 impl Share {
@@ -64,8 +66,16 @@ impl Share {
         locations: &[Location],
     ) -> Result<Vec<Self>, CellError> {
         let found = granted::find(layout, caps, locations)?;
-        let open =
-            |(number, (found, granted))| Self::open(&found, granted, format!("folder{number}"));
+        let open = |(number, (found, granted)): (u32, (Found, Folder))| {
+            // One that nobody named: the image may have asked for it, and nobody granted it.
+            let name = granted.host.file_name().unwrap_or_default().to_string_lossy();
+            let real = |path: &Path| path.canonicalize().ok();
+            let is_nameless = CellSpec::is_id(&name)
+                && real(&granted.host) == real(&layout.volumes().join(&*name));
+            let share = Self::open(&found, granted, format!("folder{number}"))?;
+            let grown_bytes_max = caps.disk_bytes().filter(|_| is_nameless);
+            Ok(Self { grown_bytes_max, ..share })
+        };
         (0..).zip(found).map(open).collect::<Result<_, CellError>>()
     }
 
@@ -87,7 +97,14 @@ impl Share {
         let held = found
             .open(granted.rights.contains(Rights::WRITE))
             .map_err(granted::unopened(&granted))?;
-        Ok(Self { held, granted, is_file: kind.is_file(), tag, control: None })
+        Ok(Self {
+            held,
+            granted,
+            is_file: kind.is_file(),
+            tag,
+            control: None,
+            grown_bytes_max: None,
+        })
     }
 
     /// How the guest mounts them: what is mounted below another comes after it. Some
@@ -208,6 +225,12 @@ impl Share {
         Ok(())
     }
 
+    fn limits(&self, descriptors: usize) -> Limits {
+        let limits = Limits::within(descriptors);
+        let grown_bytes_max = self.grown_bytes_max.unwrap_or(limits.grown_bytes_max);
+        Limits { grown_bytes_max, ..limits }
+    }
+
     fn server(&self, root: FolderRoot, identity: IdentityMap) -> Result<Server, CellError> {
         let FolderRoot { root, file, descriptors } = root;
         let (soft, _) = getrlimit(Resource::RLIMIT_NOFILE).unwrap_or((1024, 1024));
@@ -225,7 +248,7 @@ impl Share {
                 IdentityMap::Everyone => Owners::Host,
                 _ => Owners::Squashed,
             },
-            limits: Limits::within(usize::try_from(soft).unwrap_or(usize::MAX)),
+            limits: self.limits(usize::try_from(soft).unwrap_or(usize::MAX)),
             descriptors: Descriptors::of_jail(descriptors),
             metrics: Arc::default(),
         };

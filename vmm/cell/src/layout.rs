@@ -73,12 +73,16 @@ impl Layout {
         self.root.join("compiled")
     }
 
+    /// Volumes: a directory each, with the name of the volume.
+    pub fn volumes(&self) -> PathBuf {
+        self.root.join("docker").join("volumes")
+    }
+
     /// What all cells may have of the memory together; there is none by default.
     pub fn budget(&self) -> PathBuf {
         self.root.join("budget")
     }
 
-    /// Whom the modules of a service talked to: a directory each.
     pub fn networks(&self) -> PathBuf {
         self.root.join("networks")
     }

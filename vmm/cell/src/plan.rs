@@ -42,7 +42,8 @@ pub const TTY_SIZE_DEFAULT: TtySize = TtySize { rows: 24, cols: 80 };
 const ROOT_DISK: &str = "rootfs";
 const COMMAND_DISK: &str = "command";
 const MODELS_DISK: &str = "models";
-const PATH_DEFAULT: &str = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+/// Where programs are looked for unless the image says so.
+pub const PATH_DEFAULT: &str = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// A `vm` cell that can be started.
 pub struct VmPlan {

@@ -265,6 +265,10 @@ fn volumes_without_a_name_go_with_their_containers() {
 
     // So it is without the server.
     let own = |args: &[&str]| finish(&mut server.exocell(args), b"").ok();
+    // Nobody granted a folder: it holds what the cell's disk may.
+    let fill = "dd if=/dev/zero of=/more/f bs=1M count=99; stat -c %s /more/f";
+    let size = ["run", "--rm", "--disk", "64m", "-v", "/more", IMAGE, "sh", "-c", fill];
+    assert_eq!(own(&size).text(), (64 << 20).to_string());
     let once = ["run", "--rm", "-v", "/more", &image, "cat", "/data/sub/file"];
     assert_eq!(own(&once).text(), "of the image");
     assert_eq!(volumes(), [""; 0]);

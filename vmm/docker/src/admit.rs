@@ -86,6 +86,9 @@ pub struct Admitted {
     pub warnings: Vec<String>,
 }
 
+/// Volumes that one image may want: each is a device of the cell.
+pub const VOLUMES_OF_IMAGE_MAX: usize = 16;
+
 /// Checks `create` against `image`; volumes lie in `volumes`, `networks` are those between cells
 /// that it names, and `inherited` what it has of other containers.
 ///
@@ -506,6 +509,12 @@ fn mounts(
     found.extend(inherited.into_iter().filter(|mount| taken.insert(plain(&mount.target))));
     // In another's guest no folder can come later: what the image wants there is on its disk.
     let of_image = image.volumes.iter().filter(|_| create.within().is_none());
+    if image.volumes.len() > VOLUMES_OF_IMAGE_MAX {
+        return Err(ApiError::bad_request(format!(
+            "the image wants {} volumes, at most {VOLUMES_OF_IMAGE_MAX} are made for one",
+            image.volumes.len()
+        )));
+    }
     for target in create.config.volumes.keys().chain(of_image) {
         if taken.insert(plain(target)) {
             found.push(anonymous(target, volumes)?);

@@ -52,7 +52,7 @@ mod views;
 mod volumes;
 mod wire;
 
-pub use admit::Defaults;
+pub use admit::{Defaults, VOLUMES_OF_IMAGE_MAX};
 pub use error::ServeError;
 pub use exocell_cell::plan::host_memory;
 pub use filters::{Filters, OF_IMAGES, image_passes};

@@ -7,6 +7,7 @@ use exocell_cell::images::Store;
 use exocell_cell::parent::Parent;
 use exocell_cell::settings::Tmpfs;
 use exocell_cell::{CellError, CellSpec, Layout, plan};
+use exocell_docker::VOLUMES_OF_IMAGE_MAX;
 
 use super::network;
 use crate::args::{RunArgs, StrengthArg};
@@ -156,7 +157,16 @@ fn image_volumes(layout: &Layout, args: &RunArgs) -> Result<Vec<String>, CellErr
     }
     // What is no image is told where it is to be one.
     let image = Store::open(layout.images()).and_then(|store| store.resolve(&args.image));
-    Ok(image.map_or_else(|_| Vec::new(), |image| image.config.volumes.into_iter().collect()))
+    let volumes: Vec<String> =
+        image.map_or_else(|_| Vec::new(), |image| image.config.volumes.into_iter().collect());
+    match volumes.len() > VOLUMES_OF_IMAGE_MAX {
+        true => Err(CellError::Usage(format!(
+            "the image {} wants {} volumes, at most {VOLUMES_OF_IMAGE_MAX} are made for one",
+            args.image,
+            volumes.len()
+        ))),
+        false => Ok(volumes),
+    }
 }
 
 impl Folders {

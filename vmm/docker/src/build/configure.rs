@@ -30,7 +30,7 @@ pub struct Configuring<'a> {
 
 impl Configuring<'_> {
     fn scoped<T>(&self, read: impl Fn(&Scope<'_>) -> std::result::Result<T, String>) -> Result<T> {
-        let env = self.document.words("Env");
+        let env = self.document.env();
         let variables = |name: &str| (self.variables)(&env, name);
         read(&Scope { variables: &variables, escape: self.escape }).map_err(BuildError::Refused)
     }
@@ -306,6 +306,16 @@ pub fn changed(document: &str, changes: &[String]) -> Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_path_is_made_longer_where_the_image_names_none() {
+        let before = r#"{"architecture":"amd64","os":"linux"}"#;
+        let after = changed(before, &["ENV PATH=/opt/bin:$PATH".to_owned()]).unwrap();
+        let after: Value = serde_json::from_str(&after).unwrap();
+        let path = after["config"]["Env"][0].as_str().unwrap();
+        assert!(path.starts_with("PATH=/opt/bin:/usr/local/sbin:"), "{path}");
+        assert_eq!(after["config"]["Env"].as_array().map(Vec::len), Some(1));
+    }
 
     #[test]
     fn an_image_of_a_container_is_started_as_that_was() {

@@ -2,6 +2,7 @@
 
 use exocell_cell::images::Digest;
 use exocell_cell::images::dockerfile::Program;
+use exocell_cell::plan::PATH_DEFAULT;
 use serde_json::{Map, Value, json};
 
 /// What a line of words is handed to where the image says nothing.
@@ -92,6 +93,15 @@ impl Document {
     pub fn words(&self, name: &str) -> Vec<String> {
         let words = self.get(name).as_array().into_iter().flatten();
         words.filter_map(|word| word.as_str().map(str::to_owned)).collect()
+    }
+
+    /// The environment, with the path that programs have where the image names none.
+    pub fn env(&self) -> Vec<String> {
+        let mut env = self.words("Env");
+        if !env.iter().any(|entry| entry.starts_with("PATH=")) {
+            env.push(PATH_DEFAULT.to_owned());
+        }
+        env
     }
 
     pub fn string(&self, name: &str) -> String {

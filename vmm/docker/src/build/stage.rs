@@ -105,7 +105,7 @@ impl State {
     }
 
     fn env(&self) -> Vec<String> {
-        self.document.words("Env")
+        self.document.env()
     }
 }
 
