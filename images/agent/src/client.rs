@@ -255,6 +255,16 @@ pub fn download_changes(
     receive(read, write, &request, out, bytes_max)
 }
 
+/// Receives the names of what the cell has changed of its image, as [`Request::Changes`] has them.
+pub fn changes(
+    read: impl Read,
+    write: impl Write,
+    out: &mut impl Write,
+    bytes_max: u64,
+) -> Result<u64, ClientError> {
+    receive(read, write, &Request::Changes, out, bytes_max)
+}
+
 fn receive(
     read: impl Read,
     write: impl Write,

@@ -48,6 +48,9 @@ pub enum Request {
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         left_out: Vec<String>,
     },
+    /// Send the names of what the cell has changed of its image: an `A` (added), `C` (changed) or
+    /// `D` (removed), a path and a zero byte each.
+    Changes,
     Stats,
     /// Use no more memory than this from now on.
     Memory {

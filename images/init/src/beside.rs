@@ -15,6 +15,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use exocell_agent::Contain;
 use nix::errno::Errno;
+use nix::fcntl::{OFlag, open};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::stat::{Mode, SFlag, makedev, mknod};
@@ -43,6 +44,8 @@ pub struct Beside {
     pub group: Group,
     /// The root of its file system of terminals, once it has one.
     terminals: Mutex<Option<Arc<File>>>,
+    /// The root of its image, where it has changes over that.
+    image: Mutex<Option<File>>,
 }
 
 impl Beside {
@@ -59,7 +62,8 @@ impl Beside {
         }
         let group = cell.groups.add(&group_name(wanted.container))?;
         let keeps_files = AtomicBool::new(wanted.keeps_files);
-        Ok(Self { wanted, keeps_files, group, terminals: Mutex::default() })
+        let (terminals, image) = (Mutex::default(), Mutex::default());
+        Ok(Self { wanted, keeps_files, group, terminals, image })
     }
 
     pub fn name(&self) -> &str {
@@ -78,6 +82,16 @@ impl Beside {
     /// It has none yet.
     pub fn terminals(&self) -> Result<Arc<File>, InitError> {
         let held = self.terminals.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        held.ok_or_else(|| InitError::guest("the container's program does not run"))
+    }
+
+    /// The root of its image, which lies out of sight.
+    ///
+    /// # Errors
+    /// Its program has not been started, or nothing can change.
+    pub fn image(&self) -> Result<File, InitError> {
+        let held = self.image.lock().unwrap_or_else(PoisonError::into_inner);
+        let held = held.as_ref().map(File::try_clone).transpose().context(|| "the image")?;
         held.ok_or_else(|| InitError::guest("the container's program does not run"))
     }
 
@@ -101,6 +115,10 @@ impl Beside {
         } else {
             self.show_image(cell, &home, &image)?;
             root::mount_overlay(&image, &home, &merged)?;
+            let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+            let opened = open(image.as_str(), flags, Mode::empty());
+            let opened = opened.map(File::from).context(|| "opening the image")?;
+            *self.image.lock().unwrap_or_else(PoisonError::into_inner) = Some(opened);
         }
         switch(&merged).context(|| "switching to the container's root")?;
         sethostname(&wanted.hostname)
@@ -147,6 +165,7 @@ impl Beside {
     /// Takes away what the container has, once none of its programs is left.
     pub fn remove(&self, cell: &Cell) {
         self.terminals.lock().unwrap_or_else(PoisonError::into_inner).take();
+        self.image.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Err(error) = cell.groups.remove(&group_name(self.wanted.container)) {
             log::warn(format_args!("the control group of a container stays: {error}"));
         }

@@ -9,8 +9,10 @@ use std::time::Duration;
 
 use exocell_agent::Boot;
 use nix::errno::Errno;
+use nix::fcntl::{OFlag, openat};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
+use nix::sys::stat::Mode;
 use nix::unistd::{chdir, chroot, sethostname};
 
 use crate::cgroup::{Group, Groups};
@@ -40,6 +42,15 @@ pub struct Cell {
     pub disk: File,
     /// How it was set up.
     pub boot: Boot,
+}
+
+impl Cell {
+    /// The root of the image, below what was changed of it.
+    pub fn image(&self) -> Result<File, InitError> {
+        let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+        let opened = openat(&self.bottom, IMAGE.trim_start_matches('/'), flags, Mode::empty());
+        opened.map(File::from).context(|| "opening the image")
+    }
 }
 
 /// Sets the cell up as `boot` says. On return this process is in the new root.

@@ -18,6 +18,7 @@ use crate::members::{Member, Members};
 use crate::reaper::Reaper;
 use crate::root::Cell;
 use crate::transfer::UPPER;
+use crate::transfer::changes::{self, Layers};
 use crate::{cold, exec, log, network, pager, shutdown, stats, sys, transfer};
 
 /// Stack of a session's thread, in bytes; only touched pages cost memory.
@@ -53,13 +54,17 @@ impl Agent {
         member.group().or(self.cell.as_ref().map(|cell| &cell.group))
     }
 
-    /// What the container has changed of its image.
-    fn upper_of(&self, member: &Member) -> Result<File, InitError> {
-        let nothing = || InitError::invalid("the cell's root is read-only: it has changed nothing");
-        let private = self.cell()?.private.as_ref().ok_or_else(nothing)?;
+    /// What the container has changed of its image, and that; `None` where its root cannot be
+    /// written.
+    fn layers_of(&self, member: &Member) -> Result<Option<Layers>, InitError> {
+        let cell = self.cell()?;
+        let Some(private) = cell.private.as_ref() else { return Ok(None) };
         let within = match member.beside() {
             None => UPPER.to_owned(),
-            Some(beside) => beside.upper().ok_or_else(nothing)?,
+            Some(beside) => match beside.upper() {
+                Some(upper) => upper,
+                None => return Ok(None),
+            },
         };
         let flags = OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
         let opened = openat(private, within.as_str(), flags, Mode::empty());
@@ -127,11 +132,21 @@ impl Agent {
             Request::Exec(request) => return exec::run(self, member, stream, frames, &request),
             Request::Download { changes: true, left_out, .. } => {
                 sys::set_nice(0);
-                let upper = self.upper_of(member)?;
+                let nothing = "the cell's root is read-only: it has changed nothing";
+                let layers = self.layers_of(member)?;
+                let Layers { upper, .. } = layers.ok_or_else(|| InitError::invalid(nothing))?;
                 if member.beside().is_some() {
                     member.enter()?;
                 }
                 return transfer::download_changes(stream, upper, left_out);
+            }
+            Request::Changes => {
+                sys::set_nice(0);
+                let layers = self.layers_of(member)?;
+                if member.beside().is_some() {
+                    member.enter()?;
+                }
+                return changes::tell(stream, layers);
             }
             Request::Download { path, layer, changes: false, .. } => {
                 sys::set_nice(0);

@@ -3,6 +3,7 @@
 //! Nothing is refused that a program of the cell could do itself: the walls are
 //! the host's, which must not trust what comes out of here.
 
+pub mod changes;
 mod layer;
 
 use std::ffi::{OsStr, OsString};
@@ -328,21 +329,8 @@ impl<W: Write> Packing<W> {
         if self.levels.len() >= DEPTH_MAX {
             return Err(too_much("deep"));
         }
-        let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
-        let mut entries = Dir::openat(found, c".", flags, Mode::empty())?;
-        let (mut names, mut held_bytes) = (Vec::new(), 0);
-        for entry in entries.iter() {
-            let entry = OsStr::from_bytes(entry?.file_name().to_bytes()).to_owned();
-            if entry == "." || entry == ".." {
-                continue;
-            }
-            held_bytes += entry.len() + size_of::<OsString>();
-            if self.held_bytes + held_bytes > NAMES_BYTES_MAX {
-                return Err(too_much("large"));
-            }
-            names.push(entry);
-        }
-        names.sort_unstable_by(|a, b| b.cmp(a));
+        let room = NAMES_BYTES_MAX - self.held_bytes;
+        let (names, held_bytes) = names_in(found, room)?.ok_or_else(|| too_much("large"))?;
         let directory = openat(found, c".", OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty())?;
         self.held_bytes += held_bytes;
         self.levels.push(Level { directory: directory.into(), names, held_bytes, is_whole });
@@ -386,6 +374,27 @@ impl<W: Write> Packing<W> {
             self.patience = self.patience.saturating_sub(LEASE_LOOK);
         }
     }
+}
+
+/// The names in a directory, the last first, and what they take in bytes; `None` if that is more
+/// than `room`.
+fn names_in(found: &File, room: usize) -> io::Result<Option<(Vec<OsString>, usize)>> {
+    let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+    let mut entries = Dir::openat(found, c".", flags, Mode::empty())?;
+    let (mut names, mut held_bytes) = (Vec::new(), 0);
+    for entry in entries.iter() {
+        let entry = OsStr::from_bytes(entry?.file_name().to_bytes()).to_owned();
+        if entry == "." || entry == ".." {
+            continue;
+        }
+        held_bytes += entry.len() + size_of::<OsString>();
+        if held_bytes > room {
+            return Ok(None);
+        }
+        names.push(entry);
+    }
+    names.sort_unstable_by(|a, b| b.cmp(a));
+    Ok(Some((names, held_bytes)))
 }
 
 /// What is called `name` in `directory`, to be looked at and not yet read; a link is itself.

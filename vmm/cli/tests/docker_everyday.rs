@@ -195,3 +195,72 @@ fn what_the_image_says_is_run_is_shown() {
     let kept = server.docker(&["system", "df", "--format", "{{.Type}} {{.TotalCount}}"]).ok();
     assert!(!kept.text().contains("Build Cache 0\n"), "{}", kept.text());
 }
+
+#[test]
+fn diff_tells_what_a_container_has_changed() {
+    let server = Server::start();
+    let small = server.small();
+    let create = ["create", "--network", "none", "--name", "c", &small, "sh", "-c"];
+    let script = "echo x > /data/new; chmod 700 /src; rm /bin/ln; echo > /etc/own; echo >> /bin/cat; \
+                  : >> /bin/ls; rm -r /tmp; sleep infinity";
+    server.docker(&[&create[..], &[script]].concat()).ok();
+    let diff = || {
+        let told = server.docker(&["diff", "c"]).ok();
+        let mut lines: Vec<String> = told.text().lines().map(str::to_owned).collect();
+        lines.sort();
+        lines
+    };
+    assert_eq!(diff(), [""; 0], "nothing yet");
+    server.docker(&["start", "c"]).ok();
+    says(&server, &["exec", "c", "sh", "-c", "[ -e /tmp ] || echo gone"], "gone");
+    let expected = [
+        "A /data/new",
+        "A /etc",
+        "A /etc/own",
+        "C /bin",
+        "C /bin/cat",
+        "C /data",
+        "C /src",
+        "D /bin/ln",
+        "D /tmp",
+    ];
+    assert_eq!(diff(), expected);
+    server.docker(&["stop", "-t", "0", "c"]).ok();
+    assert_eq!(diff(), expected, "of one that has ended");
+    let run = ["run", "-d", "--network", "container:own", "--name", "beside", &small, "sh", "-c"];
+    server.docker(&["run", "-d", "--name", "own", "--network", "none", &small, "sleep", "99"]).ok();
+    server.docker(&[&run[..], &["rm -r /src; echo > /src; sleep 99"]].concat()).ok();
+    says(&server, &["exec", "beside", "sh", "-c", "[ -f /src ] && echo file"], "file");
+    assert_eq!(server.docker(&["diff", "beside"]).ok().text(), "C /src");
+    assert_eq!(server.docker(&["diff", "own"]).ok().text(), "");
+    let fixed = ["run", "-d", "--network", "none", "--read-only", "--name", "fixed", &small];
+    server.docker(&[&fixed[..], &["sleep", "99"]].concat()).ok();
+    assert_eq!(server.docker(&["diff", "fixed"]).ok().text(), "");
+}
+
+#[test]
+fn a_directory_that_was_moved_or_made_anew_is_told_by_what_is_in_it() {
+    let server = Server::start();
+    let context = tempfile::tempdir().expect("a context");
+    let image = server.image("tree");
+    let made = "RUN mkdir -p /t/moved /t/anew && echo > /t/moved/x && echo > /t/anew/a";
+    let dockerfile = format!("FROM {IMAGE}\n{made}\n");
+    std::fs::write(context.path().join("Dockerfile"), dockerfile).expect("a file");
+    server.docker(&["build", "-t", &image, text(context.path())]).ok();
+    server.docker(&["run", "-d", "--network", "none", "--name", "c", &image, "sleep", "99"]).ok();
+    let change = "mv /t/moved /t/there; rm -r /t/anew; mkdir /t/anew; echo > /t/anew/b";
+    server.docker(&["exec", "c", "sh", "-c", change]).ok();
+    let told = server.docker(&["diff", "c"]).ok();
+    let mut lines: Vec<&str> = told.text().lines().collect();
+    lines.sort_unstable();
+    let expected = [
+        "A /t/anew/b",
+        "A /t/there",
+        "A /t/there/x",
+        "C /t",
+        "C /t/anew",
+        "D /t/anew/a",
+        "D /t/moved",
+    ];
+    assert_eq!(lines, expected);
+}

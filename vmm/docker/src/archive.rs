@@ -125,7 +125,7 @@ fn path_of(call: &Call) -> ApiResult<String> {
 
 /// Reaches into container `key` and does the first of it. A program that ends meanwhile takes its
 /// cell with it: then the files are looked for once more, on the container's disk.
-async fn begun<T: Send + 'static>(
+pub async fn begun<T: Send + 'static>(
     server: &Arc<Server>,
     key: &str,
     place: &Place,

@@ -16,6 +16,7 @@ mod bounds;
 pub mod build;
 mod calls;
 mod containers;
+mod diff;
 mod discard;
 mod error;
 mod events;

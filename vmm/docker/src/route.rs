@@ -76,6 +76,7 @@ async fn containers(
         ("POST", [id, "resize"]) => attach::resize(server, id, &call).await,
         ("GET", [id, "stats"]) => stats::stats(server, id, &call).await,
         ("GET", [id, "top"]) => stats::top(server, id, &call).await,
+        ("GET", [id, "changes"]) => diff::changes(server, id, &call.place).await,
         ("HEAD", [id, "archive"]) => archive::head(server, id, &call).await,
         ("GET", [id, "archive"]) => archive::get(server, id, &call).await,
         ("PUT", [id, "archive"]) => archive::put(server, id, call).await,
@@ -84,20 +85,17 @@ async fn containers(
         (_, [id, verb]) => {
             // A container that is not there is the first thing to say.
             server.find(id).await?;
-            Err(refused_verb(verb).unwrap_or_else(|| unknown(method, &["containers", id, verb])))
+            Err(ApiError::unsupported(
+                "attaching by websocket",
+                "attach by taking the connection over (POST /containers/ID/attach)",
+            ))
+        }
+        (_, [id, verb]) => {
+            server.find(id).await?;
+            Err(unknown(method, &["containers", id, verb]))
         }
         _ => Err(unknown(method, &[&["containers"], rest].concat())),
     }
-}
-
-/// What Docker does with containers and cells do not.
-fn refused_verb(verb: &str) -> Option<ApiError> {
-    let (what, remedy) = match verb {
-        "changes" => ("listing a container's changes", "copy its files and compare"),
-        "attach" => ("attaching by websocket", "attach by taking the connection over"),
-        _ => return None,
-    };
-    Some(ApiError::unsupported(what, remedy))
 }
 
 async fn execs(

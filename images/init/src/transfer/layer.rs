@@ -17,7 +17,7 @@ use super::open;
 /// The mark of a directory of which the image shows nothing any more.
 pub const OPAQUE: &str = ".wh..wh..opq";
 /// Files of the cell's own, that its image knows nothing of.
-const LEFT_OUT: [&str; 3] = ["/etc/hosts", "/etc/hostname", "/etc/resolv.conf"];
+pub const LEFT_OUT: [&str; 3] = ["/etc/hosts", "/etc/hostname", "/etc/resolv.conf"];
 /// Bytes of all names of one file's attributes, and of one value (Linux: XATTR_LIST_MAX,
 /// XATTR_SIZE_MAX).
 const ATTRIBUTE_BYTES_MAX: usize = 64 << 10;
