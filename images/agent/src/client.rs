@@ -9,6 +9,7 @@
 use std::io::{self, Read, Write};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use crate::oci::Resources;
 use crate::{
     Boot, BootTimes, Contain, Exec, FailureKind, Frame, FrameError, FrameReader, FrameWriter,
     GuestStats, JoinedAddress, Kind, Reply, Request, Start, TtySize, printable,
@@ -106,6 +107,11 @@ pub fn stats(read: impl Read, write: impl Write) -> Result<GuestStats, ClientErr
 /// Tells the guest how much memory it may use.
 pub fn memory(read: impl Read, write: impl Write, limit_bytes: u64) -> Result<(), ClientError> {
     done(request(read, write, &Request::Memory { limit_bytes })?, "memory")
+}
+
+/// Limits a container's programs otherwise.
+pub fn limit(read: impl Read, write: impl Write, resources: &Resources) -> Result<(), ClientError> {
+    done(request(read, write, &Request::Limit(resources.clone()))?, "limit")
 }
 
 /// Has the guest make room for one more container.

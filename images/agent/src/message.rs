@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::oci::Spec;
+use crate::oci::{Resources, Spec};
 
 /// What the host asks for; the first frame of a stream.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -51,6 +51,8 @@ pub enum Request {
     /// Send the names of what the cell has changed of its image: an `A` (added), `C` (changed) or
     /// `D` (removed), a path and a zero byte each.
     Changes,
+    /// Limit the container's programs otherwise; what is not named stays.
+    Limit(Resources),
     Stats,
     /// Use no more memory than this from now on.
     Memory {

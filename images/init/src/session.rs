@@ -7,6 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::thread;
 
+use exocell_agent::oci::Resources;
 use exocell_agent::{FrameReader, FrameWriter, Kind, Reply, Request};
 use nix::fcntl::{OFlag, openat};
 use nix::mount::{MntFlags, umount2};
@@ -67,8 +68,25 @@ impl Agent {
             },
         };
         let flags = OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
-        let opened = openat(private, within.as_str(), flags, Mode::empty());
-        opened.map(File::from).context(|| "opening what the cell has changed")
+        let upper = openat(private, within.as_str(), flags, Mode::empty());
+        let upper = upper.map(File::from).context(|| "opening what the cell has changed")?;
+        let image = match member.beside() {
+            None => cell.image()?,
+            Some(beside) => beside.image()?,
+        };
+        Ok(Some(Layers { upper, image }))
+    }
+
+    fn limit(&self, member: &Member, resources: &Resources) -> Result<(), InitError> {
+        let most = self.cell()?.boot.process_count_max;
+        let count = resources.pids.as_ref().and_then(|pids| u64::try_from(pids.limit).ok());
+        if let Some(count) = count.filter(|count| *count > most) {
+            return Err(InitError::invalid(format!(
+                "{count} processes are more than the {most} that the cell was started with"
+            )));
+        }
+        let nothing = || InitError::guest("the container's programs are in no control group");
+        self.group_of(member).ok_or_else(nothing)?.limit(resources)
     }
 
     pub(crate) fn cell(&self) -> Result<&Cell, InitError> {
@@ -170,6 +188,10 @@ impl Agent {
                 pager::set_limit(limit_bytes)?;
                 // What programs are told of it; the limit is the kernel's.
                 let _ = cell.group.tell_memory(limit_bytes);
+                Reply::Done
+            }
+            Request::Limit(resources) => {
+                self.limit(member, &resources)?;
                 Reply::Done
             }
             Request::GiveBack { bytes } => {

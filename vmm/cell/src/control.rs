@@ -24,6 +24,7 @@ use nix::sys::time::TimeVal;
 use serde::{Deserialize, Serialize};
 
 use crate::health::{Check, News};
+use crate::limits::Limits;
 use crate::networks::Attachment;
 use crate::policy::Policy;
 use crate::{CellError, CellSpec, Record};
@@ -103,6 +104,8 @@ pub enum ControlRequest {
     Memory {
         limit_bytes: u64,
     },
+    /// Keep to other limits, now and at the next start.
+    Limit(Limits),
     Counters,
     /// Keep a warm cell whose key is `from` for who knows the key `to`.
     Reserve {
@@ -136,6 +139,7 @@ impl ControlRequest {
     fn limit(&self) -> Duration {
         match self {
             Self::Memory { .. }
+            | Self::Limit(_)
             | Self::Revoke { .. }
             | Self::Signal { .. }
             | Self::Join { .. }

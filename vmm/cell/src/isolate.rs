@@ -30,6 +30,7 @@ use crate::control::{Contain, Counters};
 use crate::granted::Links;
 use crate::launch::{Inheritance, Request};
 use crate::layout::Layout;
+use crate::limits::Limits;
 use crate::network::{self, Control, Network, PlannedNetwork};
 use crate::output::Output;
 use crate::parent::Place;
@@ -437,6 +438,10 @@ impl Services for Reach {
 
     fn change_memory(&self, _: u64) -> Result<bool, String> {
         Err("an isolate's memory is fixed when it starts".to_owned())
+    }
+
+    fn limit(&self, _: &Limits) -> Result<(), String> {
+        Err("an isolate's limits are fixed when it starts".to_owned())
     }
 
     fn counters(&self) -> Counters {

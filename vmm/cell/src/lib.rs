@@ -26,6 +26,7 @@ pub mod initramfs;
 pub mod isolate;
 pub mod launch;
 mod layout;
+pub mod limits;
 pub mod lines;
 pub mod logging;
 mod models;

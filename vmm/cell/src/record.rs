@@ -26,6 +26,7 @@ use serde::{Deserialize, Serialize};
 use crate::control::{Client, ControlRequest};
 use crate::events::{Action, Event, Log};
 use crate::health::{Condition, Health};
+use crate::limits::Limits;
 use crate::policy::Policy;
 use crate::supervisor::fault;
 use crate::{CellError, CellSpec, Layout};
@@ -399,6 +400,25 @@ impl Record {
             Some(_lease) => self.write_spec(&spec),
             None => {
                 let request = ControlRequest::Restart { policy };
+                Client::connect(self)?.ask(&request).map(drop)
+            }
+        }
+    }
+
+    /// Has the cell keep to `limits`: its programs, if it runs, and its next start. The caller has
+    /// seen to it that it can start so.
+    ///
+    /// # Errors
+    /// It cannot have them; the supervisor's and the guest's refusal; the host's.
+    pub fn set_limits(&self, limits: &Limits) -> Result<(), CellError> {
+        match self.try_lease()? {
+            Some(_lease) => {
+                let mut spec = self.read_spec()?;
+                limits.apply(&mut spec)?;
+                self.write_spec(&spec)
+            }
+            None => {
+                let request = ControlRequest::Limit(limits.clone());
                 Client::connect(self)?.ask(&request).map(drop)
             }
         }

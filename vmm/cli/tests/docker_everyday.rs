@@ -264,3 +264,40 @@ fn a_directory_that_was_moved_or_made_anew_is_told_by_what_is_in_it() {
     ];
     assert_eq!(lines, expected);
 }
+
+#[test]
+fn limits_are_changed_while_a_container_runs_and_for_its_next_start() {
+    let server = Server::start();
+    server.idle("c");
+    let shown = || {
+        let files =
+            "cd /sys/fs/cgroup; cat cpu.max cpu.weight pids.max memory.max memory.low cpuset.cpus";
+        let text = server.docker(&["exec", "c", "sh", "-c", files]).ok();
+        text.text().lines().collect::<Vec<_>>().join(" ")
+    };
+    let update = |flags: &[&str]| server.docker(&[&["update"], flags, &["c"]].concat());
+    let flags = ["--cpus", "0.5", "--cpu-shares", "512", "--pids-limit", "50", "-m", "128m"];
+    update(&[&flags[..], &["--memory-reservation", "64m", "--cpuset-cpus", "0"]].concat()).ok();
+    let expected = "50000 100000 20 50 134217728 67108864 0";
+    assert_eq!(shown(), expected);
+    let fields = "{{.HostConfig.NanoCpus}} {{.HostConfig.Memory}} {{.HostConfig.PidsLimit}}";
+    assert_eq!(server.inspect("c", fields), "500000000 134217728 50");
+    server.docker(&["restart", "-t", "0", "c"]).ok();
+    assert_eq!(shown(), expected, "the next start has them, too");
+    for (flags, word) in [
+        (&["-m", "200m"][..], "more than the 134217728"),
+        (&["--pids-limit", "60"], "more than the 50"),
+        (&["--cpuset-cpus", "77"], "cpuset.cpus"),
+        (&["--cpuset-mems", "0"], "CpusetMems"),
+        (&["--cpus", "999"], "range of CPUs"),
+    ] {
+        let refused = update(flags).exited(1).stderr;
+        assert!(refused.contains(word), "{flags:?}: {refused}");
+    }
+    update(&["--pids-limit", "40", "--cpu-quota", "-1"]).ok();
+    assert_eq!(shown(), "max 100000 20 40 134217728 67108864 0");
+    server.docker(&["stop", "-t", "0", "c"]).ok();
+    update(&["-m", "200m", "--pids-limit", "60"]).ok();
+    server.docker(&["start", "c"]).ok();
+    assert_eq!(shown(), "max 100000 20 60 209715200 67108864 0");
+}

@@ -8,6 +8,7 @@ use exocell_cell::Within;
 use exocell_cell::health;
 use exocell_cell::images::{Healthcheck, ImageConfig};
 use exocell_cell::intra::Intra;
+use exocell_cell::limits;
 use exocell_cell::network::{HOST_NAME, Publish};
 use exocell_cell::networks::Attachment;
 use exocell_cell::oci;
@@ -332,7 +333,7 @@ fn healthcheck(config: &Config, image: &ImageConfig) -> ApiResult<Option<Healthc
 }
 
 /// Whether a share of the CPUs is one that a control group takes.
-fn check_cpu_time(host: &HostConfig, defaults: &Defaults) -> ApiResult<()> {
+pub fn check_cpu_time(host: &HostConfig, defaults: &Defaults) -> ApiResult<()> {
     if (1..10_000_000).contains(&host.nano_cpus) {
         return Err(ApiError::bad_request(format!(
             "range of CPUs is from 0.01 to {0}.00, as there are only {0} CPUs available",
@@ -347,6 +348,20 @@ fn check_cpu_time(host: &HostConfig, defaults: &Defaults) -> ApiResult<()> {
     match host.cpu_quota {
         1..1000 => Err(ApiError::bad_request("CPU cfs quota can not be less than 1ms (i.e. 1000)")),
         _ => Ok(()),
+    }
+}
+
+/// How many processors it takes to have `time`.
+///
+/// # Errors
+/// There are not so many.
+pub fn check_processors(time: CpuTime, defaults: &Defaults) -> ApiResult<u32> {
+    match u32::try_from(time.processors()) {
+        Ok(count) if count <= defaults.vcpus => Ok(count),
+        _ => Err(ApiError::bad_request(format!(
+            "range of CPUs is from 0.01 to {0}.00, as there are only {0} CPUs available",
+            defaults.vcpus
+        ))),
     }
 }
 
@@ -440,19 +455,13 @@ fn table(
         _ => defaults.memory_bytes,
     };
     check_cpu_time(host, defaults)?;
-    let vcpus = match cpus(host).map(CpuTime::processors) {
-        Some(cpus) if cpus > u64::from(defaults.vcpus) => {
-            return Err(ApiError::bad_request(format!(
-                "range of CPUs is from 0.01 to {0}.00, as there are only {0} CPUs available",
-                defaults.vcpus
-            )));
-        }
-        Some(cpus) => cpus as u32,
+    let vcpus = match cpus(host) {
+        Some(time) => check_processors(time, defaults)?,
         None => defaults.vcpus,
     };
-    let weight = match host.cpu_shares {
-        ..=0 => 100,
-        shares => (shares.saturating_mul(100) / 1024).clamp(1, 10_000),
+    let weight = match u64::try_from(host.cpu_shares) {
+        Ok(0) | Err(_) => 100,
+        Ok(shares) => limits::weight(shares),
     };
     let processes = u32::try_from(host.pids_limit).ok().filter(|limit| *limit > 0);
     let folders: Vec<Value> = mounts.iter().map(folder).collect();

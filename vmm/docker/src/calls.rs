@@ -7,8 +7,6 @@ use std::sync::Arc;
 use exocell_cell::images::ImageRecord;
 use exocell_cell::networks::Networks;
 use exocell_cell::plan::sidecar;
-use exocell_cell::policy::Policy;
-use exocell_cell::restart;
 use exocell_cell::signal::Signal;
 use exocell_cell::xgate::CapabilitySet;
 use exocell_cell::{CellError, CellSpec, Names, Strength, end, now_ms, switches, warm};
@@ -17,10 +15,9 @@ use serde_json::{Value, json};
 
 use crate::admit::{self, Admitted, MountPoint};
 use crate::bounds;
-use crate::containers::{self, Container, Seen, short};
+use crate::containers::{Container, Seen, short};
 use crate::error::{ApiError, ApiResult};
 use crate::exec::tty_size;
-use crate::fields;
 use crate::filters::Filters;
 use crate::http::{Body, Call, Response, empty, json as reply, stream};
 use crate::ids::new_id;
@@ -28,7 +25,7 @@ use crate::lifecycle::{self, Stop, restarts};
 use crate::live::Life;
 use crate::networks::Endpoints;
 use crate::state::Server;
-use crate::wire::{Create, RestartPolicy, Update};
+use crate::wire::Create;
 use crate::{networks, views};
 
 /// What the filters of a list may name.
@@ -461,45 +458,6 @@ pub async fn rename(server: &Arc<Server>, key: &str, call: &Call) -> ApiResult<R
     });
     server.tell(&renamed.await?, "rename", &[]);
     Ok(empty(StatusCode::NO_CONTENT))
-}
-
-/// `POST /containers/{id}/update`: its restart policy.
-pub async fn update(server: &Arc<Server>, key: &str, call: Call) -> ApiResult<Response> {
-    let only = |error: ApiError| match error.status {
-        StatusCode::NOT_IMPLEMENTED => ApiError::unsupported(
-            "changing a container's limits, or anything else but its restart policy,",
-            "make a new one with other limits",
-        ),
-        _ => error,
-    };
-    let Update { restart_policy } = call.fields(fields::UPDATE).await.map_err(only)?;
-    let answer = || Ok(reply(StatusCode::OK, &json!({ "Warnings": [] })));
-    if restart_policy.name.is_empty() {
-        return answer();
-    }
-    let RestartPolicy { name, maximum_retry_count } = restart_policy;
-    let policy = Policy::of(&name, maximum_retry_count).map_err(ApiError::bad_request)?;
-    let live = server.live(server.find(key).await?.id());
-    let _changing = live.claim(lifecycle::READERS_PATIENCE).await;
-    let seen = server.find(&live.id).await?;
-    if seen.container.spec.remove {
-        return Err(ApiError::conflict(
-            "Restart policy cannot be updated because AutoRemove is enabled for the container",
-        ));
-    }
-    let updated = server.blocking(move |server| {
-        let mut container = seen.container;
-        if let Some((record, _)) = &seen.cell {
-            record.set_restart(&container.spec, policy)?;
-            restart::follow_policy(server.layout(), record)?;
-        }
-        container.spec.restart = policy;
-        container.host["RestartPolicy"] = containers::restart_policy(policy);
-        server.containers.write(&container)?;
-        Ok(container)
-    });
-    server.tell(&updated.await?, "update", &[]);
-    answer()
 }
 
 /// `DELETE /containers/{id}`

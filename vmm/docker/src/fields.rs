@@ -197,7 +197,18 @@ const DEVICE: &[Field] = &[read("PathOnHost"), read("PathInContainer"), read("Cg
 const RESTART_POLICY: &[Field] = &[read("Name"), read("MaximumRetryCount")];
 
 /// The body of `POST /containers/{id}/update`.
-pub const UPDATE: &[Field] = &[holds("RestartPolicy", Inside::One(RESTART_POLICY))];
+pub const UPDATE: &[Field] = &[
+    holds("RestartPolicy", Inside::One(RESTART_POLICY)),
+    read("CpuShares"),
+    read("CpuPeriod"),
+    read("CpuQuota"),
+    read("CpusetCpus"),
+    read("NanoCpus"),
+    read("Memory"),
+    read("MemoryReservation"),
+    read("MemorySwap"),
+    read("PidsLimit"),
+];
 
 const LOG_CONFIG: &[Field] = &[
     read("Type"),

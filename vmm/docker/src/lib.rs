@@ -49,6 +49,7 @@ mod state;
 mod stats;
 mod system;
 mod target;
+mod update;
 mod views;
 mod volumes;
 mod wire;

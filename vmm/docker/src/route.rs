@@ -6,8 +6,8 @@ use crate::error::{ApiError, ApiResult};
 use crate::http::{Call, Response};
 use crate::state::Server;
 use crate::{
-    archive, attach, build, calls, discard, exec, images, logs, networks, save, stats, system,
-    views, volumes,
+    archive, attach, build, calls, diff, discard, exec, images, logs, networks, registry, save,
+    stats, system, update, views, volumes,
 };
 
 /// Answers one call.
@@ -69,7 +69,7 @@ async fn containers(
         ("POST", [id, "pause"]) => calls::pause(server, id, true).await,
         ("POST", [id, "unpause"]) => calls::pause(server, id, false).await,
         ("POST", [id, "wait"]) => calls::wait(server, id, &call).await,
-        ("POST", [id, "update"]) => calls::update(server, id, call).await,
+        ("POST", [id, "update"]) => update::update(server, id, call).await,
         ("POST", [id, "rename"]) => calls::rename(server, id, &call).await,
         ("GET", [id, "logs"]) => logs::logs(server, id, &call).await,
         ("POST", [id, "attach"]) => attach::attach(server, id, call).await,

@@ -393,12 +393,14 @@ impl Create {
     }
 }
 
-/// The body of `POST /containers/{id}/update`.
+/// The body of `POST /containers/{id}/update`: resources, as in a `HostConfig`.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(default, rename_all = "PascalCase")]
 pub struct Update {
-    #[serde(deserialize_with = "or_default")]
-    pub restart_policy: RestartPolicy,
+    /// 0 and -1 are no limit.
+    pub pids_limit: Option<i64>,
+    #[serde(flatten)]
+    pub host: HostConfig,
 }
 
 #[derive(Default, Deserialize)]

@@ -22,6 +22,7 @@ use crate::control::{
 };
 use crate::events::Action;
 use crate::launch::Inheritance;
+use crate::limits::Limits;
 use crate::networks::Attachment;
 use crate::{CellError, CellSpec, Record};
 use exocell_images::private;
@@ -75,6 +76,8 @@ pub(crate) trait Services: Send + Sync {
     fn pause(&self, pause: bool) -> Result<(), String>;
     /// Changes how much memory the guest may use; says whether it does by now.
     fn change_memory(&self, limit_bytes: u64) -> Result<bool, String>;
+    /// Has the guest keep the workload to `limits`.
+    fn limit(&self, limits: &Limits) -> Result<(), String>;
     fn counters(&self) -> Counters;
 }
 
@@ -246,6 +249,7 @@ fn serve_one(
         ControlRequest::Restart { policy } => {
             shared.warmth.rewrite(record, |spec| spec.restart = policy)
         }
+        ControlRequest::Limit(limits) => limit(shared, services, &limits),
         ControlRequest::Reserve { from, to } => warmth::reserve(shared, &from, to),
     };
     Some(match done {
@@ -257,6 +261,22 @@ fn serve_one(
 /// Writes down what was changed, for whoever looks and for the cell's next start.
 fn note(shared: &Shared, change: impl FnOnce(&mut Changes)) -> Result<(), String> {
     let noted = shared.warmth.rewrite(&shared.record, |spec| change(&mut spec.changes));
+    noted.map_err(|error| format!("it is changed, but that cannot be written down: {error}"))
+}
+
+/// Has the workload keep to `limits`, from now on and at its next start.
+fn limit(shared: &Shared, services: &dyn Services, limits: &Limits) -> Result<(), String> {
+    awake(&shared.record)?;
+    let mut spec = shared.warmth.spec();
+    limits.check_running(&spec).map_err(|error| error.to_string())?;
+    // What could not be written down is not begun.
+    limits.apply(&mut spec).map_err(|error| error.to_string())?;
+    services.limit(limits)?;
+    let noted = shared.warmth.rewrite(&shared.record, |own| {
+        own.settings = spec.settings;
+        own.within = spec.within;
+        own.capabilities = spec.capabilities;
+    });
     noted.map_err(|error| format!("it is changed, but that cannot be written down: {error}"))
 }
 

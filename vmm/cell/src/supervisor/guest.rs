@@ -40,6 +40,7 @@ use super::{Event, Shared, boot, credit, memory, pressure, restrict_paths, threa
 use crate::control::{Contain, Counters};
 use crate::folder::Access;
 use crate::launch::Inheritance;
+use crate::limits::Limits as Changed;
 use crate::plan::VmPlan;
 use crate::plan::device::Device;
 use crate::record::Status;
@@ -192,6 +193,15 @@ impl Services for Reach {
             applied = self.hold_to(limit_bytes).is_ok();
         }
         Ok(applied)
+    }
+
+    fn limit(&self, limits: &Changed) -> Result<(), String> {
+        if let Some(bytes) = limits.memory_bytes {
+            self.change_memory(bytes)?;
+        }
+        let stream = memory::connect(&self.agent)?;
+        let limited = client::limit(&stream, &stream, &limits.resources(false));
+        limited.map_err(|error| error.to_string())
     }
 
     fn counters(&self) -> Counters {

@@ -15,7 +15,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use exocell_agent::{FrameReader, FrameWriter, Kind, Start};
+use exocell_agent::{FrameReader, FrameWriter, Kind, Patient, Start, client};
 use exocell_network::switch::Port;
 use exocell_vmm::jail::{self, JailRoot, ThreadClass};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -27,6 +27,7 @@ use super::{Event, Shared, fault, restrict_paths, thread};
 use crate::CellError;
 use crate::control::{Contain, ControlReply, ControlRequest, Counters, receive_descriptor};
 use crate::launch::Inheritance;
+use crate::limits::Limits;
 use crate::plan::sidecar::SidecarPlan;
 use crate::record::Status;
 
@@ -158,6 +159,12 @@ impl Services for Line {
 
     fn change_memory(&self, _: u64) -> Result<bool, String> {
         self.refuse("the memory is that of the cell")
+    }
+
+    fn limit(&self, limits: &Limits) -> Result<(), String> {
+        let stream = Patient::new(self.open()?, ANSWER_MAX);
+        let limited = client::limit(&stream, &stream, &limits.resources(true));
+        limited.map_err(|error| error.to_string())
     }
 
     fn counters(&self) -> Counters {

@@ -27,6 +27,11 @@ impl Warmth {
         self.spec.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// What the cell is made as, now.
+    pub fn spec(&self) -> CellSpec {
+        self.lock().clone()
+    }
+
     /// Whether the cell waits for its program.
     pub fn is_warm(&self) -> bool {
         self.lock().warm.is_some()
