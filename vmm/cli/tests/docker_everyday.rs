@@ -2,6 +2,7 @@
 
 mod common;
 
+use std::io::{Read, Write};
 use std::os::unix::fs::MetadataExt;
 
 use common::docker::{Server, says};
@@ -300,4 +301,57 @@ fn limits_are_changed_while_a_container_runs_and_for_its_next_start() {
     update(&["-m", "200m", "--pids-limit", "60"]).ok();
     server.docker(&["start", "c"]).ok();
     assert_eq!(shown(), "max 100000 20 60 209715200 67108864 0");
+}
+
+#[test]
+fn disks_are_told_of_and_what_nobody_uses_is_removed() {
+    let server = Server::start();
+    let small = server.small();
+    let fixed = ["run", "--network", "none", "-v", "named:/data", "--name"];
+    server.docker(&[&fixed[..], &["c", &small, "sh", "-c", "ls -l /bin > /data/x"]].concat()).ok();
+    let shown = server.docker(&["ps", "-a", "--size", "--format", "{{.Size}}"]).ok();
+    assert!(
+        shown.text().contains("virtual") && !shown.text().starts_with("0B"),
+        "{}",
+        shown.text()
+    );
+    let sized = server.docker(&["inspect", "-s", "--format", "{{.SizeRw}}", "c"]).ok();
+    assert!(sized.text().parse::<u64>().is_ok_and(|bytes| bytes > 0), "{}", sized.text());
+    let df = server.docker(&["system", "df", "-v"]).ok();
+    assert!(df.text().contains("named") && df.text().contains(&small[..10]), "{}", df.text());
+    for filter in ["until=24h", "label=x", "label!=x"] {
+        let kept = server.docker(&["container", "prune", "-f", "--filter", filter]).ok();
+        let is_gone = kept.text().contains("Deleted Containers");
+        assert_eq!(is_gone, filter == "label!=x", "{filter}: {}", kept.text());
+    }
+    let run = ["run", "--network", "none", "--name", "again", &small, "true"];
+    server.docker(&run).ok();
+    server.docker(&["network", "create", "idle"]).ok();
+    let pruned = server.docker(&["system", "prune", "-f"]).ok();
+    assert!(pruned.text().contains("idle") && pruned.text().contains("Total"), "{}", pruned.text());
+    assert_eq!((server.files(), server.disks()), (vec![], vec![]));
+    assert_eq!(server.docker(&["volume", "ls", "-q"]).ok().text(), "named");
+}
+
+#[test]
+fn a_terminals_size_is_remembered_until_there_is_one() {
+    let server = Server::start();
+    let create = ["create", "-t", "--network", "none", "--name", "c", IMAGE, "stty", "size"];
+    server.docker(&create).ok();
+    let said = call(&server, "POST", "/containers/c/resize?h=33&w=99");
+    assert!(said.starts_with("HTTP/1.1 200"), "{said}");
+    server.docker(&["start", "-a", "c"]).ok();
+    assert_eq!(server.docker(&["logs", "c"]).ok().text(), "33 99");
+    let refused = call(&server, "GET", "/containers/c/attach/ws");
+    assert!(refused.contains("501") && refused.contains("websocket"), "{refused}");
+}
+
+/// What the server says to a call without a body.
+fn call(server: &Server, method: &str, path: &str) -> String {
+    let mut stream = server.connect();
+    let head = format!("{method} /v1.47{path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n");
+    write!(stream, "{head}Content-Length: 0\r\n\r\n").expect("it takes a call");
+    let mut said = String::new();
+    stream.read_to_string(&mut said).expect("an answer");
+    said
 }

@@ -168,12 +168,23 @@ async fn tell(mut output: Receiver<Chunk>, wish: &Wish, listener: &mut Listener)
     }
 }
 
-/// `POST /containers/{id}/resize`
+/// `POST /containers/{id}/resize`: of one that does not run, the terminal of its next program.
 pub async fn resize(server: &Arc<Server>, key: &str, call: &Call) -> ApiResult<Response> {
     let size = hijack::wanted_size(call)?;
-    let seen = server.find(key).await?;
-    seen.running()?;
+    let live = server.live(server.find(key).await?.id());
+    let changing = live.changing.lock().await;
+    let seen = server.find(&live.id).await?;
+    if !seen.is_running() {
+        let noted = server.blocking(move |server| {
+            let mut container = seen.container;
+            container.tty_size = Some((size.rows, size.cols));
+            server.containers.write(&container)
+        });
+        noted.await?;
+        return Ok(empty(StatusCode::OK));
+    }
+    drop(changing);
     lifecycle::adopt(server, &seen).await?;
-    server.live(seen.id()).resize(size);
+    live.resize(size);
     Ok(empty(StatusCode::OK))
 }

@@ -268,7 +268,14 @@ pub async fn list(server: &Arc<Server>, call: &Call) -> ApiResult<Response> {
             && (everything || seen.is_running() || seen.is_restarting())
             && passes(seen, &filters, &ancestors)
     });
-    let rows = rows.take(limit.unwrap_or(usize::MAX)).map(|(_, seen)| views::row(seen, &endpoints));
+    let sizes = match query.flag("size") {
+        true => Some(server.blocking(|server| Ok(server.images()?.list()?)).await?),
+        false => None,
+    };
+    let rows = rows.take(limit.unwrap_or(usize::MAX)).map(|(_, seen)| {
+        let row = views::row(seen, &endpoints);
+        sizes.iter().fold(row, |row, images| views::with_sizes(row, seen, images))
+    });
     Ok(reply(StatusCode::OK, &rows.collect::<Vec<_>>()))
 }
 
@@ -308,12 +315,16 @@ fn passes(seen: &Seen, filters: &Filters, ancestors: &[String]) -> bool {
 }
 
 /// `GET /containers/{id}/json`
-pub async fn inspect(server: &Arc<Server>, key: &str) -> ApiResult<Response> {
-    let key = key.to_owned();
+pub async fn inspect(server: &Arc<Server>, key: &str, call: &Call) -> ApiResult<Response> {
+    let (key, has_sizes) = (key.to_owned(), call.target.query.flag("size"));
     let shown = server.blocking(move |server| {
         let seen = server.containers.find(&key)?;
         let endpoints = Endpoints::of(server, [&seen.container])?;
-        Ok(views::inspect(server, &seen, &endpoints))
+        let shown = views::inspect(server, &seen, &endpoints);
+        match has_sizes {
+            true => Ok(views::with_sizes(shown, &seen, &server.images()?.list()?)),
+            false => Ok(shown),
+        }
     });
     Ok(views::ok(&shown.await?))
 }
@@ -469,17 +480,20 @@ pub async fn remove(server: &Arc<Server>, key: &str, call: &Call) -> ApiResult<R
 
 /// `POST /containers/prune`
 pub async fn prune(server: &Arc<Server>, call: &Call) -> ApiResult<Response> {
-    let filters = Filters::of(&call.target.query, &["label", "until"])?;
-    let until_s = filters.until_s()?;
+    let filters = Filters::of(&call.target.query, &["label", "label!", "until"])?;
+    let until_ms = filters.until_ms()?;
     let all = server.blocking(|server| server.containers.all()).await?;
-    let mut deleted = Vec::new();
+    let (mut deleted, mut freed) = (Vec::new(), 0);
     for seen in all.iter().filter(|seen| !seen.is_running() && !seen.is_restarting()) {
-        let created_s = seen.container.spec.created_ms / 1000;
-        let fits = filters.labels(&seen.container.config.labels)
-            && until_s.is_none_or(|until_s| created_s < until_s);
+        let container = &seen.container;
+        let fits = filters.labels(&container.config.labels)
+            && until_ms.is_none_or(|until| container.spec.created_ms < until);
+        let bytes = seen.disk_bytes();
         if fits && lifecycle::remove(server, seen.id(), false, false).await.is_ok() {
             deleted.push(seen.id());
+            freed += bytes;
         }
     }
-    Ok(reply(StatusCode::OK, &json!({ "ContainersDeleted": deleted, "SpaceReclaimed": 0 })))
+    let pruned = json!({ "ContainersDeleted": deleted, "SpaceReclaimed": freed });
+    Ok(reply(StatusCode::OK, &pruned))
 }

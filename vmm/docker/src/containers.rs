@@ -15,6 +15,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::{self, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -165,6 +166,14 @@ impl Seen {
     pub fn is_restarting(&self) -> bool {
         let spec = &self.container.spec;
         self.cell.as_ref().is_some_and(|(record, status)| record.is_restarting(spec, status))
+    }
+
+    /// What its disk takes on the host's.
+    pub fn disk_bytes(&self) -> u64 {
+        let cell = self.cell.as_ref().map(|(record, _)| record.disk());
+        let disk = self.container.spec.disk.clone().or(cell);
+        let found = disk.and_then(|disk| fs::metadata(disk).ok());
+        found.map_or(0, |found| found.blocks().saturating_mul(512))
     }
 
     pub fn is_paused(&self) -> bool {

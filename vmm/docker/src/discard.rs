@@ -77,28 +77,27 @@ fn remove_when_released(store: &Store, name: &str, force: bool) -> ApiResult<Opt
     }
 }
 
-/// `POST /images/prune`: images without a name, or with `dangling=false` all, that no container has.
+/// `POST /images/prune`: images without a name, or with `dangling=false` all that no container has.
 pub async fn prune(server: &Arc<Server>, call: &Call) -> ApiResult<Response> {
-    let filters = Filters::of(&call.target.query, &["dangling", "label", "until"])?;
-    let until_s = filters.until_s()?;
-    let dangling = filters.values("dangling");
-    let all = dangling.iter().any(|value| matches!(value.as_str(), "0" | "false"));
-    let removed = server.at_its_pace(move |server| {
+    let filters = Filters::of(&call.target.query, &["dangling", "label", "label!", "until"])?;
+    let until_ms = filters.until_ms()?;
+    let all =
+        filters.values("dangling").iter().any(|value| matches!(value.as_str(), "0" | "false"));
+    let removed = server.blocking(move |server| {
         let store = server.images()?;
         let containers = server.containers.all()?;
-        let mut removed = Vec::new();
-        for image in store.list()? {
-            let fits = (all || image.tags.is_empty())
+        let unwanted = store.list()?.into_iter().filter(|image| {
+            (all || image.tags.is_empty())
+                && until_ms.is_none_or(|until| image.imported.saturating_mul(1000) < until)
                 && filters.labels(&image.config.labels)
-                && until_s.is_none_or(|until_s| image.imported < until_s)
-                && !containers.iter().any(|seen| uses(seen, &image));
-            if !fits {
-                continue;
-            }
+                && !containers.iter().any(|seen| uses(seen, image))
+        });
+        let mut removed = Vec::new();
+        for image in unwanted {
             match store.remove(&image.id.to_string(), true) {
-                Ok(_) => removed.push(image),
-                // Another took it, or removed it, meanwhile.
-                Err(ImageError::InUse { .. } | ImageError::NotFound { .. }) => {}
+                Ok(Some(_)) => removed.push(image),
+                // Somebody came to use it, or has removed it.
+                Ok(None) | Err(ImageError::InUse { .. } | ImageError::NotFound { .. }) => {}
                 Err(error) => return Err(error.into()),
             }
         }
@@ -106,11 +105,12 @@ pub async fn prune(server: &Arc<Server>, call: &Call) -> ApiResult<Response> {
     });
     let removed = removed.await?;
     let freed: u64 = removed.iter().map(|image| image.size_bytes).sum();
-    let rows = removed.iter().flat_map(|image| {
-        let untagged = image.tags.iter().map(|tag| json!({ "Untagged": tag }));
-        untagged.chain([json!({ "Deleted": image.id.to_string() })])
-    });
-    let rows: Vec<_> = rows.collect();
-    removed.iter().for_each(|image| tell(server, "delete", &image.id.to_string(), ""));
+    let mut rows = Vec::new();
+    for image in &removed {
+        let id = image.id.to_string();
+        tell(server, "delete", &id, &id);
+        rows.extend(image.tags.iter().map(|tag| json!({ "Untagged": tag })));
+        rows.push(json!({ "Deleted": id }));
+    }
     Ok(reply(StatusCode::OK, &json!({ "ImagesDeleted": rows, "SpaceReclaimed": freed })))
 }

@@ -57,6 +57,8 @@ pub struct Exec {
     wire: ExecCreate,
     progress: Mutex<Progress>,
     input: Mutex<Option<Arc<Input>>>,
+    /// Of its terminal, as a client wanted it before there was one.
+    size: Mutex<Option<TtySize>>,
 }
 
 impl Exec {
@@ -66,6 +68,29 @@ impl Exec {
 
     fn input(&self) -> MutexGuard<'_, Option<Arc<Input>>> {
         self.input.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Changes its terminal's size, now or once there is one; a program that is over has none.
+    fn resize(&self, size: TtySize) {
+        let input = self.input();
+        match input.as_ref() {
+            Some(input) => input.resize(size),
+            None => *self.size.lock().unwrap_or_else(PoisonError::into_inner) = Some(size),
+        }
+    }
+
+    /// The size that was wanted before.
+    fn wanted_size(&self) -> Option<TtySize> {
+        *self.size.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The program runs, and takes `input`.
+    fn takes(&self, input: Input) {
+        let mut own = self.input();
+        if let Some(size) = self.wanted_size().filter(|_| self.wire.tty) {
+            input.resize(size);
+        }
+        *own = Some(Arc::new(input));
     }
 
     fn is_over(&self) -> bool {
@@ -180,6 +205,7 @@ pub async fn create(server: &Arc<Server>, key: &str, call: Call) -> ApiResult<Re
         wire,
         progress: Mutex::default(),
         input: Mutex::default(),
+        size: Mutex::default(),
     })?;
     Ok(reply_json(StatusCode::CREATED, &json!({ "Id": id })))
 }
@@ -201,10 +227,7 @@ pub fn inspect(server: &Server, id: &str) -> ApiResult<Response> {
 pub fn resize(server: &Server, id: &str, call: &Call) -> ApiResult<Response> {
     let exec = server.execs.find(id)?;
     let size = hijack::wanted_size(call)?;
-    // A program that is over has no terminal.
-    if let Some(input) = exec.input().as_ref() {
-        input.resize(size);
-    }
+    exec.resize(size);
     Ok(empty(StatusCode::OK))
 }
 
@@ -219,7 +242,8 @@ pub async fn start(server: &Arc<Server>, id: &str, mut call: Call) -> ApiResult<
         return Err(ApiError::conflict(format!("exec {id} has been started already")));
     }
     let mut program = exec.program.clone();
-    if let (Some(size), Some(wanted)) = (&mut program.tty, tty_size(&wire.console_size)) {
+    let wanted = tty_size(&wire.console_size).or(exec.wanted_size());
+    if let (Some(size), Some(wanted)) = (&mut program.tty, wanted) {
         *size = wanted;
     }
     if wire.detach {
@@ -290,7 +314,7 @@ async fn try_begin(
     };
     match reply {
         Some(Reply::Started { guest_pid }) => {
-            *exec.input() = Some(Arc::new(Input::new(input)));
+            exec.takes(Input::new(input));
             let mut progress = exec.progress();
             (progress.running, progress.pid) = (true, guest_pid);
             Ok(output)

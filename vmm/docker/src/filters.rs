@@ -3,8 +3,8 @@
 
 use std::collections::BTreeMap;
 
-use exocell_cell::health;
 use exocell_cell::images::ImageRecord;
+use exocell_cell::{clock, now_ms};
 use serde::Deserialize;
 
 use crate::error::{ApiError, ApiResult};
@@ -108,24 +108,6 @@ impl Filters {
         values.is_empty() || values.iter().any(|value| fits(value))
     }
 
-    /// The moment that the filter `until` says, in seconds since 1970: such a number, or how long ago
-    /// (`24h`).
-    ///
-    /// # Errors
-    /// 400 for what is neither.
-    pub fn until_s(&self) -> ApiResult<Option<u64>> {
-        let Some(text) = self.values("until").first() else { return Ok(None) };
-        let now_s = exocell_cell::now_ms() / 1000;
-        let age_s = || u64::try_from(health::read_time(text).ok()? / 1_000_000_000).ok();
-        let ago = || Some(now_s.saturating_sub(age_s()?));
-        let moment = text.split('.').next().and_then(|seconds| seconds.parse().ok()).or_else(ago);
-        moment.map(Some).ok_or_else(|| {
-            ApiError::bad_request(format!(
-                "until={text} is no time; give seconds since 1970, or how long ago, like 24h"
-            ))
-        })
-    }
-
     /// Whether `own` has a part that the filter `name` names: with `^` before it, and a `/` as
     /// docker has it, its beginning; with `$` behind it, its end.
     pub fn names(&self, name: &str, own: &str) -> bool {
@@ -144,12 +126,25 @@ impl Filters {
         })
     }
 
-    /// Whether `labels` has each `NAME` and `NAME=VALUE` of the filter `label`.
+    /// Whether `labels` has each `NAME` and `NAME=VALUE` of the filter `label`, and none of `label!`.
     pub fn labels(&self, labels: &BTreeMap<String, String>) -> bool {
-        self.values("label").iter().all(|wanted| match wanted.split_once('=') {
+        let has = |wanted: &String| match wanted.split_once('=') {
             Some((name, value)) => labels.get(name).is_some_and(|own| own == value),
             None => labels.contains_key(wanted),
-        })
+        };
+        self.values("label").iter().all(has) && !self.values("label!").iter().any(has)
+    }
+
+    /// Before when something has to have been made, by the filter `until`: milliseconds since 1970.
+    ///
+    /// # Errors
+    /// 400 for what is no time.
+    pub fn until_ms(&self) -> ApiResult<Option<u64>> {
+        let times = self.values("until").iter();
+        let times = times.map(|text| clock::parse_ms(text, now_ms()));
+        let times: Result<Vec<u64>, String> = times.collect();
+        let times = times.map_err(|why| ApiError::bad_request(format!("invalid filter: {why}")))?;
+        Ok(times.into_iter().min())
     }
 }
 
@@ -227,19 +222,6 @@ mod tests {
         let (name, stars) = ("a".repeat(10_000), "*a".repeat(1_000));
         assert!(fits(&name, &stars));
         assert!(!fits(&name, &format!("{stars}b")));
-    }
-
-    #[test]
-    fn a_moment_is_a_number_or_an_age() {
-        let until = |text: &str| {
-            let words = [format!("until={text}")];
-            Filters::of_words(&words, &["until"]).unwrap().until_s()
-        };
-        assert_eq!(until("1700000000.5").unwrap(), Some(1_700_000_000));
-        let ago = exocell_cell::now_ms() / 1000 - until("1h30m").unwrap().unwrap();
-        assert!((5400..5460).contains(&ago), "{ago}");
-        assert!(until("yesterday").is_err());
-        assert_eq!(Filters::of_words(&[], &["until"]).unwrap().until_s().unwrap(), None);
     }
 
     #[test]

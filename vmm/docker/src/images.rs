@@ -48,11 +48,6 @@ fn created_s(image: &ImageRecord) -> u64 {
     image.imported
 }
 
-/// Whether `image` came before `other`; the newer of two that came in one second is not known.
-fn is_older(image: &ImageRecord, other: &ImageRecord) -> bool {
-    image.id != other.id && created_s(image) <= created_s(other)
-}
-
 fn digests(image: &ImageRecord) -> Vec<String> {
     let Some(digest) = image.manifest else { return Vec::new() };
     let names = image.tags.iter().filter_map(|tag| tag.rsplit_once(':'));
@@ -64,32 +59,43 @@ fn digests(image: &ImageRecord) -> Vec<String> {
 /// `GET /images/json`
 pub async fn list(server: &Arc<Server>, call: &Call) -> ApiResult<Response> {
     let filters = Filters::of(&call.target.query, &FILTERS)?;
-    let until_s = filters.until_s()?;
-    let named = |name: &str| filters.values(name).first().cloned();
-    let names = [named("before"), named("since")];
-    let (all, [before, since]) = server
-        .blocking(move |server| {
-            let store = server.images()?;
-            let made = names.map(|name| name.map(|name| store.resolve(&name)).transpose());
-            let [before, since] = made;
-            Ok((store.list()?, [before?, since?]))
-        })
-        .await?;
-    let wanted = |image: &&ImageRecord| {
-        image_passes(image, &filters)
-            && until_s.is_none_or(|until_s| created_s(image) < until_s)
-            && before.as_ref().is_none_or(|other| is_older(image, other))
-            && since.as_ref().is_none_or(|other| is_older(other, image))
-    };
-    let rows = all.iter().filter(wanted).map(|image| {
-        json!({
-            "Id": image.id.to_string(), "ParentId": "", "RepoTags": image.tags,
-            "RepoDigests": digests(image), "Created": created_s(image), "Size": image.size_bytes,
-            "VirtualSize": image.size_bytes, "SharedSize": -1, "Containers": -1,
-            "Labels": image.config.labels,
-        })
+    let (until_ms, version) = (filters.until_ms()?, call.target.version);
+    let rows = server.blocking(move |server| {
+        let store = server.images()?;
+        let made = |name: &str| {
+            let others =
+                filters.values(name).iter().map(|other| Ok(store.resolve(other)?.imported));
+            others.collect::<ApiResult<Vec<u64>>>()
+        };
+        let (before, since) = (made("before")?, made("since")?);
+        let passes = |image: &&ImageRecord| {
+            until_ms.is_none_or(|until| image.imported.saturating_mul(1000) < until)
+                && before.iter().all(|other| image.imported < *other)
+                && since.iter().all(|other| image.imported > *other)
+                && image_passes(image, &filters)
+        };
+        let all = store.list()?;
+        Ok(all.iter().filter(passes).map(|image| row(image, version)).collect::<Vec<_>>())
     });
-    Ok(reply(StatusCode::OK, &rows.collect::<Vec<_>>()))
+    Ok(reply(StatusCode::OK, &rows.await?))
+}
+
+/// A row of `GET /images/json`, for clients of API 1.`version`.
+pub fn row(image: &ImageRecord, version: u32) -> Value {
+    let shown = json!({
+        "Id": image.id.to_string(), "ParentId": "", "RepoTags": image.tags,
+        "RepoDigests": digests(image), "Created": created_s(image), "Size": image.size_bytes,
+        "SharedSize": -1, "Containers": -1, "Labels": image.config.labels,
+    });
+    with_virtual_size(shown, image, version)
+}
+
+/// Clients before API 1.44 are told a size by another name, too.
+fn with_virtual_size(mut shown: Value, image: &ImageRecord, version: u32) -> Value {
+    if version < 44 {
+        shown["VirtualSize"] = image.size_bytes.into();
+    }
+    shown
 }
 
 /// The parts of an image's own document that are shown.
@@ -123,23 +129,24 @@ fn document(store: &Store, name: &str) -> ApiResult<Document> {
 }
 
 /// `GET /images/{name}/json`
-pub async fn inspect(server: &Arc<Server>, name: String) -> ApiResult<Response> {
+pub async fn inspect(server: &Arc<Server>, name: String, version: u32) -> ApiResult<Response> {
     let shown = server.blocking(move |server| {
         let store = server.images()?;
         let image = store.resolve(&name)?;
         let document = document(&store, &name)?;
         let layers = document.rootfs.map(|rootfs| rootfs.diff_ids).unwrap_or_default();
         let tagged = exocell_cell::clock::rfc3339_ms(image.imported * 1000);
-        Ok(json!({
+        let shown = json!({
             "Id": image.id.to_string(), "RepoTags": image.tags, "RepoDigests": digests(&image),
             "Parent": "", "Comment": "", "Author": document.author.unwrap_or_default(),
             "Created": image.created.clone().unwrap_or_else(|| tagged.clone()),
             "DockerVersion": "", "Config": config(&image.config, document.config),
             "Architecture": image.architecture, "Os": "linux", "Size": image.size_bytes,
-            "VirtualSize": image.size_bytes, "GraphDriver": { "Name": "exocell", "Data": {} },
+            "GraphDriver": { "Name": "exocell", "Data": {} },
             "RootFS": { "Type": "layers", "Layers": layers },
             "Metadata": { "LastTagTime": tagged },
-        }))
+        });
+        Ok(with_virtual_size(shown, &image, version))
     });
     Ok(reply(StatusCode::OK, &shown.await?))
 }

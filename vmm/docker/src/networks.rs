@@ -491,13 +491,15 @@ pub async fn remove(server: &Arc<Server>, key: &str) -> ApiResult<Response> {
 
 /// `POST /networks/prune`
 pub async fn prune(server: &Arc<Server>, call: &Call) -> ApiResult<Response> {
-    let filters = Filters::of(&call.target.query, &["label"])?;
+    let filters = Filters::of(&call.target.query, &["label", "label!", "until"])?;
+    let until_ms = filters.until_ms()?;
     let removed = server.blocking(move |server| {
         let networks = Networks::of(server.layout());
         let mut removed = Vec::new();
         for network in networks.all()? {
             // One that somebody is in, or comes into now, stays.
             if filters.labels(&network.labels)
+                && until_ms.is_none_or(|until| network.created_ms < until)
                 && switches::remove(server.layout(), &network).is_ok()
             {
                 removed.push(network);

@@ -24,7 +24,11 @@ pub async fn route(server: &Arc<Server>, method: &str, call: Call) -> ApiResult<
         // What is there is built in.
         ["plugins"] if method == "GET" => Ok(views::ok(&serde_json::json!([]))),
         ["events"] if method == "GET" => server.events.serve(&call),
-        ["system", "df"] if method == "GET" => system::disk_usage(server).await,
+        ["system", "df"] if method == "GET" => system::disk_usage(server, &call).await,
+        ["auth"] if method == "POST" => registry::auth(server, call).await,
+        ["distribution", name @ .., "json"] if method == "GET" && !name.is_empty() => {
+            registry::distribution(server, &name.join("/"), &call).await
+        }
         ["containers", rest @ ..] => containers(server, method, rest, call).await,
         ["exec", rest @ ..] => execs(server, method, rest, call).await,
         ["images", rest @ ..] => image(server, method, rest, call).await,
@@ -61,7 +65,7 @@ async fn containers(
         ("POST", ["create"]) => calls::create(server, call).await,
         ("POST", ["prune"]) => calls::prune(server, &call).await,
         ("DELETE", [id]) => calls::remove(server, id, &call).await,
-        ("GET", [id, "json"]) => calls::inspect(server, id).await,
+        ("GET", [id, "json"]) => calls::inspect(server, id, &call).await,
         ("POST", [id, "start"]) => calls::start(server, id).await,
         ("POST", [id, "stop"]) => calls::stop(server, id, &call).await,
         ("POST", [id, "restart"]) => calls::restart(server, id, &call).await,
@@ -132,7 +136,9 @@ async fn image(
             save::save(server, names).await
         }
         ("GET", [name @ .., "get"]) => save::save(server, vec![name.join("/")]).await,
-        ("GET", [name @ .., "json"]) => images::inspect(server, name.join("/")).await,
+        ("GET", [name @ .., "json"]) => {
+            images::inspect(server, name.join("/"), call.target.version).await
+        }
         ("GET", [name @ .., "history"]) => images::history(server, name.join("/")).await,
         ("POST", [name @ .., "tag"]) => images::tag(server, name.join("/"), &call).await,
         ("POST", [.., "push"]) => {

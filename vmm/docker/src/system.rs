@@ -10,8 +10,9 @@ use serde_json::json;
 
 use crate::build::kept;
 use crate::containers::Seen;
-use crate::error::ApiResult;
-use crate::http::{Response, text, with_header};
+use crate::error::{ApiError, ApiResult};
+use crate::http::{Call, Response, text, with_header};
+use crate::images;
 use crate::networks::Endpoints;
 use crate::state::Server;
 use crate::target::{VERSION_MAX, VERSION_MIN};
@@ -62,8 +63,13 @@ pub async fn info(server: &Arc<Server>) -> ApiResult<Response> {
         "DriverStatus": [["Boundary", "a guest kernel for each container"]],
         "SystemStatus": null, "Plugins": { "Volume": ["local"], "Network": ["bridge", "null"],
             "Authorization": null, "Log": ["json-file"] },
-        "MemoryLimit": true, "SwapLimit": false, "CpuCfsPeriod": false, "CpuCfsQuota": false,
-        "CPUShares": true, "CPUSet": false, "PidsLimit": true, "IPv4Forwarding": false,
+        "MemoryLimit": true, "SwapLimit": false, "CpuCfsPeriod": true, "CpuCfsQuota": true,
+        "CPUShares": true, "CPUSet": true, "PidsLimit": true, "IPv4Forwarding": true,
+        "BridgeNfIptables": false, "BridgeNfIp6tables": false, "KernelMemory": false,
+        "KernelMemoryTCP": false, "CpuRealtimePeriod": false, "CpuRealtimeRuntime": false,
+        "GenericResources": null, "DefaultAddressPools": [], "CDISpecDirs": [],
+        "ContainerdCommit": { "ID": "" }, "RuncCommit": { "ID": "" }, "InitCommit": { "ID": "" },
+        "ClusterStore": "", "ClusterAdvertise": "", "ProductLicense": "",
         "OomKillDisable": false, "Debug": false, "NFd": 0, "NGoroutines": 0,
         "SystemTime": exocell_cell::clock::rfc3339_ms(exocell_cell::now_ms()), "LoggingDriver": "json-file",
         "CgroupDriver": "none", "CgroupVersion": "2", "NEventsListener": 0,
@@ -73,14 +79,25 @@ pub async fn info(server: &Arc<Server>) -> ApiResult<Response> {
         "NCPU": server.defaults.vcpus, "MemTotal": plan::host_memory(),
         "DockerRootDir": server.layout().root(), "HttpProxy": "", "HttpsProxy": "", "NoProxy": "",
         "Labels": [], "ExperimentalBuild": false, "Runtimes": { "exocell": { "path": "exocell" } },
-        "DefaultRuntime": "exocell", "Swarm": { "LocalNodeState": "inactive" },
+        "DefaultRuntime": "exocell", "Swarm": {
+            "NodeID": "", "NodeAddr": "", "LocalNodeState": "inactive", "ControlAvailable": false,
+            "Error": "", "RemoteManagers": null,
+        },
         "LiveRestoreEnabled": true, "Isolation": "", "InitBinary": "exocell-init",
         "SecurityOptions": ["name=exocell"], "Warnings": null,
     })))
 }
 
+/// What `GET /system/df` can be narrowed to.
+const USERS: [&str; 4] = ["image", "container", "volume", "build-cache"];
+
 /// `GET /system/df`
-pub async fn disk_usage(server: &Arc<Server>) -> ApiResult<Response> {
+pub async fn disk_usage(server: &Arc<Server>, call: &Call) -> ApiResult<Response> {
+    let asked: Vec<String> = call.target.query.all("type").map(str::to_owned).collect();
+    if let Some(unknown) = asked.iter().find(|kind| !USERS.contains(&kind.as_str())) {
+        return Err(ApiError::bad_request(format!("unknown object type: {unknown}")));
+    }
+    let wants = |kind: &str| asked.is_empty() || asked.iter().any(|asked| asked == kind);
     let (images, containers, endpoints) = server
         .blocking(|server| {
             let all = server.containers.all()?;
@@ -88,47 +105,57 @@ pub async fn disk_usage(server: &Arc<Server>) -> ApiResult<Response> {
             Ok((server.images()?.list()?, all, endpoints))
         })
         .await?;
-    let total: u64 = images.iter().map(|image| image.size_bytes).sum();
-    let uses = |id: &str| containers.iter().filter(|seen| seen.container.image_id == id).count();
-    let images: Vec<_> = images
-        .iter()
-        .map(|image| {
-            let id = image.id.to_string();
-            json!({
-                "Id": id, "ParentId": "", "RepoTags": image.tags, "RepoDigests": [],
-                "Created": image.imported, "Size": image.size_bytes, "SharedSize": 0,
-                "VirtualSize": image.size_bytes, "Labels": image.config.labels,
-                "Containers": uses(&id),
-            })
-        })
-        .collect();
-    let measured = server.at_its_pace(|server| {
-        let volumes = Volume::all(server)?;
-        let shelf = server.containers.shelf();
-        let volumes = volumes.into_iter().map(|own| (walk::bytes(&shelf.path(&own.name)), own));
-        Ok((kept(server.layout()), volumes.collect::<Vec<_>>()))
-    });
-    let (cache, volumes) = measured.await?;
-    let volumes = volumes.into_iter().map(|(bytes, Volume { name, mut shown, .. })| {
-        let has = |seen: &&Seen| {
-            seen.container.mounts.iter().any(|own| own.volume.as_ref() == Some(&name))
-        };
-        let count = containers.iter().filter(has).count();
-        shown["UsageData"] = json!({ "Size": bytes, "RefCount": count });
-        shown
-    });
-    let cache = cache.iter().map(|own| {
-        let used = own.used.duration_since(UNIX_EPOCH).unwrap_or_default();
-        let used = exocell_cell::clock::rfc3339_ms(used.as_millis() as u64);
-        json!({
-            "ID": own.id, "Type": own.kind, "Description": "", "InUse": false, "Shared": false,
-            "Size": own.bytes, "CreatedAt": used, "LastUsedAt": used, "UsageCount": 1,
-        })
-    });
-    let (volumes, cache): (Vec<_>, Vec<_>) = (volumes.collect(), cache.collect());
-    let rows: Vec<_> = containers.iter().map(|seen| views::row(seen, &endpoints)).collect();
-    Ok(views::ok(&json!({
-        "LayersSize": total, "Images": images, "Containers": rows, "Volumes": volumes,
-        "BuildCache": cache,
-    })))
+    let mut shown = json!({});
+    if wants("image") {
+        let total: u64 = images.iter().map(|image| image.size_bytes).sum();
+        let uses =
+            |id: &str| containers.iter().filter(|seen| seen.container.image_id == id).count();
+        let rows = images.iter().map(|image| {
+            let mut row = images::row(image, call.target.version);
+            row["SharedSize"] = 0.into();
+            row["Containers"] = uses(&image.id.to_string()).into();
+            row
+        });
+        (shown["LayersSize"], shown["Images"]) = (total.into(), rows.collect());
+    }
+    if wants("container") {
+        let rows = containers.iter().map(|seen| {
+            let row = views::row(seen, &endpoints);
+            views::with_sizes(row, seen, &images)
+        });
+        shown["Containers"] = rows.collect();
+    }
+    if wants("volume") {
+        let measured = server.at_its_pace(|server| {
+            let shelf = server.containers.shelf();
+            let volumes = Volume::all(server)?.into_iter();
+            let measured = volumes.map(|own| (walk::bytes(&shelf.path(&own.name)), own));
+            Ok(measured.collect::<Vec<_>>())
+        });
+        let rows = measured.await?.into_iter().map(|(bytes, Volume { name, mut shown, .. })| {
+            let has = |seen: &&Seen| {
+                seen.container.mounts.iter().any(|own| own.volume.as_ref() == Some(&name))
+            };
+            let count = containers.iter().filter(has).count();
+            shown["UsageData"] = json!({ "Size": bytes, "RefCount": count });
+            shown
+        });
+        shown["Volumes"] = rows.collect();
+    }
+    if wants("build-cache") {
+        let cache = server.at_its_pace(|server| Ok(kept(server.layout()))).await?;
+        let (mut total, mut rows) = (0, Vec::new());
+        for own in cache {
+            let used = own.used.duration_since(UNIX_EPOCH).unwrap_or_default();
+            let used = exocell_cell::clock::rfc3339_ms(used.as_millis() as u64);
+            total += own.bytes;
+            rows.push(json!({
+                "ID": own.id, "Type": own.kind, "Description": "", "InUse": false, "Shared": false,
+                "Size": own.bytes, "CreatedAt": used, "LastUsedAt": used, "UsageCount": 1,
+                "Parents": null,
+            }));
+        }
+        (shown["BuildCache"], shown["BuilderSize"]) = (rows.into(), total.into());
+    }
+    Ok(views::ok(&shown))
 }

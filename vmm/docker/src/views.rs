@@ -2,6 +2,7 @@
 
 use exocell_cell::clock::rfc3339_ms;
 use exocell_cell::health::Health;
+use exocell_cell::images::ImageRecord;
 use exocell_cell::{State, Status};
 use serde_json::{Map, Value, json};
 
@@ -159,6 +160,16 @@ pub fn row(seen: &Seen, endpoints: &Endpoints) -> Value {
         "NetworkSettings": { "Networks": endpoints.show(container) },
         "Mounts": container.mounts.iter().map(mount).collect::<Vec<_>>(),
     })
+}
+
+/// The same with what the container's files take on the host: its disk, and that with its image.
+pub fn with_sizes(mut shown: Value, seen: &Seen, images: &[ImageRecord]) -> Value {
+    let own = seen.disk_bytes();
+    let image = images.iter().find(|image| image.id.to_string() == seen.container.image_id);
+    let image = image.map_or(0, |image| image.size_bytes);
+    shown["SizeRw"] = own.into();
+    shown["SizeRootFs"] = own.saturating_add(image).into();
+    shown
 }
 
 /// `Up 3 minutes`, `Exited (0) 3 minutes ago`, `Created`.

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::UNIX_EPOCH;
 
 use exocell_cell::clock::rfc3339_ms;
+use exocell_cell::images::walk;
 use hyper::StatusCode;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -22,6 +23,8 @@ use crate::ids::new_id;
 use crate::notes::Notes;
 use crate::state::Server;
 
+/// The API version, as its part after `1.`, from which on a prune leaves volumes that have names.
+const PRUNES_NAMELESS: u32 = 42;
 /// Bytes of all labels of one.
 const LABELS_BYTES_MAX: usize = 64 << 10;
 
@@ -153,11 +156,13 @@ fn discard(server: &Server, name: &str) -> ApiResult<()> {
 
 /// `POST /volumes/prune`
 pub async fn prune(server: &Arc<Server>, call: &Call) -> ApiResult<Response> {
-    let filters = Filters::of(&call.target.query, &["label", "all"])?;
-    let named = filters.values("all").iter().any(|value| matches!(value.as_str(), "1" | "true"));
+    let filters = Filters::of(&call.target.query, &["label", "label!", "all"])?;
+    let all = filters.values("all").iter().any(|value| matches!(value.as_str(), "1" | "true"));
+    // Older clients mean all that nobody uses.
+    let named = all || call.target.version < PRUNES_NAMELESS;
     let removed = server.at_its_pace(move |server| {
         let used = used(server)?;
-        let mut removed = Vec::new();
+        let (mut removed, mut freed) = (Vec::new(), 0);
         let unused = Volume::all(server)?.into_iter().filter(|volume| {
             !used.contains(&volume.name)
                 && (named || volume.notes.is_anonymous)
@@ -165,14 +170,16 @@ pub async fn prune(server: &Arc<Server>, call: &Call) -> ApiResult<Response> {
                 && filters.labels(&volume.notes.labels)
         });
         for volume in unused {
+            let bytes = walk::bytes(&server.containers.shelf().path(&volume.name));
             discard(server, &volume.name)?;
+            freed += bytes;
             removed.push(volume.name);
         }
-        Ok(removed)
+        Ok((removed, freed))
     });
-    let removed = removed.await?;
+    let (removed, freed) = removed.await?;
     removed.iter().for_each(|name| tell(server, "destroy", name));
-    Ok(reply(StatusCode::OK, &json!({ "VolumesDeleted": removed, "SpaceReclaimed": 0 })))
+    Ok(reply(StatusCode::OK, &json!({ "VolumesDeleted": removed, "SpaceReclaimed": freed })))
 }
 
 /// `DELETE /volumes/{name}`
