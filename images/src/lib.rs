@@ -47,7 +47,8 @@ pub use pack::{Packed, pack};
 pub use progress::{Progress, ProgressEvent, Silent};
 pub use reference::Reference;
 pub use source::{
-    Credentials, ProxyOptions, RegistryOptions, Source, layout_server, registry_server, version,
+    Credentials, Looked, Platform, ProxyOptions, RegistryOptions, Source, layout_server, log_in,
+    look, registry_server, version,
 };
 pub use store::{Draft, ImageRecord, Store};
 pub use tar::{FirstEntry, first_entry, pass};

@@ -22,7 +22,7 @@ use crate::walk::Found;
 use crate::{Digest, digest};
 pub(crate) use directory::{Extents, extents, import_directory, meta};
 use files::Files;
-pub use registry::{Credentials, ProxyOptions, RegistryOptions};
+pub use registry::{Credentials, Looked, Platform, ProxyOptions, RegistryOptions, log_in, look};
 use remote::{Distant, Remote};
 
 /// An image that is to be imported.

@@ -2,6 +2,7 @@
 //! authentication).
 
 mod auth;
+mod look;
 mod place;
 
 use std::cell::RefCell;
@@ -19,6 +20,7 @@ use crate::error::{ImageError, Result, shown};
 use crate::limits::ImportLimits;
 use crate::reference::Reference;
 use crate::{Digest, digest};
+pub use look::{Looked, Platform, log_in, look};
 use place::{Place, is_loopback};
 
 const MANIFEST_TYPES: &str = "application/vnd.oci.image.index.v1+json, \
@@ -186,6 +188,8 @@ impl Registry {
             .timeout_recv_response(Some(Duration::from_secs(60)))
             .build();
         let base = format!("{scheme}://{host}/v2/{}", reference.repository);
+        // Without a repository it is the registry itself.
+        let base = base.trim_end_matches('/').to_owned();
         let place = base.parse().ok().and_then(|uri| Place::of(&uri));
         let place = place.ok_or_else(|| ImageError::Registry {
             registry: host.to_owned(),
@@ -301,7 +305,8 @@ impl Registry {
     /// Asks the token server for a token to pull this repository.
     fn token(&self, path: &str, realm: &str, service: Option<&str>) -> Result<String> {
         let scope = format!("repository:{}:pull", self.repository);
-        let parts = [Some(("scope", &*scope)), service.map(|service| ("service", service))];
+        let scope = (!self.repository.is_empty()).then_some(("scope", &*scope));
+        let parts = [scope, service.map(|service| ("service", service))];
         let uri = place::with_query(realm, parts.into_iter().flatten());
         let server = uri.as_ref().and_then(Place::of);
         let (Some(uri), Some(server)) = (uri, server) else {

@@ -23,7 +23,7 @@ use exocell_agent::printable;
 use exocell_images::build::{self, Image, Job, Made, Room};
 use exocell_images::walk::Found;
 use exocell_images::{
-    Digest, Fault as Whose, ImageConfig, ImageError, ImageRecord, ImportLimits, Progress,
+    Digest, Fault as Whose, ImageConfig, ImageError, ImageRecord, ImportLimits, Looked, Progress,
     ProgressEvent, Reference, Refusal, RegistryOptions, STALL_MAX, Source, Store, layout_server,
     registry_server, version,
 };
@@ -44,6 +44,10 @@ const MEMORY_BYTES: u64 = 2 << 30;
 const FETCH_MEMORY_BYTES: u64 = 256 << 20;
 /// A configuration in JSON that is escaped again, and its fields.
 const ANSWER_BYTES_MAX: usize = 64 << 20;
+/// What is said of an image that is looked at.
+const LOOKED_BYTES_MAX: usize = 1 << 20;
+/// The longest that a look at a registry may take.
+const LOOK_MAX: Duration = Duration::from_secs(90);
 /// The longest that making an image may take.
 const TIME_MAX: Duration = Duration::from_secs(3600);
 /// More ids of images need not be told: an image is then made, and found to be there.
@@ -71,11 +75,30 @@ enum Answer {
     Refused(Refusal),
 }
 
-/// What `fetch` is asked for, beside a socket.
+/// What `fetch` is asked for.
 #[derive(Serialize, Deserialize)]
-struct Fetch {
-    reference: String,
-    options: RegistryOptions,
+enum Fetch {
+    /// A descriptor: the socket of who asks for parts of the image.
+    Serve {
+        reference: String,
+        options: RegistryOptions,
+    },
+    LogIn {
+        registry: String,
+        options: RegistryOptions,
+    },
+    Look {
+        reference: String,
+        options: RegistryOptions,
+    },
+}
+
+/// What it answers to the latter.
+#[derive(Serialize, Deserialize)]
+enum Fetched {
+    LoggedIn,
+    Looked(Looked),
+    Refused(Refusal),
 }
 
 /// Imports an image into `store` and gives it the name `tag`. All that others made is read in a
@@ -233,18 +256,61 @@ fn pair() -> Result<(UnixStream, UnixStream), ImageError> {
     UnixStream::pair().map_err(|error| host("cannot make a socket pair", error))
 }
 
+/// Tries the login in `options` at `registry`, a host with or without a port, in a jailed process.
+///
+/// # Errors
+/// Its credentials are not taken; the network's.
+pub fn log_in(registry: &str, options: &RegistryOptions) -> Result<(), ImageError> {
+    let request = Fetch::LogIn { registry: registry.to_owned(), options: options.clone() };
+    match fetched(&request)? {
+        Fetched::LoggedIn => Ok(()),
+        _ => Err(another_answer()),
+    }
+}
+
+/// Looks at an image in its registry, in a jailed process.
+///
+/// # Errors
+/// As of a pull.
+pub fn look(reference: &Reference, options: &RegistryOptions) -> Result<Looked, ImageError> {
+    let request = Fetch::Look { reference: reference.to_string(), options: options.clone() };
+    match fetched(&request)? {
+        Fetched::Looked(looked) => Ok(looked),
+        _ => Err(another_answer()),
+    }
+}
+
+fn fetched(request: &Fetch) -> Result<Fetched, ImageError> {
+    match fetching(Vec::new(), LOOK_MAX).run(request, |_| ()).map_err(|error| refused(&error))? {
+        Fetched::Refused(Refusal { fault, message }) => {
+            let message = printable(&message).into_owned();
+            Err(ImageError::Refused(Refusal { fault, message }))
+        }
+        answer => Ok(answer),
+    }
+}
+
+/// A process that reaches registries, for so long.
+fn fetching(given: Vec<Given<'_>>, time: Duration) -> Order<'_> {
+    let limits = Limits {
+        deadline: Some(Instant::now() + time),
+        answer_bytes: LOOKED_BYTES_MAX,
+        ..Limits::of_memory(FETCH_MEMORY_BYTES)
+    };
+    let mut order = Order::new(FETCH.name, given, limits);
+    order.network = HostNetwork::Kept;
+    let files = RESOLVER_FILES.iter().map(PathBuf::from);
+    order.shown = files.filter(|file| file.is_file()).map(Shown::read_only).collect();
+    order
+}
+
 fn start_fetch(
     socket: &UnixStream,
     reference: &Reference,
     options: &RegistryOptions,
 ) -> Result<Running, ImageError> {
-    let mut limits = Limits::of_memory(FETCH_MEMORY_BYTES);
-    limits.deadline = Some(Instant::now() + TIME_MAX);
-    let mut order = Order::new(FETCH.name, vec![Given::file(socket)], limits);
-    order.network = HostNetwork::Kept;
-    let files = RESOLVER_FILES.iter().map(PathBuf::from);
-    order.shown = files.filter(|file| file.is_file()).map(Shown::read_only).collect();
-    let request = Fetch { reference: reference.to_string(), options: options.clone() };
+    let request = Fetch::Serve { reference: reference.to_string(), options: options.clone() };
+    let order = fetching(vec![Given::file(socket)], TIME_MAX);
     order.start(&request).map_err(|error| refused(&error))
 }
 
@@ -454,10 +520,21 @@ fn work(task: &mut Task) -> Result<Vec<u8>, Fault> {
 
 /// What `fetch` does, until nobody asks any more.
 fn fetch(task: &mut Task) -> Result<Vec<u8>, Fault> {
-    let Fetch { reference, options } = task.request()?;
-    let reference: Reference =
-        reference.parse().map_err(|error: ImageError| Fault::Jail(error.to_string()))?;
-    let socket = UnixStream::from(task.take(0)?);
-    registry_server(&socket, &reference, &options)?;
-    Ok(Vec::new())
+    let read =
+        |text: String| text.parse::<Reference>().map_err(|error| Fault::Jail(error.to_string()));
+    let done = match task.request()? {
+        Fetch::Serve { reference, options } => {
+            let (reference, socket) = (read(reference)?, UnixStream::from(task.take(0)?));
+            registry_server(&socket, &reference, &options)?;
+            return Ok(Vec::new());
+        }
+        Fetch::LogIn { registry, options } => {
+            exocell_images::log_in(&registry, &options).map(|()| Fetched::LoggedIn)
+        }
+        Fetch::Look { reference, options } => {
+            exocell_images::look(&read(reference)?, &options).map(Fetched::Looked)
+        }
+    };
+    let answer = done.unwrap_or_else(|error| Fetched::Refused(error.refusal()));
+    serde_json::to_vec(&answer).map_err(|error| Fault::Jail(error.to_string()))
 }

@@ -3,6 +3,7 @@
 mod common;
 
 use std::io::{Read, Write};
+use std::net::TcpListener;
 use std::os::unix::fs::MetadataExt;
 
 use common::docker::{Server, says};
@@ -354,4 +355,55 @@ fn call(server: &Server, method: &str, path: &str) -> String {
     let mut said = String::new();
     stream.read_to_string(&mut said).expect("an answer");
     said
+}
+
+/// A registry that lets one user in, and has one manifest: its port.
+fn registry() -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let port = listener.local_addr().expect("its address").port();
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = stream.expect("a client");
+            let mut asked = [0; 4096];
+            let count = stream.read(&mut asked).unwrap_or(0);
+            let asked = String::from_utf8_lossy(&asked[..count]).into_owned();
+            // user:secret
+            let is_known = asked.contains("Basic dXNlcjpzZWNyZXQ=");
+            let (status, body) = match asked.split(' ').nth(1).unwrap_or_default() {
+                _ if !is_known => ("401 x\r\nWWW-Authenticate: Basic realm=\"x\"", ""),
+                path if path.ends_with("/manifests/1") => ("200 OK", INDEX),
+                "/v2/" => ("200 OK", "{}"),
+                _ => ("404 x", ""),
+            };
+            let length = body.len();
+            let head = format!("HTTP/1.1 {status}\r\nConnection: close\r\n");
+            let _ = write!(stream, "{head}Content-Length: {length}\r\n\r\n{body}");
+        }
+    });
+    port
+}
+
+/// An image of several platforms.
+const INDEX: &str = r#"{"schemaVersion": 2, "mediaType": "application/vnd.oci.image.index.v1+json",
+    "manifests": [{"platform": {"architecture": "amd64", "os": "linux"}}]}"#;
+
+#[test]
+fn a_login_is_tried_and_an_image_is_looked_at_in_its_registry() {
+    let server = Server::start();
+    let registry = format!("127.0.0.1:{}", registry());
+    let login = |password: &str| server.docker(&["login", "-u", "user", "-p", password, &registry]);
+    assert!(login("wrong").exited(1).stderr.contains("401"));
+    assert!(login("secret").ok().text().contains("Login Succeeded"));
+    let path = format!("/distribution/{registry}/a/b:1/json");
+    let refused = call(&server, "GET", &path);
+    assert!(refused.starts_with("HTTP/1.1 403"), "{refused}");
+    // What the docker command sends for that user.
+    let auth = "eyJ1c2VybmFtZSI6InVzZXIiLCJwYXNzd29yZCI6InNlY3JldCJ9";
+    let mut stream = server.connect();
+    let head = format!("GET /v1.47{path} HTTP/1.1\r\nHost: x\r\nX-Registry-Auth: {auth}\r\n");
+    write!(stream, "{head}Connection: close\r\n\r\n").expect("it takes a call");
+    let mut said = String::new();
+    stream.read_to_string(&mut said).expect("an answer");
+    assert!(said.contains(r#""Platforms":[{"architecture":"amd64","os":"linux"}]"#), "{said}");
+    assert!(said.contains(&format!("\"size\":{}", INDEX.len())), "{said}");
 }

@@ -342,6 +342,17 @@ pub const VOLUME_CREATE: &[Field] = &[
     refused("ClusterVolumeSpec", LEAVE_OUT),
 ];
 
+/// The body of `POST /auth`.
+pub const AUTH: &[Field] = &[
+    read("username"),
+    read("password"),
+    read("serveraddress"),
+    idle("email"),
+    idle("auth"),
+    refused("identitytoken", "log in with a user name and a password"),
+    refused("registrytoken", "log in with a user name and a password"),
+];
+
 /// Whether `value` asks for anything.
 pub fn says(value: &Value) -> bool {
     match value {

@@ -5,12 +5,10 @@ use std::io::{self, Read, Seek};
 use std::path::Path;
 use std::sync::Arc;
 
-use base64::Engine;
-use base64::engine::general_purpose::{STANDARD, URL_SAFE};
 use exocell_cell::commit;
 use exocell_cell::images::{
-    Credentials, ImageConfig, ImageError, ImageRecord, ImportLimits, Progress, ProgressEvent,
-    ProxyOptions, Reference, RegistryOptions, Silent, Source, Store,
+    ImageConfig, ImageError, ImageRecord, ImportLimits, Progress, ProgressEvent, Reference, Silent,
+    Source, Store,
 };
 use exocell_cell::unpack::{self, Archive};
 use hyper::StatusCode;
@@ -26,6 +24,7 @@ use crate::fields::says;
 use crate::filters::{Filters, image_passes};
 use crate::http::{Body, BodyReader, BodySender, Call, Response, empty, json as reply, stream};
 use crate::reach;
+use crate::registry;
 use crate::state::Server;
 use crate::target::Query;
 
@@ -262,31 +261,6 @@ fn committed(store: &Store, from: &Container, changes: &[String]) -> ApiResult<I
     Ok(ImageConfig::of_document(&changed)?)
 }
 
-/// What `X-Registry-Auth` holds.
-#[derive(Deserialize)]
-#[serde(default)]
-#[derive(Default)]
-struct Auth {
-    username: String,
-    password: String,
-}
-
-fn credentials(call: &Call) -> ApiResult<Option<Credentials>> {
-    let Some(header) = call.headers.get("x-registry-auth") else { return Ok(None) };
-    let bad = || ApiError::bad_request("X-Registry-Auth is not JSON in base64");
-    let bytes = URL_SAFE
-        .decode(header.as_bytes())
-        .or_else(|_| STANDARD.decode(header.as_bytes()))
-        .map_err(|_| bad())?;
-    if bytes.is_empty() {
-        return Ok(None);
-    }
-    let auth: Option<Auth> = serde_json::from_slice(&bytes).map_err(|_| bad())?;
-    let auth = auth.unwrap_or_default();
-    let Auth { username, password } = auth;
-    Ok((!username.is_empty()).then_some(Credentials { username, password }))
-}
-
 /// Repository and tag of a new image, if it is to have a name.
 fn named(query: &Query) -> ApiResult<Option<Reference>> {
     let tag = match (query.get("repo"), query.get("tag")) {
@@ -339,9 +313,7 @@ pub async fn create(server: &Arc<Server>, call: Call) -> ApiResult<Response> {
         Some(tag) => format!("{name}:{tag}").parse()?,
         None => name.parse()?,
     };
-    let proxy = ProxyOptions::read(|name| std::env::var(name).ok());
-    let options =
-        RegistryOptions { credentials: credentials(&call)?, proxy, ..RegistryOptions::default() };
+    let options = registry::options(registry::credentials(&call)?);
     let (sender, body) = Body::stream();
     server.begin(move |server| {
         let shown = reference.to_string();

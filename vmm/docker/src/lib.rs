@@ -42,6 +42,7 @@ mod notes;
 mod place;
 mod ports;
 mod reach;
+mod registry;
 mod route;
 mod save;
 mod shelf;

@@ -86,7 +86,7 @@ async fn containers(
         ("PUT", [id, "archive"]) => archive::put(server, id, call).await,
         ("GET", [id, "export"]) => save::export(server, id, &call.place).await,
         ("POST", [id, "exec"]) => exec::create(server, id, call).await,
-        (_, [id, verb]) => {
+        ("GET", [id, "attach", "ws"]) => {
             // A container that is not there is the first thing to say.
             server.find(id).await?;
             Err(ApiError::unsupported(
@@ -156,8 +156,6 @@ fn refusal(method: &str, path: &[&str]) -> ApiError {
             "building by BuildKit's protocol",
             "set DOCKER_BUILDKIT=0 for the client, or use exocell build",
         ),
-        ["auth"] => ("logging in to a registry", "send the credentials with the pull"),
-        ["distribution", ..] => ("looking into a registry", "pull the image"),
         ["plugins", ..] => ("a plugin", "use what is built in"),
         ["swarm" | "services" | "nodes" | "tasks" | "secrets" | "configs", ..] => {
             return ApiError::new(
