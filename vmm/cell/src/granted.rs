@@ -11,7 +11,7 @@ use std::fs::{self, File};
 use std::io::{self, Read};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 use exocell_images::walk::{Directory, Found};
 use exocell_xgate::{CapabilitySet, Folder, Rights};
@@ -38,13 +38,17 @@ pub struct Location {
     inode: u64,
     /// Devices are numbered anew at each start of the host.
     boot: String,
+    /// Whether nobody but cells writes around it, so that no other is ever taken in its place.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    is_cells: bool,
 }
 
 impl Location {
     fn new(folder: &Path, found: &Found) -> io::Result<Self> {
         let metadata = found.metadata();
         let (device, inode) = (metadata.dev(), metadata.ino());
-        Ok(Self { folder: folder.to_owned(), real: found.path()?, device, inode, boot: boot()? })
+        let (folder, real) = (folder.to_owned(), found.path()?);
+        Ok(Self { folder, real, device, inode, boot: boot()?, is_cells: false })
     }
 
     /// Which folder it is, as long as the host does not start anew.
@@ -204,6 +208,20 @@ impl<'a> Links<'a> {
         Location::new(folder, &self.open(folder, make)?)
     }
 
+    /// Finds what is at `below` in `base`, where cells put what they like: no link is followed. The
+    /// capability table has it as `folder`.
+    ///
+    /// # Errors
+    /// As of open(2), ELOOP and ENOTDIR for a link, and for a path that leads out.
+    pub fn locate_within(&self, folder: &Path, base: &Path, below: &Path) -> io::Result<Location> {
+        let is_below = |part| matches!(part, Component::Normal(_) | Component::CurDir);
+        if !below.components().all(is_below) {
+            return Err(io::Error::other("it leads out of the volume"));
+        }
+        let found = Found::real(&self.real(base)?.join(below))?;
+        Ok(Location { is_cells: true, ..Location::new(folder, &found)? })
+    }
+
     /// Where `path` is, or would be.
     fn settle(&self, path: &Path, what: &str) -> Result<PathBuf, CellError> {
         match self.real(path) {
@@ -312,6 +330,7 @@ pub(crate) fn find(
             None => again()?,
             Some(known) => match (known.find(), links.writer_at(&known.real)) {
                 (Ok(found), _) => found,
+                (Err(replaced), _) if known.is_cells => return Err(replaced),
                 // What no cell can have put there, the operator has.
                 (Err(_), Ok(None)) => again()?,
                 (Err(replaced), _) => return Err(replaced),

@@ -335,6 +335,31 @@ fn disks_are_told_of_and_what_nobody_uses_is_removed() {
 }
 
 #[test]
+fn a_part_of_a_volume_is_mounted_and_no_link_leads_out_of_it() {
+    let server = Server::start();
+    let small = server.small();
+    let fixed = ["run", "--rm", "--network", "none"];
+    let run = |flags: &[&str], script: &str| {
+        server.docker(&[&fixed[..], flags, &[&small, "sh", "-c", script]].concat())
+    };
+    let mkdir = [&fixed[..], &["-v", "v:/v", IMAGE, "mkdir", "-p", "/v/a/b"]].concat();
+    server.docker(&mkdir).ok();
+    run(&["-v", "v:/v"], "echo x > /v/a/b/f; ln -s /etc /v/out; ln -s b /v/a/in").ok();
+    let part = |subpath: &str| format!("type=volume,src=v,dst=/part,volume-subpath={subpath}");
+    assert_eq!(run(&["--mount", &part("a/b")], "cat /part/f; echo y > /part/g").ok().text(), "x");
+    assert_eq!(run(&["-v", "v:/v"], "cat /v/a/b/g").ok().text(), "y");
+    for (subpath, word) in [
+        ("out", "out of the volume v"),
+        ("a/in", "a/in"),
+        ("none", "none"),
+        ("a/../..", "without .."),
+    ] {
+        let refused = run(&["--mount", &part(subpath)], "true").exited(125).stderr;
+        assert!(refused.contains(word), "{subpath}: {refused}");
+    }
+}
+
+#[test]
 fn a_terminals_size_is_remembered_until_there_is_one() {
     let server = Server::start();
     let create = ["create", "-t", "--network", "none", "--name", "c", IMAGE, "stty", "size"];

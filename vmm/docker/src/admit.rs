@@ -23,6 +23,7 @@ use crate::ids::new_id;
 use crate::ports;
 use crate::wire::{
     BindOptions, Config, Create, HostConfig, Mount, Names, RestartPolicy, TmpfsOptions, Ulimit,
+    VolumeOptions,
 };
 
 /// The longest name of a volume, which is a directory's.
@@ -64,6 +65,9 @@ pub struct MountPoint {
     /// Whether a volume gets what the image has in its place while it is empty.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub fill: bool,
+    /// What of the volume it is; empty is all of it.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub subpath: String,
 }
 
 /// A request that a cell can honour.
@@ -424,11 +428,14 @@ fn bad(message: String) -> ApiError {
 fn tmpfs(host: &HostConfig) -> ApiResult<Vec<Tmpfs>> {
     let by_path = host.tmpfs.iter().map(|(target, options)| Tmpfs::new(target, options));
     let mounts = host.mounts.iter().filter(|mount| mount.kind == "tmpfs").map(|mount| {
-        let TmpfsOptions { size_bytes, mode } = mount.tmpfs_options;
+        let TmpfsOptions { size_bytes, mode, options } = &mount.tmpfs_options;
+        let (size_bytes, mode) = (*size_bytes, *mode);
+        let more = options.iter().map(|words| words.join("="));
         let size = (size_bytes > 0).then(|| format!("size={size_bytes}"));
         let mode = (mode > 0).then(|| format!("mode={mode:o}"));
         let read_only = mount.read_only.then(|| "ro".to_owned());
-        let options: Vec<String> = [size, mode, read_only].into_iter().flatten().collect();
+        let own = [size, mode, read_only].into_iter().flatten();
+        let options: Vec<String> = own.chain(more).collect();
         Tmpfs::new(&mount.target, &options.join(","))
     });
     by_path.chain(mounts).collect::<Result<_, _>>().map_err(bad)
@@ -617,16 +624,35 @@ fn read_mount(mount: &Mount, volumes: &Path) -> ApiResult<MountPoint> {
                 "" => anonymous(&mount.target, volumes)?,
                 name => point(name, &mount.target, true, true, volumes)?,
             };
-            let fill = point.fill && !mount.volume_options.no_copy;
-            Ok(MountPoint { labels, fill, writable: !mount.read_only, ..point })
+            let VolumeOptions { no_copy, subpath, .. } = &mount.volume_options;
+            let fill = point.fill && !no_copy && subpath.is_empty();
+            let subpath = check_subpath(subpath)?;
+            let source =
+                if subpath.is_empty() { point.source } else { point.source.join(&subpath) };
+            Ok(MountPoint { labels, fill, writable: !mount.read_only, source, subpath, ..point })
         }
         ("bind" | "volume", source) => {
             Err(ApiError::bad_request(format!("invalid mount source '{source}'")))
         }
+        ("image", _) => Err(ApiError::unsupported(
+            "a mount of an image",
+            "copy what you need of it into your own (COPY --from), or into a volume",
+        )),
         (kind, _) => Err(ApiError::unsupported(
             format!("a mount of type {kind:?}"),
             "use a bind mount or a named volume",
         )),
+    }
+}
+
+/// A path within a volume, without what says nothing.
+fn check_subpath(text: &str) -> ApiResult<String> {
+    let parts: Vec<&str> = text.split('/').filter(|part| !matches!(*part, "" | ".")).collect();
+    match text.starts_with('/') || parts.contains(&"..") || text.contains('\0') {
+        true => Err(ApiError::bad_request(format!(
+            "invalid volume subpath '{text}': it must be a path below the volume, without .."
+        ))),
+        false => Ok(parts.join("/")),
     }
 }
 

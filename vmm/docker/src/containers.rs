@@ -509,14 +509,21 @@ impl Containers {
             })?;
         }
         let links = Links::of(&self.layout, &caps);
-        let found = mounts.iter().map(|mount| prepare(&links, mount));
+        let found = mounts.iter().map(|mount| prepare(&links, &shelf, mount));
         container.spec.locations = found.collect::<ApiResult<_>>()?;
         Ok(())
     }
 }
 
-fn prepare(links: &Links<'_>, mount: &MountPoint) -> ApiResult<Location> {
+fn prepare(links: &Links<'_>, shelf: &Shelf, mount: &MountPoint) -> ApiResult<Location> {
     let shown = mount.source.display();
+    if let (Some(name), false) = (&mount.volume, mount.subpath.is_empty()) {
+        let below = Path::new(&mount.subpath);
+        return links.locate_within(&mount.source, &shelf.path(name), below).map_err(|error| {
+            let subpath = &mount.subpath;
+            ApiError::bad_request(format!("cannot mount {subpath} of the volume {name}: {error}"))
+        });
+    }
     // Said now: a start that fails is no answer to who asked for the container.
     if fs::metadata(&mount.source).is_ok_and(|there| !there.is_dir() && !there.is_file()) {
         return Err(ApiError::unsupported(

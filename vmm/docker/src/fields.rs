@@ -128,7 +128,8 @@ const HOST_CONFIG: &[Field] = &[
     refused("VolumeDriver", LEAVE_OUT),
     read("VolumesFrom"),
     read("ConsoleSize"),
-    refused("Annotations", LEAVE_OUT),
+    // The client's own words, for whoever reads them.
+    idle("Annotations"),
     read("CapAdd"),
     read("CapDrop"),
     read("CgroupnsMode"),
@@ -242,11 +243,10 @@ const VOLUME_OPTIONS: &[Field] = &[
     read("NoCopy"),
     read("Labels"),
     holds("DriverConfig", Inside::One(&[read("Name"), refused("Options", LEAVE_OUT)])),
-    refused("Subpath", "mount the whole volume"),
+    read("Subpath"),
 ];
 
-const TMPFS_OPTIONS: &[Field] =
-    &[read("SizeBytes"), read("Mode"), refused("Options", "use HostConfig.Tmpfs")];
+const TMPFS_OPTIONS: &[Field] = &[read("SizeBytes"), read("Mode"), read("Options")];
 
 const NETWORKING: &[Field] = &[holds("EndpointsConfig", Inside::Named(ENDPOINT))];
 
@@ -509,7 +509,7 @@ mod tests {
     use crate::wire::Create;
     use serde_json::json;
 
-    /// The fields of Docker's own types, as API 1.44 has them, where each is in the body.
+    /// The fields of Docker's own types, as API 1.47 has them, where each is in the body.
     const DOCKERS: [(&str, &str); 12] = [
         (
             "",
@@ -588,6 +588,7 @@ mod tests {
             json!(["x"]),
             json!([7]),
             json!([object]),
+            json!([["x"]]),
             json!({ "x": "y" }),
             json!({ "80": [] }),
             object,

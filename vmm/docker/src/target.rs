@@ -5,7 +5,7 @@ use percent_encoding::percent_decode_str;
 use crate::error::{ApiError, ApiResult};
 
 /// The newest API version spoken, as its part after `1.`.
-pub const VERSION_MAX: u32 = 44;
+pub const VERSION_MAX: u32 = 47;
 /// The oldest.
 pub const VERSION_MIN: u32 = 24;
 /// Parts of a path; image names have a handful.

@@ -156,7 +156,10 @@ pub fn row(seen: &Seen, endpoints: &Endpoints) -> Value {
         "Created": container.spec.created_ms / 1000,
         "Ports": ports::row(open), "Labels": container.config.labels,
         "State": seen.state(), "Status": status_text(seen),
-        "HostConfig": { "NetworkMode": host_config(container)["NetworkMode"] },
+        "HostConfig": {
+            "NetworkMode": host_config(container)["NetworkMode"],
+            "Annotations": container.host["Annotations"],
+        },
         "NetworkSettings": { "Networks": endpoints.show(container) },
         "Mounts": container.mounts.iter().map(mount).collect::<Vec<_>>(),
     })

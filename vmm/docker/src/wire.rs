@@ -253,6 +253,9 @@ pub struct BindOptions {
 pub struct VolumeOptions {
     #[serde(deserialize_with = "or_default")]
     pub no_copy: bool,
+    /// What of the volume is mounted.
+    #[serde(deserialize_with = "or_default")]
+    pub subpath: String,
     #[serde(deserialize_with = "or_default")]
     pub labels: BTreeMap<String, String>,
     #[serde(deserialize_with = "or_default")]
@@ -274,6 +277,9 @@ pub struct TmpfsOptions {
     pub size_bytes: i64,
     #[serde(deserialize_with = "or_default")]
     pub mode: u32,
+    /// As mount(8) has them: a word, or a name and a value.
+    #[serde(deserialize_with = "or_default")]
+    pub options: Vec<Vec<String>>,
 }
 
 /// One of `HostConfig.Devices`.

@@ -26,7 +26,7 @@ def archive(**files):
 def system():
     assert client.ping() is True
     version = client.version()
-    assert version["ApiVersion"] == client.api._version == "1.44", version
+    assert version["ApiVersion"] == client.api._version == "1.47", version
     assert client.info()["ServerVersion"] == version["Version"]
     image = client.images.get(IMAGE)
     assert IMAGE in image.tags and image.id in [i.id for i in client.images.list()]
