@@ -214,6 +214,49 @@ pub struct Device {
     pub file_mode: u32,
 }
 
+/// Whether a program may use devices.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DeviceRule {
+    pub allow: bool,
+    #[serde(rename = "type", default, skip_serializing_if = "DeviceKinds::is_all")]
+    pub kind: DeviceKinds,
+    /// Every one, where there is none or a negative one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub major: Option<i64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub minor: Option<i64>,
+    /// Of `r`, `w` and `m` (mknod(2)); all of them where there is none.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub access: String,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum DeviceKinds {
+    #[default]
+    #[serde(rename = "a")]
+    All,
+    #[serde(rename = "b")]
+    Block,
+    #[serde(rename = "c")]
+    Character,
+}
+
+impl DeviceKinds {
+    fn is_all(&self) -> bool {
+        *self == Self::All
+    }
+}
+
+impl From<DeviceKind> for DeviceKinds {
+    fn from(kind: DeviceKind) -> Self {
+        match kind {
+            DeviceKind::Block => Self::Block,
+            DeviceKind::Character => Self::Character,
+        }
+    }
+}
+
 /// The mode of a device's node where a specification has none.
 const fn everyone() -> u32 {
     0o666
@@ -255,6 +298,9 @@ pub struct Resources {
     pub cpu: Option<Cpu>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pids: Option<Pids>,
+    /// Which devices it may use beside those that every program may; of two rules the later one.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub devices: Vec<DeviceRule>,
     /// Files of the control group, and what to write to them.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub unified: BTreeMap<String, String>,

@@ -11,12 +11,13 @@
 
 use std::fs::File;
 use std::io::{self, Write};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
+use std::sync::{Mutex, PoisonError};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use exocell_agent::oci::Resources;
+use exocell_agent::oci::{DeviceRule, Resources};
 use nix::dir::Dir;
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, openat};
@@ -25,7 +26,8 @@ use nix::sys::stat::{Mode, mkdirat};
 use nix::unistd::{UnlinkatFlags, unlinkat};
 
 use crate::error::{Context, InitError};
-use crate::own_proc;
+use crate::sys::bpf;
+use crate::{device_filter, own_proc};
 
 const ROOT: &str = "/sys/fs/cgroup";
 const PROGRAMS: &str = "programs";
@@ -85,6 +87,7 @@ impl Groups {
             memory_events: open(&directory, "memory.events").ok(),
             current: open(&directory, "pids.current")?,
             reclaim: None,
+            filter: Mutex::default(),
             directory,
         })
     }
@@ -182,6 +185,8 @@ pub struct Group {
     current: File,
     /// Of the cell's own: all of the guest's memory.
     reclaim: Option<File>,
+    /// The program that says which devices its processes may use; `None` where that is every one.
+    filter: Mutex<Option<OwnedFd>>,
 }
 
 impl Group {
@@ -197,6 +202,27 @@ impl Group {
             }
             self.write(&file, &value).context(|| format!("setting {file} to {value:?}"))?;
         }
+        Ok(())
+    }
+
+    /// Lets its processes, and those of groups below, use the devices that `rules` allow beside
+    /// those that every program may use, and no others.
+    ///
+    /// # Errors
+    /// A rule says nothing that can be done, or the kernel has no such filters.
+    pub fn admit_devices(&self, rules: &[DeviceRule]) -> Result<(), InitError> {
+        let program = device_filter::program(rules).map_err(InitError::invalid)?;
+        let mut filter = self.filter.lock().unwrap_or_else(PoisonError::into_inner);
+        let admit = || -> nix::Result<Option<OwnedFd>> {
+            let loaded = program.as_deref().map(bpf::load_device_filter).transpose()?;
+            match (&loaded, &*filter) {
+                (Some(new), old) => bpf::attach(&self.directory, new, old.as_ref())?,
+                (None, Some(old)) => bpf::detach(&self.directory, old)?,
+                (None, None) => {}
+            }
+            Ok(loaded)
+        };
+        *filter = admit().context(|| "limiting the program's devices")?;
         Ok(())
     }
 
@@ -310,6 +336,7 @@ mod tests {
             cpu: Some(cpu),
             pids: Some(Pids { limit: 0 }),
             unified: [("memory.high".to_owned(), "4".to_owned())].into(),
+            ..Resources::default()
         };
         let expected = [
             "memory.max=5",

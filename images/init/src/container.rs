@@ -155,9 +155,11 @@ pub fn lay_out(spec: &Spec, group: &Group) -> Result<Inside, InitError> {
     for (name, value) in &spec.linux.sysctl {
         set_sysctl(name, value)?;
     }
-    if let Some(resources) = &spec.linux.resources {
+    let resources = spec.linux.resources.as_ref();
+    if let Some(resources) = resources {
         group.limit(resources)?;
     }
+    group.admit_devices(resources.map_or(&[], |resources| &resources.devices))?;
     Ok(Inside { mounts })
 }
 

@@ -26,6 +26,12 @@ const NODES: [(&str, u64, u64); 8] = [
     // Who owns no network namespace gets no device by it.
     ("net/tun", 10, 200),
 ];
+/// The numbers of those, all of character devices.
+pub fn nodes() -> impl Iterator<Item = (u32, u32)> {
+    let number = |number: u64| u32::try_from(number).unwrap_or(u32::MAX);
+    NODES.into_iter().map(move |(_, major, minor)| (number(major), number(minor)))
+}
+
 const LINKS: [(&str, &str); 6] = [
     ("/proc/self/fd", "/dev/fd"),
     ("/proc/self/fd/0", "/dev/stdin"),

@@ -31,6 +31,7 @@ mod cgroup;
 mod cold;
 mod container;
 mod dev;
+mod device_filter;
 mod error;
 mod exec;
 mod fill;

@@ -12,6 +12,8 @@ use nix::pty::{PtyMaster, posix_openpt, unlockpt};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, accept4, socket};
 use nix::sys::stat::Mode;
 
+pub mod bpf;
+
 /// Waits for any child to die and leaves it unreaped; its process id.
 ///
 /// nix's `waitid` cannot be used: it fails for a child killed by a real-time

@@ -16,8 +16,8 @@ use std::collections::BTreeMap;
 use exocell_agent::TtySize;
 use exocell_agent::oci::{
     ANNOTATION_GROUPS, ANNOTATION_INIT, ANNOTATION_USER, CAPABILITIES as EVERY, Capabilities,
-    ConsoleSize, Cpu, Device, DeviceKind, Linux, Memory, Mount, Namespace, NamespaceKind, Pids,
-    Process, Resources, Rlimit, Root, Spec, User,
+    ConsoleSize, Cpu, Device, DeviceKind, DeviceRule, Linux, Memory, Mount, Namespace,
+    NamespaceKind, Pids, Process, Resources, Rlimit, Root, Spec, User,
 };
 use exocell_xgate::CapabilitySet;
 
@@ -280,6 +280,21 @@ fn shared(path: &str) -> Option<Device> {
     Some(Device { path: path.to_owned(), kind, major, minor, file_mode: 0o666 })
 }
 
+/// Whoever is privileged may use every device, others those that were asked for: moby's rules.
+fn rules(settings: &Settings) -> Vec<DeviceRule> {
+    let all = DeviceRule { allow: true, ..DeviceRule::default() };
+    if settings.privileged {
+        return vec![all];
+    }
+    let one = |device: Device| DeviceRule {
+        kind: device.kind.into(),
+        major: Some(device.major.into()),
+        minor: Some(device.minor.into()),
+        ..all.clone()
+    };
+    nodes(settings).into_iter().map(one).collect()
+}
+
 /// What a privileged program has beside what all have. The cell's own disks are not among them.
 fn devices() -> Vec<Device> {
     use DeviceKind::{Block, Character};
@@ -313,6 +328,7 @@ fn resources(settings: &Settings, caps: &CapabilitySet) -> Resources {
         memory: Some(memory),
         cpu: Some(cpu),
         pids: caps.process_max().map(|most| Pids { limit: i64::from(most) }),
+        devices: rules(settings),
         unified: BTreeMap::new(),
     }
 }
@@ -388,6 +404,13 @@ mod tests {
         let asked = made(&Settings { devices: nodes.to_vec(), ..Settings::default() });
         let shown = asked.linux.devices.iter().map(|d| (d.path.as_str(), d.major, d.minor));
         assert_eq!(shown.collect::<Vec<_>>(), [("/dev/loop3", 7, 3), ("/dev/own", 10, 229)]);
+        let rules = |spec: Spec| spec.linux.resources.unwrap().devices;
+        let allowed = rules(asked).into_iter().map(|rule| (rule.allow, rule.major, rule.minor));
+        let expected = [(true, Some(7), Some(3)), (true, Some(10), Some(229))];
+        assert_eq!(allowed.collect::<Vec<_>>(), expected);
+        assert!(rules(made(&Settings::default())).is_empty());
+        let all = DeviceRule { allow: true, ..DeviceRule::default() };
+        assert_eq!(rules(spec), [all]);
     }
 
     #[test]

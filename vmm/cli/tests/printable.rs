@@ -36,8 +36,7 @@ fn shows(what: &str, finished: &Finished) {
 
 #[test]
 fn nothing_that_a_guest_chose_reaches_a_terminal_raw() {
-    let cell = Cell::idle("printable", &[]);
-    cell.shell("mknod /dev/kmsg c 1 11").ok();
+    let cell = Cell::idle("printable", &["--device", "/dev/kmsg"]);
     let say = format!("printf '<1>{PRINTF}' > /dev/kmsg");
     common::eventually("the kernel says it", || {
         // A console is written out when more comes.

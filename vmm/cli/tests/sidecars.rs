@@ -226,3 +226,48 @@ print(sorted(os.listdir('/'))[:50], os.path.exists('/mine'), os.path.exists('/pr
     assert!(!mounts.text().contains("ext4"), "{}", mounts.text());
     assert_eq!(mounts.text().lines().filter(|line| line.contains(" / / ")).count(), 1);
 }
+
+#[test]
+fn a_node_that_a_container_makes_opens_no_disk_of_the_guest() {
+    let web = Cell::idle("web", &[]);
+    web.shell("echo secret-of-web > /mine && sync").ok();
+    let side = waits("side", &web, &[]);
+    let other = waits("other", &web, &[]);
+    other.shell("true").ok();
+    // Nodes can be made, as under docker, and none of them opens: disks, images of others by loop
+    // devices, the kernel's log and console, its loop devices, memory.
+    let opens = "import os, stat
+def look(kind, major, minor, modes=(os.O_RDONLY, os.O_RDWR)):
+    path = f'/node-{kind}-{major}-{minor}'
+    os.mknod(path, kind | 0o600, os.makedev(major, minor))
+    for mode in modes:
+        try:
+            os.close(os.open(path, mode | os.O_NONBLOCK))
+            print('opened', path, mode)
+        except PermissionError: pass
+        except OSError as error: print(path, error)
+for disk in os.listdir('/sys/block'):
+    with open(f'/sys/block/{disk}/dev') as file: major, minor = map(int, file.read().split(':'))
+    look(stat.S_IFBLK, major, minor)
+for major, minor in (1, 1), (1, 2), (1, 11), (5, 1), (10, 237), (10, 235), (10, 256), (229, 0):
+    look(stat.S_IFCHR, major, minor)
+with open('/dev/null', 'w'), open('/dev/urandom', 'rb'), open('/dev/ptmx', 'r+b', 0): print('done')
+os.mknod('/zero', stat.S_IFCHR | 0o600, os.makedev(1, 5))
+print(open('/zero', 'rb').read(1))";
+    for cell in [&side, &web] {
+        let said = common::finish(&mut cell.exec(&[], &["python3", "-c", opens]), b"").ok();
+        assert_eq!(said.text(), "done\nb'\\x00'");
+    }
+    // Nor do all capabilities of an `exec`.
+    let refused = |said: &Finished| {
+        assert!(said.stderr.contains("Operation not permitted"), "{}", said.stderr);
+    };
+    let disk = "mknod /disk b 7 512 && head -c 1 /disk";
+    refused(&run(["exec", "--privileged", &side.name, "sh", "-c", disk]));
+    assert_eq!(web.shell("cat /mine").ok().text(), "secret-of-web");
+    // What is asked for by name is there, and a privileged one has all.
+    let kernel = "mknod /log c 1 11 && head -c 1 /log | wc -c";
+    assert_eq!(beside(&web, &["--device", "/dev/kmsg"], kernel).ok().text(), "1");
+    assert_eq!(beside(&web, &["--privileged"], kernel).ok().text(), "1");
+    refused(&beside(&web, &[], kernel));
+}
