@@ -36,6 +36,14 @@ const NAME_BYTES_MAX: usize = 64;
 /// Loop devices for images; programs have those of lower numbers.
 const LOOPS: std::ops::Range<u32> = 512..576;
 
+/// What a thread has that is in a container's new namespaces.
+pub struct Entered {
+    /// The root of its file system of terminals.
+    pub terminals: Arc<File>,
+    /// What its image holds; `None` where that is all of its root.
+    pub image: Option<File>,
+}
+
 /// What one is made of.
 pub struct Beside {
     wanted: Contain,
@@ -95,11 +103,11 @@ impl Beside {
         held.ok_or_else(|| InitError::guest("the container's program does not run"))
     }
 
-    /// Has this thread be in new namespaces whose root is the container's; its terminals.
+    /// Has this thread be in new namespaces whose root is the container's.
     ///
     /// # Errors
     /// What the kernel does not do.
-    pub fn enter(&self, cell: &Cell) -> Result<Arc<File>, InitError> {
+    pub fn enter(&self, cell: &Cell) -> Result<Entered, InitError> {
         let wanted = &self.wanted;
         // A working directory comes along into new namespaces; a descriptor does not.
         unshare(CloneFlags::CLONE_FS).context(|| "making a working directory of its own")?;
@@ -110,16 +118,17 @@ impl Beside {
         for directory in [&image, &merged] {
             fs::create_dir_all(directory).context(|| "making the container's directory")?;
         }
-        if wanted.read_only {
+        let image = if wanted.read_only {
             self.show_image(cell, &home, &merged)?;
+            None
         } else {
             self.show_image(cell, &home, &image)?;
             root::mount_overlay(&image, &home, &merged)?;
-            let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
-            let opened = open(image.as_str(), flags, Mode::empty());
-            let opened = opened.map(File::from).context(|| "opening the image")?;
-            *self.image.lock().unwrap_or_else(PoisonError::into_inner) = Some(opened);
-        }
+            let opened = File::open(&image).context(|| "the container's image")?;
+            let kept = opened.try_clone().context(|| "the container's image")?;
+            *self.image.lock().unwrap_or_else(PoisonError::into_inner) = Some(kept);
+            Some(opened)
+        };
         switch(&merged).context(|| "switching to the container's root")?;
         sethostname(&wanted.hostname)
             .context(|| format!("setting the host name {}", wanted.hostname))?;
@@ -131,7 +140,7 @@ impl Beside {
         }
         let terminals = Arc::new(File::open("/dev/pts").context(|| "/dev/pts")?);
         *self.terminals.lock().unwrap_or_else(PoisonError::into_inner) = Some(terminals.clone());
-        Ok(terminals)
+        Ok(Entered { terminals, image })
     }
 
     /// Mounts the image on `target`, by nodes in the directory `home`, which nobody else sees.

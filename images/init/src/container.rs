@@ -143,15 +143,16 @@ pub fn enter_new() -> Result<(), InitError> {
     unshare(new).context(|| "making namespaces for the program")
 }
 
-/// Makes the namespaces that this thread is in what `spec` says, and limits `group`.
-pub fn lay_out(spec: &Spec, group: &Group) -> Result<Inside, InitError> {
+/// Makes the namespaces that this thread is in what `spec` says, and limits `group`; `image` is what
+/// the container's image holds.
+pub fn lay_out(spec: &Spec, group: &Group, image: Option<&File>) -> Result<Inside, InitError> {
     if let Some(name) = spec.hostname.as_deref().filter(|name| !name.is_empty()) {
         sethostname(name).context(|| format!("setting the host name {name}"))?;
     }
     if let Some(name) = spec.domainname.as_deref().filter(|name| !name.is_empty()) {
         sys::set_domain_name(name).context(|| format!("setting the domain name {name}"))?;
     }
-    let mounts = mounts::mount_all(spec)?;
+    let mounts = mounts::mount_all(spec, image)?;
     for (name, value) in &spec.linux.sysctl {
         set_sysctl(name, value)?;
     }

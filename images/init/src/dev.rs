@@ -51,7 +51,6 @@ struct Mount {
 
 const SAFE: MsFlags = MsFlags::MS_NOSUID.union(MsFlags::MS_NODEV).union(MsFlags::MS_NOEXEC);
 
-const PROC: Mount = Mount { kind: "proc", target: "/proc", flags: SAFE, data: "" };
 const SYS: Mount = Mount { kind: "sysfs", target: "/sys", flags: SAFE, data: "" };
 const KERNEL: [Mount; 2] =
     [SYS, Mount { kind: "cgroup2", target: "/sys/fs/cgroup", flags: SAFE, data: "nsdelegate" }];
@@ -85,20 +84,19 @@ const LEFT_KIB_MIN: u64 = 8 << 10;
 
 /// Mounts them all, in the root this process is in.
 pub fn mount_all(read_only: bool) -> Result<(), InitError> {
-    PROC.mount()?;
     KERNEL.iter().try_for_each(Mount::mount)?;
-    mount_devices(read_only, &fs::read_to_string("/proc/meminfo").unwrap_or_default())
+    mount_devices(read_only)
 }
 
 /// The same for the root of a container beside the cell's own program: what it shares with that is
 /// mounted once more, and the rest is as much as if it were alone.
 pub fn mount_beside(read_only: bool) -> Result<(), InitError> {
     SYS.mount()?;
-    mount_devices(read_only, &own_proc::read("meminfo"))
+    mount_devices(read_only)
 }
 
-fn mount_devices(read_only: bool, meminfo: &str) -> Result<(), InitError> {
-    let all_kib = in_memory_kib(meminfo);
+fn mount_devices(read_only: bool) -> Result<(), InitError> {
+    let all_kib = in_memory_kib(&own_proc::read("meminfo"));
     DEV.mount(all_kib)?;
     make_nodes()?;
     TERMINALS.mount()?;

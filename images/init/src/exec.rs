@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt, fchown};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
@@ -19,6 +19,7 @@ use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::unistd::pipe2;
 
+use crate::beside::Entered;
 use crate::cgroup::Group;
 use crate::container::{self, Container, Inside, Rules, c_string};
 use crate::error::{Context, InitError};
@@ -64,18 +65,18 @@ pub fn start(
     container::check_namespaces(spec)?;
     let _running = member.begin()?;
     // Before the program's own file systems are in this thread's way.
-    let streams = match member.beside() {
+    let (streams, inside) = match member.beside() {
         None => {
-            let streams = open_streams(&wanted, None)?;
+            let streams = open_streams(&wanted, Some(&cell.terminals), Some(&cell.null))?;
             container::enter_new()?;
-            streams
+            (streams, container::lay_out(spec, group, cell.image.as_ref())?)
         }
         Some(beside) => {
-            let terminals = beside.enter(cell)?;
-            open_streams(&wanted, Some(&*terminals))?
+            let Entered { terminals, image } = beside.enter(cell)?;
+            let streams = open_streams(&wanted, Some(&*terminals), Some(&cell.null))?;
+            (streams, container::lay_out(spec, group, image.as_ref())?)
         }
     };
-    let inside = container::lay_out(spec, group)?;
     let place = Place::New(&inside);
     let session = Session { agent, member, place, rules: &rules, group: None };
     let mut begun = session.begin(&wanted, streams)?;
@@ -96,7 +97,9 @@ pub fn run(
 ) -> Result<(), InitError> {
     let container = agent.cell().is_ok().then(|| member.container()).transpose()?;
     let terminals = member.beside().map(|beside| beside.terminals()).transpose()?;
-    let streams = open_streams(request, terminals.as_deref())?;
+    let cell = agent.cell().ok();
+    let terminals = terminals.as_deref().or(cell.map(|cell| &cell.terminals));
+    let streams = open_streams(request, terminals, cell.map(|cell| &cell.null))?;
     let mut rules = match &container {
         Some(container) => container.rules.clone(),
         None => Rules::of_machine(),
@@ -479,11 +482,16 @@ fn explain(request: &Exec, cwd: &str, failure: Failure) -> InitError {
     }
 }
 
-/// `terminals` are the container's, where it has not those of the cell.
-fn open_streams(request: &Exec, terminals: Option<&File>) -> Result<(Stdio, Ends), InitError> {
+/// `terminals` are the container's, and `null` is what was /dev/null before any program ran; without
+/// them this machine's.
+fn open_streams(
+    request: &Exec,
+    terminals: Option<&File>,
+    null: Option<&File>,
+) -> Result<(Stdio, Ends), InitError> {
     let opened = match request.tty {
         Some(size) => open_tty(size, request.stdin, terminals),
-        None => open_pipes(request.stdin),
+        None => open_pipes(request.stdin, null),
     };
     opened.context(|| "opening the program's standard streams")
 }
@@ -501,7 +509,6 @@ fn give_streams(stdio: &Stdio, uid: u32) -> Result<(), InitError> {
 
 /// /dev/null is everyone's and keeps its owner.
 fn is_null_device(metadata: &fs::Metadata) -> bool {
-    use std::os::unix::fs::MetadataExt;
     metadata.rdev() == nix::sys::stat::makedev(1, 3)
 }
 
@@ -518,8 +525,8 @@ fn open_tty(size: TtySize, stdin: bool, terminals: Option<&File>) -> io::Result<
     Ok((Stdio { streams, is_tty: true }, ends))
 }
 
-fn open_pipes(stdin: bool) -> io::Result<(Stdio, Ends)> {
-    let (input, sink) = open_input(stdin)?;
+fn open_pipes(stdin: bool, null: Option<&File>) -> io::Result<(Stdio, Ends)> {
+    let (input, sink) = open_input(stdin, null)?;
     let (out_read, out) = pipe2(OFlag::O_CLOEXEC)?;
     let (err_read, err) = pipe2(OFlag::O_CLOEXEC)?;
     let sources = vec![
@@ -529,9 +536,10 @@ fn open_pipes(stdin: bool) -> io::Result<(Stdio, Ends)> {
     Ok((Stdio { streams: [input, out, err], is_tty: false }, Ends { sink, tty: None, sources }))
 }
 
-fn open_input(stdin: bool) -> io::Result<(OwnedFd, Option<File>)> {
+fn open_input(stdin: bool, null: Option<&File>) -> io::Result<(OwnedFd, Option<File>)> {
     if !stdin {
-        return Ok((File::open("/dev/null")?.into(), None));
+        let opened = null.map_or_else(|| File::open("/dev/null"), own_proc::open_again);
+        return Ok((opened?.into(), None));
     }
     let (input, sink) = pipe2(OFlag::O_CLOEXEC)?;
     let sink = File::from(sink);

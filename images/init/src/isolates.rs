@@ -2,7 +2,6 @@
 //! and its models.
 
 use std::fs::{self, File, Permissions};
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::PermissionsExt;
 
 use exocell_agent::{
@@ -12,6 +11,8 @@ use nix::mount::{MsFlags, mount};
 
 use crate::dev::make_mount_point;
 use crate::error::{Context, InitError};
+use crate::mounting;
+use crate::paths::MountPoints;
 use crate::root::mount_disk;
 
 /// Where the file systems of the command and of models lie out of sight.
@@ -42,10 +43,10 @@ fn open_disk(device: &str, at: &str, flags: MsFlags) -> Result<File, InitError> 
 
 /// Shows what was mounted at `target` too.
 fn bind(opened: &File, target: &str) -> Result<(), InitError> {
-    make_mount_point(target)?;
-    let source = format!("/proc/self/fd/{}", opened.as_raw_fd());
-    mount(Some(source.as_str()), target, None::<&str>, MsFlags::MS_BIND, None::<&str>)
-        .context(|| format!("binding {target}"))
+    let points = MountPoints::new(None).context(|| "the root")?;
+    let place = points.directory(target)?;
+    let bound = mounting::copy(opened, false).and_then(|copied| mounting::put(&copied, &place));
+    bound.context(|| format!("binding {target}"))
 }
 
 /// Puts all of it where programs find it. On file systems of its own, so that no template

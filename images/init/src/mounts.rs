@@ -4,14 +4,17 @@
 //! the program's process itself ([`InChild`]); the rest by the thread that starts it.
 
 use std::ffi::CString;
-use std::fs;
-use std::os::unix::fs::PermissionsExt;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 
 use exocell_agent::oci::{Mount, Spec};
 use nix::mount::{MsFlags, mount};
 
 use crate::dev::{make_devices, make_mount_point};
 use crate::error::{Context, InitError};
+use crate::mounting;
+use crate::paths::MountPoints;
 
 const SAFE: MsFlags = MsFlags::MS_NOSUID.union(MsFlags::MS_NODEV).union(MsFlags::MS_NOEXEC);
 /// What the boot has laid out, whatever else a specification says of them: nodes, and the
@@ -36,11 +39,12 @@ pub enum InChild {
     },
 }
 
-/// Mounts what can be mounted now; the rest.
-pub fn mount_all(spec: &Spec) -> Result<Vec<InChild>, InitError> {
+/// Mounts what can be mounted now; the rest. `image` is what the container's image holds.
+pub fn mount_all(spec: &Spec, image: Option<&File>) -> Result<Vec<InChild>, InitError> {
     let mut later = Vec::new();
+    let points = MountPoints::new(image).context(|| "the root")?;
     for wanted in &spec.mounts {
-        mount_one(wanted, &mut later)?;
+        mount_one(wanted, &points, &mut later)?;
     }
     make_devices(&spec.linux.devices)?;
     if spec.root.as_ref().is_some_and(|root| root.readonly) {
@@ -56,7 +60,11 @@ pub fn mount_all(spec: &Spec) -> Result<Vec<InChild>, InitError> {
     Ok(later)
 }
 
-fn mount_one(wanted: &Mount, later: &mut Vec<InChild>) -> Result<(), InitError> {
+fn mount_one(
+    wanted: &Mount,
+    points: &MountPoints<'_>,
+    later: &mut Vec<InChild>,
+) -> Result<(), InitError> {
     let target = wanted.destination.as_str();
     if !target.starts_with('/') {
         return Err(InitError::invalid(format!("the mount on {target}: give an absolute path")));
@@ -67,12 +75,9 @@ fn mount_one(wanted: &Mount, later: &mut Vec<InChild>) -> Result<(), InitError> 
         _ if OF_BOOT.contains(&target) => return Ok(()),
         // One for all that the cell's kernel shows of itself; made at the boot.
         "sysfs" if target == "/sys" => return remount(target, flags),
-        "tmpfs" => add_mode(target, &mut data),
-        _ => {}
-    }
-    make_mount_point(target)?;
-    match wanted.kind.as_str() {
+        // What shows a process's namespaces lies where the kernel's own is.
         "proc" | "cgroup" | "cgroup2" => {
+            make_mount_point(target)?;
             let kind = if wanted.kind == "proc" { "proc" } else { "cgroup2" };
             let data = if kind == "proc" { String::new() } else { "nsdelegate".to_owned() };
             later.push(InChild::Mount {
@@ -82,26 +87,41 @@ fn mount_one(wanted: &Mount, later: &mut Vec<InChild>) -> Result<(), InitError> 
                 flags: flags.bits(),
                 data: c_string(&data)?,
             });
-            Ok(())
+            return Ok(());
         }
-        _ => do_mount(wanted, target, flags, &data),
+        _ => {}
     }
+    if flags.contains(MsFlags::MS_BIND) {
+        return bind(wanted, points, flags - MsFlags::MS_BIND);
+    }
+    let place = points.directory(target)?;
+    if wanted.kind == "tmpfs" {
+        add_mode(&place, &mut data);
+    }
+    let kind = wanted.kind.as_str();
+    let source = if wanted.source.is_empty() { kind } else { &wanted.source };
+    let made = mounting::make(kind, source, flags, &data);
+    let put = made.and_then(|made| mounting::put(&made, &place));
+    put.context(|| format!("mounting {kind} on {target}"))
 }
 
-fn do_mount(wanted: &Mount, target: &str, flags: MsFlags, data: &str) -> Result<(), InitError> {
-    let kind = if wanted.kind == "none" || wanted.kind == "bind" { "" } else { &wanted.kind };
-    let bind = flags.contains(MsFlags::MS_BIND);
-    let text = |text: &str| (!text.is_empty()).then(|| text.to_owned());
-    let source = text(&wanted.source).or_else(|| text(kind));
-    let (kind, data) = (text(kind).filter(|_| !bind), text(data));
-    let said = wanted.kind.as_str();
-    mount(source.as_deref(), target, kind.as_deref(), flags, data.as_deref())
-        .context(|| format!("mounting {said} on {target}"))?;
-    // The first call of a bind mount takes none of its other flags.
-    if bind && !(flags - MsFlags::MS_BIND - MsFlags::MS_REC).is_empty() {
-        remount(target, flags - MsFlags::MS_BIND - MsFlags::MS_REC)?;
-    }
-    Ok(())
+/// Shows what lies at the source at the target too.
+fn bind(wanted: &Mount, points: &MountPoints<'_>, flags: MsFlags) -> Result<(), InitError> {
+    let (source, target) = (&wanted.source, &wanted.destination);
+    let failed = || format!("mounting {source} on {target}");
+    let found = File::options().read(true).custom_flags(libc::O_PATH).open(source);
+    let found = found.context(failed)?;
+    let is_directory = found.metadata().context(failed)?.is_dir();
+    let place = if is_directory { points.directory(target) } else { points.file(target) }?;
+    let own = flags - MsFlags::MS_REC;
+    let show = || -> io::Result<()> {
+        let copied = mounting::copy(&found, flags.contains(MsFlags::MS_REC))?;
+        if !own.is_empty() {
+            mounting::change(&copied, own)?;
+        }
+        mounting::put(&copied, &place)
+    };
+    show().context(failed)
 }
 
 /// Gives what is mounted at `target` other flags, in this namespace alone.
@@ -112,9 +132,9 @@ fn remount(target: &str, flags: MsFlags) -> Result<(), InitError> {
 }
 
 /// A file system in memory has the mode of the directory that it covers, if there is one.
-fn add_mode(target: &str, data: &mut String) {
+fn add_mode(target: &File, data: &mut String) {
     let says = data.split(',').any(|option| option.starts_with("mode="));
-    if let (false, Ok(covered)) = (says, fs::metadata(target)) {
+    if let (false, Ok(covered)) = (says, target.metadata()) {
         let comma = if data.is_empty() { "" } else { "," };
         data.push_str(&format!("{comma}mode={:o}", covered.permissions().mode() & 0o7777));
     }

@@ -1,5 +1,6 @@
-//! Init's own /proc: a mount of the guest kernel's pid namespace that lies nowhere in the file
-//! system, so that programs find neither it nor, by it, this process.
+//! Init's own /proc: a mount of the guest kernel's pid namespace that has never lain anywhere in the
+//! file system, so that programs find neither it nor, by it, this process, and that nothing which
+//! they prepare for the next start comes to be taken for it.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -9,20 +10,21 @@ use std::sync::OnceLock;
 
 use nix::dir::Dir;
 use nix::fcntl::{AtFlags, OFlag, openat};
-use nix::mount::{MntFlags, umount2};
+use nix::mount::MsFlags;
 use nix::sys::stat::{Mode, fstatat, stat};
 use nix::unistd::fchdir;
 
 use crate::error::{Context, InitError};
+use crate::mounting;
 
-/// Its root, once it was taken; before, and in tests, /proc is the one.
+/// Its root, once it was made; in tests, /proc is the one.
 static ROOT: OnceLock<File> = OnceLock::new();
 
-/// Keeps what is mounted on /proc and takes it out of the file system.
-pub fn take() -> Result<(), InitError> {
-    let root = File::open("/proc").context(|| "/proc")?;
-    umount2("/proc", MntFlags::MNT_DETACH).context(|| "taking /proc away")?;
-    ROOT.set(root).map_err(|_| InitError::guest("/proc was taken before"))
+/// Makes it, before anything that a program has had a hand in is looked at.
+pub fn make() -> Result<(), InitError> {
+    let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
+    let root = mounting::make("proc", "proc", flags, "").context(|| "making a /proc of its own")?;
+    ROOT.set(root).map_err(|_| InitError::guest("its own /proc was made before"))
 }
 
 /// Opens `path`, which is relative to /proc, to be read.
@@ -46,6 +48,17 @@ fn open_with(path: &str, how: OFlag) -> io::Result<File> {
 pub fn reopen(found: &File) -> io::Result<File> {
     let path = format!("self/fd/{}", found.as_raw_fd());
     open_with(&path, OFlag::O_RDONLY | OFlag::O_NONBLOCK)
+}
+
+/// Opens what `found` is, a device that nobody is waited for, as programs open it.
+pub fn open_again(found: &File) -> io::Result<File> {
+    open_with(&format!("self/fd/{}", found.as_raw_fd()), OFlag::O_RDONLY)
+}
+
+/// Opens what `found` is, to be written anew, without waiting for anybody who holds it.
+pub fn reopen_to_write(found: &File) -> io::Result<File> {
+    let path = format!("self/fd/{}", found.as_raw_fd());
+    open_with(&path, OFlag::O_WRONLY | OFlag::O_TRUNC | OFlag::O_NONBLOCK)
 }
 
 /// Whether links `one` and `other` lead to the same file, which is not opened: whoever holds it

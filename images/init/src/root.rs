@@ -36,6 +36,12 @@ pub struct Cell {
     pub groups: Groups,
     /// The root of the private ext4 file system, which lies out of sight.
     pub private: Option<File>,
+    /// What the image holds, out of sight; `None` where it is all of the root.
+    pub image: Option<File>,
+    /// The root of the file system of terminals.
+    pub terminals: File,
+    /// /dev/null as it was before any program could put something in its place.
+    pub null: File,
     /// The first root, below the cell's: what is mounted out of sight is mounted there.
     pub bottom: File,
     /// The disk that the image is on, behind which those of other containers appear.
@@ -55,13 +61,16 @@ impl Cell {
 
 /// Sets the cell up as `boot` says. On return this process is in the new root.
 pub fn set_up(boot: &Boot) -> Result<Cell, InitError> {
-    let private = assemble(boot)?;
+    own_proc::make()?;
+    let (private, image) = assemble(boot)?.unzip();
     let bottom = File::open("/").context(|| "the first root")?;
     let disk = File::open(&boot.root_device).context(|| &boot.root_device)?;
     let opened = boot.isolates.as_ref().map(isolates::open).transpose()?;
     switch()?;
     let read_only = private.is_none();
     dev::mount_all(read_only)?;
+    let terminals = File::open("/dev/pts").context(|| "/dev/pts")?;
+    let null = File::open("/dev/null").context(|| "/dev/null")?;
     name_host(&Named::of_cell(boot), boot, read_only)?;
     sys::loopback_up().context(|| "bringing the loopback interface up")?;
     if let Some(setup) = &boot.network {
@@ -72,14 +81,15 @@ pub fn set_up(boot: &Boot) -> Result<Cell, InitError> {
     }
     let (groups, group) = Groups::make(boot.process_count_max)?;
     set_defaults(boot.process_count_max);
-    folders::mount_all(&boot.folders, private.as_ref())?;
-    own_proc::take()?;
+    folders::mount_all(&boot.folders, private.as_ref(), image.as_ref())?;
     dev::seal()?;
-    Ok(Cell { group, groups, private, bottom, disk, boot: boot.clone() })
+    let boot = boot.clone();
+    Ok(Cell { group, groups, private, image, terminals, null, bottom, disk, boot })
 }
 
-/// Mounts the image, and the overlay over it, on [`ROOT`].
-fn assemble(boot: &Boot) -> Result<Option<File>, InitError> {
+/// Mounts the image, and the overlay over it, on [`ROOT`]; the private file system and the image
+/// where there is one.
+fn assemble(boot: &Boot) -> Result<Option<(File, File)>, InitError> {
     for directory in [IMAGE, PRIVATE, ROOT] {
         fs::create_dir_all(directory).context(|| directory)?;
     }
@@ -90,7 +100,8 @@ fn assemble(boot: &Boot) -> Result<Option<File>, InitError> {
     mount_disk(&boot.root_device, IMAGE, "erofs", MsFlags::MS_RDONLY)?;
     mount_disk(overlay, PRIVATE, "ext4", MsFlags::MS_NOATIME)?;
     mount_overlay(IMAGE, PRIVATE, ROOT)?;
-    File::open(PRIVATE).map(Some).context(|| PRIVATE)
+    let open = |path: &str| File::open(path).context(|| path.to_owned());
+    Ok(Some((open(PRIVATE)?, open(IMAGE)?)))
 }
 
 /// Mounts a block device of the cell on `target`, once it is there.
@@ -173,7 +184,7 @@ pub fn name_host(named: &Named, boot: &Boot, read_only: bool) -> Result<(), Init
         put_file(file, &content, read_only);
     }
     if boot.network.is_none() && !read_only && fs::symlink_metadata("/etc/resolv.conf").is_err() {
-        let _ = fs::write("/etc/resolv.conf", "");
+        put_file("resolv.conf", "", read_only);
     }
     Ok(())
 }
@@ -234,19 +245,19 @@ fn set_defaults(process_count_max: u64) {
         }
     }
     let settings = [
-        ("/proc/sys/net/ipv4/ip_unprivileged_port_start", "0"),
-        ("/proc/sys/net/ipv4/ping_group_range", "0 2147483647"),
+        ("sys/net/ipv4/ip_unprivileged_port_start", "0"),
+        ("sys/net/ipv4/ping_group_range", "0 2147483647"),
         // What one program holds by a lease another waits for, the operator's too (fcntl(2)).
-        ("/proc/sys/fs/lease-break-time", "2"),
+        ("sys/fs/lease-break-time", "2"),
         // Addresses of the kernel are nobody's but root's.
-        ("/proc/sys/kernel/kptr_restrict", "1"),
-        // Nothing waits a timer tick or more for a grace period of two CPUs:
-        // unmounts and the power-off take half the time.
-        ("/sys/kernel/rcu_expedited", "1"),
+        ("sys/kernel/kptr_restrict", "1"),
     ];
     for (path, value) in settings {
-        let _ = fs::write(path, value);
+        own_proc::write(path, value);
     }
+    // Nothing waits a timer tick or more for a grace period of two CPUs: unmounts and the
+    // power-off take half the time.
+    let _ = fs::write("/sys/kernel/rcu_expedited", "1");
     leave_threads(process_count_max);
 }
 
@@ -254,11 +265,11 @@ fn set_defaults(process_count_max: u64) {
 /// process when programs have all of theirs.
 fn leave_threads(process_count_max: u64) {
     const OWN_THREADS: u64 = 1024;
-    let path = "/proc/sys/kernel/threads-max";
-    let now = fs::read_to_string(path).ok().and_then(|text| text.trim().parse::<u64>().ok());
+    let path = "sys/kernel/threads-max";
+    let now = own_proc::read(path).trim().parse::<u64>().ok();
     let wanted = process_count_max.saturating_add(OWN_THREADS);
     if now.is_some_and(|now| now < wanted) {
-        let _ = fs::write(path, wanted.to_string());
+        own_proc::write(path, &wanted.to_string());
     }
 }
 

@@ -10,7 +10,6 @@ use std::thread;
 use exocell_agent::oci::Resources;
 use exocell_agent::{FrameReader, FrameWriter, Kind, Reply, Request};
 use nix::fcntl::{OFlag, openat};
-use nix::mount::{MntFlags, umount2};
 use nix::sys::stat::Mode;
 
 use crate::cgroup::Group;
@@ -20,7 +19,7 @@ use crate::reaper::Reaper;
 use crate::root::Cell;
 use crate::transfer::UPPER;
 use crate::transfer::changes::{self, Layers};
-use crate::{cold, exec, log, network, pager, shutdown, stats, sys, transfer};
+use crate::{cold, exec, folders, log, network, pager, shutdown, stats, sys, transfer};
 
 /// Stack of a session's thread, in bytes; only touched pages cost memory.
 pub const STACK_BYTES: usize = 256 * 1024;
@@ -210,10 +209,10 @@ impl Agent {
             }
             Request::Unmount { path } => {
                 self.cell()?;
-                let detach = || umount2(path.as_str(), MntFlags::MNT_DETACH);
-                let detached = detach();
+                let detached = folders::detach(&path);
                 member.enter()?;
-                detach().or(detached).context(|| format!("unmounting {path}"))?;
+                let detached = folders::detach(&path).or(detached);
+                detached.context(|| format!("unmounting {path}"))?;
                 Reply::Done
             }
             Request::Signal { guest_pid, number, group } => {

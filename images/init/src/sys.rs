@@ -139,6 +139,25 @@ pub fn accept(listener: &OwnedFd) -> nix::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
+/// Sets and clears attributes of a mount (mount_setattr(2)).
+pub fn set_mount(mount: &File, set: u64, cleared: u64) -> io::Result<()> {
+    /// `struct mount_attr` (linux/mount.h).
+    #[repr(C)]
+    struct Attributes {
+        set: u64,
+        cleared: u64,
+        propagation: u64,
+        namespace: u64,
+    }
+    let attributes = Attributes { set, cleared, propagation: 0, namespace: 0 };
+    let (call, at) = (libc::SYS_mount_setattr, std::ptr::from_ref(&attributes));
+    let (fd, flags, size) = (mount.as_raw_fd(), libc::AT_EMPTY_PATH, size_of::<Attributes>());
+    // SAFETY: the call reads a static string and a local of that size. Needed for lack of a
+    // wrapper.
+    let done = unsafe { libc::syscall(call, fd, c"".as_ptr(), flags, at, size) };
+    Ok(Errno::result(done).map(drop)?)
+}
+
 /// Brings the loopback interface up (netdevice(7), SIOCSIFFLAGS).
 pub fn loopback_up() -> io::Result<()> {
     let socket = std::net::UdpSocket::bind("0.0.0.0:0")?;

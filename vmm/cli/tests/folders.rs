@@ -546,3 +546,54 @@ fn nothing_of_the_folders_process_is_left() {
     nix::sys::signal::kill(supervisor, nix::sys::signal::Signal::SIGKILL).unwrap();
     eventually("it ends with the cell", || serving() == 0);
 }
+
+/// Has user 1000, to whom /home/ann is given, do something; then the cell starts again.
+#[track_caller]
+fn starts_again_after(cell: &Cell, script: &str) -> Finished {
+    cell.shell("chown -R 1000:1000 /home/ann").ok();
+    finish(&mut cell.exec(&["-u", "1000"], &["sh", "-c", script]), b"").ok();
+    cell.verb(&["stop", "-t", "0"]).ok();
+    cell.verb(&["start"])
+}
+
+#[test]
+fn a_mount_point_leads_over_no_link_of_an_ordinary_users() {
+    let dir = tempfile::tempdir().unwrap();
+    let flag = format!("{}:/home/ann/.cache/pip", text(dir.path()));
+    for covered in ["/proc", "/etc"] {
+        let cell = Cell::idle("ordinary", &["-v", &flag]);
+        let script =
+            format!("cd /home/ann && mv .cache old && mkdir .cache && ln -s {covered} .cache/pip");
+        starts_again_after(&cell, &script).complains_of(&[
+            "the mount point /home/ann/.cache/pip leads over /home/ann/.cache/pip,",
+            "remove the link",
+        ]);
+    }
+    // Root's and the image's lead where they do, within the root; and nothing covers the kernel's.
+    let below = |target: &str| format!("{}:{target}", text(dir.path()));
+    let shown = "test -e /run/kept/here && ls -ld /var/run | cut -c1";
+    fs::write(dir.path().join("here"), "").unwrap();
+    assert_eq!(shell(&["-v", &below("/var/run/kept")], shown).ok().text(), "l");
+    let cell = Cell::idle("links", &["-v", &below("/srv/deep/data")]);
+    cell.shell("mv /srv/deep /srv/old; mkdir /srv/new; ln -s ../../../srv/new /srv/deep").ok();
+    cell.verb(&["stop", "-t", "0"]).ok();
+    cell.verb(&["start"]).ok();
+    cell.shell("test -e /srv/new/data/here").ok();
+    for target in ["/sys/data", "/proc/data", "/var/../proc"] {
+        let refused = shell(&["-v", &below(target)], "true").exited(125);
+        assert!(refused.stderr.contains(target.rsplit('/').next().unwrap()), "{}", refused.stderr);
+    }
+}
+
+#[test]
+fn what_lies_where_a_file_is_mounted_is_neither_opened_nor_followed() {
+    let (dir, _) = folder("");
+    let file = dir.path().join("shared/file");
+    let flag = format!("{}:/home/ann/d/file", text(&file));
+    let cell = Cell::idle("ordinary", &["-v", &flag]);
+    assert_eq!(cell.shell("cat /home/ann/d/file").ok().text(), "from the host");
+    starts_again_after(&cell, "cd /home/ann && mv d old && mkdir d && mkfifo d/file").ok();
+    assert_eq!(cell.shell("cat /home/ann/d/file").ok().text(), "from the host");
+    starts_again_after(&cell, "cd /home/ann && mv d older && ln -s /etc d")
+        .complains_of(&["/home/ann/d/file leads over /home/ann/d,"]);
+}
