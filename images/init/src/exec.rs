@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
@@ -29,7 +29,7 @@ use crate::reaper::Exit;
 use crate::session::{Agent, STACK_BYTES};
 use crate::spawn::{self, Failure, Held, Helper, Place, Program, Starting, Stdio, Step};
 use crate::users::{self, Identity};
-use crate::{own_proc, sys};
+use crate::{own_proc, paths, sys};
 
 /// Where programs are looked for when the environment has no PATH: docker's.
 const PATH_DEFAULT: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
@@ -353,14 +353,7 @@ fn identify(user: &str, groups: &[String]) -> Result<Identity, InitError> {
 /// A user database; a missing one is empty, and so is one that is no file: a pipe
 /// would be waited for.
 fn database(path: &str) -> String {
-    let mut bytes = Vec::new();
-    let opened =
-        File::options().read(true).custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY).open(path);
-    if let Ok(file) = opened
-        && file.metadata().is_ok_and(|metadata| metadata.is_file())
-    {
-        let _ = io::Read::read_to_end(&mut io::Read::take(file, DATABASE_BYTES_MAX), &mut bytes);
-    }
+    let bytes = paths::read(path, DATABASE_BYTES_MAX).unwrap_or_default();
     String::from_utf8_lossy(&bytes).into_owned()
 }
 

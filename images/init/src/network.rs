@@ -11,7 +11,7 @@ use exocell_agent::{
 use nix::mount::{MsFlags, mount};
 
 use crate::error::{Context, InitError};
-use crate::{log, root, sys};
+use crate::{log, paths, root, sys};
 
 /// How often an interface that is not there yet is looked for, a millisecond apart.
 const TRIES: u32 = 1000;
@@ -22,6 +22,9 @@ const TRUSTED: [&str; 4] = [
     "/etc/ssl/ca-bundle.pem",
     "/etc/ssl/cert.pem",
 ];
+
+/// Of what an image trusts, in bytes; more does not fit.
+const TRUSTED_BYTES_MAX: u64 = 4 << 20;
 
 /// Sets the interface up as `setup` says, and names the server for names.
 pub fn set_up(setup: &NetworkSetup, read_only: bool) -> Result<(), InitError> {
@@ -78,7 +81,10 @@ fn trust(certificate: &str) -> Result<(), InitError> {
     mount(Some("tmpfs"), AUTHORITY_FOLDER, Some("tmpfs"), flags, Some("mode=755,size=8m"))
         .context(|| format!("mounting tmpfs on {AUTHORITY_FOLDER}"))?;
     // An image may trust nobody.
-    let mut bundle = TRUSTED.iter().find_map(|path| fs::read(path).ok()).unwrap_or_default();
+    let mut bundle = TRUSTED
+        .iter()
+        .find_map(|path| paths::read(path, TRUSTED_BYTES_MAX).ok())
+        .unwrap_or_default();
     if !bundle.is_empty() && !bundle.ends_with(b"\n") {
         bundle.push(b'\n');
     }

@@ -18,7 +18,7 @@ use nix::unistd::{chdir, chroot, sethostname};
 use crate::cgroup::{Group, Groups};
 use crate::error::{Context, InitError};
 use crate::transfer::UPPER;
-use crate::{dev, folders, isolates, log, network, own_proc, sys};
+use crate::{dev, folders, isolates, log, network, own_proc, paths, sys};
 
 const IMAGE: &str = "/image";
 const PRIVATE: &str = "/private";
@@ -218,12 +218,8 @@ pub fn put_file(name: &str, content: &str, read_only: bool) {
 
 fn write_file(name: &str, content: &str) -> io::Result<()> {
     fs::create_dir_all("/etc")?;
-    let path = format!("/etc/{name}");
     // A link may lead to where no program of the cell puts anything.
-    if fs::symlink_metadata(&path).is_ok_and(|found| found.is_symlink()) {
-        fs::remove_file(&path)?;
-    }
-    fs::write(path, content)
+    paths::write("/etc", name, content.as_bytes())
 }
 
 /// Binds a file with `content` over /etc/`name` of a read-only root.

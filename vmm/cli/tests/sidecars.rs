@@ -271,3 +271,28 @@ print(open('/zero', 'rb').read(1))";
     assert_eq!(beside(&web, &["--privileged"], kernel).ok().text(), "1");
     refused(&beside(&web, &[], kernel));
 }
+
+#[test]
+fn what_a_container_has_made_of_files_of_etc_holds_nobody_up() {
+    let web = Cell::idle("web", &[]);
+    let side = waits("side", &web, &["--hostname", "side"]);
+    let script = "cd /etc && rm -f hosts hostname passwd resolv.conf && mkfifo hosts passwd && \
+                  mknod hostname b 7 512 && ln -s /etc/group resolv.conf && cp group /group";
+    for cell in [&side, &web] {
+        cell.shell(script).ok();
+        // A pipe is no list of users.
+        cell.shell("id -u").ok();
+        run(["exec", "-u", "daemon", &cell.name, "true"]).complains_of(&["no user daemon"]);
+        run(["stop", "-t", "0", &cell.name]).ok();
+        if cell.name == side.name {
+            run(["start", &cell.name]).ok();
+            let files = "test -p /etc/passwd && cmp /etc/group /group && cat /etc/hostname && \
+                         grep -c side /etc/hosts";
+            assert_eq!(cell.shell(files).ok().text(), "side\n1");
+        }
+    }
+    run(["start", &web.name]).ok();
+    web.shell("test -f /etc/hosts && grep -q localhost /etc/hosts && test -p /etc/passwd").ok();
+    // Places are free again, and no device is in the way.
+    beside(&web, &[], "true").ok();
+}
