@@ -15,7 +15,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use exocell_agent::Contain;
 use nix::errno::Errno;
-use nix::fcntl::{OFlag, open};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::stat::{Mode, SFlag, makedev, mknod};
