@@ -10,27 +10,9 @@ use nix::mount::{MsFlags, mount};
 use nix::sys::stat::{Mode, SFlag, makedev, mknod};
 
 use crate::error::{Context, InitError};
+use crate::nodes::NODES;
 use crate::own_proc;
 use crate::stats::meminfo_bytes;
-
-/// Nodes of /dev that everyone may use (kernel: admin-guide/devices.txt). The
-/// cell's disks are not among them: programs see file systems.
-const NODES: [(&str, u64, u64); 8] = [
-    ("null", 1, 3),
-    ("zero", 1, 5),
-    ("full", 1, 7),
-    ("random", 1, 8),
-    ("urandom", 1, 9),
-    ("tty", 5, 0),
-    ("fuse", 10, 229),
-    // Who owns no network namespace gets no device by it.
-    ("net/tun", 10, 200),
-];
-/// The numbers of those, all of character devices.
-pub fn nodes() -> impl Iterator<Item = (u32, u32)> {
-    let number = |number: u64| u32::try_from(number).unwrap_or(u32::MAX);
-    NODES.into_iter().map(move |(_, major, minor)| (number(major), number(minor)))
-}
 
 const LINKS: [(&str, &str); 6] = [
     ("/proc/self/fd", "/dev/fd"),

@@ -14,7 +14,7 @@
 
 use exocell_agent::oci::{DeviceKinds, DeviceRule};
 
-use crate::dev;
+use crate::nodes;
 use crate::sys::bpf::Instruction;
 
 /// `BPF_DEVCG_*` (linux/bpf.h).
@@ -76,7 +76,7 @@ fn of_every_program() -> Vec<Rule> {
     let any =
         |kind, access| Rule { allow: true, kind: Some(kind), access, major: None, minor: None };
     let one = |major, minor| Rule { major: Some(major), minor, ..any(CHARACTER, all) };
-    let nodes = dev::nodes().map(|(major, minor)| one(major.into(), Some(minor.into())));
+    let nodes = nodes::numbers().map(|(major, minor)| one(major.into(), Some(minor.into())));
     let (major, minor) = NEW_TERMINAL;
     let made = [any(CHARACTER, MAKE), any(BLOCK, MAKE)];
     made.into_iter().chain([one(TERMINALS, None), one(major, Some(minor))]).chain(nodes).collect()

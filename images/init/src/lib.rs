@@ -44,6 +44,7 @@ mod members;
 mod mounting;
 mod mounts;
 mod network;
+mod nodes;
 mod own_proc;
 mod pager;
 mod paths;

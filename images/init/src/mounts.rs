@@ -14,7 +14,7 @@ use nix::mount::{MsFlags, mount};
 use crate::dev::{make_devices, make_mount_point};
 use crate::error::{Context, InitError};
 use crate::mounting;
-use crate::paths::MountPoints;
+use crate::paths::{Missing, MountPoints};
 
 const SAFE: MsFlags = MsFlags::MS_NOSUID.union(MsFlags::MS_NODEV).union(MsFlags::MS_NOEXEC);
 /// What the boot has laid out, whatever else a specification says of them: nodes, and the
@@ -94,10 +94,11 @@ fn mount_one(
     if flags.contains(MsFlags::MS_BIND) {
         return bind(wanted, points, flags - MsFlags::MS_BIND);
     }
-    let place = points.directory(target)?;
-    if wanted.kind == "tmpfs" {
-        add_mode(&place, &mut data);
+    let covered = points.find(target, Missing::Nothing)?;
+    if let Some(covered) = covered.filter(|_| wanted.kind == "tmpfs") {
+        add_mode(&covered, &mut data);
     }
+    let place = points.directory(target)?;
     let kind = wanted.kind.as_str();
     let source = if wanted.source.is_empty() { kind } else { &wanted.source };
     let made = mounting::make(kind, source, flags, &data);

@@ -219,6 +219,11 @@ impl<'a> Links<'a> {
             return Err(io::Error::other("it leads out of the volume"));
         }
         let found = Found::real(&self.real(base)?.join(below))?;
+        if !found.metadata().is_dir() && !found.metadata().is_file() {
+            return Err(io::Error::other(
+                "it is neither a folder nor a regular file, and no link is followed there",
+            ));
+        }
         Ok(Location { is_cells: true, ..Location::new(folder, &found)? })
     }
 

@@ -61,9 +61,11 @@ fn pause(before: Duration, ran: Duration) -> Duration {
 /// Whether no policy wants the cell again. It had the time that its table gives it, or it could not
 /// be started: it could not the next time. A supervisor that was killed before its program began
 /// says nothing of that.
-fn is_over(status: &Status) -> bool {
+fn is_over(spec: &CellSpec, status: &Status) -> bool {
     let code = status.exit_code.unwrap_or(0);
-    let could_not_start = status.times.program_started_us == 0 && START_FAILED.contains(&code);
+    let failed = status.times.program_started_us == 0 && START_FAILED.contains(&code);
+    // The guest that it was to be in may have ended in that moment.
+    let could_not_start = failed && (spec.within.is_none() || code != *START_FAILED.start());
     status.deadline_passed || could_not_start
 }
 
@@ -89,7 +91,7 @@ impl Record {
     /// Whether its policy has it started again.
     fn wants_again(&self, spec: &CellSpec, status: &Status) -> bool {
         let code = status.exit_code.unwrap_or(0);
-        !is_over(status) && !self.is_stopped() && spec.restart.wants(code, spec.restarts)
+        !is_over(spec, status) && !self.is_stopped() && spec.restart.wants(code, spec.restarts)
     }
 
     /// Whether the cell has ended and is about to start again.
@@ -100,7 +102,7 @@ impl Record {
 
     /// Whether its policy wants a cell that has ended after an end of its host.
     pub fn is_wanted_at_boot(&self, spec: &CellSpec, status: &Status) -> bool {
-        let ended = status.state == State::Exited && !is_over(status);
+        let ended = status.state == State::Exited && !is_over(spec, status);
         ended && (spec.restart == Policy::Always || self.wants_again(spec, status))
     }
 

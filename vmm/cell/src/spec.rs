@@ -1,5 +1,7 @@
 //! The wire form of a cell: what the operator asked for, as it is stored.
 
+mod limited;
+
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Read;

@@ -51,8 +51,8 @@ fn a_template_holds_what_the_cell_made_and_nothing_that_was_mounted() {
     // It is started as the cell was.
     let document = run(["image", "inspect", &image.0]).ok().json();
     let config = &document[0]["config"];
-    assert_eq!(config["cmd"], serde_json::json!(["sleep", "infinity"]), "{document}");
-    assert_eq!((&config["working_dir"], &config["labels"]["of"]), (&"/data".into(), &"me".into()));
+    assert_eq!(config["Cmd"], serde_json::json!(["sleep", "infinity"]), "{document}");
+    assert_eq!((&config["WorkingDir"], &config["Labels"]["of"]), (&"/data".into(), &"me".into()));
     assert_eq!(shell(&image, &[], "echo $OWN in $(pwd)").ok().text(), "1 in /data");
     // Cells of a template do not see each other's writes, nor the first cell's.
     cell.shell("echo later > /data/file").ok();

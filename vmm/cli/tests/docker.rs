@@ -305,7 +305,8 @@ fn a_container_becomes_an_image() {
     let format = "{{.Config.Entrypoint}} {{.Config.Cmd}} {{.Config.User}} {{.Config.WorkingDir}} \
                   {{.Config.Labels.of}} {{.Config.Env}}";
     let config = server.docker(&["image", "inspect", "-f", format, &made[0]]).ok();
-    let wanted = "[sleep] [infinity] 7 /data me [OWN=1]";
+    let path = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+    let wanted = format!("[sleep] [infinity] 7 /data me [{path} OWN=1]");
     assert_eq!(config.text(), wanted, "it is started as the container was");
     server.docker(&["stop", "-t", "0", "c"]).ok();
     server.docker(&["commit", "c", &made[1]]).ok();

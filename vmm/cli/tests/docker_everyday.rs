@@ -342,15 +342,15 @@ fn a_part_of_a_volume_is_mounted_and_no_link_leads_out_of_it() {
     let run = |flags: &[&str], script: &str| {
         server.docker(&[&fixed[..], flags, &[&small, "sh", "-c", script]].concat())
     };
-    let mkdir = [&fixed[..], &["-v", "v:/v", IMAGE, "mkdir", "-p", "/v/a/b"]].concat();
+    let mkdir = [&fixed[..], &["-v", "vol:/v", IMAGE, "mkdir", "-p", "/v/a/b"]].concat();
     server.docker(&mkdir).ok();
-    run(&["-v", "v:/v"], "echo x > /v/a/b/f; ln -s /etc /v/out; ln -s b /v/a/in").ok();
-    let part = |subpath: &str| format!("type=volume,src=v,dst=/part,volume-subpath={subpath}");
+    run(&["-v", "vol:/v"], "echo x > /v/a/b/f; ln -s /etc /v/out; ln -s b /v/a/in").ok();
+    let part = |subpath: &str| format!("type=volume,src=vol,dst=/part,volume-subpath={subpath}");
     assert_eq!(run(&["--mount", &part("a/b")], "cat /part/f; echo y > /part/g").ok().text(), "x");
-    assert_eq!(run(&["-v", "v:/v"], "cat /v/a/b/g").ok().text(), "y");
+    assert_eq!(run(&["-v", "vol:/v"], "cat /v/a/b/g").ok().text(), "y");
     for (subpath, word) in [
-        ("out", "out of the volume v"),
-        ("a/in", "a/in"),
+        ("out", "no link is followed"),
+        ("a/in", "no link is followed"),
         ("none", "none"),
         ("a/../..", "without .."),
     ] {
@@ -367,7 +367,7 @@ fn a_terminals_size_is_remembered_until_there_is_one() {
     let said = call(&server, "POST", "/containers/c/resize?h=33&w=99");
     assert!(said.starts_with("HTTP/1.1 200"), "{said}");
     server.docker(&["start", "-a", "c"]).ok();
-    assert_eq!(server.docker(&["logs", "c"]).ok().text(), "33 99");
+    assert_eq!(server.docker(&["logs", "c"]).ok().text().trim_end(), "33 99");
     let refused = call(&server, "GET", "/containers/c/attach/ws");
     assert!(refused.contains("501") && refused.contains("websocket"), "{refused}");
 }

@@ -59,7 +59,9 @@ fn a_body_that_is_refused_may_come_later() {
     let server = Server::start();
     let mut stream = server.connect();
     stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
-    stream.write_all(b"POST /auth HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n").unwrap();
+    stream
+        .write_all(b"POST /build?version=2 HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n")
+        .unwrap();
     let mut answer = Vec::new();
     while !answer.ends_with(b"\"}") {
         let mut byte = [0];
@@ -91,7 +93,7 @@ fn errors_come_in_the_apis_form() {
         ("POST /containers/create", "[]", 400, "cannot be read"),
         ("POST /containers/create", r#"{"Image":"nothing"}"#, 404, "No such image: nothing"),
         ("POST /containers/create?name=a/b", r#"{"Image":"x"}"#, 400, "no name"),
-        ("POST /auth", "", 501, "credentials"),
+        ("POST /auth", "{}", 400, "username"),
         ("POST /networks/create", "{}", 400, "not the name of a network"),
         ("GET /volumes/..", "", 404, "no such volume"),
         ("POST /volumes/create", r#"{"Name":"../x"}"#, 400, "no name"),

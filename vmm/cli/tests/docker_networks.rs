@@ -114,7 +114,7 @@ fn a_container_has_the_network_of_another_as_docker_has_it() {
     // As compose names it.
     let by_id = format!("container:{id}");
     server.docker(&["run", "--rm", "--network", &by_id, IMAGE, "sh", "-c", asks]).ok();
-    assert_eq!(server.inspect("near", "{{.HostConfig.NetworkMode}}"), "container:web");
+    assert_eq!(server.inspect("near", "{{.HostConfig.NetworkMode}}"), by_id);
     assert_eq!(server.inspect("near", "{{len .NetworkSettings.Networks}}"), "0");
     server.docker(&["exec", "near", "sh", "-c", "echo kept > /kept"]).ok();
     server.docker(&["restart", "-t", "0", "near"]).ok();

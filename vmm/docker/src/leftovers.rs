@@ -35,7 +35,18 @@ impl Containers {
         self.discard_among(names, container.id())
     }
 
-    /// The same, whatever its mounts are.
+    /// Has volumes that stay beyond `container`, which is gone, wait for it no longer.
+    pub fn disown_volumes_of(&self, container: &Container) {
+        let shelf = self.shelf();
+        for name in container.mounts.iter().filter_map(|mount| mount.volume.as_deref()) {
+            if shelf.notes(name).owner.as_deref() == Some(container.id()) {
+                // One that is still waited for is only removed later.
+                let _ = shelf.disown(name);
+            }
+        }
+    }
+
+    /// Removes those that were made for `owner`, whatever its mounts are.
     pub fn discard_volumes_owned(&self, owner: &str) {
         let shelf = self.shelf();
         self.discard_among(shelf.names().unwrap_or_default().into_iter(), owner);

@@ -430,6 +430,7 @@ pub async fn remove(
             if with_volumes || own.spec.remove {
                 volumes::discard_of(server, &own);
             }
+            server.containers.disown_volumes_of(&own);
             Ok(code)
         })
         .await?;

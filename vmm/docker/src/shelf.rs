@@ -49,6 +49,15 @@ impl Shelf {
         Notes::read(&self.notes_path(name))
     }
 
+    /// Notes that the container which volume `name` was made for is gone.
+    ///
+    /// # Errors
+    /// The host's.
+    pub fn disown(&self, name: &str) -> io::Result<()> {
+        let notes = Notes { owner: None, ends_with_owner: false, ..self.notes(name) };
+        notes.write(&self.notes_path(name))
+    }
+
     /// All names, in their order.
     ///
     /// # Errors

@@ -276,6 +276,7 @@ fn limit(shared: &Shared, services: &dyn Services, limits: &Limits) -> Result<()
         own.settings = spec.settings;
         own.within = spec.within;
         own.capabilities = spec.capabilities;
+        own.changes.memory_bytes = spec.changes.memory_bytes;
     });
     noted.map_err(|error| format!("it is changed, but that cannot be written down: {error}"))
 }
