@@ -131,7 +131,7 @@ impl Beside {
         switch(&merged).context(|| "switching to the container's root")?;
         sethostname(&wanted.hostname)
             .context(|| format!("setting the host name {}", wanted.hostname))?;
-        dev::mount_beside(wanted.read_only)?;
+        dev::mount_beside(image.as_ref())?;
         let named = Named { hostname: &wanted.hostname, domain_name: &wanted.domain_name };
         root::name_host(&named, &cell.boot, wanted.read_only)?;
         if let Some(setup) = &cell.boot.network {

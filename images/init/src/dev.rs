@@ -1,13 +1,14 @@
 //! The kernel's file systems of the new root, laid out as docker does; what a program has for
 //! itself is mounted with it ([`crate::mounts`]).
 
-use std::fs;
+use std::fs::{self, File};
 use std::os::unix::fs::{PermissionsExt, symlink};
 
 use exocell_agent::oci::{Device, DeviceKind};
 use nix::errno::Errno;
 use nix::mount::{MsFlags, mount};
 use nix::sys::stat::{Mode, SFlag, makedev, mknod};
+use rustix::fs::{AtFlags, statat};
 
 use crate::error::{Context, InitError};
 use crate::nodes::NODES;
@@ -64,27 +65,28 @@ const IN_MEMORY_KIB_MIN: u64 = 1024;
 /// What they leave at least, where there is that much.
 const LEFT_KIB_MIN: u64 = 8 << 10;
 
-/// Mounts them all, in the root this process is in.
-pub fn mount_all(read_only: bool) -> Result<(), InitError> {
+/// Mounts them all, in the root this process is in. It is over `image`, and cannot be written where
+/// there is none.
+pub fn mount_all(image: Option<&File>) -> Result<(), InitError> {
     KERNEL.iter().try_for_each(Mount::mount)?;
-    mount_devices(read_only)
+    mount_devices(image)
 }
 
 /// The same for the root of a container beside the cell's own program: what it shares with that is
 /// mounted once more, and the rest is as much as if it were alone.
-pub fn mount_beside(read_only: bool) -> Result<(), InitError> {
+pub fn mount_beside(image: Option<&File>) -> Result<(), InitError> {
     SYS.mount()?;
-    mount_devices(read_only)
+    mount_devices(image)
 }
 
-fn mount_devices(read_only: bool) -> Result<(), InitError> {
+fn mount_devices(image: Option<&File>) -> Result<(), InitError> {
     let all_kib = in_memory_kib(&own_proc::read("meminfo"));
     DEV.mount(all_kib)?;
     make_nodes()?;
     TERMINALS.mount()?;
-    match read_only {
-        true => SCRATCH.iter().try_for_each(|own| own.mount(all_kib)),
-        false => make_tmp(),
+    match image {
+        None => SCRATCH.iter().try_for_each(|own| own.mount(all_kib)),
+        Some(image) => make_tmp(image),
     }
 }
 
@@ -97,9 +99,11 @@ fn in_memory_kib(meminfo: &str) -> u64 {
     kib("MemAvailable").saturating_sub(left).max(IN_MEMORY_KIB_MIN)
 }
 
-/// Makes /tmp if the image has none: few programs do without.
-fn make_tmp() -> Result<(), InitError> {
-    if fs::symlink_metadata("/tmp").is_ok() {
+/// Makes /tmp if the image has none: few programs do without. Where the container has removed the
+/// image's, it stays removed.
+fn make_tmp(image: &File) -> Result<(), InitError> {
+    let of_image = statat(image, "tmp", AtFlags::SYMLINK_NOFOLLOW);
+    if of_image.is_ok() || fs::symlink_metadata("/tmp").is_ok() {
         return Ok(());
     }
     make_mount_point("/tmp")?;

@@ -68,7 +68,7 @@ pub fn set_up(boot: &Boot) -> Result<Cell, InitError> {
     let opened = boot.isolates.as_ref().map(isolates::open).transpose()?;
     switch()?;
     let read_only = private.is_none();
-    dev::mount_all(read_only)?;
+    dev::mount_all(image.as_ref())?;
     let terminals = File::open("/dev/pts").context(|| "/dev/pts")?;
     let null = File::open("/dev/null").context(|| "/dev/null")?;
     name_host(&Named::of_cell(boot), boot, read_only)?;

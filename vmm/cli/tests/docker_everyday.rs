@@ -235,7 +235,7 @@ fn diff_tells_what_a_container_has_changed() {
     says(&server, &["exec", "beside", "sh", "-c", "[ -f /src ] && echo file"], "file");
     assert_eq!(server.docker(&["diff", "beside"]).ok().text(), "C /src");
     assert_eq!(server.docker(&["diff", "own"]).ok().text(), "");
-    let fixed = ["run", "-d", "--network", "none", "--read-only", "--name", "fixed", &small];
+    let fixed = ["run", "-d", "--network", "none", "--read-only", "--name", "fixed", IMAGE];
     server.docker(&[&fixed[..], &["sleep", "99"]].concat()).ok();
     assert_eq!(server.docker(&["diff", "fixed"]).ok().text(), "");
 }
