@@ -30,7 +30,11 @@ pub async fn changes(server: &Arc<Server>, key: &str, place: &Place) -> ApiResul
     }
     let (reach, told) = archive::begun(server, seen.id(), place, ask).await?;
     // An idle cell ends with it.
-    server.blocking(move |_| Ok(drop(reach))).await?;
+    let ended = server.blocking(move |_| {
+        drop(reach);
+        Ok(())
+    });
+    ended.await?;
     Ok(views::ok(&listed(&told)?))
 }
 
