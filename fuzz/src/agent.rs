@@ -30,7 +30,7 @@ pub fn client(bytes: &[u8]) {
     let (choice, answers) = bytes.split_first().map_or((0, bytes), |(first, rest)| (*first, rest));
     // Errors are what is expected of most inputs.
     match choice % 7 {
-        0 => drop(client::boot(answers, io::sink(), &Boot::default())),
+        0 => drop(client::boot(answers, io::sink(), &Boot::default(), || ())),
         1 => drop(client::stats(answers, io::sink())),
         2 => drop(client::shutdown(answers, io::sink(), 0)),
         3 => drop(client::upload(answers, io::sink(), "/", &mut &[0; 100][..])),

@@ -88,11 +88,23 @@ pub fn request(
 }
 
 /// Boots the cell over the stream the guest opened to
-/// [`CONTROL_PORT`](crate::CONTROL_PORT).
-pub fn boot(read: impl Read, write: impl Write, boot: &Boot) -> Result<BootTimes, ClientError> {
-    match request(read, write, &Request::Boot(Box::new(boot.clone())))? {
-        Reply::Ready(times) => Ok(times),
-        _ => Err(ClientError::UnexpectedReply { request: "boot" }),
+/// [`CONTROL_PORT`](crate::CONTROL_PORT). `goes_on` hears each time that the guest says it is still
+/// at work on that.
+pub fn boot(
+    read: impl Read,
+    write: impl Write,
+    boot: &Boot,
+    mut goes_on: impl FnMut(),
+) -> Result<BootTimes, ClientError> {
+    let request = Request::Boot(Box::new(boot.clone()));
+    FrameWriter::new(write).write_json(Kind::Request, &request)?;
+    let mut frames = FrameReader::new(read);
+    loop {
+        match read_reply(&mut frames)? {
+            Reply::Ready(times) => return Ok(times),
+            Reply::GoesOn => goes_on(),
+            _ => return Err(ClientError::UnexpectedReply { request: "boot" }),
+        }
     }
 }
 
@@ -504,6 +516,16 @@ mod tests {
 
     fn reply(reply: &Reply) -> Vec<u8> {
         serde_json::to_vec(reply).unwrap()
+    }
+
+    #[test]
+    fn a_guest_that_is_at_work_is_waited_for() {
+        let (goes_on, ready) = (reply(&Reply::GoesOn), reply(&Reply::Ready(BootTimes::default())));
+        let wire =
+            guest(&[(Kind::Reply, &goes_on[..]), (Kind::Reply, &goes_on), (Kind::Reply, &ready)]);
+        let mut heard = 0;
+        boot(wire.as_slice(), std::io::sink(), &Boot::default(), || heard += 1).unwrap();
+        assert_eq!(heard, 2);
     }
 
     #[test]

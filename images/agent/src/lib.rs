@@ -17,7 +17,7 @@
 //!
 //! | request    | host then sends                        | guest sends |
 //! |------------|----------------------------------------|-------------|
-//! | `Boot`     |                                        | `Reply(Ready)` |
+//! | `Boot`     |                                        | `Reply(GoesOn)`*, `Reply(Ready)` |
 //! | `Within`   | the request that is meant              | as that |
 //! | `Contain`  |                                        | `Reply(Done)` |
 //! | `Discard`  |                                        | `Reply(Done)` |

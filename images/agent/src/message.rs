@@ -231,7 +231,7 @@ pub struct Exec {
     pub args: Vec<String>,
     /// `NAME=value`, the whole environment (HOME is added when absent).
     pub env: Vec<String>,
-    /// Working directory; made if it does not exist, as docker does.
+    /// Working directory, which has to be there; empty is that of the container's own program.
     pub cwd: String,
     /// `name|uid[:group|gid]`, resolved against the cell's /etc/passwd; empty
     /// is root.
@@ -256,6 +256,9 @@ pub struct TtySize {
 #[serde(rename_all = "snake_case")]
 pub enum Reply {
     Ready(BootTimes),
+    /// No answer yet: the cell is still being set up, and something of that was done since it was
+    /// last said.
+    GoesOn,
     Started {
         guest_pid: u32,
     },

@@ -48,6 +48,12 @@ impl Patient {
         Self::new(self.stream, limit)
     }
 
+    /// Begins to wait anew, for as long as at first: the guest has said that it is at work.
+    pub fn wait_anew(&self) {
+        let mut spent = self.spent();
+        (spent.moved, spent.waited) = (0, Duration::ZERO);
+    }
+
     /// The stream underneath, which waits for ever.
     ///
     /// # Errors

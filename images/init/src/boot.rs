@@ -5,7 +5,8 @@ use std::fs::{File, OpenOptions};
 use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::thread::sleep;
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::thread::{self, sleep};
 use std::time::Duration;
 
 use exocell_agent::{
@@ -14,10 +15,12 @@ use exocell_agent::{
 use nix::sys::stat::{Mode, umask};
 
 use crate::error::{Context, InitError};
-use crate::session::Agent;
+use crate::session::{Agent, STACK_BYTES};
 use crate::stats::boottime_ns;
-use crate::{dev, log, root, shutdown, spawn, sys, vsock};
+use crate::{dev, fill, log, root, shutdown, spawn, sys, vsock};
 
+/// How often the host is told that the cell is still being set up.
+const GOES_ON_PAUSE: Duration = Duration::from_secs(1);
 /// How long the host may take to read why the boot failed.
 const FAILED_LIMIT_MS: u16 = 1000;
 
@@ -54,7 +57,7 @@ fn boot() -> Result<(Arc<Agent>, OwnedFd), InitError> {
     let set_up = FrameReader::of_operator(&control)
         .expect(Kind::Request)
         .map_err(InitError::from)
-        .and_then(|request| set_up(&request));
+        .and_then(|request| while_told(&control, &request, || set_up(&request)));
     let reply = match &set_up {
         Ok(_) => Reply::Ready(BootTimes { init_started_ns, ready_ns: boottime_ns() }),
         Err(InitError::Failed { kind, message }) => {
@@ -78,6 +81,38 @@ fn open_standard_streams() {
         }
         let _ = null.into_raw_fd();
     }
+}
+
+/// Does `work`, and tells the host all the while that volumes are being filled, as long as they
+/// are.
+fn while_told<T>(
+    control: &File,
+    request: &Request,
+    work: impl FnOnce() -> Result<T, InitError>,
+) -> Result<T, InitError> {
+    let Request::Boot(boot) = request else { return work() };
+    if !boot.folders.iter().any(|folder| folder.fill) {
+        return work();
+    }
+    let (done, over) = channel::<()>();
+    thread::scope(|scope| {
+        let builder = thread::Builder::new().name("boot".into()).stack_size(STACK_BYTES);
+        let tell = move || {
+            let mut told = 0;
+            while over.recv_timeout(GOES_ON_PAUSE) == Err(RecvTimeoutError::Timeout) {
+                let steps = fill::steps();
+                if steps > told {
+                    told = steps;
+                    // A host that is gone ends the guest.
+                    let _ = FrameWriter::new(control).write_json(Kind::Reply, &Reply::GoesOn);
+                }
+            }
+        };
+        builder.spawn_scoped(scope, tell).context(|| "a thread for the boot")?;
+        let worked = work();
+        drop(done);
+        worked
+    })
 }
 
 /// The agent listens before the host is told that the cell is ready.

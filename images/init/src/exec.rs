@@ -150,6 +150,10 @@ impl Session<'_> {
         let user = if request.user.is_empty() { &self.rules.user } else { &request.user };
         let identity = identify(user, &self.rules.groups)?;
         let cwd = if request.cwd.is_empty() { &self.rules.cwd } else { &request.cwd };
+        let cwd = match self.place {
+            Place::Beside(_) => find_cwd(cwd)?,
+            Place::New(_) | Place::Here => make_cwd(cwd)?,
+        };
         let program = resolve(request, cwd, &identity, self.rules)?;
         give_streams(&stdio, identity.uid)?;
         let oom_kills_before = self.agent.group_of(self.member).map_or(0, Group::oom_kills);
@@ -359,11 +363,10 @@ fn database(path: &str) -> String {
 
 fn resolve(
     request: &Exec,
-    cwd: &str,
+    cwd: PathBuf,
     identity: &Identity,
     rules: &Rules,
 ) -> Result<Program, InitError> {
-    let cwd = make_cwd(cwd)?;
     let mut env = request.env.clone();
     if !env.iter().any(|variable| variable.starts_with("HOME=")) {
         env.push(format!("HOME={}", identity.home));
@@ -408,18 +411,38 @@ fn add_to_path(env: &mut Vec<String>, directory: &str) {
     }
 }
 
-/// The working directory, made if it is missing, as docker does.
+/// The working directory of a container's own program, made if it is missing, as docker does.
 fn make_cwd(cwd: &str) -> Result<PathBuf, InitError> {
-    let cwd = Path::new(if cwd.is_empty() { "/" } else { cwd });
-    if !cwd.is_absolute() {
-        let message = format!("working directory {}: give an absolute path", cwd.display());
-        return Err(InitError::invalid(message));
-    }
+    let cwd = absolute(cwd)?;
     if !cwd.is_dir() {
-        fs::create_dir_all(cwd)
+        fs::create_dir_all(&cwd)
             .context(|| format!("making the working directory {}", cwd.display()))?;
     }
-    Ok(cwd.into())
+    Ok(cwd)
+}
+
+/// That of one more program, which is there or is an error, as for docker.
+fn find_cwd(cwd: &str) -> Result<PathBuf, InitError> {
+    let cwd = absolute(cwd)?;
+    match cwd.is_dir() {
+        true => Ok(cwd),
+        false => Err(InitError::not_found(format!(
+            "working directory {}: no such directory; make it first, or name another",
+            cwd.display()
+        ))),
+    }
+}
+
+/// The root where none is named.
+fn absolute(cwd: &str) -> Result<PathBuf, InitError> {
+    let cwd = Path::new(if cwd.is_empty() { "/" } else { cwd });
+    match cwd.is_absolute() {
+        true => Ok(cwd.into()),
+        false => {
+            let message = format!("working directory {}: give an absolute path", cwd.display());
+            Err(InitError::invalid(message))
+        }
+    }
 }
 
 /// Finds `name` in `search`, unless it holds a `/` and so is a path.

@@ -10,8 +10,9 @@
 use std::collections::HashMap;
 use std::ffi::{CStr, CString};
 use std::fs::File;
-use std::io;
+use std::io::{self, Read};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -29,6 +30,16 @@ const MARK: &CStr = c".exocell-filling";
 /// How long another cell may fill it.
 const LOCK_MAX: Duration = Duration::from_secs(45);
 const LOCK_LOOK: Duration = Duration::from_millis(10);
+/// Bytes that are copied in one step.
+const STEP_BYTES: u64 = 4 << 20;
+
+/// Steps that copies have made, of all volumes: whether a long one goes on.
+static STEPS: AtomicU64 = AtomicU64::new(0);
+
+/// How many steps were made so far.
+pub fn steps() -> u64 {
+    STEPS.load(Ordering::Relaxed)
+}
 
 const NO_FOLLOW: OFlags = OFlags::NOFOLLOW.union(OFlags::CLOEXEC).union(OFlags::NONBLOCK);
 const DIRECTORY: OFlags = NO_FOLLOW.union(OFlags::DIRECTORY);
@@ -131,6 +142,7 @@ fn copy_all(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> io::Result<()> {
     let mut linked = HashMap::new();
     let mut levels = vec![Level::new(from.try_clone_to_owned()?, to.try_clone_to_owned()?)?];
     while let Some(level) = levels.last_mut() {
+        STEPS.fetch_add(1, Ordering::Relaxed);
         let Some(name) = level.names.pop() else {
             dress(&level.from, &level.to, &level.stat)?;
             levels.pop();
@@ -198,7 +210,9 @@ fn copy_one(from: &OwnedFd, to: &OwnedFd, name: &CStr, stat: &Stat) -> io::Resul
             let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | NO_FOLLOW;
             let made = put(to, name, || openat(to, name, flags, Mode::RUSR | Mode::WUSR))?;
             let (mut source, mut made) = (File::from(source), File::from(made));
-            io::copy(&mut source, &mut made)?;
+            while io::copy(&mut (&mut source).take(STEP_BYTES), &mut made)? == STEP_BYTES {
+                STEPS.fetch_add(1, Ordering::Relaxed);
+            }
             dress(&source, &made, stat)
         }
         FileType::Symlink => {

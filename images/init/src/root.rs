@@ -62,7 +62,9 @@ impl Cell {
 /// Sets the cell up as `boot` says. On return this process is in the new root.
 pub fn set_up(boot: &Boot) -> Result<Cell, InitError> {
     own_proc::make()?;
-    let (private, image) = assemble(boot)?.unzip();
+    let assembled = assemble(boot)?;
+    let is_new = assembled.as_ref().is_some_and(|layers| layers.is_new);
+    let (private, image) = assembled.map(|layers| (layers.private, layers.image)).unzip();
     let bottom = File::open("/").context(|| "the first root")?;
     let disk = File::open(&boot.root_device).context(|| &boot.root_device)?;
     let opened = boot.isolates.as_ref().map(isolates::open).transpose()?;
@@ -83,13 +85,31 @@ pub fn set_up(boot: &Boot) -> Result<Cell, InitError> {
     set_defaults(boot.process_count_max);
     folders::mount_all(&boot.folders, private.as_ref(), image.as_ref())?;
     dev::seal()?;
+    if let Some(image) = image.as_ref().filter(|_| is_new) {
+        keep_time(image).context(|| "the time of the root")?;
+    }
     let boot = boot.clone();
     Ok(Cell { group, groups, private, image, terminals, null, bottom, disk, boot })
 }
 
+/// What a root that can be written is made of.
+struct Layers {
+    private: File,
+    image: File,
+    /// Whether nothing was changed of the image before.
+    is_new: bool,
+}
+
+/// Gives the root the time that it has in the image: mount points were made in it, and an image that
+/// is made of this root is to be the same each time.
+fn keep_time(image: &File) -> io::Result<()> {
+    let modified = image.metadata()?.modified()?;
+    File::open("/")?.set_modified(modified)
+}
+
 /// Mounts the image, and the overlay over it, on [`ROOT`]; the private file system and the image
 /// where there is one.
-fn assemble(boot: &Boot) -> Result<Option<(File, File)>, InitError> {
+fn assemble(boot: &Boot) -> Result<Option<Layers>, InitError> {
     for directory in [IMAGE, PRIVATE, ROOT] {
         fs::create_dir_all(directory).context(|| directory)?;
     }
@@ -99,9 +119,10 @@ fn assemble(boot: &Boot) -> Result<Option<(File, File)>, InitError> {
     };
     mount_disk(&boot.root_device, IMAGE, "erofs", MsFlags::MS_RDONLY)?;
     mount_disk(overlay, PRIVATE, "ext4", MsFlags::MS_NOATIME)?;
+    let is_new = !Path::new(PRIVATE).join(UPPER).exists();
     mount_overlay(IMAGE, PRIVATE, ROOT)?;
     let open = |path: &str| File::open(path).context(|| path.to_owned());
-    Ok(Some((open(PRIVATE)?, open(IMAGE)?)))
+    Ok(Some(Layers { private: open(PRIVATE)?, image: open(IMAGE)?, is_new }))
 }
 
 /// Mounts a block device of the cell on `target`, once it is there.

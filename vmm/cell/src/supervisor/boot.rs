@@ -1,7 +1,7 @@
 //! A guest that comes up: its hello, its boot request, its answer; or why there is none.
 //!
 //! ```text
-//! kernel started ──> init says hello ──> Boot ──> Ready
+//! kernel started ──> init says hello ──> Boot ──> (at work on it ──>)* Ready
 //!       └── ended, stopped, too late, refused: the end of the cell, with its reason
 //! ```
 //! The talking is done on a thread of its own, so that whoever wants to end the cell
@@ -19,8 +19,12 @@ use super::warmth::Warmth;
 use super::{End, Event, thread};
 use crate::CellError;
 
-/// How long a guest may take from its first instruction to its readiness.
+/// How long a guest may take from its first instruction to its readiness, and to say that it is
+/// still at work on that.
 const READY_MAX: Duration = Duration::from_secs(60);
+/// How long it may take, however often it says so: volumes that get what the image holds may be
+/// long.
+const WORK_MAX: Duration = Duration::from_secs(30 * 60);
 /// How long the death of a guest kernel is waited for whose init has fallen silent.
 const DEATH_MAX: Duration = Duration::from_millis(500);
 
@@ -48,13 +52,15 @@ pub(super) fn begin(
     events: Sender<Event>,
     deadline: Option<Instant>,
 ) -> Result<(), CellError> {
-    let until = Instant::now() + patience(deadline);
     let booting = thread("boot", move || {
-        let left = || until.saturating_duration_since(Instant::now());
-        let booted = match hellos.recv_timeout(left()) {
+        let booted = match hellos.recv_timeout(patience(deadline)) {
             Ok(stream) => {
-                let stream = Patient::new(stream, left());
-                client::boot(&stream, &stream, &request).map_err(Unready::from)
+                let stream = Patient::new(stream, patience(deadline));
+                let goes_on = || {
+                    stream.wait_anew();
+                    let _ = events.send(Event::Booting);
+                };
+                client::boot(&stream, &stream, &request, goes_on).map_err(Unready::from)
             }
             Err(_) => Err(Unready::Lost("its init did not say that it runs".to_owned())),
         };
@@ -77,7 +83,7 @@ pub(super) fn await_ready(
     deadline: Option<Instant>,
 ) -> Result<BootTimes, Box<End>> {
     let begun = Instant::now();
-    let until = begun + patience(deadline);
+    let mut until = begun + patience(deadline);
     let killed = |why: &str| Box::new(End::killed(why.to_owned()));
     let late = || match deadline.is_some_and(|at| at <= Instant::now()) {
         true => End::failed(&CellError::Deadline),
@@ -88,6 +94,9 @@ pub(super) fn await_ready(
             Ok(Event::Booted(Ok(times))) => {
                 guest.is_ready_now();
                 return Ok(times);
+            }
+            Ok(Event::Booting) => {
+                until = (Instant::now() + patience(deadline)).min(begun + WORK_MAX)
             }
             Ok(Event::GuestKernel(how)) => {
                 // Its init's word may lie behind the news of its end.

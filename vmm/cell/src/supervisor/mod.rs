@@ -58,6 +58,8 @@ pub(crate) enum Event {
     Program(Reply),
     /// The guest kernel process ended, with what wait(2) said of it.
     GuestKernel(String),
+    /// The guest is still at work on becoming ready.
+    Booting,
     /// The guest is ready for programs, or said why it is not.
     Booted(Result<BootTimes, boot::Unready>),
     /// The cell in whose guest this one is has ended; its name.
@@ -382,7 +384,7 @@ fn decide(
         match event {
             Ok(Event::Started { program_started_us }) => on_start(program_started_us),
             // The pool has nothing to say about a cell that was taken.
-            Ok(Event::Taken(_) | Event::Abandoned | Event::Booted(_)) => {}
+            Ok(Event::Taken(_) | Event::Abandoned | Event::Booting | Event::Booted(_)) => {}
             Ok(Event::Panicked(what)) => return End::panicked(&what),
             Ok(Event::Program(reply @ Reply::Failed { kind: FailureKind::Guest, .. })) => {
                 // The first sign of a dying guest is its silence.

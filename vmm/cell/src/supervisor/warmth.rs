@@ -136,7 +136,11 @@ pub(crate) fn wait(inbox: &Receiver<Event>, warmth: &Warmth) -> Result<Order, Bo
             Ok(Event::Stop { .. }) => return killed("stopped"),
             Ok(Event::Panicked(what)) => return Err(Box::new(End::panicked(&what))),
             Ok(
-                Event::Started { .. } | Event::Program(_) | Event::Booted(_) | Event::CellEnded(_),
+                Event::Started { .. }
+                | Event::Program(_)
+                | Event::Booting
+                | Event::Booted(_)
+                | Event::CellEnded(_),
             ) => {}
             Err(_) => return killed("the supervisor lost its threads"),
         }
