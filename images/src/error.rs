@@ -84,7 +84,7 @@ pub enum ImageError {
     )]
     SeveralTags { id: Digest, tags: String },
     #[error(
-        "the registry {registry} does not let us read {what}: {why}; check the name and the credentials"
+        "the registry {registry} gives no access to {what}: {why}; check the name and the credentials"
     )]
     Unauthorized { registry: String, what: String, why: String },
     #[error("the registry {registry} has no {what}; check the name and the tag")]
@@ -110,7 +110,7 @@ pub enum Fault {
     Image,
     /// The registry has no such image.
     NotInRegistry,
-    /// The registry does not let us read it.
+    /// The registry gives no access to it.
     Unauthorized,
     /// Something else, on the way or here.
     Other,

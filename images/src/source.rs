@@ -22,7 +22,9 @@ use crate::walk::Found;
 use crate::{Digest, digest};
 pub(crate) use directory::{Extents, extents, import_directory, meta};
 use files::Files;
-pub use registry::{Credentials, Looked, Platform, ProxyOptions, RegistryOptions, log_in, look};
+pub use registry::{
+    Credentials, Looked, Platform, ProxyOptions, Pushed, RegistryOptions, log_in, look, push,
+};
 use remote::{Distant, Remote};
 
 /// An image that is to be imported.

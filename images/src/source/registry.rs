@@ -1,9 +1,10 @@
-//! Pulling from a registry (OCI distribution-spec; Docker token
+//! Pulling from a registry and pushing to it (OCI distribution-spec; Docker token
 //! authentication).
 
 mod auth;
 mod look;
 mod place;
+mod push;
 
 use std::cell::RefCell;
 use std::io::{self, Read};
@@ -22,6 +23,7 @@ use crate::reference::Reference;
 use crate::{Digest, digest};
 pub use look::{Looked, Platform, log_in, look};
 use place::{Place, is_loopback};
+pub use push::{Pushed, push};
 
 const MANIFEST_TYPES: &str = "application/vnd.oci.image.index.v1+json, \
     application/vnd.oci.image.manifest.v1+json, \
@@ -109,6 +111,8 @@ struct Registry {
     place: Place,
     base: String,
     repository: String,
+    /// What a login is asked for (Docker token authentication, "scope").
+    actions: &'static str,
     plain_http: bool,
     credentials: Option<Credentials>,
     login_hosts: Vec<String>,
@@ -202,6 +206,7 @@ impl Registry {
             place,
             base,
             repository: reference.repository.clone(),
+            actions: "pull",
             plain_http,
             credentials: options.credentials.clone(),
             login_hosts: options.login_hosts.clone(),
@@ -302,9 +307,9 @@ impl Registry {
         }
     }
 
-    /// Asks the token server for a token to pull this repository.
+    /// Asks the token server for a token for this repository.
     fn token(&self, path: &str, realm: &str, service: Option<&str>) -> Result<String> {
-        let scope = format!("repository:{}:pull", self.repository);
+        let scope = format!("repository:{}:{}", self.repository, self.actions);
         let scope = (!self.repository.is_empty()).then_some(("scope", &*scope));
         let parts = [scope, service.map(|service| ("service", service))];
         let uri = place::with_query(realm, parts.into_iter().flatten());

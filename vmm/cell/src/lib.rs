@@ -24,6 +24,7 @@ pub mod granted;
 pub mod health;
 pub mod initramfs;
 pub mod isolate;
+mod jailed;
 pub mod launch;
 mod layout;
 pub mod limits;
@@ -39,6 +40,7 @@ pub mod plan;
 pub mod policy;
 pub mod processes;
 pub mod record;
+pub mod registry;
 pub mod relayed;
 pub mod restart;
 mod served;
@@ -71,7 +73,7 @@ pub const STAGES: &[vmm::jail::stage::Stage] = &[
     compile::STAGE,
     relayed::DIALER,
     unpack::UNPACK,
-    unpack::FETCH,
+    registry::FETCH,
     archive::ARCHIVE,
     archive::EXTRACT,
     compose::COMPOSE,

@@ -17,46 +17,32 @@ use std::io::{self, PipeWriter};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use exocell_agent::printable;
 use exocell_images::build::{self, Image, Job, Made, Room};
 use exocell_images::walk::Found;
 use exocell_images::{
-    Digest, Fault as Whose, ImageConfig, ImageError, ImageRecord, ImportLimits, Looked, Progress,
-    ProgressEvent, Reference, Refusal, RegistryOptions, STALL_MAX, Source, Store, layout_server,
-    registry_server, version,
+    Digest, ImageConfig, ImageError, ImageRecord, ImportLimits, Progress, Reference, Refusal,
+    STALL_MAX, Source, Store, layout_server, version,
 };
-use exocell_vmm::jail::stage::{
-    Fault, Given, Limits, Order, Running, Shown, Stage, StageError, Task,
-};
-use exocell_vmm::jail::{HostNetwork, ThreadClass};
+use exocell_vmm::jail::ThreadClass;
+use exocell_vmm::jail::stage::{Fault, Given, Limits, Order, Stage, Task};
 use serde::{Deserialize, Serialize};
+
+use crate::jailed::{Step, TIME_MAX, Teller, another_answer, host, refused};
+use crate::registry;
 
 /// Reads archives, documents and layers, and makes images of them.
 pub const UNPACK: Stage = Stage { name: "unpack", class: ThreadClass::Stage, work };
-/// Reaches a registry for it.
-pub const FETCH: Stage = Stage { name: "fetch", class: ThreadClass::Fetch, work: fetch };
 
 /// What unpacking may take beside the executable itself: the names of as many files as an image
 /// may have.
 const MEMORY_BYTES: u64 = 2 << 30;
-const FETCH_MEMORY_BYTES: u64 = 256 << 20;
 /// A configuration in JSON that is escaped again, and its fields.
 const ANSWER_BYTES_MAX: usize = 64 << 20;
-/// What is said of an image that is looked at.
-const LOOKED_BYTES_MAX: usize = 1 << 20;
-/// The longest that a look at a registry may take.
-const LOOK_MAX: Duration = Duration::from_secs(90);
-/// The longest that making an image may take.
-const TIME_MAX: Duration = Duration::from_secs(3600);
 /// More ids of images need not be told: an image is then made, and found to be there.
 const KNOWN_MAX: usize = 16 << 10;
-/// Packed bytes between two lines of progress.
-const STEP_BYTES: u64 = 1 << 20;
-/// What finding the address of a registry takes (resolver(5), nsswitch.conf(5), gai.conf(5)).
-const RESOLVER_FILES: [&str; 5] =
-    ["/etc/resolv.conf", "/etc/hosts", "/etc/nsswitch.conf", "/etc/host.conf", "/etc/gai.conf"];
 
 /// What the stage is asked for.
 #[derive(Serialize, Deserialize)]
@@ -72,32 +58,6 @@ enum Request {
 enum Answer {
     Made(Made),
     Names(Vec<String>),
-    Refused(Refusal),
-}
-
-/// What `fetch` is asked for.
-#[derive(Serialize, Deserialize)]
-enum Fetch {
-    /// A descriptor: the socket of who asks for parts of the image.
-    Serve {
-        reference: String,
-        options: RegistryOptions,
-    },
-    LogIn {
-        registry: String,
-        options: RegistryOptions,
-    },
-    Look {
-        reference: String,
-        options: RegistryOptions,
-    },
-}
-
-/// What it answers to the latter.
-#[derive(Serialize, Deserialize)]
-enum Fetched {
-    LoggedIn,
-    Looked(Looked),
     Refused(Refusal),
 }
 
@@ -137,7 +97,7 @@ pub fn import(
             let (ours, theirs) = pair()?;
             let failed = |error| host("cannot bound a wait", error);
             theirs.set_read_timeout(Some(STALL_MAX)).map_err(failed)?;
-            let fetching = start_fetch(&ours, reference, options)?;
+            let fetching = registry::start(&ours, reference, options)?;
             drop(ours);
             let from = build::From::Registry { version: version(reference) };
             let made =
@@ -248,70 +208,8 @@ impl Archive {
     }
 }
 
-fn host(what: &str, source: io::Error) -> ImageError {
-    ImageError::Io { what: what.to_owned(), source }
-}
-
 fn pair() -> Result<(UnixStream, UnixStream), ImageError> {
     UnixStream::pair().map_err(|error| host("cannot make a socket pair", error))
-}
-
-/// Tries the login in `options` at `registry`, a host with or without a port, in a jailed process.
-///
-/// # Errors
-/// Its credentials are not taken; the network's.
-pub fn log_in(registry: &str, options: &RegistryOptions) -> Result<(), ImageError> {
-    let request = Fetch::LogIn { registry: registry.to_owned(), options: options.clone() };
-    match fetched(&request)? {
-        Fetched::LoggedIn => Ok(()),
-        _ => Err(another_answer()),
-    }
-}
-
-/// Looks at an image in its registry, in a jailed process.
-///
-/// # Errors
-/// As of a pull.
-pub fn look(reference: &Reference, options: &RegistryOptions) -> Result<Looked, ImageError> {
-    let request = Fetch::Look { reference: reference.to_string(), options: options.clone() };
-    match fetched(&request)? {
-        Fetched::Looked(looked) => Ok(looked),
-        _ => Err(another_answer()),
-    }
-}
-
-fn fetched(request: &Fetch) -> Result<Fetched, ImageError> {
-    match fetching(Vec::new(), LOOK_MAX).run(request, |_| ()).map_err(|error| refused(&error))? {
-        Fetched::Refused(Refusal { fault, message }) => {
-            let message = printable(&message).into_owned();
-            Err(ImageError::Refused(Refusal { fault, message }))
-        }
-        answer => Ok(answer),
-    }
-}
-
-/// A process that reaches registries, for so long.
-fn fetching(given: Vec<Given<'_>>, time: Duration) -> Order<'_> {
-    let limits = Limits {
-        deadline: Some(Instant::now() + time),
-        answer_bytes: LOOKED_BYTES_MAX,
-        ..Limits::of_memory(FETCH_MEMORY_BYTES)
-    };
-    let mut order = Order::new(FETCH.name, given, limits);
-    order.network = HostNetwork::Kept;
-    let files = RESOLVER_FILES.iter().map(PathBuf::from);
-    order.shown = files.filter(|file| file.is_file()).map(Shown::read_only).collect();
-    order
-}
-
-fn start_fetch(
-    socket: &UnixStream,
-    reference: &Reference,
-    options: &RegistryOptions,
-) -> Result<Running, ImageError> {
-    let request = Fetch::Serve { reference: reference.to_string(), options: options.clone() };
-    let order = fetching(vec![Given::file(socket)], TIME_MAX);
-    order.start(&request).map_err(|error| refused(&error))
 }
 
 /// Makes an image of `input` and publishes it.
@@ -393,11 +291,7 @@ fn ask(
         ..Limits::of_memory(MEMORY_BYTES)
     };
     let order = Order::new(UNPACK.name, given, limits);
-    let answer = order.run(request, |line| {
-        if let Ok(step) = serde_json::from_str::<Step>(line) {
-            step.tell(progress);
-        }
-    });
+    let answer = order.run(request, |line| Step::hear(line, progress));
     match answer.map_err(|error| refused(&error))? {
         Answer::Refused(Refusal { fault, message }) => {
             // Words about bytes that are somebody else's, of a process that may have been taken
@@ -406,94 +300,6 @@ fn ask(
             Err(ImageError::Refused(Refusal { fault, message }))
         }
         answer => Ok(answer),
-    }
-}
-
-fn another_answer() -> ImageError {
-    let message = "the process that reads images gave another answer than it was asked for";
-    ImageError::Refused(Refusal { fault: Whose::Other, message: message.to_owned() })
-}
-
-fn refused(error: &StageError) -> ImageError {
-    let message = match error {
-        StageError::Deadline { .. } => format!(
-            "to read the image takes more than {} minutes; make it smaller",
-            TIME_MAX.as_secs() / 60
-        ),
-        StageError::Memory { bytes, .. } => format!(
-            "to read the image takes more than {} MiB of memory; make an image of fewer files",
-            bytes >> 20
-        ),
-        error => error.to_string(),
-    };
-    ImageError::Refused(Refusal { fault: Whose::Other, message })
-}
-
-/// A line of progress.
-#[derive(Serialize, Deserialize)]
-enum Step {
-    Layer { index: usize, count: usize, bytes: Option<u64> },
-    Bytes(u64),
-    Skipped { path: String, why: String },
-    Finishing,
-}
-
-impl Step {
-    fn of(event: &ProgressEvent<'_>) -> Option<Self> {
-        match event {
-            ProgressEvent::Layer { index, count, bytes } => {
-                Some(Self::Layer { index: *index, count: *count, bytes: *bytes })
-            }
-            ProgressEvent::Bytes(bytes) => Some(Self::Bytes(*bytes)),
-            ProgressEvent::Skipped { path, why } => {
-                Some(Self::Skipped { path: (*path).to_owned(), why: (*why).to_owned() })
-            }
-            ProgressEvent::Finishing => Some(Self::Finishing),
-            _ => None,
-        }
-    }
-
-    fn tell(&self, progress: &mut dyn Progress) {
-        progress.event(match self {
-            Self::Layer { index, count, bytes } => {
-                ProgressEvent::Layer { index: *index, count: *count, bytes: *bytes }
-            }
-            Self::Bytes(bytes) => ProgressEvent::Bytes(*bytes),
-            Self::Skipped { path, why } => ProgressEvent::Skipped { path, why },
-            Self::Finishing => ProgressEvent::Finishing,
-        });
-    }
-}
-
-/// Sends steps to the caller, few of them.
-struct Teller<'a> {
-    task: &'a Task,
-    bytes: u64,
-}
-
-impl Teller<'_> {
-    fn send(&self, step: &Step) {
-        if let Ok(line) = serde_json::to_string(step) {
-            self.task.progress(&line);
-        }
-    }
-}
-
-impl Progress for Teller<'_> {
-    fn event(&mut self, event: ProgressEvent<'_>) {
-        if let ProgressEvent::Bytes(bytes) = event {
-            self.bytes += bytes;
-            if self.bytes < STEP_BYTES {
-                return;
-            }
-        }
-        if self.bytes > 0 {
-            let bytes = std::mem::take(&mut self.bytes);
-            self.send(&Step::Bytes(bytes));
-        }
-        if let Some(step) = Step::of(&event).filter(|step| !matches!(step, Step::Bytes(_))) {
-            self.send(&step);
-        }
     }
 }
 
@@ -507,7 +313,7 @@ fn work(task: &mut Task) -> Result<Vec<u8>, Fault> {
                 spool: File::from(task.take(2)?),
                 unpacked: Some(File::from(task.take(3)?)),
             };
-            build::build(&job, input, room, &mut Teller { task, bytes: 0 }).map(Answer::Made)
+            build::build(&job, input, room, &mut Teller::of(task)).map(Answer::Made)
         }
         Request::Names { path, limits } => {
             let (archive, unpacked) = (File::from(task.take(0)?), File::from(task.take(1)?));
@@ -515,26 +321,5 @@ fn work(task: &mut Task) -> Result<Vec<u8>, Fault> {
         }
     };
     let answer = done.unwrap_or_else(|error| Answer::Refused(error.refusal()));
-    serde_json::to_vec(&answer).map_err(|error| Fault::Jail(error.to_string()))
-}
-
-/// What `fetch` does, until nobody asks any more.
-fn fetch(task: &mut Task) -> Result<Vec<u8>, Fault> {
-    let read =
-        |text: String| text.parse::<Reference>().map_err(|error| Fault::Jail(error.to_string()));
-    let done = match task.request()? {
-        Fetch::Serve { reference, options } => {
-            let (reference, socket) = (read(reference)?, UnixStream::from(task.take(0)?));
-            registry_server(&socket, &reference, &options)?;
-            return Ok(Vec::new());
-        }
-        Fetch::LogIn { registry, options } => {
-            exocell_images::log_in(&registry, &options).map(|()| Fetched::LoggedIn)
-        }
-        Fetch::Look { reference, options } => {
-            exocell_images::look(&read(reference)?, &options).map(Fetched::Looked)
-        }
-    };
-    let answer = done.unwrap_or_else(|error| Fetched::Refused(error.refusal()));
     serde_json::to_vec(&answer).map_err(|error| Fault::Jail(error.to_string()))
 }

@@ -65,15 +65,17 @@ pub enum Command {
     Update(UpdateArgs),
     Budget(BudgetArgs),
     Events(EventsArgs),
-    /// Import, pull, list, name, save and remove images.
+    /// Import, pull, push, list, name, save and remove images.
     #[command(
         subcommand,
-        after_help = "docker's images, pull, rmi, tag, save, load and history are understood, too."
+        after_help = "docker's images, pull, push, rmi, tag, save, load and history are understood, too."
     )]
     Image(ImageCommand),
     // docker's words for them.
     #[command(hide = true)]
     Pull(PullArgs),
+    #[command(hide = true)]
+    Push(PushArgs),
     #[command(hide = true)]
     Rmi(ImageRmArgs),
     #[command(hide = true)]
@@ -370,9 +372,10 @@ pub struct BuildArgs {
     /// Let commands talk to HOST[:PORTS][/udp|/raw], HOST/icmp or NETWORK:PORTS.
     #[arg(long, value_name = "RULE")]
     pub allow_net: Vec<String>,
-    /// none takes away what --allow-net grants.
-    #[arg(long, value_name = "MODE")]
-    pub network: Option<BuildNetwork>,
+    /// A network between cells (exocell network) that commands are in; none takes away what
+    /// --allow-net grants.
+    #[arg(long, value_name = "default|none|NETWORK")]
+    pub network: Option<String>,
     /// A name that commands find in /etc/hosts.
     #[arg(long, value_name = "NAME:ADDRESS")]
     pub add_host: Vec<String>,
@@ -410,13 +413,6 @@ pub struct BuildArgs {
 pub enum BuildProgress {
     Plain,
     Auto,
-}
-
-/// The network of a build.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum BuildNetwork {
-    Default,
-    None,
 }
 
 /// Make an image of what a running cell's root file system holds.
@@ -835,10 +831,11 @@ pub struct RmArgs {
 
 /// Change the grants of a running cell.
 #[derive(Args)]
-#[command(group = one_of("change", &["revoke", "allow_net", "deny_net", "memory", "restart"]))]
+#[command(group = one_of("change", &["revoke", "allow_net", "deny_net", "memory", "cpus", "pids_limit", "restart"]))]
 #[command(after_help = "Examples:
   exocell update --revoke folder:/src job
-  exocell update --allow-net pypi.org:443 --deny-net example.org job")]
+  exocell update --allow-net pypi.org:443 --deny-net example.org job
+  exocell update --cpus 0.5 --pids-limit 100 job")]
 pub struct UpdateArgs {
     /// End a capability (exocell inspect names them) and what derives from it.
     #[arg(long, value_name = "CAPABILITY")]
@@ -853,6 +850,14 @@ pub struct UpdateArgs {
     /// that was run with --pager off).
     #[arg(short, long, value_name = "SIZE", value_parser = exocell_cell::xgate::parse_bytes)]
     pub memory: Option<u64>,
+    /// Processors that its programs may use from now on, as run takes them, up to those that it was
+    /// started with; of a cell that has ended, at its next start.
+    #[arg(long, value_name = "NUMBER")]
+    pub cpus: Option<String>,
+    /// Processes and threads that it may have, up to those that it was started with; of a cell that
+    /// has ended, at its next start.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub pids_limit: Option<u32>,
     /// Start again from now on as run --restart has it; of a cell that has ended, too.
     #[arg(long, value_name = "POLICY")]
     pub restart: Option<exocell_cell::policy::Policy>,
@@ -875,6 +880,7 @@ pub struct BudgetArgs {
 pub enum ImageCommand {
     Import(ImportArgs),
     Pull(PullArgs),
+    Push(PushArgs),
     #[command(visible_alias = "list")]
     Ls(ImageLsArgs),
     #[command(visible_alias = "remove")]
@@ -900,6 +906,19 @@ pub struct ImportArgs {
 /// Pull an image from a registry.
 #[derive(Args)]
 pub struct PullArgs {
+    pub reference: String,
+    /// Speak plain HTTP (always so for loopback addresses).
+    #[arg(long)]
+    pub plain_http: bool,
+}
+
+/// Push an image to a registry.
+///
+/// It is pushed as one layer. EXOCELL_REGISTRY_AUTH=NAME:PASSWORD logs in, as for pull.
+#[derive(Args)]
+#[command(after_help = "Example: exocell image tag exocell/base registry.example/team/base:1
+         exocell image push registry.example/team/base:1")]
+pub struct PushArgs {
     pub reference: String,
     /// Speak plain HTTP (always so for loopback addresses).
     #[arg(long)]

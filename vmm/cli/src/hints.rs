@@ -4,13 +4,12 @@ use clap::Error;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 /// Verbs, and what is there instead.
-const VERBS: [(&str, &str); 22] = [
+const VERBS: [(&str, &str); 21] = [
     ("create", "exocell run -d makes a cell and starts it"),
     ("container", "its verbs are exocell's own: exocell ps, run, rm, logs"),
     ("buildx", "exocell build makes an image of a Dockerfile"),
     ("builder", "exocell build makes an image of a Dockerfile; exocell system prune frees room"),
-    ("push", "exocell image save writes an archive, which other tools push"),
-    ("login", "give EXOCELL_REGISTRY_AUTH=NAME:PASSWORD to exocell image pull"),
+    ("login", "give EXOCELL_REGISTRY_AUTH=NAME:PASSWORD to exocell image pull and push"),
     ("logout", "EXOCELL_REGISTRY_AUTH is for one command; nothing is kept"),
     ("search", "pull the image by its name (exocell image pull)"),
     ("import", "exocell image import takes a directory, a layout or an archive"),

@@ -3,7 +3,7 @@
 mod common;
 
 use common::cell::Cell;
-use common::{Finished, IMAGE, run, shell, unique};
+use common::{Finished, IMAGE, eventually, run, shell, unique};
 
 /// A line of proc_pid_status(5), as a number in hexadecimal.
 fn mask(status: &str, name: &str) -> u64 {
@@ -204,8 +204,9 @@ fn a_first_process_reaps_and_passes_signals_on() {
     let cell = Cell::start(
         "init",
         &["--init"],
-        &["sh", "-c", "trap 'exit 5' USR1; while :; do sleep 0.1; done"],
+        &["sh", "-c", "trap 'exit 5' USR1; echo set; while :; do sleep 0.1; done"],
     );
+    eventually("the program takes the signal", || cell.verb(&["logs"]).ok().text() == "set");
     cell.verb(&["kill", "-s", "USR1"]).ok();
     assert_eq!(cell.verb(&["wait"]).ok().text(), "5");
 }
@@ -269,4 +270,15 @@ fn an_isolate_has_none_of_it() {
     let refused =
         run(["run", "--rm", "--privileged", "--strength", "isolate", "x.wasm"]).exited(125);
     refused.complains_of(&["isolate has no guest kernel"]);
+}
+
+#[test]
+fn update_changes_the_limits_of_a_cell_that_runs() {
+    let cell = Cell::idle("limits", &[]);
+    cell.verb(&["update", "--cpus", "0.5", "--pids-limit", "77"]).ok();
+    let limits = cell.shell("cd /sys/fs/cgroup; cat cpu.max pids.max").ok();
+    assert_eq!(limits.text(), "50000 100000\n77");
+    for (flag, value) in [("--pids-limit", "999999"), ("--cpus", "17")] {
+        cell.verb(&["update", flag, value]).exited(125).complains_of(&[value]);
+    }
 }

@@ -28,6 +28,7 @@ use std::sync::{Mutex, PoisonError};
 
 use exocell_cell::images::dockerfile::{self, Dockerfile, DockerfileError, Instruction, Stage};
 use exocell_cell::images::{Digest, ImageError, Reference, Store};
+use exocell_cell::networks::Networks;
 use exocell_cell::signal::Signal;
 use exocell_cell::{CellError, Layout, Record, end};
 
@@ -97,11 +98,37 @@ pub struct Options {
     pub secrets: Vec<SecretFile>,
     /// What each cell may use.
     pub grant: Defaults,
+    /// The network between cells that they are in.
+    pub network: Option<String>,
     /// More lines of /etc/hosts in cells.
     pub hosts: Vec<(String, std::net::IpAddr)>,
     pub shm_bytes: Option<u64>,
     /// Files of the context that no step sees.
     pub hidden: Vec<String>,
+}
+
+/// The network between cells that a build is to be in whose client says `mode`. Where that is `none`,
+/// nothing else of the network is left in `grant`.
+///
+/// # Errors
+/// There is no such network, or it is the host's.
+pub fn network(
+    layout: &Layout,
+    mode: Option<&str>,
+    grant: &mut Defaults,
+) -> std::result::Result<Option<String>, CellError> {
+    match mode.unwrap_or_default() {
+        "" | "default" | "bridge" => Ok(None),
+        "none" => {
+            grant.connect.clear();
+            Ok(None)
+        }
+        "host" => Err(CellError::Usage(
+            "a build has no network of the host's; use default, none, or a network between cells"
+                .to_owned(),
+        )),
+        name => Ok(Some(Networks::of(layout).find(name)?.name)),
+    }
 }
 
 /// What whoever asked for a build is told, and does for it.
@@ -110,6 +137,10 @@ pub trait Client {
     fn say(&mut self, text: &str);
     /// What a program writes.
     fn output(&mut self, bytes: &[u8]);
+    /// What a program writes to its standard error.
+    fn complaint(&mut self, bytes: &[u8]) {
+        self.output(bytes);
+    }
     /// Fetches the image `name` into the store.
     ///
     /// # Errors

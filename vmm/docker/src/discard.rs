@@ -22,7 +22,7 @@ const RELEASE_POLL: Duration = Duration::from_millis(10);
 /// `DELETE /images/{name}`. One of several names goes whoever uses the image.
 pub async fn remove(server: &Arc<Server>, name: String, call: &Call) -> ApiResult<Response> {
     let force = call.target.query.flag("force");
-    let (id, rows) = server
+    let (id, untagged, gone) = server
         .blocking(move |server| {
             let store = server.images()?;
             let image = store.resolve(&name)?;
@@ -38,15 +38,20 @@ pub async fn remove(server: &Arc<Server>, name: String, call: &Call) -> ApiResul
             }
             let gone = remove_when_released(&store, &name, force)?.is_some();
             let left = if gone { Vec::new() } else { store.resolve(&image.id.to_string())?.tags };
-            let untagged = image.tags.iter().filter(|tag| !left.contains(tag));
-            let mut rows: Vec<_> = untagged.map(|tag| json!({ "Untagged": tag })).collect();
-            if gone {
-                rows.push(json!({ "Deleted": image.id.to_string() }));
-            }
-            Ok((image.id.to_string(), rows))
+            let untagged: Vec<_> =
+                image.tags.into_iter().filter(|tag| !left.contains(tag)).collect();
+            Ok((image.id.to_string(), untagged, gone))
         })
         .await?;
-    tell(server, "delete", &id, &id);
+    let mut rows = Vec::new();
+    for tag in &untagged {
+        tell(server, "untag", &id, tag);
+        rows.push(json!({ "Untagged": tag }));
+    }
+    if gone {
+        tell(server, "delete", &id, &id);
+        rows.push(json!({ "Deleted": id }));
+    }
     Ok(reply(StatusCode::OK, &rows))
 }
 

@@ -66,6 +66,7 @@ const fn holds(name: &'static str, inside: Inside) -> Field {
 }
 
 const LEAVE_OUT: &str = "leave it out";
+const OLD: Fate = Fate::Warned("is not used here: it belongs into HostConfig");
 const ONE_LINK: &str = "a container has one link, whose networks are told apart by their addresses";
 const NO_IPV6: &str = "networks between containers have addresses of IPv4";
 
@@ -105,7 +106,19 @@ pub const CREATE: &[Field] = &[
     // Clients of dockerode repeat what they say in the query.
     idle("Name"),
     idle("Platform"),
+    // Until API 1.18 they were here, and clients still say them; dockerd has no use for them.
+    field("Dns", OLD),
+    field("VolumesFrom", OLD),
+    field("Memory", OLD),
+    field("MemorySwap", OLD),
+    field("CpuShares", OLD),
+    field("Cpuset", OLD),
+    field("VolumeDriver", OLD),
 ];
+
+/// What clients of dockerode repeat in the body of `POST /commit`.
+pub const COMMIT_QUERY: [&str; 7] =
+    ["author", "changes", "comment", "container", "pause", "repo", "tag"];
 
 const HEALTHCHECK: &[Field] = &[
     read("Test"),
@@ -339,6 +352,9 @@ pub const VOLUME_CREATE: &[Field] = &[
     read("Driver"),
     read("DriverOpts"),
     read("Labels"),
+    // Of answers, which clients send back.
+    idle("Mountpoint"),
+    idle("Scope"),
     refused("ClusterVolumeSpec", LEAVE_OUT),
 ];
 

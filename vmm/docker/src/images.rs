@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::io::{self, Read, Seek};
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use exocell_cell::commit;
 use exocell_cell::images::{
@@ -14,19 +15,22 @@ use exocell_cell::unpack::{self, Archive};
 use hyper::StatusCode;
 use serde::Deserialize;
 use serde_json::{Value, json};
+use tokio::time::timeout;
 
 use crate::archive::known;
 use crate::build;
 use crate::containers::Container;
 use crate::error::{ApiError, ApiResult};
 use crate::events::Event;
-use crate::fields::says;
+use crate::fields::{COMMIT_QUERY, says};
 use crate::filters::{Filters, image_passes};
 use crate::http::{Body, BodyReader, BodySender, Call, Response, empty, json as reply, stream};
+use crate::place::Place;
 use crate::reach;
 use crate::registry;
 use crate::state::Server;
 use crate::target::Query;
+use crate::wire::{Config, Create};
 
 /// What the filters of a list may name.
 const FILTERS: [&str; 6] = ["before", "dangling", "label", "reference", "since", "until"];
@@ -37,6 +41,9 @@ const NO_FILES: &str =
     r#"{"architecture":"amd64","os":"linux","rootfs":{"type":"layers","diff_ids":[]}}"#;
 /// How often a client hears how far a download is, in bytes.
 const STEP_BYTES: u64 = 4 << 20;
+/// How often, and for how long each time, the end of a container is waited for whose guest is gone.
+const ENDING_LOOKS: u32 = 40;
+const ENDING_LOOK: Duration = Duration::from_millis(50);
 
 pub(crate) fn tell(server: &Server, action: &str, id: &str, name: &str) {
     let attributes = BTreeMap::from([("name".to_owned(), name.to_owned())]);
@@ -219,8 +226,8 @@ pub async fn tag(server: &Arc<Server>, name: String, call: &Call) -> ApiResult<R
     Ok(empty(StatusCode::CREATED))
 }
 
-/// `POST /commit`: an image that is started as the container was, with the changes that are
-/// instructions. A configuration beside them is refused, and author and message are not kept.
+/// `POST /commit`: an image that is started as the container was, changed by the configuration in
+/// the body and by instructions. Author and message are not kept.
 pub async fn commit(server: &Arc<Server>, call: Call) -> ApiResult<Response> {
     let query = &call.target.query;
     let container = query.get("container").ok_or_else(|| ApiError::bad_request("no container"))?;
@@ -228,36 +235,93 @@ pub async fn commit(server: &Arc<Server>, call: Call) -> ApiResult<Response> {
     let tag = named(query)?;
     let changes = changes(query);
     let place = call.place.clone();
-    let config: Value = call.json().await?;
-    if says(&config) {
-        return Err(ApiError::unsupported(
-            "changing an image's configuration by an object",
-            "say it in instructions (changes), as docker commit --change does",
-        ));
-    }
+    let wanted = wanted(call.json().await?)?;
     let container = seen.container.clone();
-    let reach = reach::container(server, seen.id(), &place).await?;
+    let config =
+        server.blocking(move |server| committed(&server.images()?, &container, &wanted, &changes));
+    let config = config.await?;
     let shown = tag.as_ref().map_or_else(String::new, Reference::to_string);
-    let made = server.blocking(move |server| {
-        let layout = server.layout();
-        let config = committed(&server.images()?, &container, &changes)?;
-        commit::commit(layout, &reach.record, &config, tag.as_ref(), &mut Silent)
-            .map_err(|error| reach.failure(error.into()))
-    });
-    let id = made.await?.id.to_string();
+    let made = match taken(server, seen.id(), &place, &config, tag.as_ref()).await {
+        // Its program has ended meanwhile: what it left is on its disk.
+        Err(Taken { was_running: true, .. }) if has_ended(server, seen.id()).await => {
+            taken(server, seen.id(), &place, &config, tag.as_ref()).await
+        }
+        made => made,
+    };
+    let id = made.map_err(|taken| taken.error)?.id.to_string();
     tell(server, "commit", &id, &shown);
     Ok(reply(StatusCode::CREATED, &json!({ "Id": id })))
 }
 
+/// Why a container's files were not taken.
+struct Taken {
+    was_running: bool,
+    error: ApiError,
+}
+
+/// Makes an image of what the files of container `key` are now.
+async fn taken(
+    server: &Arc<Server>,
+    key: &str,
+    place: &Place,
+    config: &ImageConfig,
+    tag: Option<&Reference>,
+) -> Result<ImageRecord, Taken> {
+    let reach = reach::container(server, key, place).await;
+    let reach = reach.map_err(|error| Taken { was_running: false, error })?;
+    let was_running = reach.running().is_some();
+    let (config, tag) = (config.clone(), tag.cloned());
+    let made = server.blocking(move |server| {
+        commit::commit(server.layout(), &reach.record, &config, tag.as_ref(), &mut Silent)
+            .map_err(|error| reach.failure(error.into()))
+    });
+    made.await.map_err(|error| Taken { was_running, error })
+}
+
+/// Whether the container does not run any more, or will not in a moment.
+async fn has_ended(server: &Arc<Server>, key: &str) -> bool {
+    let live = server.live(key);
+    let mut life = live.life();
+    for _ in 0..ENDING_LOOKS {
+        if server.find(key).await.is_ok_and(|seen| !seen.is_running()) {
+            return true;
+        }
+        let _ = timeout(ENDING_LOOK, life.changed()).await;
+    }
+    false
+}
+
+/// The configuration in the body of a commit; `null` is none.
+fn wanted(mut body: Value) -> ApiResult<Config> {
+    if let Some(fields) = body.as_object_mut() {
+        fields.retain(|name, _| !COMMIT_QUERY.contains(&name.to_ascii_lowercase().as_str()));
+    }
+    let body = if body.is_null() { json!({}) } else { body };
+    let Create { config, host_value, endpoints, .. } = Create::read(body)?;
+    if says(&host_value) || !endpoints.is_empty() {
+        return Err(ApiError::unsupported(
+            "what the host gives a container, in an image",
+            "leave HostConfig and NetworkingConfig out",
+        ));
+    }
+    Ok(config)
+}
+
 /// How the image of a container is started: as that was, after changes.
-fn committed(store: &Store, from: &Container, changes: &[String]) -> ApiResult<ImageConfig> {
+fn committed(
+    store: &Store,
+    from: &Container,
+    wanted: &Config,
+    changes: &[String],
+) -> ApiResult<ImageConfig> {
     let document = store.inspect(from.spec.image_name())?;
     let own = match from.is_cell {
         true => build::as_started(&document, &from.spec),
         false => build::as_configured(&document, &from.config),
     };
     let bad = |error: build::BuildError| ApiError::bad_request(error.to_string());
-    let changed = build::changed(&own.map_err(bad)?, changes).map_err(bad)?;
+    let own = build::as_configured(&own.map_err(bad)?, wanted).map_err(bad)?;
+    let changed = build::changed(&own, changes).map_err(bad)?;
     Ok(ImageConfig::of_document(&changed)?)
 }
 
@@ -349,7 +413,7 @@ fn of_builder(name: &str, error: ApiError) -> ApiError {
     }
 }
 
-fn say_failure(sender: &BodySender, error: &ApiError) {
+pub(crate) fn say_failure(sender: &BodySender, error: &ApiError) {
     let code = error.status.as_u16();
     sender.line_now(&json!({
         "errorDetail": { "code": code, "message": error.message }, "error": error.message,

@@ -41,6 +41,7 @@ mod networks;
 mod notes;
 mod place;
 mod ports;
+mod push;
 mod reach;
 mod registry;
 mod route;
@@ -60,6 +61,7 @@ pub use error::ServeError;
 pub use exocell_cell::plan::host_memory;
 pub use filters::{Filters, OF_IMAGES, image_passes};
 pub use listen::{GIVEN, Options, serve};
+pub use push::push_to;
 pub use save::save_to;
 
 /// Makes the volume `name` where it is missing; where its files are. One without a name is called

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use exocell_cell::lines::{Line, Tail, Wanted};
+use exocell_cell::now_ms;
 use tokio::time::timeout;
 
 use crate::containers::Seen;
@@ -22,6 +23,10 @@ const LOOK: Duration = Duration::from_millis(200);
 /// Lines and bytes that are read of a log at a time; each client may keep some such reads waiting.
 const BATCH_LINES: usize = 1024;
 const BATCH_BYTES: usize = 16 << 10;
+/// A program that began no longer ago than this may not have said yet what it begins with, and has
+/// so long for that: clients ask for the logs of a short one as soon as it is started.
+const FRESH_MS: u64 = 500;
+const FIRST_WORDS_MAX: Duration = Duration::from_millis(150);
 
 /// What a client wants of a log.
 fn wanted(call: &Call) -> ApiResult<Wanted> {
@@ -143,6 +148,9 @@ pub async fn logs(server: &Arc<Server>, key: &str, call: &Call) -> ApiResult<Res
     let response = stream(content_type(call.target.version, tty), body);
     let Some((record, _)) = &seen.cell else { return Ok(response) };
     let follows = call.target.query.flag("follow") && seen.is_running();
+    if !follows {
+        await_first_words(server, &seen).await;
+    }
     let mut past = Past::of(server, record.directory(), wanted, !follows).await?;
     let server = server.clone();
     tokio::spawn(async move {
@@ -152,6 +160,19 @@ pub async fn logs(server: &Arc<Server>, key: &str, call: &Call) -> ApiResult<Res
         }
     });
     Ok(response)
+}
+
+/// Waits a moment for the end of a program that has just begun.
+async fn await_first_words(server: &Arc<Server>, seen: &Seen) {
+    let began = seen.cell.as_ref().map_or(0, |(_, status)| status.started_ms);
+    if !seen.is_running() || now_ms().saturating_sub(began) > FRESH_MS {
+        return;
+    }
+    let mut life = server.live(seen.id()).life();
+    let ends = life.borrow().ends;
+    let ended = life.wait_for(|life| life.ends > ends || life.removed);
+    // One that goes on is listened to no longer.
+    let _ = timeout(FIRST_WORDS_MAX, ended).await;
 }
 
 /// Sends what is there and what comes, until the container ends.

@@ -22,6 +22,7 @@ use crate::events::Event;
 use crate::fields;
 use crate::filters::Filters;
 use crate::http::{Call, Response, empty, json as reply};
+use crate::ports;
 use crate::state::Server;
 use crate::wire::{Create, Endpoint, or_default};
 
@@ -185,16 +186,17 @@ impl Endpoints {
             // As docker has it: they are the other container's.
             return json!({});
         }
-        let own: serde_json::Map<String, Value> = container
-            .spec
-            .networks
-            .iter()
-            .map(|own| (own.network.clone(), self.endpoint(container, own)))
-            .collect();
-        match own.is_empty() {
-            true => json!({ plain(container): bare(plain(container)) }),
-            false => Value::Object(own),
+        let networks = container.spec.networks.iter();
+        let mut own: serde_json::Map<String, Value> =
+            networks.map(|own| (own.network.clone(), self.endpoint(container, own))).collect();
+        if own.is_empty() {
+            own.insert(plain(container).to_owned(), bare(plain(container)));
         }
+        let gateway = ports::gateway(&container.spec.publish);
+        if !gateway.is_empty() {
+            own.values_mut().for_each(|shown| shown["Gateway"] = gateway.clone().into());
+        }
+        Value::Object(own)
     }
 
     fn endpoint(&self, container: &Container, own: &Attachment) -> Value {

@@ -73,6 +73,15 @@ fn address(binding: &PortBinding) -> ApiResult<(IpAddr, (u16, u16))> {
     Ok((ip, ports))
 }
 
+/// Where clients on the host reach a container's published ports if they ask for its gateway, as
+/// those in containers of their own do: the address of the first, else nothing.
+pub fn gateway(publish: &[Publish]) -> String {
+    let address = publish.first().map(|own| own.host.ip());
+    let address =
+        address.map(|ip| if ip.is_unspecified() { Ipv4Addr::LOCALHOST.into() } else { ip });
+    address.map_or_else(String::new, |ip| ip.to_string())
+}
+
 /// `NetworkSettings.Ports` of `inspect`.
 pub fn settings(publish: &[Publish]) -> Value {
     let mut shown: BTreeMap<String, Vec<Value>> = BTreeMap::new();

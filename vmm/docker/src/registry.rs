@@ -5,7 +5,7 @@ use std::sync::Arc;
 use base64::Engine;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE};
 use exocell_cell::images::{Credentials, Looked, ProxyOptions, Reference, RegistryOptions};
-use exocell_cell::unpack;
+use exocell_cell::registry;
 use hyper::StatusCode;
 use serde::Deserialize;
 use serde_json::json;
@@ -77,7 +77,7 @@ pub async fn auth(server: &Arc<Server>, call: Call) -> ApiResult<Response> {
         return Err(ApiError::bad_request("no user is named (username)"));
     }
     let options = options(Some(Credentials { username, password }));
-    let tried = server.at_its_pace(move |_| Ok(unpack::log_in(&named.registry, &options)?));
+    let tried = server.at_its_pace(move |_| Ok(registry::log_in(&named.registry, &options)?));
     tried.await.map_err(|error| match error.status {
         StatusCode::FORBIDDEN => ApiError { status: StatusCode::UNAUTHORIZED, ..error },
         _ => error,
@@ -89,7 +89,7 @@ pub async fn auth(server: &Arc<Server>, call: Call) -> ApiResult<Response> {
 pub async fn distribution(server: &Arc<Server>, name: &str, call: &Call) -> ApiResult<Response> {
     let reference: Reference = name.parse()?;
     let options = options(credentials(call)?);
-    let looked = server.at_its_pace(move |_| Ok(unpack::look(&reference, &options)?));
+    let looked = server.at_its_pace(move |_| Ok(registry::look(&reference, &options)?));
     let Looked { digest, media_type, size, platforms } = looked.await?;
     Ok(views::ok(&json!({
         "Descriptor": { "mediaType": media_type, "digest": digest.to_string(), "size": size },

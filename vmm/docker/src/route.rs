@@ -6,8 +6,8 @@ use crate::error::{ApiError, ApiResult};
 use crate::http::{Call, Response};
 use crate::state::Server;
 use crate::{
-    archive, attach, build, calls, diff, discard, exec, images, logs, networks, registry, save,
-    stats, system, update, views, volumes,
+    archive, attach, build, calls, diff, discard, exec, images, logs, networks, push, registry,
+    save, stats, system, update, views, volumes,
 };
 
 /// Answers one call.
@@ -141,9 +141,7 @@ async fn image(
         }
         ("GET", [name @ .., "history"]) => images::history(server, name.join("/")).await,
         ("POST", [name @ .., "tag"]) => images::tag(server, name.join("/"), &call).await,
-        ("POST", [.., "push"]) => {
-            Err(ApiError::unsupported("pushing an image", "push it from where it was built"))
-        }
+        ("POST", [name @ .., "push"]) => push::push(server, name.join("/"), &call).await,
         ("DELETE", [_, ..]) => discard::remove(server, rest.join("/"), &call).await,
         _ => Err(unknown(method, &[&["images"], rest].concat())),
     }

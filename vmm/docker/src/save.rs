@@ -70,11 +70,12 @@ fn sent(
 }
 
 /// An image that is ready to be sent.
-struct Saved {
+pub(crate) struct Saved {
     tags: Vec<String>,
-    document: Vec<u8>,
-    layer: File,
-    diff_id: Digest,
+    /// Its configuration.
+    pub document: Vec<u8>,
+    pub layer: File,
+    pub diff_id: Digest,
 }
 
 /// An archive as `docker save` makes them, of the images called `names`.
@@ -115,6 +116,13 @@ fn pack_all(layout: &Layout, names: &[String]) -> ApiResult<Vec<Saved>> {
         saved.tags.dedup();
     }
     Ok(packed.into_iter().map(|(_, saved)| saved).collect())
+}
+
+/// The image called `name`, packed. Blocks.
+pub(crate) fn packed(layout: &Layout, name: &str) -> ApiResult<Saved> {
+    let store = Store::open(layout.images())?;
+    let (image, document) = (store.resolve(name)?, store.inspect(name)?);
+    pack(layout, name, &image, &document)
 }
 
 fn pack(layout: &Layout, name: &str, image: &ImageRecord, document: &str) -> ApiResult<Saved> {

@@ -138,7 +138,8 @@ pub fn inspect(server: &Server, seen: &Seen, endpoints: &Endpoints) -> Value {
         "Mounts": container.mounts.iter().map(mount).collect::<Vec<_>>(),
         "Config": config(container),
         "NetworkSettings": {
-            "Bridge": "", "SandboxID": "", "SandboxKey": "", "Ports": ports::settings(open), "Gateway": "",
+            "Bridge": "", "SandboxID": "", "SandboxKey": "", "Ports": ports::settings(open),
+            "Gateway": ports::gateway(open),
             "IPAddress": "", "IPPrefixLen": 0, "MacAddress": "", "Networks": endpoints.show(container),
         },
         "Warnings": container.warnings,

@@ -14,12 +14,12 @@ use exocell_cell::images::{self, Digest, Reference, Store, dockerfile};
 use exocell_cell::settings::Settings;
 use exocell_cell::{CellError, Layout, compose};
 use exocell_docker::build::{
-    Build, BuildError, Client, Options, SecretFile, Stopper, check_platform,
+    self, Build, BuildError, Client, Options, SecretFile, Stopper, check_platform,
 };
 use nix::sys::signal::{SigSet, Signal};
 
 use super::{image, serve};
-use crate::args::{BuildArgs, BuildNetwork, BuildProgress, Pull};
+use crate::args::{BuildArgs, BuildProgress, Pull};
 use crate::show::say;
 
 /// What a build that fails exits with, as docker's does.
@@ -109,9 +109,7 @@ fn options(layout: &Layout, args: &BuildArgs) -> Result<Options, CellError> {
     if let Some(cpus) = args.cpus {
         grant.vcpus = cpus;
     }
-    if args.network == Some(BuildNetwork::None) {
-        grant.connect.clear();
-    }
+    let network = build::network(layout, args.network.as_deref(), &mut grant)?;
     let mut hosts = Settings::default();
     for host in &args.add_host {
         hosts.add_host(host).map_err(usage("--add-host"))?;
@@ -127,6 +125,7 @@ fn options(layout: &Layout, args: &BuildArgs) -> Result<Options, CellError> {
         pulls: args.pull,
         secrets: secrets(layout, &args.secret)?,
         grant,
+        network,
         hosts: hosts.hosts,
         shm_bytes: args.shm_size,
         // What is left out is not in the context here.

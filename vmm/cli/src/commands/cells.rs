@@ -6,9 +6,11 @@ use std::time::Duration;
 use exocell_cell::control::{Client, ControlReply, ControlRequest};
 use exocell_cell::health::{Condition, Health};
 use exocell_cell::images::Store;
+use exocell_cell::limits::Limits;
 use exocell_cell::network::Publish;
 use exocell_cell::networks::Networks;
 use exocell_cell::policy::Policy;
+use exocell_cell::settings::Settings;
 use exocell_cell::signal::Signal;
 use exocell_cell::{
     CellError, CellSpec, Layout, Record, State, Status, Strength, clock, end, plan, processes,
@@ -568,6 +570,9 @@ pub fn update(layout: &Layout, args: &UpdateArgs) -> Result<u8, CellError> {
     if let Some(policy) = args.restart {
         change_restart(layout, &record, &spec, policy)?;
     }
+    if args.cpus.is_some() || args.pids_limit.is_some() {
+        change_limits(&record, &spec, args)?;
+    }
     let others = args.memory.is_some()
         || [&args.revoke, &args.allow_net, &args.deny_net].iter().any(|list| !list.is_empty());
     if !others {
@@ -601,6 +606,25 @@ fn change_restart(
     record.set_restart(spec, policy)?;
     restart::follow_policy(layout, record)?;
     say!("restart policy {policy}");
+    Ok(())
+}
+
+/// Of its programs, if it runs, and of its next start.
+fn change_limits(record: &Record, spec: &CellSpec, args: &UpdateArgs) -> Result<(), CellError> {
+    if spec.strength == Strength::Isolate {
+        let why = "--cpus and --pids-limit are changed of vm cells; run the isolate anew";
+        return Err(CellError::Usage(why.to_owned()));
+    }
+    let cpu = args.cpus.as_deref().map(Settings::read_cpus).transpose();
+    let cpu = cpu.map_err(|error| CellError::Usage(format!("--cpus: {error}")))?;
+    if let Some(time) = cpu.filter(|time| time.processors() > u64::from(plan::VCPUS_MAX)) {
+        let (wanted, most) = (time.processors(), plan::VCPUS_MAX);
+        let why = format!("--cpus: {wanted} processors are more than the {most} of a vm cell");
+        return Err(CellError::Usage(why));
+    }
+    let limits = Limits { cpu, process_max: args.pids_limit, ..Limits::default() };
+    record.set_limits(&limits)?;
+    say!("limits changed");
     Ok(())
 }
 

@@ -16,11 +16,11 @@ use exocell_docker::build;
 
 use super::image_list;
 use super::run::must_run;
-use crate::args::{CommitArgs, ImageCommand, ImageRmArgs, Pull, SaveArgs};
+use crate::args::{CommitArgs, ImageCommand, ImageRmArgs, Pull, PushArgs, SaveArgs};
 use crate::progress::Bar;
 use crate::show::{self, say};
 
-/// Name and password for `image pull`, as NAME:PASSWORD.
+/// Name and password for `image pull` and `image push`, as NAME:PASSWORD.
 const CREDENTIALS_VARIABLE: &str = "EXOCELL_REGISTRY_AUTH";
 /// Who may have them, as HOST,HOST: registries by the names that images have, and login servers.
 const HOSTS_VARIABLE: &str = "EXOCELL_REGISTRY_AUTH_HOSTS";
@@ -30,6 +30,7 @@ pub fn image(layout: &Layout, command: ImageCommand) -> Result<u8, CellError> {
     match command {
         ImageCommand::Import(args) => import(layout, &store, &args.path, args.tag.as_deref())?,
         ImageCommand::Pull(args) => pull(&store, &args.reference, args.plain_http)?,
+        ImageCommand::Push(args) => push(layout, &args)?,
         ImageCommand::Ls(args) => image_list::ls(&store, &args)?,
         ImageCommand::Rm(args) => return remove(&store, &args),
         ImageCommand::Tag(args) => store.tag(&args.image, &args.name.parse()?)?,
@@ -186,11 +187,35 @@ fn pull(store: &Store, reference: &str, plain_http: bool) -> Result<(), CellErro
 
 fn fetch(store: &Store, reference: &str, plain_http: bool) -> Result<ImageRecord, CellError> {
     let reference: Reference = reference.parse()?;
+    let options = options(&reference, plain_http)?;
+    run(store, &Source::Registry { reference, options }, None)
+}
+
+/// Says the digest that the registry has it by.
+fn push(layout: &Layout, args: &PushArgs) -> Result<(), CellError> {
+    let reference: Reference = args.reference.parse()?;
+    let options = options(&reference, args.plain_http)?;
+    let mut is_there = false;
+    let pushed = show(&mut |progress| {
+        let mut told = |event: ProgressEvent<'_>| {
+            is_there |= matches!(event, ProgressEvent::Present { .. });
+            progress.event(event);
+        };
+        exocell_docker::push_to(layout, &reference, &options, &mut told)
+    })?;
+    if is_there {
+        eprintln!("exocell: the registry had the layer already");
+    }
+    say!("{}", pushed.digest);
+    Ok(())
+}
+
+/// How the registry of `reference` is spoken to, with what the environment has for it.
+fn options(reference: &Reference, plain_http: bool) -> Result<RegistryOptions, CellError> {
     let proxy = ProxyOptions::read(|name| std::env::var(name).ok());
     let hosts = hosts(&std::env::var(HOSTS_VARIABLE).unwrap_or_default());
     let credentials = credentials()?.filter(|_| may_have(&reference.registry, &hosts));
-    let options = RegistryOptions { plain_http, credentials, login_hosts: hosts, proxy };
-    run(store, &Source::Registry { reference, options }, None)
+    Ok(RegistryOptions { plain_http, credentials, login_hosts: hosts, proxy })
 }
 
 /// Pulls the image of a cell that is to be, where its command says so.
@@ -248,13 +273,13 @@ fn run(store: &Store, source: &Source, tag: Option<&Reference>) -> Result<ImageR
     })
 }
 
-/// Shows how far `import` is.
-fn show(
-    import: &mut dyn FnMut(&mut dyn Progress) -> Result<ImageRecord, CellError>,
-) -> Result<ImageRecord, CellError> {
+/// Shows how far `work` is.
+fn show<T>(
+    work: &mut dyn FnMut(&mut dyn Progress) -> Result<T, CellError>,
+) -> Result<T, CellError> {
     let bar = Bar::new(0, "{spinner} {msg:24} {bytes} {bytes_per_sec} {elapsed}");
     let mut done = 0;
-    let result = import(&mut |event: ProgressEvent<'_>| match event {
+    let result = work(&mut |event: ProgressEvent<'_>| match event {
         ProgressEvent::Layer { index, count, .. } => {
             bar.step(&format!("layer {} of {count}", index + 1));
         }

@@ -71,6 +71,7 @@ pub fn dispatch(cli: Cli) -> Result<u8, CellError> {
         Command::Budget(args) => budget::budget(&layout, &args),
         Command::Image(command) => image::image(&layout, command),
         Command::Pull(args) => image::image(&layout, ImageCommand::Pull(args)),
+        Command::Push(args) => image::image(&layout, ImageCommand::Push(args)),
         Command::Rmi(args) => image::image(&layout, ImageCommand::Rm(args)),
         Command::Tag(args) => image::image(&layout, ImageCommand::Tag(args)),
         Command::Save(args) => image::image(&layout, ImageCommand::Save(args)),

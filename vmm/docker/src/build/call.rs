@@ -94,16 +94,15 @@ fn options(query: &Query, server: &Server) -> ApiResult<Options> {
     }
     check_platform(query.get("platform").unwrap_or_default()).map_err(ApiError::bad_request)?;
     let mut grant = server.defaults.clone();
-    match query.get("networkmode").unwrap_or("default") {
-        "default" | "bridge" => {}
-        "none" => grant.connect.clear(),
-        other => {
-            return Err(ApiError::unsupported(
-                format!("network {other} for a build"),
-                "use none or default: what exocell serve --allow-net grants",
-            ));
-        }
+    let mode = query.get("networkmode");
+    if let Some(mode) = mode.filter(|mode| *mode == "host" || mode.starts_with("container:")) {
+        return Err(ApiError::unsupported(
+            format!("network {mode} for a build"),
+            "use none, a network between containers, or default: what exocell serve --allow-net \
+             grants",
+        ));
     }
+    let network = super::network(server.layout(), mode, &mut grant)?;
     if let Some(bytes) = query.number::<i64>("memory")?.filter(|bytes| *bytes > 0) {
         grant.memory_bytes = bytes.unsigned_abs();
         plan::check_memory(grant.memory_bytes)?;
@@ -123,14 +122,25 @@ fn options(query: &Query, server: &Server) -> ApiResult<Options> {
         arguments: map(query, "buildargs")?,
         labels: map(query, "labels")?,
         target: query.get("target").map(str::to_owned),
-        uses_cache: !query.flag("nocache"),
+        uses_cache: !query.flag("nocache") && has_cache(query, &server.images()?)?,
         pulls: query.flag("pull"),
         secrets: Vec::new(),
         grant,
+        network,
         hosts: hosts.hosts,
         shm_bytes: query.number::<u64>("shmsize")?.filter(|bytes| *bytes > 0),
         hidden: Vec::new(),
     })
+}
+
+/// Whether there is one of the images that a client wants layers to be taken from; if it names none,
+/// any layer does.
+fn has_cache(query: &Query, store: &Store) -> ApiResult<bool> {
+    let Some(text) = query.get("cachefrom") else { return Ok(true) };
+    let names: Option<Vec<String>> = serde_json::from_str(text)
+        .map_err(|error| ApiError::bad_request(format!("cachefrom: {error}")))?;
+    let names = names.unwrap_or_default();
+    Ok(names.is_empty() || names.iter().any(|name| store.resolve(name).is_ok()))
 }
 
 /// An object of strings; one that is null is not said.
@@ -293,6 +303,13 @@ impl Client for Streamed<'_> {
     fn output(&mut self, bytes: &[u8]) {
         if !self.told.quiet {
             self.told.text(&String::from_utf8_lossy(bytes));
+        }
+    }
+
+    /// In red, as dockerd has it.
+    fn complaint(&mut self, bytes: &[u8]) {
+        if !self.told.quiet {
+            self.told.text(&format!("\x1b[91m{}\x1b[0m", String::from_utf8_lossy(bytes)));
         }
     }
 

@@ -15,6 +15,7 @@ use exocell_cell::control::Client as Control;
 use exocell_cell::images::Healthcheck;
 use exocell_cell::images::compose::Layer;
 use exocell_cell::images::dockerfile::{Dockerfile, Heredoc, Mount, Program};
+use exocell_cell::networks::Attachment;
 use exocell_cell::settings::Settings;
 use exocell_cell::{CellError, CellSpec, Record};
 use serde_json::{Value, json};
@@ -111,7 +112,8 @@ impl Build<'_> {
             ..Settings::default()
         };
         let none = Healthcheck { test: vec!["NONE".to_owned()], ..Healthcheck::default() };
-        let caps = self.table(run.network, &run.mounts.folders);
+        let networks: Vec<&String> = self.options.network.iter().filter(|_| run.network).collect();
+        let caps = self.table(run.network, &networks, &run.mounts.folders);
         Ok(CellSpec {
             name: format!("build-{}", &id[..12]),
             id,
@@ -125,6 +127,8 @@ impl Build<'_> {
             labels: [(LABEL.to_owned(), String::new())].into(),
             health: Some(none),
             disk: Some(disk.to_owned()),
+            networks: networks.iter().map(|name| Attachment::plain(name)).collect(),
+            has_link: !networks.is_empty(),
             copies: run.mounts.copies.clone(),
             idle: false,
             tied: true,
@@ -132,7 +136,7 @@ impl Build<'_> {
         })
     }
 
-    fn table(&self, network: bool, folders: &[Value]) -> Value {
+    fn table(&self, network: bool, networks: &[&String], folders: &[Value]) -> Value {
         let grant = &self.options.grant;
         let mut table = json!({
             "version": 1,
@@ -143,8 +147,11 @@ impl Build<'_> {
             "clock": {}, "random": {}, "stdio": {},
             "folder": folders,
         });
-        if network && !grant.connect.is_empty() {
+        if network && !(grant.connect.is_empty() && networks.is_empty()) {
             table["network"] = json!({ "connect": grant.connect, "listen": [] });
+        }
+        if !networks.is_empty() {
+            table["network"]["join"] = json!(networks);
         }
         table
     }
@@ -172,7 +179,8 @@ impl Build<'_> {
         loop {
             let frame = frames.read().ok().flatten().ok_or_else(lost)?;
             match frame.kind {
-                Kind::Stdout | Kind::Stderr => self.client.output(&frame.payload),
+                Kind::Stdout => self.client.output(&frame.payload),
+                Kind::Stderr => self.client.complaint(&frame.payload),
                 Kind::Reply => match frame.json::<Reply>() {
                     Ok(Reply::Started { .. }) => {}
                     Ok(Reply::Exited { code, out_of_memory }) => {
@@ -199,7 +207,7 @@ impl Build<'_> {
 
     /// Keeps what the cell has left on its disk as a layer.
     fn changes(&mut self, spec: &CellSpec, left_out: Vec<String>, to: &File) -> Result<Layer> {
-        let bare = self.table(false, &[]);
+        let bare = self.table(false, &[], &[]);
         let idle = CellSpec {
             disk: spec.disk.clone(),
             labels: spec.labels.clone(),

@@ -1,0 +1,118 @@
+//! Images to a registry, by both doors: Debian's registry server on loopback, with a login.
+
+mod common;
+
+use std::fs;
+use std::net::{TcpListener, TcpStream};
+use std::process::{Child, Command, Stdio};
+
+use common::docker::Server;
+use common::guest::{PrivateRoot, TINY};
+use common::{eventually, finish, text};
+
+/// User and password, as htpasswd(1) writes them down (bcrypt).
+const USER: &str = "user:$2y$05$abcdefghijklmnopqrstuuOQiyCxlgf/oeuTqixKmWdcYUh4Hjl0a";
+const AUTH: &str = "user:secret";
+
+/// A registry that lets one user in.
+struct Registry {
+    child: Child,
+    place: String,
+    _dir: tempfile::TempDir,
+}
+
+impl Registry {
+    fn start() -> Self {
+        let dir = tempfile::tempdir().expect("a directory");
+        let port = TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr());
+        let place = port.expect("a port").to_string();
+        let (files, users) = (dir.path().join("files"), dir.path().join("users"));
+        let config = dir.path().join("config.yml");
+        fs::write(&users, USER).expect("the users");
+        let lines = format!(
+            "version: 0.1\nlog:\n  level: error\nstorage:\n  filesystem:\n    rootdirectory: {}\n\
+             http:\n  addr: {place}\nauth:\n  htpasswd:\n    realm: r\n    path: {}\n",
+            text(&files),
+            text(&users)
+        );
+        fs::write(&config, lines).expect("a configuration");
+        let child = Command::new("docker-registry")
+            .arg("serve")
+            .arg(&config)
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("docker-registry is missing: scripts/setup installs it");
+        eventually("the registry listens", || TcpStream::connect(&place).is_ok());
+        Self { child, place, _dir: dir }
+    }
+}
+
+impl Drop for Registry {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn an_image_is_pushed_and_is_the_same_elsewhere() {
+    let registry = Registry::start();
+    let (here, there) = (PrivateRoot::with_image(), PrivateRoot::new());
+    let name = format!("{}/team/tiny:1", registry.place);
+    here.run(["image", "tag", TINY, &name]).ok();
+    let refused = here.run(["push", &name]).exited(125);
+    refused.complains_of(&[&registry.place, "credentials"]);
+    let with = |root: &PrivateRoot, args: &[&str]| {
+        finish(root.exocell(args).env("EXOCELL_REGISTRY_AUTH", AUTH), b"")
+    };
+    let digest = with(&here, &["push", &name]).ok().text().to_owned();
+    assert!(digest.starts_with("sha256:"), "{digest}");
+    let again = with(&here, &["image", "push", &name]).ok();
+    assert_eq!(again.text(), digest);
+    assert!(again.stderr.contains("had the layer already"), "{}", again.stderr);
+    with(&there, &["image", "pull", &name]).ok();
+    let by_digest = format!("{}/team/tiny@{digest}", registry.place);
+    with(&there, &["image", "pull", &by_digest]).ok();
+    let files = |root: &PrivateRoot| {
+        root.run(["run", "--rm", &name, "sh", "-c", "echo /* /usr/*/* /usr/lib/*/*"])
+            .ok()
+            .text()
+            .to_owned()
+    };
+    assert_eq!(files(&here), files(&there));
+    let missing = format!("{}/team/none:1", registry.place);
+    with(&here, &["push", &missing]).exited(125).complains_of(&["none"]);
+}
+
+#[test]
+fn the_docker_command_pushes() {
+    let registry = Registry::start();
+    let server = Server::start();
+    let from = server.small();
+    let names = ["1", "2"].map(|tag| format!("{}/d/small:{tag}", registry.place));
+    for name in &names {
+        server.docker(&["tag", &from, name]).ok();
+    }
+    let refused = server.docker(&["push", &names[0]]).exited(1);
+    assert!(refused.stderr.contains("credentials"), "{}", refused.stderr);
+    server.docker(&["login", "-u", "user", "-p", "secret", &registry.place]).ok();
+    let pushed = server.docker(&["push", &names[0]]).ok();
+    assert!(
+        pushed.text().contains("Pushed") && pushed.text().contains("1: digest: sha256:"),
+        "{}",
+        pushed.text()
+    );
+    let all = format!("{}/d/small", registry.place);
+    let pushed = server.docker(&["push", "-a", &all]).ok();
+    assert!(pushed.text().contains("Layer already exists"), "{}", pushed.text());
+    assert!(pushed.text().contains("2: digest: sha256:"), "{}", pushed.text());
+    let nothing = format!("{}/d/nothing", registry.place);
+    let refused = server.docker(&["push", &nothing]).exited(1);
+    assert!(refused.stderr.contains("An image does not exist locally"), "{}", refused.stderr);
+    for name in &names {
+        server.docker(&["rmi", name]).ok();
+        server.docker(&["pull", name]).ok();
+        server.docker(&["rmi", name]).ok();
+    }
+}
