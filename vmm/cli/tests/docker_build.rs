@@ -8,7 +8,7 @@ use std::net::Shutdown;
 use std::time::Duration;
 
 use common::docker::Server;
-use common::{Started, eventually, finish, text};
+use common::{IMAGE, Started, eventually, finish, text};
 use serde_json::Value;
 
 /// An archive with these files.
@@ -173,4 +173,37 @@ fn a_client_that_hangs_up_ends_its_build() {
     eventually("the cell is gone", || server.records().is_empty());
     let work = server.root().join("builds/work");
     eventually("its files are gone", || fs::read_dir(&work).expect("a folder").count() == 0);
+}
+
+#[test]
+fn a_build_is_in_a_network_heeds_its_cache_and_tells_complaints_apart() {
+    let server = Server::start();
+    let small = server.small();
+    server.docker(&["network", "create", "n"]).ok();
+    let flags = ["run", "-d", "--name", "peer", "--network", "n", IMAGE, "sleep", "infinity"];
+    server.docker(&flags).ok();
+    let found = format!("FROM {IMAGE}\nRUN getent hosts peer && echo complaint >&2\n");
+    let context = archive(&[("Dockerfile", found.as_bytes())]);
+    let (status, lines) = post(&server, "networkmode=n&q=0", &context);
+    assert_eq!(status, 200);
+    let texts: Vec<&str> = lines.iter().filter_map(|line| line["stream"].as_str()).collect();
+    assert!(texts.contains(&"\u{1b}[91mcomplaint\n\u{1b}[0m"), "{texts:?}");
+    let (_, lines) = post(&server, "networkmode=none&nocache=1", &context);
+    assert_eq!(lines.last().expect("a line")["errorDetail"]["code"], 2, "{lines:?}");
+    let (status, lines) = post(&server, "networkmode=missing", &context);
+    assert!(status == 400 && lines[0].to_string().contains("missing"), "{lines:?}");
+    let kept = format!("FROM {small}\nRUN cat /etc/hostname > /kept\n");
+    let kept = archive(&[("Dockerfile", kept.as_bytes())]);
+    for (query, uses) in [
+        ("", false),
+        ("", true),
+        ("cachefrom=%5B%22no-such-image%22%5D", false),
+        ("cachefrom=%5B%5D", true),
+    ] {
+        let (_, lines) = post(&server, query, &kept);
+        assert_eq!(said(&lines).contains("Using cache"), uses, "{query}: {}", said(&lines));
+    }
+    server.docker(&["rm", "-f", "peer"]).ok();
+    server.docker(&["network", "rm", "n"]).ok();
+    server.docker(&["image", "prune", "-f"]).ok();
 }

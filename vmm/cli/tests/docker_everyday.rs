@@ -432,3 +432,54 @@ fn a_login_is_tried_and_an_image_is_looked_at_in_its_registry() {
     assert!(said.contains(r#""Platforms":[{"architecture":"amd64","os":"linux"}]"#), "{said}");
     assert!(said.contains(&format!("\"size\":{}", INDEX.len())), "{said}");
 }
+
+/// A call with a body of JSON; the answer as it came.
+fn send(server: &Server, path: &str, body: &str) -> String {
+    let mut stream = server.connect();
+    let head = format!("POST /v1.47{path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n");
+    let about = format!("Content-Type: application/json\r\nContent-Length: {}\r\n", body.len());
+    write!(stream, "{head}{about}\r\n{body}").expect("it takes a call");
+    let mut said = String::new();
+    stream.read_to_string(&mut said).expect("an answer");
+    said
+}
+
+#[test]
+fn what_older_clients_say_is_warned_of_and_heard() {
+    let server = Server::start();
+    let body = format!(r#"{{"Image":"{IMAGE}","Cmd":["true"],"Dns":["192.0.2.1"],"Memory":1}}"#);
+    let made = send(&server, "/containers/create?name=old", &body);
+    assert!(made.starts_with("HTTP/1.1 201"), "{made}");
+    assert!(made.contains("Dns is not used here") && made.contains("Memory is not"), "{made}");
+    let volume = send(&server, "/volumes/create", r#"{"Name":"v","Mountpoint":"/"}"#);
+    assert!(volume.starts_with("HTTP/1.1 201"), "{volume}");
+    let image = server.image("committed");
+    let (repo, tag) = image.split_once(':').expect("a tag");
+    let path = format!("/commit?container=old&repo={repo}&tag={tag}");
+    let body = r#"{"Cmd":["sh","-c","echo $A"],"Env":["A=1"],"Labels":{"l":"2"},"comment":"c"}"#;
+    let made = send(&server, &path, body);
+    assert!(made.starts_with("HTTP/1.1 201"), "{made}");
+    let label = server.inspect(&image, "{{.Config.Labels.l}}");
+    let ran = server.docker(&["run", "--rm", "--network", "none", &image]).ok();
+    assert_eq!((label.as_str(), ran.text()), ("2", "1"));
+    let refused = send(&server, &path, r#"{"HostConfig":{"Memory":1}}"#);
+    assert!(refused.starts_with("HTTP/1.1 501") && refused.contains("HostConfig"), "{refused}");
+}
+
+#[test]
+fn a_short_program_has_its_words_in_the_log_as_soon_as_it_is_started() {
+    let server = Server::start();
+    server.docker(&["run", "-d", "--network", "none", "--name", "c", IMAGE, "echo", "word"]).ok();
+    assert_eq!(server.docker(&["logs", "c"]).ok().text(), "word");
+}
+
+#[test]
+fn a_published_port_is_reached_at_the_gateway() {
+    let server = Server::start();
+    let flags = ["run", "-d", "--name", "c", "-p", "80", IMAGE, "sleep", "infinity"];
+    server.docker(&flags).ok();
+    let gateway = "{{.NetworkSettings.Gateway}} {{.NetworkSettings.Networks.bridge.Gateway}}";
+    assert_eq!(server.inspect("c", gateway), "127.0.0.1 127.0.0.1");
+    server.idle("none");
+    assert_eq!(server.inspect("none", "{{.NetworkSettings.Gateway}}"), "");
+}

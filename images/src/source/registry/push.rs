@@ -59,26 +59,24 @@ pub fn push(
     }
     let registry = Registry { actions: "pull,push", ..Registry::new(reference, options)? };
     // Before the layer is packed: who may not push hears so at once.
-    registry.begin_upload()?;
+    let to = registry.begin_upload()?;
     let failed = |error| ImageError::io("cannot pack the layer", error);
     let (layer_digest, layer_bytes) = pack(layer, &mut packed).map_err(failed)?;
     progress.event(ProgressEvent::Layer { index: 0, count: 1, bytes: Some(layer_bytes) });
     if registry.has(layer_digest)? {
+        registry.give_up(&to);
         progress.event(ProgressEvent::Present { id: layer_digest });
     } else {
-        registry.upload(
-            layer_digest,
-            layer_bytes,
-            || {
-                packed.rewind()?;
-                Ok(packed.try_clone()?.take(layer_bytes))
-            },
-            progress,
-        )?;
+        let open = || {
+            packed.rewind()?;
+            Ok(packed.try_clone()?.take(layer_bytes))
+        };
+        registry.upload(&to, layer_digest, layer_bytes, open, progress)?;
     }
     let (config_digest, config_bytes) = (Digest::of(config), config.len() as u64);
     if !registry.has(config_digest)? {
-        registry.upload(config_digest, config_bytes, || Ok(config), &mut crate::Silent)?;
+        let to = registry.begin_upload()?;
+        registry.upload(&to, config_digest, config_bytes, || Ok(config), &mut crate::Silent)?;
     }
     let manifest = json!({
         "schemaVersion": 2,
@@ -192,22 +190,37 @@ impl Registry {
             .ok_or_else(|| self.failed(path, "it does not say where blobs are to be sent"))
     }
 
-    /// Sends a blob, which `open` gives from its beginning.
+    /// Tells the registry that nothing will be sent there.
+    fn give_up(&self, to: &Uri) {
+        let mut request = self.agent.delete(to);
+        let authorization = self.authorization.borrow().clone();
+        if let Some(authorization) = authorization.filter(|_| self.is_own(to)) {
+            request = request.header(header::AUTHORIZATION, authorization);
+        }
+        // It forgets that by itself, later.
+        let _ = request.call();
+    }
+
+    /// What logs us in is the registry's alone.
+    fn is_own(&self, uri: &Uri) -> bool {
+        Place::of(uri).as_ref() == Some(&self.place)
+    }
+
+    /// Sends a blob, which `open` gives from its beginning, to where it is to be sent.
     fn upload<R: Read>(
         &self,
+        to: &Uri,
         digest: Digest,
         bytes: u64,
         mut open: impl FnMut() -> io::Result<R>,
         progress: &mut dyn Progress,
     ) -> Result<()> {
         let path = format!("blobs/{digest}");
-        let to = self.begin_upload()?.to_string();
         let digest = digest.to_string();
-        let to = place::with_query(&to, [("digest", digest.as_str())].into_iter());
+        let to = place::with_query(&to.to_string(), [("digest", digest.as_str())].into_iter());
         let to =
             to.ok_or_else(|| self.failed(&path, "it does not say where blobs are to be sent"))?;
-        // What logs us in is the registry's alone.
-        let is_own = Place::of(&to).as_ref() == Some(&self.place);
+        let is_own = self.is_own(&to);
         let sent = Cell::new(0);
         let mut send = |authorization: Option<&str>| {
             let opened = open().map_err(|error| ImageError::io("cannot read the layer", error))?;
