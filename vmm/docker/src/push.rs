@@ -73,24 +73,22 @@ fn repository(reference: &Reference) -> String {
 
 /// What is to be pushed of the repository `name`.
 fn tags(store: &Store, name: &str, tag: Option<&str>) -> ApiResult<Vec<Reference>> {
-    let wanted: Reference = match tag.filter(|tag| !tag.is_empty()) {
-        Some(tag) => {
-            let wanted: Reference = format!("{name}:{tag}").parse()?;
-            store.resolve(&wanted.to_string())?;
-            return Ok(vec![wanted]);
-        }
-        None => name.parse()?,
+    let missing = |wanted: &Reference| {
+        let repository = repository(wanted);
+        ApiError::not_found(format!("An image does not exist locally with the tag: {repository}"))
     };
+    if let Some(tag) = tag.filter(|tag| !tag.is_empty()) {
+        let wanted: Reference = format!("{name}:{tag}").parse()?;
+        return match store.resolve(&wanted.to_string()) {
+            Err(ImageError::NotFound { .. }) => Err(missing(&wanted)),
+            found => found.map(|_| vec![wanted]).map_err(ApiError::from),
+        };
+    }
+    let wanted: Reference = name.parse()?;
     let named = store.list()?.into_iter().flat_map(|image| image.tags);
     let named = named.filter_map(|tag| tag.parse::<Reference>().ok());
     let found: Vec<_> = named.filter(|tag| repository(tag) == repository(&wanted)).collect();
-    match found.is_empty() {
-        false => Ok(found),
-        true => Err(ApiError::not_found(format!(
-            "An image does not exist locally with the tag: {}",
-            repository(&wanted)
-        ))),
-    }
+    if found.is_empty() { Err(missing(&wanted)) } else { Ok(found) }
 }
 
 fn push_one(
