@@ -9,10 +9,11 @@ mod support;
 use std::collections::BTreeSet;
 use std::fs;
 use std::net::TcpListener;
+use std::os::unix::net::UnixListener;
 
 use exocell_cell::processes;
 use exocell_cell::vmm::jail::ThreadClass::{
-    self, Compile, Control, Credit, Device, Dialer, Folder, GuestKernel, Isolate, Network,
+    self, Compile, Control, Credit, Device, Dialer, Door, Folder, GuestKernel, Isolate, Network,
 };
 use support::trace::Trace;
 use support::{Cell, exocell};
@@ -94,6 +95,12 @@ const RARE: List = &[
     (&[Dialer], &["rt_sigreturn", "restart_syscall"], "after a stop"),
     (&[Dialer], &["exit_group"], "the end, which it does not outlive"),
     (&[Dialer], &["getsockopt"], "peers that do not answer at once"),
+    (
+        &[Door],
+        &["brk", "madvise", "mmap", "mremap", "munmap", "rt_sigreturn", "restart_syscall"],
+        "the allocator's choice; after a stop or a signal",
+    ),
+    (&[Door], &["exit_group"], "the end, which it does not outlive"),
     (&[Credit], &["close", "fcntl", "futex", "pread64", "pwrite64"], "a budget"),
     (&[Credit], &["kill"], "a guest kernel that takes more than its credit"),
     (&[Device], &["epoll_create1", "ioctl", "lseek"], "the loop is set up before its filter"),
@@ -203,7 +210,7 @@ fn rules_are_used_and_refusals_are_known() {
 
     let mut wrong = BTreeSet::new();
     // An isolate has no guest to ask for more; its list is the other two together.
-    for class in [GuestKernel, Device, Network, Dialer, Folder, Credit, Control] {
+    for class in [GuestKernel, Device, Network, Dialer, Folder, Door, Credit, Control] {
         for rule in class.rules() {
             let used = trace.used(class).contains(rule.name);
             let rare = listed(RARE, class, rule.name);
@@ -267,8 +274,22 @@ fn workload(shared: &std::path::Path, log: &std::path::Path) {
     let rules = named.iter().flat_map(|rule| ["--allow-net", rule.as_str()]);
     // In the other modes programs' calls are traced as the guest kernel's.
     let intra = ["--intra", "aspace"];
-    let fixed =
-        ["-v", &volume, "--cpus", "2", "--timeout", "5m", "--pager", "credit", "--privileged"];
+    let path = shared.with_file_name("x.sock");
+    let local = UnixListener::bind(&path).unwrap();
+    let socket = format!("{}:/run/x.sock", path.display());
+    let fixed = [
+        "-v",
+        &volume,
+        "-v",
+        &socket,
+        "--cpus",
+        "2",
+        "--timeout",
+        "5m",
+        "--pager",
+        "credit",
+        "--privileged",
+    ];
     let options: Vec<&str> = intra.into_iter().chain(fixed).chain(rules).collect();
     let cell = Cell::traced(log, &options);
     let serving = std::thread::spawn(move || {
@@ -277,6 +298,14 @@ fn workload(shared: &std::path::Path, log: &std::path::Path) {
     });
     cell.exec(&[], &["python3", "-c", &IN_THE_NETWORK.replace("PORT", &port.to_string())]);
     serving.join().unwrap();
+    let answering = std::thread::spawn(move || {
+        let (mut stream, _) = local.accept().unwrap();
+        std::io::copy(&mut stream.try_clone().unwrap(), &mut stream).unwrap();
+    });
+    cell.exec(&[], &["python3", "-c", ON_THE_SOCKET]);
+    answering.join().unwrap();
+    // Nobody is there any more.
+    cell.exec(&[], &["python3", "-c", ON_THE_SOCKET]);
     cell.exec(&[], &["sh", "-ec", IN_THE_FOLDER]);
     cell.exec(&[], &["sh", "-ec", IN_THE_GUEST]);
     cell.exec(&["--tty"], &["sh", "-c", "test -t 1 && stty size"]);
@@ -301,6 +330,16 @@ dd if=/dev/zero of=big bs=64k count=16 conv=fsync 2> /dev/null
 dd if=/dev/zero of=big bs=64k count=1 conv=notrunc,fdatasync 2> /dev/null
 dd if=big of=/dev/null bs=1M 2> /dev/null
 rm -r dir big
+";
+
+const ON_THE_SOCKET: &str = r"
+import socket
+stream = socket.socket(socket.AF_UNIX); stream.settimeout(60); stream.connect('/run/x.sock')
+try: stream.sendall(b'x' * 300000); stream.shutdown(socket.SHUT_WR)
+except OSError: pass
+try:
+    while stream.recv(65536): pass
+except ConnectionResetError: pass
 ";
 
 /// The first name that is asked for has the first address.

@@ -87,9 +87,10 @@ impl Thread {
             "network" => self.has_filter.then_some(ThreadClass::Network),
             "dialer" => self.has_filter.then_some(ThreadClass::Dialer),
             "folder" => self.has_filter.then_some(ThreadClass::Folder),
+            "door" => self.has_filter.then_some(ThreadClass::Door),
             "credit" => self.has_filter.then_some(ThreadClass::Credit),
             "audit" | "client" | "console" | "control" | "follower" | "operator" | "program"
-            | "reaper" | "returns" | "signal" => Some(ThreadClass::Control),
+            | "reaper" | "returns" | "signal" | "socket" => Some(ThreadClass::Control),
             "exocell" if !self.has_filter => None,
             "exocell" if self.is_supervisor => Some(ThreadClass::Control),
             "strace" => None,

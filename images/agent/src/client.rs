@@ -171,6 +171,17 @@ pub fn unmount(read: impl Read, write: impl Write, path: &str) -> Result<(), Cli
     done(request(read, write, &Request::Unmount { path: path.into() })?, "unmount")
 }
 
+/// Returns when a program of the guest has connected to the socket `number`: the stream is its
+/// connection once [`SOCKET_OPEN`](crate::SOCKET_OPEN) was said on it.
+pub fn socket(read: impl Read, write: impl Write, number: u32) -> Result<(), ClientError> {
+    done(request(read, write, &Request::Socket { number })?, "socket")
+}
+
+/// Has the guest let no program connect to the socket `number`.
+pub fn close_socket(read: impl Read, write: impl Write, number: u32) -> Result<(), ClientError> {
+    done(request(read, write, &Request::CloseSocket { number })?, "close socket")
+}
+
 /// Sends the program `guest_pid` of an exec session a signal, beside its input.
 pub fn signal(
     read: impl Read,

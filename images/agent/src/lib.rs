@@ -31,6 +31,8 @@
 //! | `GiveBack` |                                        | `Reply(Done)` |
 //! | `DropCold` |                                        | `Reply(Done)` |
 //! | `Unmount`  |                                        | `Reply(Done)` |
+//! | `Socket`   | [`SOCKET_OPEN`], then a program's bytes | `Reply(Done)`, then a program's bytes |
+//! | `CloseSocket` |                                     | `Reply(Done)` |
 //! | `Signal`   |                                        | `Reply(Done)` |
 //! | `Shutdown` |                                        | `Reply(Done)`, then the guest powers off |
 //!
@@ -47,8 +49,8 @@ mod text;
 pub use frame::{Frame, FrameError, FrameReader, FrameWriter, Kind};
 pub use message::{
     Boot, BootTimes, Contain, Exec, FailureKind, FileCopy, FolderMount, GateStats, GuestStats,
-    IsolatesSetup, JoinedAddress, NetworkSetup, PagerStats, Pressure, Reply, Request, Start,
-    TtySize,
+    IsolatesSetup, JoinedAddress, NetworkSetup, PagerStats, Pressure, Reply, Request, SocketFile,
+    Start, TtySize,
 };
 pub use patience::{ANSWER_MAX, Patient, TRANSFER_MAX};
 pub use text::{printable, printable_lines};
@@ -59,6 +61,11 @@ pub const CONTROL_PORT: u32 = 1024;
 pub const AGENT_PORT: u32 = 1024;
 /// Containers that may be in a guest at once beside the cell's own.
 pub const CONTAINERS_MAX: usize = 16;
+/// Sockets of the host that a cell may have.
+pub const SOCKETS_MAX: usize = 8;
+/// What the host says, as the only byte without a frame, when it has connected a program's
+/// connection.
+pub const SOCKET_OPEN: u8 = b'+';
 /// The name of the one file in a folder that is one file.
 pub const FOLDER_FILE: &str = "file";
 /// The context id of every guest: cells do not see each other.

@@ -75,6 +75,16 @@ pub enum Request {
     Unmount {
         path: String,
     },
+    /// Wait until a program connects to this socket of the cell's, and say so. Then the host says
+    /// [`crate::SOCKET_OPEN`], and from there on the stream is the connection; a host that hangs up
+    /// instead has it closed.
+    Socket {
+        number: u32,
+    },
+    /// Let no program connect to this socket any more.
+    CloseSocket {
+        number: u32,
+    },
     /// Send the program that was started as `guest_pid` a signal.
     Signal {
         guest_pid: u32,
@@ -195,7 +205,7 @@ pub struct Contain {
     pub keeps_files: bool,
 }
 
-/// A host folder, mounted by virtio-fs.
+/// A host folder, mounted by virtio-fs, or what else of the host lies at a path.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FolderMount {
@@ -212,6 +222,20 @@ pub struct FolderMount {
     /// A volume: while it is empty it gets what the image has at `guest_path`.
     #[serde(default)]
     pub fill: bool,
+    /// A unix socket, which no device holds: init listens on it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub socket: Option<SocketFile>,
+}
+
+/// A socket that leads to one of the host: who may connect to it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SocketFile {
+    /// No other's of this cell.
+    pub number: u32,
+    pub mode: u32,
+    pub uid: u32,
+    pub gid: u32,
 }
 
 /// Whose a copy of a file is, and who may do what with it.

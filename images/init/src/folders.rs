@@ -5,7 +5,7 @@ use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::{PermissionsExt, fchown};
 
-use exocell_agent::{FOLDER_FILE, FileCopy, FolderMount};
+use exocell_agent::{FOLDER_FILE, FileCopy, FolderMount, SocketFile};
 use nix::mount::{MntFlags, MsFlags, umount2};
 use nix::sched::{CloneFlags, unshare};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, openat, statat};
@@ -13,6 +13,7 @@ use rustix::fs::{AtFlags, CWD, Mode, OFlags, openat, statat};
 use crate::error::{Context, InitError};
 use crate::fill::fill;
 use crate::paths::{Missing, MountPoints};
+use crate::sockets::Sockets;
 use crate::{mounting, own_proc, paths};
 
 /// Is in the private disk of a cell whose volumes were filled.
@@ -22,12 +23,12 @@ const NO_FOLLOW: OFlags = OFlags::NOFOLLOW.union(OFlags::CLOEXEC).union(OFlags::
 
 /// Mounts every folder on its mount point, made if missing. `private` is the cell's own disk, which
 /// knows whether the cell begins for the first time: volumes are filled then only. `image` is what
-/// the image holds.
+/// the image holds. What programs connect to is returned.
 pub fn mount_all(
     folders: &[FolderMount],
     private: Option<&File>,
     image: Option<&File>,
-) -> Result<(), InitError> {
+) -> Result<Sockets, InitError> {
     let is_filled = |disk| statat(disk, FILLED, AtFlags::SYMLINK_NOFOLLOW).is_ok();
     let is_first = private.is_none_or(|disk| !is_filled(disk));
     let wants = |folder: &&FolderMount| folder.fill && is_first;
@@ -38,15 +39,33 @@ pub fn mount_all(
     });
     // All of them before anything covers one.
     let images = images.collect::<Result<Vec<_>, _>>()?;
+    let sockets = Sockets::default();
     for (folder, image) in folders.iter().zip(images) {
-        mount_one(&points, folder, image)?;
+        match folder.socket {
+            Some(socket) => mount_socket(&points, folder, socket, &sockets)?,
+            None => mount_one(&points, folder, image)?,
+        }
     }
     if let Some(disk) = private.filter(|_| folders.iter().any(|folder| wants(&folder))) {
         let flags = OFlags::WRONLY | OFlags::CREATE | NO_FOLLOW;
         let noted = openat(disk, FILLED, flags, Mode::RUSR | Mode::WUSR).map(drop);
         noted.map_err(io::Error::from).context(|| "noting that volumes are filled")?;
     }
-    Ok(())
+    Ok(sockets)
+}
+
+fn mount_socket(
+    points: &MountPoints<'_>,
+    folder: &FolderMount,
+    socket: SocketFile,
+    sockets: &Sockets,
+) -> Result<(), InitError> {
+    let target = folder.guest_path.as_str();
+    let place = points.file(target)?;
+    let shown = sockets.make(socket, folder.read_only);
+    shown
+        .and_then(|shown| mounting::put(&shown, &place))
+        .context(|| format!("mounting the socket {target}"))
 }
 
 /// What the image has where the folder is to be; a volume stays as it is where that is nothing.

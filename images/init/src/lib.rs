@@ -49,10 +49,12 @@ mod own_proc;
 mod pager;
 mod paths;
 mod reaper;
+mod relay;
 mod removal;
 mod root;
 mod session;
 mod shutdown;
+mod sockets;
 #[allow(unsafe_code)]
 mod spawn;
 mod stats;

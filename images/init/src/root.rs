@@ -17,6 +17,7 @@ use nix::unistd::{chdir, chroot, sethostname};
 
 use crate::cgroup::{Group, Groups};
 use crate::error::{Context, InitError};
+use crate::sockets::Sockets;
 use crate::transfer::UPPER;
 use crate::{dev, folders, isolates, log, network, own_proc, paths, sys};
 
@@ -46,6 +47,8 @@ pub struct Cell {
     pub bottom: File,
     /// The disk that the image is on, behind which those of other containers appear.
     pub disk: File,
+    /// Those that lead to sockets of the host.
+    pub sockets: Sockets,
     /// How it was set up.
     pub boot: Boot,
 }
@@ -83,13 +86,13 @@ pub fn set_up(boot: &Boot) -> Result<Cell, InitError> {
     }
     let (groups, group) = Groups::make(boot.process_count_max)?;
     set_defaults(boot.process_count_max);
-    folders::mount_all(&boot.folders, private.as_ref(), image.as_ref())?;
+    let sockets = folders::mount_all(&boot.folders, private.as_ref(), image.as_ref())?;
     dev::seal()?;
     if let Some(image) = image.as_ref().filter(|_| is_new) {
         keep_time(image).context(|| "the time of the root")?;
     }
     let boot = boot.clone();
-    Ok(Cell { group, groups, private, image, terminals, null, bottom, disk, boot })
+    Ok(Cell { group, groups, private, image, terminals, null, bottom, disk, sockets, boot })
 }
 
 /// What a root that can be written is made of.

@@ -215,6 +215,14 @@ impl Agent {
                 detached.context(|| format!("unmounting {path}"))?;
                 Reply::Done
             }
+            Request::Socket { number } => {
+                sys::set_nice(0);
+                return self.cell()?.sockets.carry(number, stream);
+            }
+            Request::CloseSocket { number } => {
+                self.cell()?.sockets.close(number);
+                Reply::Done
+            }
             Request::Signal { guest_pid, number, group } => {
                 self.signal(member, guest_pid, number, group)?
             }

@@ -343,21 +343,30 @@ pub(crate) fn send_descriptor(stream: &UnixStream, descriptor: &impl AsFd) -> io
 
 /// Waits for a descriptor that is sent in that way.
 pub(crate) fn receive_descriptor(stream: &UnixStream) -> io::Result<OwnedFd> {
+    match receive_answer(stream)? {
+        Some(Ok(descriptor)) => Ok(descriptor),
+        None | Some(Err(_)) => Err(io::Error::other("no descriptor came")),
+    }
+}
+
+/// Waits for a descriptor, or for another byte without one; `None` at the end of the stream.
+pub(crate) fn receive_answer(stream: &UnixStream) -> io::Result<Option<Result<OwnedFd, u8>>> {
     let mut byte = [0];
     let mut data = [IoSliceMut::new(&mut byte)];
     let mut space = nix::cmsg_space!([std::os::fd::RawFd; 1]);
     let flags = MsgFlags::MSG_CMSG_CLOEXEC;
     let message = recvmsg::<UnixAddr>(stream.as_raw_fd(), &mut data, Some(&mut space), flags)?;
+    let bytes = message.bytes;
     for control in message.cmsgs()? {
         if let ControlMessageOwned::ScmRights(descriptors) = control
             && let Some(descriptor) = descriptors.first()
         {
             // SAFETY: the kernel just installed this descriptor for us, and
             // nothing else owns it.
-            return Ok(unsafe { OwnedFd::from_raw_fd(*descriptor) });
+            return Ok(Some(Ok(unsafe { OwnedFd::from_raw_fd(*descriptor) })));
         }
     }
-    Err(io::Error::other("no descriptor came"))
+    Ok((bytes > 0).then_some(Err(byte[0])))
 }
 
 #[cfg(test)]

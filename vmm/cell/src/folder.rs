@@ -12,7 +12,6 @@
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::Arc;
@@ -23,26 +22,18 @@ use exocell_folders::{Descriptors, Folder as Served, Limits, Owners, Server, Wha
 use exocell_images::walk::Found;
 use exocell_vmm::devices::fs::END;
 use exocell_vmm::devices::{DeviceLoop, FsConfig};
-use exocell_vmm::jail::{
-    self, Capability, FolderRoot, HostNetwork, IdentityMap, PathAccess, ThreadClass,
-};
+use exocell_vmm::jail::{self, Capability, FolderRoot, IdentityMap, PathAccess, ThreadClass};
 use exocell_xgate::{CapabilitySet, Folder, Rights};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
 use crate::control::{receive_descriptor, send_descriptor};
-use crate::granted::{self, Location};
-use crate::{CellError, CellSpec, Layout, Record};
+use crate::{CellError, CellSpec, Layout, Record, apart, granted};
 
-/// How long a process may take to be in its root, and to confirm the end of access.
-const READY_MAX: Duration = Duration::from_secs(60);
+/// How long a process may take to confirm the end of access.
 const END_MAX: Duration = Duration::from_secs(5);
 /// How long its process may take to hear that access ended, or that its cell did, before it is
 /// ended in the middle of what it does.
 const HEARD_MAX: Duration = Duration::from_secs(2);
-/// What says that a process is in its root; else it says why not.
-const READY: u8 = b'+';
-/// The longest reason, in bytes.
-const REASON_LEN_MAX: u64 = 4096;
 /// Descriptors that a root operator's process may have, if the host has that many.
 const DESCRIPTORS_MAX: u64 = 1 << 20;
 
@@ -59,13 +50,12 @@ pub struct Share {
 }
 
 impl Share {
-    /// Opens every folder of the grant of a `vm` cell.
+    /// Opens every folder of the grant of a `vm` cell, as they were found.
     pub fn open_all(
         layout: &Layout,
         caps: &CapabilitySet,
-        locations: &[Location],
+        found: Vec<(Found, Folder)>,
     ) -> Result<Vec<Self>, CellError> {
-        let found = granted::find(layout, caps, locations)?;
         let open = |(number, (found, granted)): (u32, (Found, Folder))| {
             // One that nobody named: the image may have asked for it, and nobody granted it.
             let name = granted.host.file_name().unwrap_or_default().to_string_lossy();
@@ -82,15 +72,9 @@ impl Share {
     fn open(found: &Found, granted: Folder, tag: String) -> Result<Self, CellError> {
         let at = granted.host.display();
         let kind = found.metadata().file_type();
-        if kind.is_socket() {
-            return Err(CellError::Usage(format!(
-                "{at} is a socket of the host, which no cell reaches; for Docker in a cell, run \
-                 dockerd there (--privileged), and for a service of the host, --allow-net"
-            )));
-        }
         if !kind.is_dir() && !kind.is_file() {
             return Err(CellError::Usage(format!(
-                "{at} is neither a folder nor a regular file; give one of these (--volume)"
+                "{at} is no folder, regular file or socket; give one of these (--volume)"
             )));
         }
         // Who may not read it here may not have it read there.
@@ -107,10 +91,9 @@ impl Share {
         })
     }
 
-    /// How the guest mounts them: what is mounted below another comes after it. Some
-    /// get what the image has there, some are copies, as `spec` says.
+    /// How the guest mounts them. Some get what the image has there, some are copies, as `spec` says.
     pub fn mounts<'a>(shares: impl Iterator<Item = &'a Self>, spec: &CellSpec) -> Vec<FolderMount> {
-        let mut mounts: Vec<FolderMount> = shares
+        shares
             .map(|share| FolderMount {
                 tag: share.tag.clone(),
                 guest_path: share.granted.guest.display().to_string(),
@@ -120,10 +103,9 @@ impl Share {
                     && !share.is_file
                     && spec.fills.contains(&share.granted.guest),
                 copied: spec.copies.get(&share.granted.guest).copied(),
+                socket: None,
             })
-            .collect();
-        mounts.sort_by_key(|mount| Path::new(&mount.guest_path).components().count());
-        mounts
+            .collect()
     }
 
     pub fn tag(&self) -> &str {
@@ -140,43 +122,15 @@ impl Share {
     /// # Errors
     /// Says what the host did not allow.
     pub fn start(&mut self, memory: &File, weight: u32) -> Result<(), CellError> {
-        let failed = "cannot make a socket pair";
-        let (ours, theirs) = UnixStream::pair().map_err(CellError::host(failed))?;
         let limits = raise_descriptors();
-        let identity = IdentityMap::for_folder();
-        let spawned = jail::spawn(identity, HostNetwork::Never, |_| {
-            match self.serve(memory, &theirs, identity, weight) {
-                Ok(()) => 0,
-                Err(error) => {
-                    // Whoever started it is told, if it still waits.
-                    let _ = (&theirs).write_all(error.to_string().as_bytes());
-                    125
-                }
-            }
-        });
+        let what = format!("the folder {}", self.granted.host.display());
+        let serve = |control: &UnixStream, identity| self.serve(memory, control, identity, weight);
+        let started = apart::start(&what, serve);
         if let Some((soft, hard)) = limits {
             let _ = setrlimit(Resource::RLIMIT_NOFILE, soft, hard);
         }
-        spawned?;
-        drop(theirs);
-        self.await_ready(&ours)?;
-        self.control = Some(ours);
+        self.control = Some(started?);
         Ok(())
-    }
-
-    fn await_ready(&self, mut control: &UnixStream) -> Result<(), CellError> {
-        let at = self.granted.host.display();
-        let failed = format!("the process that serves {at} did not start");
-        control.set_read_timeout(Some(READY_MAX)).map_err(CellError::host(&*failed))?;
-        let mut word = [0];
-        let read = control.read(&mut word).map_err(CellError::host(&*failed))?;
-        if read == 1 && word[0] == READY {
-            return Ok(());
-        }
-        let mut why = word.get(..read).unwrap_or_default().to_vec();
-        let _ = control.take(REASON_LEN_MAX).read_to_end(&mut why);
-        let why = exocell_agent::printable(&String::from_utf8_lossy(&why)).to_string();
-        Err(CellError::Usage(format!("the folder {at} cannot be served: {why}")))
     }
 
     /// The body of the process.
@@ -191,7 +145,7 @@ impl Share {
             let what = what.to_owned();
             move |error: nix::errno::Errno| CellError::host(what)(error.into())
         };
-        leave_operator()?;
+        apart::leave_operator()?;
         let kept = [self.held.as_raw_fd(), memory.as_raw_fd(), control.as_raw_fd()];
         jail::close_all_but(&kept).map_err(CellError::host("cannot close descriptors"))?;
         nix::sys::prctl::set_name(c"folder").map_err(host("cannot be named"))?;
@@ -212,8 +166,7 @@ impl Share {
         jail::keep_capabilities(needed).map_err(CellError::host("cannot drop capabilities"))?;
         jail::restrict_paths(&root.grants(access))?;
         let mut server = self.server(root, identity)?;
-        let mut said = control;
-        said.write_all(&[READY]).map_err(CellError::host("cannot say that it is ready"))?;
+        apart::say_ready(control)?;
         // Nobody is there to be served if the supervisor did not come up.
         let Ok(listener) = receive_descriptor(control) else { return Ok(()) };
         if self.is_writable() {
@@ -334,20 +287,6 @@ fn end_now() -> ! {
     // SAFETY: the call takes a number and does not return. Needed because exit(3) would first run
     // handlers, which may wait for the thread that is to be stopped.
     unsafe { libc::_exit(0) }
-}
-
-/// Leaves the operator's terminal: what it is told there is not for this process.
-fn leave_operator() -> Result<(), CellError> {
-    let failed = |errno: nix::errno::Errno| CellError::host("cannot leave")(errno.into());
-    nix::unistd::setsid().map_err(failed)?;
-    let null = File::options()
-        .read(true)
-        .write(true)
-        .open("/dev/null")
-        .map_err(CellError::host("cannot open /dev/null"))?;
-    nix::unistd::dup2_stdin(&null).map_err(failed)?;
-    nix::unistd::dup2_stdout(&null).map_err(failed)?;
-    nix::unistd::dup2_stderr(&null).map_err(failed)
 }
 
 /// Lets what is started next have as many descriptors as it may; the limits before that.

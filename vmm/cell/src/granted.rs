@@ -10,7 +10,7 @@ use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Component, Path, PathBuf};
 
 use exocell_images::walk::{Directory, Found};
@@ -41,14 +41,40 @@ pub struct Location {
     /// Whether nobody but cells writes around it, so that no other is ever taken in its place.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     is_cells: bool,
+    /// A socket is a new file each time when its server begins: it is known by its directory.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    is_socket: bool,
 }
 
 impl Location {
     fn new(folder: &Path, found: &Found) -> io::Result<Self> {
-        let metadata = found.metadata();
-        let (device, inode) = (metadata.dev(), metadata.ino());
         let (folder, real) = (folder.to_owned(), found.path()?);
-        Ok(Self { folder, real, device, inode, boot: boot()?, is_cells: false })
+        let is_socket = found.metadata().file_type().is_socket();
+        let around = match real.parent().filter(|_| is_socket) {
+            Some(parent) => Some(Found::real(parent)?),
+            None => None,
+        };
+        let metadata = around.as_ref().unwrap_or(found).metadata();
+        let (device, inode) = (metadata.dev(), metadata.ino());
+        Ok(Self { folder, real, device, inode, boot: boot()?, is_cells: false, is_socket })
+    }
+
+    /// As the capability table has it.
+    #[must_use]
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// Where that is; no part is a link.
+    #[must_use]
+    pub fn real(&self) -> &Path {
+        &self.real
+    }
+
+    /// Whether it is a socket.
+    #[must_use]
+    pub fn is_socket(&self) -> bool {
+        self.is_socket
     }
 
     /// Which folder it is, as long as the host does not start anew.
@@ -77,7 +103,7 @@ impl Location {
         };
         let now = Self::new(&self.folder, &found).map_err(failed())?;
         let same_device = self.device == now.device || self.boot != now.boot;
-        match same_device && self.inode == now.inode {
+        match same_device && self.inode == now.inode && self.is_socket == now.is_socket {
             true => Ok(found),
             false => Err(replaced()),
         }
@@ -273,6 +299,10 @@ impl<'a> Links<'a> {
             let is_writable = |folder: &&Folder| folder.rights.contains(Rights::WRITE);
             for folder in caps.folders().iter().filter(is_writable) {
                 let found = locations.iter().find(|found| found.folder == folder.host);
+                if found.is_some_and(|found| found.is_socket) {
+                    // Nothing lies in one.
+                    continue;
+                }
                 let real = found.map(|found| found.real.clone());
                 // One that is not there yet holds no link.
                 let Some(real) = real.or_else(|| folder.host.canonicalize().ok()) else { continue };
@@ -353,6 +383,12 @@ pub(crate) fn open(
     locations: &[Location],
 ) -> Result<Vec<PlannedFolder>, CellError> {
     let open = |(found, granted): (Found, Folder)| {
+        if found.metadata().file_type().is_socket() {
+            return Err(CellError::Usage(format!(
+                "{} is a socket of the host, to which vm cells can connect and isolates cannot;                  for a service of the host grant a name or an address (--allow-net)",
+                granted.host.display()
+            )));
+        }
         let dir = found.directory().map_err(unopened(&granted))?;
         Ok(PlannedFolder { dir: dir.into(), granted })
     };

@@ -158,7 +158,7 @@ pub fn launch_for(
 ) -> Result<(Record, Spawned), CellError> {
     let mut steps = Steps::begin();
     if let Workload::Vm(plan) = &mut workload {
-        plan.start_folders()?;
+        plan.start_folders(&spec.id)?;
         steps.done("folders served");
     }
     let again = Record::exists(layout, &spec.id);

@@ -6,6 +6,7 @@
 //! -> [`record`]. Operators' later commands reach a running cell through
 //! [`control`].
 
+mod apart;
 pub mod archive;
 pub mod changes;
 pub mod clock;
@@ -16,6 +17,7 @@ pub mod compose;
 pub mod control;
 mod disk;
 pub mod end;
+pub mod engine;
 mod error;
 pub mod events;
 mod folder;
@@ -46,6 +48,7 @@ pub mod restart;
 mod served;
 pub mod settings;
 pub mod signal;
+mod socket;
 mod spec;
 pub mod supervisor;
 pub mod switches;

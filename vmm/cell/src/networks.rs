@@ -78,6 +78,9 @@ pub struct Network {
     /// Addresses that no cell gets, by what its maker calls them.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub reserved: BTreeMap<String, Ipv4Addr>,
+    /// The cell that had it made, behind those that had that made; none of an operator's.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub made_by: Vec<String>,
     /// Milliseconds since the epoch.
     pub created_ms: u64,
 }
@@ -93,6 +96,7 @@ pub struct Wanted {
     pub internal: bool,
     pub labels: BTreeMap<String, String>,
     pub options: BTreeMap<String, String>,
+    pub made_by: Vec<String>,
 }
 
 /// A cell's place in a network, as its spec has it.
@@ -217,6 +221,7 @@ impl Networks {
             reserved: wanted.reserved,
             labels: wanted.labels,
             options: wanted.options,
+            made_by: wanted.made_by,
             created_ms: now_ms(),
         };
         self.write(&network).map_err(failed())?;

@@ -3,10 +3,12 @@
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use exocell_agent::{Boot, Exec, ISOLATES_MODELS, IsolatesSetup, Start, TtySize};
+use exocell_images::walk::Found;
 use exocell_images::{ImageConfig, Store};
 use exocell_kernel::Status as KernelStatus;
 use exocell_network::Secret;
@@ -27,7 +29,8 @@ use crate::health::{Check, merged};
 use crate::logging::Steps;
 use crate::network::PlannedNetwork;
 use crate::parent::Parent;
-use crate::{CellError, CellSpec, Layout, Record, command, initramfs, models, oci};
+use crate::socket::Socket;
+use crate::{CellError, CellSpec, Layout, Record, command, granted, initramfs, models, oci};
 
 /// Names a guest kernel to use instead of the built one.
 pub const KERNEL_VARIABLE: &str = "EXOCELL_KERNEL";
@@ -51,6 +54,8 @@ pub struct VmPlan {
     pub initramfs: PathBuf,
     /// All of the guest's. The image's file system is the first, held against removal.
     pub(crate) devices: Vec<Device>,
+    /// Those of the host that its programs connect to.
+    pub(crate) sockets: Vec<Socket>,
     /// Whether the overlay is to be whole when the cell has ended.
     pub keeps_disk: bool,
     pub memory: GuestMemory,
@@ -117,7 +122,11 @@ impl VmPlan {
         steps.done("kernel opened");
         let network = PlannedNetwork::new(layout, spec, caps, secrets)?;
         steps.done("network opened");
-        let folders = Share::open_all(layout, caps, &spec.locations)?;
+        let found = granted::find(layout, caps, &spec.locations)?;
+        let is_socket = |(found, _): &(Found, Folder)| found.metadata().file_type().is_socket();
+        let (sockets, folders) = found.into_iter().partition::<Vec<_>, _>(is_socket);
+        let folders = Share::open_all(layout, caps, folders)?;
+        let sockets = Socket::open_all(layout, sockets)?;
         steps.done("folders opened");
         let disk = match (spec.read_only, caps.disk_bytes(), &spec.disk) {
             (false, Some(bytes), Some(path)) => Some(disk::keep(layout, path, bytes)?),
@@ -146,7 +155,8 @@ impl VmPlan {
             cpu_weight: cpu.weight,
             deadline: caps.deadline(),
             stdio: caps.stdio(),
-            boot: boot(spec, caps, network.as_ref(), &devices)?,
+            boot: boot(spec, caps, network.as_ref(), &devices, &sockets)?,
+            sockets,
             network,
             start: match spec.idle {
                 true => Start::default(),
@@ -169,9 +179,10 @@ impl VmPlan {
             .map_err(CellError::host(format!("cannot make the disk {}", path.display())))
     }
 
-    /// Starts the processes that serve its folders. The caller must have one thread.
-    pub(crate) fn start_folders(&mut self) -> Result<(), CellError> {
+    /// Starts the processes that serve its folders, and those that connect to its sockets. The caller must have one thread.
+    pub(crate) fn start_folders(&mut self, cell: &str) -> Result<(), CellError> {
         let (memory, weight) = (self.memory.file(), self.cpu_weight);
+        self.sockets.iter_mut().try_for_each(|socket| socket.start(weight, cell))?;
         self.devices.iter_mut().try_for_each(|device| match device {
             Device::Folder(share) => share.start(memory, weight),
             _ => Ok(()),
@@ -357,7 +368,12 @@ fn boot(
     caps: &CapabilitySet,
     network: Option<&PlannedNetwork>,
     devices: &[Device],
+    sockets: &[Socket],
 ) -> Result<Boot, CellError> {
+    let mut folders = Share::mounts(device::folders(devices), spec);
+    folders.extend(sockets.iter().map(Socket::mount));
+    // What is mounted below another comes after it.
+    folders.sort_by_key(|mount| Path::new(&mount.guest_path).components().count());
     Ok(Boot {
         hostname: match spec.idle {
             // Nobody is to find that it was there.
@@ -367,7 +383,7 @@ fn boot(
         root_device: device::disk_path(devices, ROOT_DISK).unwrap_or_default(),
         overlay_device: device::overlay_path(devices),
         process_count_max: caps.require_process_max()?.into(),
-        folders: Share::mounts(device::folders(devices), spec),
+        folders,
         hosts: spec.settings.hosts.clone(),
         domain_name: spec.settings.domain_name.clone().unwrap_or_default(),
         network: network.map(PlannedNetwork::setup),

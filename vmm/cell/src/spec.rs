@@ -172,7 +172,8 @@ impl CellSpec {
     }
 
     /// Whether `text` has the form of an id.
-    pub(crate) fn is_id(text: &str) -> bool {
+    #[must_use]
+    pub fn is_id(text: &str) -> bool {
         (32..=64).contains(&text.len())
             && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
     }

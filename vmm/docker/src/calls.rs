@@ -15,6 +15,7 @@ use serde_json::{Value, json};
 
 use crate::admit::{self, Admitted, MountPoint};
 use crate::bounds;
+use crate::caller::{self, Caller, Cell};
 use crate::containers::{Container, Seen, short};
 use crate::error::{ApiError, ApiResult};
 use crate::exec::tty_size;
@@ -26,7 +27,7 @@ use crate::live::Life;
 use crate::networks::Endpoints;
 use crate::state::Server;
 use crate::wire::Create;
-use crate::{networks, views};
+use crate::{networks, policy, views};
 
 /// What the filters of a list may name.
 const FILTERS: [&str; 12] = [
@@ -50,6 +51,7 @@ pub async fn create(server: &Arc<Server>, call: Call) -> ApiResult<Response> {
             "No such image for the platform {platform}: cells run linux/amd64"
         )));
     }
+    let caller = call.caller.clone();
     let body: Value = call.json().await?;
     let wanted = Create::read(body)?;
     if wanted.config.image.is_empty() {
@@ -62,17 +64,28 @@ pub async fn create(server: &Arc<Server>, call: Call) -> ApiResult<Response> {
     let container = server
         .blocking(move |server| {
             server.containers.check_free(&name)?;
+            policy::check_count(server, &caller)?;
             let image = server.images()?.resolve(&wanted.config.image)?;
             let volumes = server.containers.volumes();
             let networks = networks::attachments(&Networks::of(server.layout()), &wanted)?;
-            let inherited = inherited(server, &wanted.host.volumes_from)?;
-            let (config, defaults) = (&image.config, &server.defaults);
+            let inherited = inherited(server, &caller, &wanted.host.volumes_from)?;
+            let (config, defaults) = (&image.config, &caller.defaults(&server.defaults));
+            let weighs = wanted.host.cpu_shares > 0;
             let admitted = admit::admit(&wanted, config, defaults, &volumes, networks, inherited)?;
             let mut container = container(wanted, &image, admitted, id, name);
+            container.made_by = caller.line();
             bounds::check(&container)?;
             check_within(&container)?;
             name_other_by_id(server, &mut container);
+            if let Some(cell) = caller.cell() {
+                bound(server, &caller, cell, &mut container, weighs)?;
+            }
             server.containers.prepare(&mut container)?;
+            if let Some(cell) = caller.cell() {
+                // Those that were made just now are its own; another's may have come meanwhile.
+                check_volumes(server, &caller, &container)?;
+                cell.check_places(&container.mounts, &container.spec.locations)?;
+            }
             let keeps = !container.spec.remove
                 && !container.spec.read_only
                 && container.spec.within.is_none();
@@ -99,8 +112,50 @@ pub async fn create(server: &Arc<Server>, call: Call) -> ApiResult<Response> {
     Ok(reply(StatusCode::CREATED, &made))
 }
 
+/// Holds a container that a cell has made against what the cell has.
+fn bound(
+    server: &Server,
+    caller: &Caller,
+    cell: &Cell,
+    container: &mut Container,
+    weighs: bool,
+) -> ApiResult<()> {
+    let networks = Networks::of(server.layout());
+    let spec = &mut container.spec;
+    let mut own = Vec::new();
+    for joined in &spec.networks {
+        networks::check_own(&networks, caller, &joined.network)?;
+        own.push(joined.network.clone());
+    }
+    if let Some(within) = &spec.within {
+        // One that is not there is told of at the start, and looked at then as well.
+        caller.check_owns(&server.containers.find(&within.cell)?.container)?;
+    }
+    spec.capabilities = cell.bounded(&spec.capabilities, weighs, &own)?;
+    // Nothing is made on the host but what the cell has.
+    container.mounts.iter_mut().for_each(|mount| mount.make &= mount.volume.is_some());
+    check_volumes(server, caller, container)
+}
+
+/// Whether all volumes of a container are the caller's own, or new.
+fn check_volumes(server: &Server, caller: &Caller, container: &Container) -> ApiResult<()> {
+    let shelf = server.containers.shelf();
+    for mount in &container.mounts {
+        let Some(name) = mount.volume.as_deref() else { continue };
+        let path = shelf.path(name);
+        let has = caller.cell().is_some_and(|cell| cell.has_volume(&path, mount.writable));
+        if path.exists() && !has && !caller.has_made(&shelf.notes(name).made_by) {
+            return Err(caller::refused(format!(
+                "the volume {name} was not made by this cell, and is not one that it has; give \
+                 yours another name"
+            )));
+        }
+    }
+    Ok(())
+}
+
 /// What the containers that `from` names have: `CONTAINER[:ro]`.
-fn inherited(server: &Server, from: &[String]) -> ApiResult<Vec<MountPoint>> {
+fn inherited(server: &Server, caller: &Caller, from: &[String]) -> ApiResult<Vec<MountPoint>> {
     let mut all = Vec::new();
     for text in from {
         let (key, options) = text.split_once(':').unwrap_or((text, "rw"));
@@ -116,6 +171,7 @@ fn inherited(server: &Server, from: &[String]) -> ApiResult<Vec<MountPoint>> {
         // Not 404, which clients take for an image that is to be pulled.
         let found = server.containers.find(key);
         let found = found.map_err(|error| ApiError::bad_request(error.message))?;
+        caller.check_owns(&found.container)?;
         let mounts = found.container.mounts.into_iter();
         all.extend(mounts.map(|mount| MountPoint {
             writable: mount.writable && is_writable,
@@ -235,6 +291,7 @@ fn container(
         warnings: admitted.warnings,
         tty_size: tty_size(&host.console_size).map(|size| (size.rows, size.cols)),
         started: false,
+        made_by: Vec::new(),
         is_cell: false,
         words: None,
         config,

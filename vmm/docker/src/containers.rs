@@ -15,7 +15,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::{self, Write};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -58,6 +58,9 @@ pub struct Container {
     pub tty_size: Option<(u16, u16)>,
     /// Whether there is, or was, a cell.
     pub started: bool,
+    /// The cell that had it made, behind those that had that made; none of an operator's.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub made_by: Vec<String>,
     /// Whether it was made without the API: `config` is what it looks like then.
     #[serde(skip)]
     pub is_cell: bool,
@@ -92,6 +95,7 @@ impl Container {
             warnings: Vec::new(),
             tty_size: None,
             started: true,
+            made_by: Vec::new(),
             is_cell: true,
             words: None,
             config,
@@ -302,6 +306,13 @@ impl Containers {
         self.directory().join(format!("{id}.json"))
     }
 
+    /// Who had the container `id` made; none where that is not one, or an operator's.
+    pub fn maker_of(&self, id: &str) -> Vec<String> {
+        let text = fs::read(self.path(id)).unwrap_or_default();
+        let found = serde_json::from_slice::<Container>(&text);
+        found.map_or_else(|_| Vec::new(), |container| container.made_by)
+    }
+
     /// Writes a container down, new or changed.
     pub fn write(&self, container: &Container) -> ApiResult<()> {
         let path = self.path(container.id());
@@ -504,6 +515,7 @@ impl Containers {
                 true => Notes::of(&container.spec.id, container.spec.remove),
                 false => Notes::new(mount.labels.clone(), false),
             };
+            let notes = Notes { made_by: container.made_by.clone(), ..notes };
             shelf.make(name, &notes).map_err(|error| {
                 ApiError::internal(format!("cannot make the volume {name}: {error}"))
             })?;
@@ -525,9 +537,10 @@ fn prepare(links: &Links<'_>, shelf: &Shelf, mount: &MountPoint) -> ApiResult<Lo
         });
     }
     // Said now: a start that fails is no answer to who asked for the container.
-    if fs::metadata(&mount.source).is_ok_and(|there| !there.is_dir() && !there.is_file()) {
+    let can_be = |kind: fs::FileType| kind.is_dir() || kind.is_file() || kind.is_socket();
+    if fs::metadata(&mount.source).is_ok_and(|there| !can_be(there.file_type())) {
         return Err(ApiError::unsupported(
-            format!("the bind mount of {shown}, which is neither a folder nor a regular file,"),
+            format!("the bind mount of {shown}, which is no folder, regular file or socket,"),
             "mount the folder that it lies in",
         ));
     }

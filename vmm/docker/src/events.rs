@@ -8,6 +8,7 @@ use serde::Serialize;
 use tokio::sync::broadcast;
 use tokio::time::Instant;
 
+use crate::caller::Caller;
 use crate::error::{ApiError, ApiResult};
 use crate::filters::Filters;
 use crate::http::{Body, BodySender, Call, Response, stream};
@@ -37,6 +38,9 @@ pub struct Event {
     time: u64,
     #[serde(rename = "timeNano")]
     time_nano: u64,
+    /// Who had the container made, and its own id.
+    #[serde(skip)]
+    line: Vec<String>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -66,7 +70,14 @@ impl Event {
             scope: "local",
             time: now.as_secs(),
             time_nano: now.as_nanos() as u64,
+            line: Vec::new(),
         }
+    }
+
+    /// The same of a container that those in `made_by` had made: it is for them, too.
+    pub fn of_container(self, made_by: &[String]) -> Self {
+        let line = made_by.iter().chain([&self.id]).cloned().collect();
+        Self { line, ..self }
     }
 
     /// What it holds of the words of clients.
@@ -145,7 +156,7 @@ impl Events {
     /// `GET /events`
     pub fn serve(self: &Arc<Self>, call: &Call) -> ApiResult<Response> {
         let query = &call.target.query;
-        let filters = Filters::of(query, &FILTERS)?;
+        let filters = (Filters::of(query, &FILTERS)?, call.caller.clone());
         let time = |name| query.get(name).map(time_ns).transpose();
         let (since, until) = (time("since")?, time("until")?);
         let (kept, told) = self.listen();
@@ -162,12 +173,13 @@ impl Events {
 
 async fn follow(
     sender: BodySender,
-    filters: Filters,
+    (filters, caller): (Filters, Caller),
     past: Vec<Arc<Event>>,
     mut told: broadcast::Receiver<Arc<Event>>,
     until_ns: Option<u64>,
 ) {
-    for event in past.iter().filter(|event| event.passes(&filters)) {
+    let passes = |event: &Event| caller.has_made(&event.line) && event.passes(&filters);
+    for event in past.iter().filter(|event| passes(event)) {
         if !sender.line(&**event).await {
             return;
         }
@@ -190,7 +202,7 @@ async fn follow(
             () = &mut over => return,
         };
         match event {
-            Ok(event) if event.passes(&filters) => {
+            Ok(event) if passes(&event) => {
                 if !sender.line(&*event).await {
                     return;
                 }

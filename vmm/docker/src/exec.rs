@@ -156,6 +156,11 @@ impl Execs {
         found.cloned().ok_or_else(|| ApiError::not_found(format!("No such exec instance: {id}")))
     }
 
+    /// The container that the program `id` is in.
+    pub fn container_of(&self, id: &str) -> ApiResult<String> {
+        self.find(id).map(|exec| exec.container.clone())
+    }
+
     /// The ids of what runs in `container`.
     pub fn of(&self, container: &str) -> Vec<String> {
         let all = self.all();

@@ -17,6 +17,7 @@ use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::time::timeout;
 
+use crate::caller::Caller;
 use crate::error::{ApiError, ApiResult};
 use crate::fields::{self, Field, Once};
 use crate::place::Place;
@@ -53,6 +54,8 @@ pub struct Call {
     pub wants_upgrade: bool,
     /// The connection's place among those that are open.
     pub place: Place,
+    /// Who makes it.
+    pub caller: Caller,
 }
 
 impl Call {

@@ -326,7 +326,7 @@ fn committed(
 }
 
 /// Repository and tag of a new image, if it is to have a name.
-fn named(query: &Query) -> ApiResult<Option<Reference>> {
+pub fn named(query: &Query) -> ApiResult<Option<Reference>> {
     let tag = match (query.get("repo"), query.get("tag")) {
         (Some(repo), Some(tag)) => Some(format!("{repo}:{tag}")),
         (repo, _) => repo.map(str::to_owned),
@@ -369,13 +369,8 @@ pub async fn create(server: &Arc<Server>, call: Call) -> ApiResult<Response> {
     if let Some(source) = query.get("fromSrc").map(str::to_owned) {
         return import(server, &source, call).await;
     }
-    let Some(name) = query.get("fromImage") else {
+    let Some(reference) = wanted(query)? else {
         return Err(ApiError::bad_request("no image is named (fromImage, fromSrc)"));
-    };
-    let reference: Reference = match query.get("tag") {
-        Some(tag) if tag.starts_with("sha256:") => format!("{name}@{tag}").parse()?,
-        Some(tag) => format!("{name}:{tag}").parse()?,
-        None => name.parse()?,
     };
     let options = registry::options(registry::credentials(&call)?);
     let (sender, body) = Body::stream();
@@ -396,6 +391,16 @@ pub async fn create(server: &Arc<Server>, call: Call) -> ApiResult<Response> {
         }
     })?;
     Ok(stream("application/json", body))
+}
+
+/// The image that is to be pulled.
+pub fn wanted(query: &Query) -> ApiResult<Option<Reference>> {
+    let Some(name) = query.get("fromImage") else { return Ok(None) };
+    Ok(Some(match query.get("tag") {
+        Some(tag) if tag.starts_with("sha256:") => format!("{name}@{tag}").parse()?,
+        Some(tag) => format!("{name}:{tag}").parse()?,
+        None => name.parse()?,
+    }))
 }
 
 /// Whoever pulls BuildKit's image wants to build.

@@ -8,9 +8,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use exocell_cell::Layout;
 use exocell_cell::images::private;
 use exocell_cell::logging::tracing::{debug, info, warn};
+use exocell_cell::{Layout, engine};
 use hyper::body::Incoming;
 use hyper::header::{HeaderValue, SERVER, UPGRADE};
 use hyper::server::conn::http1;
@@ -31,6 +31,7 @@ use crate::place::{Place, Seat};
 use crate::route::route;
 use crate::state::Server;
 use crate::target::{Target, VERSION_MAX};
+use crate::whose::{self, Side, Whose};
 
 /// Connections at once.
 const CONNECTIONS_MAX: usize = 1024;
@@ -93,9 +94,10 @@ async fn run(options: &Options, ready: impl FnOnce(&Path)) -> Result<(), ServeEr
         true => given()?,
         false => bind(&options.socket).await?,
     };
-    let said = format!("unix://{}\n", path.display());
+    let cells = whose::listen(&options.layout)
+        .map_err(ServeError::host("cannot listen for cells that have the socket"))?;
     lock.set_len(0)
-        .and_then(|()| lock.write_all(said.as_bytes()))
+        .and_then(|()| lock.write_all(engine::note(&path).as_bytes()))
         .map_err(ServeError::host("cannot note where the server listens"))?;
     let server = Arc::new(Server::new(containers, options.defaults.clone()));
     adopt_all(&server).await;
@@ -107,7 +109,8 @@ async fn run(options: &Options, ready: impl FnOnce(&Path)) -> Result<(), ServeEr
     tokio::select! {
         _ = term.recv() => {}
         _ = interrupt.recv() => {}
-        () = accept(&server, &listener) => {}
+        () = accept(&server, &listener, Side::Operator) => {}
+        () = accept(&server, &cells, Side::Cell) => {}
     }
     info!(socket = %path.display(), "ends; the cells go on");
     // Somebody may have removed it, or put another file there, which is his.
@@ -119,7 +122,7 @@ async fn run(options: &Options, ready: impl FnOnce(&Path)) -> Result<(), ServeEr
 
 /// One server for a state root. The file that it holds says where it listens, once it does.
 fn lock(options: &Options) -> Result<File, ServeError> {
-    let path = Containers::root(&options.layout).join("lock");
+    let path = engine::lock(&options.layout);
     let what = || format!("cannot lock {}", path.display());
     let failed = || ServeError::host(what());
     let mut how = private::options();
@@ -229,7 +232,7 @@ async fn adopt_all(server: &Arc<Server>) {
     }
 }
 
-async fn accept(server: &Arc<Server>, listener: &UnixListener) {
+async fn accept(server: &Arc<Server>, listener: &UnixListener, from: Side) {
     let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
     loop {
         let Ok(place) = places.clone().acquire_owned().await else { return };
@@ -237,7 +240,7 @@ async fn accept(server: &Arc<Server>, listener: &UnixListener) {
             Ok((stream, _)) => {
                 // Out of descriptors: this client may come again.
                 if let Ok(seat) = Seat::new(place, &stream) {
-                    tokio::spawn(converse(server.clone(), stream, Arc::new(seat)));
+                    tokio::spawn(receive(server.clone(), stream, Arc::new(seat), from));
                 }
             }
             // Out of descriptors: some will be free again.
@@ -246,10 +249,17 @@ async fn accept(server: &Arc<Server>, listener: &UnixListener) {
     }
 }
 
-async fn converse(server: Arc<Server>, stream: UnixStream, place: Place) {
+async fn receive(server: Arc<Server>, mut stream: UnixStream, place: Place, from: Side) {
+    // Who does not say who he is is not spoken to.
+    if let Ok(whose) = Whose::of(from, &mut stream).await {
+        converse(server, stream, place, whose).await;
+    }
+}
+
+async fn converse(server: Arc<Server>, stream: UnixStream, place: Place, whose: Whose) {
     let service = service_fn(move |request| {
-        let (server, place) = (server.clone(), place.clone());
-        async move { Ok::<_, Infallible>(answer(&server, request, place).await) }
+        let (server, place, whose) = (server.clone(), place.clone(), whose.clone());
+        async move { Ok::<_, Infallible>(answer(&server, request, place, whose).await) }
     });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
@@ -262,10 +272,15 @@ async fn converse(server: Arc<Server>, stream: UnixStream, place: Place) {
     let _ = connection.await;
 }
 
-async fn answer(server: &Arc<Server>, request: hyper::Request<Incoming>, place: Place) -> Response {
+async fn answer(
+    server: &Arc<Server>,
+    request: hyper::Request<Incoming>,
+    place: Place,
+    whose: Whose,
+) -> Response {
     let (begun, method) = (Instant::now(), request.method().clone());
     let path = request.uri().path().to_owned();
-    let result = try_answer(server, request, place.clone()).await;
+    let result = try_answer(server, request, place.clone(), whose).await;
     if let Err(error) = &result
         && error.status.is_server_error()
     {
@@ -292,14 +307,16 @@ async fn try_answer(
     server: &Arc<Server>,
     mut request: hyper::Request<Incoming>,
     place: Place,
+    whose: Whose,
 ) -> ApiResult<Response> {
+    let caller = whose.caller(server).await?;
     let target = Target::parse(request.uri().path(), request.uri().query())?;
     let upgrade = hyper::upgrade::on(&mut request);
     let (head, body) = request.into_parts();
     let wants_upgrade = head.headers.contains_key(UPGRADE);
     let (headers, upgrade) = (head.headers, Some(upgrade));
     let body = Inlet::new(body);
-    let call = Call { target, headers, body, upgrade, wants_upgrade, place };
+    let call = Call { target, headers, body, upgrade, wants_upgrade, place, caller };
     // On a task of its own: a client that hangs up does not stop a call half way.
     let (server, method) = (server.clone(), head.method);
     let answered = tokio::spawn(async move { route(&server, method.as_str(), call).await });
@@ -336,7 +353,7 @@ pub mod tests {
         let permit = timeout(LONG, places.clone().acquire_owned()).await;
         let permit = permit.expect("a place is free in time").unwrap();
         let seat = Arc::new(Seat::new(permit, &ours).unwrap());
-        tokio::spawn(converse(server.clone(), ours, seat));
+        tokio::spawn(converse(server.clone(), ours, seat, Whose::Operator));
         theirs.write_all(bytes.as_bytes()).await.unwrap();
         theirs
     }

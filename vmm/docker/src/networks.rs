@@ -16,6 +16,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::admit;
+use crate::caller::{self, Caller};
 use crate::containers::{Container, Seen};
 use crate::error::{ApiError, ApiResult};
 use crate::events::Event;
@@ -132,6 +133,7 @@ impl NetworkCreate {
             internal: self.internal,
             labels: self.labels,
             options: self.options,
+            made_by: Vec::new(),
         })
     }
 }
@@ -442,11 +444,29 @@ fn tell(server: &Server, network: &Network, action: &str, container: Option<&str
     server.events.tell(Event::new("network", action, &network.id, attributes));
 }
 
+/// Whether a cell may have its containers be in `network`.
+///
+/// # Errors
+/// 403 for one that it is not in itself and has not made.
+pub fn check_own(networks: &Networks, caller: &Caller, network: &str) -> ApiResult<()> {
+    let Some(cell) = caller.cell() else { return Ok(()) };
+    let found = networks.find(network).map_err(not_found)?;
+    match cell.networks.contains(&found.name) || caller.has_made(&found.made_by) {
+        true => Ok(()),
+        false => Err(caller::refused(format!(
+            "the network {} was not made by the cell {}, which is not in it either; make one \
+             (docker network create)",
+            found.name, cell.name
+        ))),
+    }
+}
+
 /// `POST /networks/create`
 pub async fn create(server: &Arc<Server>, call: Call) -> ApiResult<Response> {
+    let made_by = call.caller.line();
     let wanted: NetworkCreate = call.fields(fields::NETWORK_CREATE).await?;
     let attachable = wanted.attachable.then_some("attachable");
-    let wanted = wanted.wanted()?;
+    let wanted = Wanted { made_by, ..wanted.wanted()? };
     let unused = attachable.into_iter().chain(wanted.options.keys().map(String::as_str));
     let unused: Vec<&str> = unused.collect();
     let warning = match unused.is_empty() {
@@ -532,8 +552,14 @@ async fn both(server: &Arc<Server>, key: &str, container: &str) -> ApiResult<(Ne
 
 /// `POST /networks/{id}/connect`
 pub async fn connect(server: &Arc<Server>, key: &str, call: Call) -> ApiResult<Response> {
+    let caller = call.caller.clone();
     let wanted: Connect = call.fields(fields::NETWORK_CONNECT).await?;
     let (network, seen) = both(server, key, &wanted.container).await?;
+    caller.check_owns(&seen.container)?;
+    let name = network.name.clone();
+    let checked =
+        server.blocking(move |server| check_own(&Networks::of(server.layout()), &caller, &name));
+    checked.await?;
     let own = wanted.endpoint_config.attachment(&network)?;
     if seen.container.spec.within.is_some() {
         return Err(ApiError::new(
@@ -585,8 +611,10 @@ pub async fn connect(server: &Arc<Server>, key: &str, call: Call) -> ApiResult<R
 
 /// `POST /networks/{id}/disconnect`
 pub async fn disconnect(server: &Arc<Server>, key: &str, call: Call) -> ApiResult<Response> {
+    let caller = call.caller.clone();
     let wanted: Connect = call.fields(fields::NETWORK_CONNECT).await?;
     let (network, seen) = both(server, key, &wanted.container).await?;
+    caller.check_owns(&seen.container)?;
     let is_in = seen.container.spec.networks.iter().any(|own| own.network == network.name);
     // As docker has it, with force too.
     if !is_in {

@@ -27,6 +27,9 @@ pub struct Notes {
     /// Whether it is to go with that.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub ends_with_owner: bool,
+    /// The cell that had it made, behind those that had that made; none of an operator's.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub made_by: Vec<String>,
 }
 
 impl Notes {

@@ -6,12 +6,13 @@ use crate::error::{ApiError, ApiResult};
 use crate::http::{Call, Response};
 use crate::state::Server;
 use crate::{
-    archive, attach, build, calls, diff, discard, exec, images, logs, networks, push, registry,
-    save, stats, system, update, views, volumes,
+    archive, attach, build, calls, diff, discard, exec, images, logs, networks, policy, push,
+    registry, save, stats, system, update, views, volumes,
 };
 
 /// Answers one call.
-pub async fn route(server: &Arc<Server>, method: &str, call: Call) -> ApiResult<Response> {
+pub async fn route(server: &Arc<Server>, method: &str, mut call: Call) -> ApiResult<Response> {
+    policy::permit(server, method, &mut call).await?;
     let segments = call.target.segments.clone();
     let path: Vec<&str> = segments.iter().map(String::as_str).collect();
     match path.as_slice() {

@@ -129,6 +129,6 @@ impl Server {
         let labels = container.config.labels.clone().into_iter();
         let own = own.iter().chain(more).map(|(name, value)| ((*name).to_owned(), value.clone()));
         let event = Event::new("container", action, container.id(), labels.chain(own).collect());
-        self.events.tell(event);
+        self.events.tell(event.of_container(&container.made_by));
     }
 }

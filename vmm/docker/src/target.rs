@@ -106,6 +106,12 @@ impl Query {
         self.all(name).find(|value| !value.is_empty())
     }
 
+    /// Has `name` be `value` and nothing else.
+    pub fn set(&mut self, name: &str, value: &str) {
+        self.0.retain(|(key, _)| key != name);
+        self.0.push((name.to_owned(), value.to_owned()));
+    }
+
     /// All names with their values.
     pub fn pairs(&self) -> impl Iterator<Item = (&str, &str)> {
         self.0.iter().map(|(name, value)| (name.as_str(), value.as_str()))

@@ -21,6 +21,7 @@ use crate::wire::{HostConfig, RestartPolicy, Update};
 
 /// Changes what the body names; the rest stays.
 pub async fn update(server: &Arc<Server>, key: &str, call: Call) -> ApiResult<Response> {
+    let caller = call.caller.clone();
     let Update { pids_limit, host } = call.fields(fields::UPDATE).await?;
     let RestartPolicy { name, maximum_retry_count } = &host.restart_policy;
     let policy = match name.as_str() {
@@ -42,6 +43,11 @@ pub async fn update(server: &Arc<Server>, key: &str, call: Call) -> ApiResult<Re
     }
     if let (Some(bytes), None) = (limits.memory_bytes, &spec.within) {
         plan::check_memory(bytes)?;
+    }
+    if let Some(cell) = caller.cell() {
+        let mut changed = spec.clone();
+        limits.apply(&mut changed)?;
+        cell.check_limits(&changed.capabilities)?;
     }
     let warnings = warnings(&host);
     if policy.is_none() && limits.are_none() {

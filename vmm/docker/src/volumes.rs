@@ -106,6 +106,7 @@ pub async fn list(server: &Arc<Server>, call: &Call) -> ApiResult<Response> {
 
 /// `POST /volumes/create`
 pub async fn create(server: &Arc<Server>, call: Call) -> ApiResult<Response> {
+    let made_by = call.caller.line();
     let wanted: Wanted = call.fields(fields::VOLUME_CREATE).await?;
     if !matches!(wanted.driver.as_deref(), None | Some("" | "local"))
         || !wanted.driver_opts.unwrap_or_default().is_empty()
@@ -114,6 +115,7 @@ pub async fn create(server: &Arc<Server>, call: Call) -> ApiResult<Response> {
     }
     let given = wanted.name.filter(|name| !name.is_empty());
     let notes = Notes::new(wanted.labels.unwrap_or_default(), given.is_none());
+    let notes = Notes { made_by, ..notes };
     let bytes: usize = notes.labels.iter().map(|(name, value)| name.len() + value.len()).sum();
     if bytes > LABELS_BYTES_MAX {
         return Err(ApiError::bad_request(format!(

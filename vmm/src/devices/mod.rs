@@ -39,7 +39,7 @@ pub use fs::{FsConfig, FsMetrics};
 pub use metrics::Metrics;
 pub use net::{Link, NetConfig, NetMetrics};
 pub use rng::RngMetrics;
-pub use vsock::{VsockConfig, VsockHandle, VsockListener, VsockMetrics};
+pub use vsock::{StreamName, Successor, VsockConfig, VsockHandle, VsockListener, VsockMetrics};
 
 use transport::{Device, MemoryFile, Server};
 

@@ -33,6 +33,8 @@ pub enum ThreadClass {
     Switch,
     /// The process that serves one host folder to a guest.
     Folder,
+    /// The process that connects to one socket of the host for a guest.
+    Door,
     /// The supervisor's thread that grants its guest memory.
     Credit,
     /// The supervisor's control loop and its sessions.
@@ -58,13 +60,14 @@ pub enum ThreadClass {
 }
 
 impl ThreadClass {
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 18] = [
         Self::GuestKernel,
         Self::Device,
         Self::Network,
         Self::Dialer,
         Self::Switch,
         Self::Folder,
+        Self::Door,
         Self::Credit,
         Self::Control,
         Self::Isolate,
@@ -86,6 +89,7 @@ impl ThreadClass {
             Self::Dialer => "dialer",
             Self::Switch => "switch",
             Self::Folder => "folder",
+            Self::Door => "door",
             Self::Credit => "credit",
             Self::Control => "control",
             Self::Isolate => "isolate",
@@ -122,6 +126,7 @@ impl ThreadClass {
             Self::Device => &[SUPERVISOR, DEVICE],
             Self::Network => &[SUPERVISOR, NETWORK],
             Self::Folder => &[SHARE, SUPERVISOR, FOLDER],
+            Self::Door => &[DOOR],
             Self::Credit => &[SUPERVISOR, CREDIT],
             Self::Control => &[SUPERVISOR, CONTROL],
             Self::Isolate => &[SUPERVISOR, CONTROL, FOLDER, TURNS, PAIRS],
@@ -599,6 +604,29 @@ const SHARE: &[Rule] = rules! {
     fgetxattr Any, "whether a file has capabilities, which end when it changes";
     capget Any, "before capset";
     capset Any, "the group bit of directories, for as long as it is set";
+};
+
+/// What names a file and gives nothing of it.
+const NAME_ONLY: &[u64] = &[(libc::O_PATH | libc::O_NOFOLLOW | libc::O_CLOEXEC) as u64];
+
+/// A process that has one directory, of which it reads nothing, and connects to one socket there.
+const DOOR: &[Rule] = rules! {
+    read Any, "that it is to connect";
+    write Any, "why there is no connection";
+    sendmsg Without(2, libc::MSG_FASTOPEN as u64), "connections, for the supervisor";
+    openat OneOf(2, NAME_ONLY), "finds the socket by its name; opens nothing, follows no link";
+    socket OneOf(0, &[libc::AF_UNIX as u64]), "its end of a connection";
+    setsockopt OneOf(2, &[libc::SO_SNDTIMEO as u64]), "the wait for a server is bounded";
+    connect Any, "to the socket; the network namespace is empty";
+    close Any, "descriptors";
+    mmap NO_CODE, "heap; never executable";
+    munmap Any, "heap";
+    mremap Any, "heap growth";
+    madvise Any, "heap given back";
+    brk Any, "heap";
+    rt_sigreturn Any, "returns from handlers";
+    restart_syscall Any, "resumes waits after a stop";
+    exit_group Any, "its end";
 };
 
 /// The budget is a file that it holds open.

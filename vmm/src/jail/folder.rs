@@ -1,4 +1,5 @@
-//! The root of a process that serves a folder: the folder itself, and nothing else of the host.
+//! The root of a process that serves a folder: the folder itself, and nothing else of the host. Or
+//! that of one that is to find a socket there.
 
 use std::fs::File;
 use std::io;
@@ -20,7 +21,7 @@ const MOUNT_POINT: &str = "/proc";
 pub struct FolderRoot {
     /// The root: the folder, or for a file a directory with nothing in it.
     pub root: OwnedFd,
-    /// The file, for one.
+    /// What is not the root: a file, or a folder that is only held.
     pub file: Option<OwnedFd>,
     /// The process's own descriptors as files; also its working directory.
     pub descriptors: OwnedFd,
@@ -36,6 +37,18 @@ impl FolderRoot {
     /// # Errors
     /// [`JailError::Root`] with the step that the host did not allow.
     pub fn enter(path: &Path, planned: &File, writable: bool) -> Result<Self, JailError> {
+        Self::make(path, planned, writable, true)
+    }
+
+    /// The same with an empty directory as the root. No path leads to the folder: it is held.
+    ///
+    /// # Errors
+    /// As of [`Self::enter`].
+    pub fn hold(path: &Path, planned: &File) -> Result<Self, JailError> {
+        Self::make(path, planned, false, false)
+    }
+
+    fn make(path: &Path, planned: &File, writable: bool, shown: bool) -> Result<Self, JailError> {
         let none: Option<&str> = None;
         step("make mounts private", || {
             mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none)
@@ -51,11 +64,11 @@ impl FolderRoot {
             let source = io::Error::other("another took its place; try again");
             return Err(JailError::Root { step: format!("take {at}"), source });
         }
-        let is_dir = held.metadata().is_ok_and(|held| held.is_dir());
+        let is_root = shown && held.metadata().is_ok_and(|held| held.is_dir());
         let tree = OwnedFd::from(held);
         step(&format!("restrict {at}"), || restrict_tree(&tree, writable))?;
         let descriptors = step("take its descriptors", || clone_tree(Path::new("/proc/self/fd")))?;
-        if is_dir {
+        if is_root {
             step("mount it", || attach(&tree, Path::new(MOUNT_POINT)))?;
         } else {
             step("mount a tmpfs", || {
@@ -79,7 +92,7 @@ impl FolderRoot {
                 .map_err(|error| Errno::from_raw(error.raw_os_error().unwrap_or(libc::EIO)))
         })?;
         step("enter its descriptors", || nix::unistd::fchdir(&descriptors))?;
-        Ok(Self { root: root.into(), file: (!is_dir).then_some(tree), descriptors })
+        Ok(Self { root: root.into(), file: (!is_root).then_some(tree), descriptors })
     }
 
     /// What it is to reach: the folder, or the file and the directory with nothing in it.

@@ -54,12 +54,13 @@ fn failed(error: DeviceError) -> CellError {
 
 impl Devices {
     /// Serves `planned`, each on its socket, to the guest whose memory is `memory`. Its init says
-    /// hello by a stream.
+    /// hello by a stream, one of at most `streams_max`.
     pub fn start(
         planned: Vec<(Device, UnixListener)>,
         memory: &File,
         console: ConsoleLog,
         hello: Sender<UnixStream>,
+        streams_max: usize,
     ) -> Result<Self, CellError> {
         let greeted: VsockListener = Box::new(move |stream| {
             let _ = hello.send(stream);
@@ -94,7 +95,7 @@ impl Devices {
                 Device::Vsock => {
                     let listeners = greeted.take().map(|greeted| (CONTROL_PORT, greeted));
                     let listeners = HashMap::from_iter(listeners);
-                    let config = VsockConfig { listeners, ..VsockConfig::default() };
+                    let config = VsockConfig { listeners, connections_max: streams_max };
                     let (handle, counts) =
                         device_loop.add_vsock(listener, config).map_err(failed)?;
                     vsock = Some(handle);

@@ -22,6 +22,7 @@ use exocell_agent::client::{self, ExecEvent};
 use exocell_agent::{AGENT_PORT, FrameError, Patient};
 use exocell_network::switch::Port;
 use exocell_pager::{Account, Member, Mode, Pressure};
+use exocell_vmm::devices::vsock::CONNECTIONS_MAX;
 use exocell_vmm::devices::{BlockMetrics, VsockHandle, Windows};
 use exocell_vmm::jail::{self, Group, IdentityMap, JailRoot, ThreadClass};
 use exocell_vmm::limits::Limits;
@@ -36,6 +37,7 @@ use super::console::ConsoleLog;
 use super::contained::{self, Contained};
 use super::devices::{self, Counted, Devices};
 use super::program::Program;
+use super::sockets::{self, Served};
 use super::{Event, Shared, boot, credit, memory, pressure, restrict_paths, thread};
 use crate::control::{Contain, Counters};
 use crate::folder::Access;
@@ -44,6 +46,7 @@ use crate::limits::Limits as Changed;
 use crate::plan::VmPlan;
 use crate::plan::device::Device;
 use crate::record::Status;
+use crate::socket::Socket;
 use crate::{CellError, network};
 
 /// How long a guest may take to detach a mount.
@@ -241,10 +244,11 @@ impl Reach {
     }
 }
 
-/// The folders of a cell: what was granted, and whether it still is.
+/// The folders of a cell and its sockets: what was granted, and whether it still is.
 struct Folders {
     table: Mutex<Table>,
     folders: Vec<Access>,
+    sockets: Vec<Served>,
 }
 
 /// Starts everything up to the point where programs can run.
@@ -285,8 +289,11 @@ pub(crate) fn start(
     let (credit, wanted) = credit.transpose()?.unzip();
     let (hello, hellos) = channel();
     let planned = plan.devices.into_iter().zip(listeners).collect();
-    let devices = Devices::start(planned, plan.memory.file(), console.clone(), hello)?;
-    let folders = grant(inheritance, devices.folders)?;
+    let streams_max = CONNECTIONS_MAX + plan.sockets.len() * (sockets::CONNECTIONS_MAX + 1);
+    let devices = Devices::start(planned, plan.memory.file(), console.clone(), hello, streams_max)?;
+    let doors = plan.sockets.into_iter().map(Socket::hand_over).collect::<Result<Vec<_>, _>>()?;
+    let sockets = doors.into_iter().map(Served::new).collect();
+    let folders = grant(inheritance, devices.folders, sockets)?;
     let mut counted = devices.counted;
     let network = network
         .zip(devices.network)
@@ -449,12 +456,16 @@ fn reap(
     reaper.map(drop)
 }
 
-/// What was granted, and with it what ends access to the cell's folders.
-fn grant(inheritance: &Inheritance, folders: Vec<Access>) -> Result<Folders, CellError> {
+/// What was granted, and with it what ends access to the cell's folders and sockets.
+fn grant(
+    inheritance: &Inheritance,
+    folders: Vec<Access>,
+    sockets: Vec<Served>,
+) -> Result<Folders, CellError> {
     let mut table = Table::new(Table::CAPACITY_MAX);
     let install = inheritance.caps.install(&mut table, HOLDER);
     install.map_err(|error| CellError::Usage(format!("the capability table: {error}")))?;
-    Ok(Folders { table: Mutex::new(table), folders })
+    Ok(Folders { table: Mutex::new(table), folders, sockets })
 }
 
 impl Guest {
@@ -477,6 +488,12 @@ impl Guest {
     pub fn take(&mut self, start: exocell_agent::Start, keeps_disk: bool) {
         (self.start, self.requested) = (Box::new(start), Instant::now());
         self.keeps_disk = keeps_disk && self.reach.disk.is_some();
+    }
+
+    /// Lets programs connect to the host's sockets, as the guest is ready.
+    pub fn open_sockets(&self) -> Result<(), CellError> {
+        let agent = &self.reach.agent;
+        self.reach.folders.sockets.iter().try_for_each(|socket| socket.begin(agent.clone()))
     }
 
     /// Starts the cell's program and a thread that follows it.
@@ -515,6 +532,7 @@ impl Guest {
         let _ = nix::sys::signal::kill(self.kernel, nix::sys::signal::Signal::SIGKILL);
         self.is_gone(Duration::from_secs(10));
         self.reach.folders.folders.iter().for_each(Access::finish);
+        self.reach.folders.sockets.iter().for_each(Served::end);
         self.console.settle();
     }
 
@@ -551,6 +569,10 @@ impl Folders {
                 let _ = client::unmount(&stream, &stream, &path);
             }
             ended?;
+        }
+        for socket in self.sockets.iter().filter(|socket| socket.name() == name) {
+            socket.end();
+            socket.close_in(agent);
         }
         Ok(())
     }

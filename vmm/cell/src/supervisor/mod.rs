@@ -24,6 +24,7 @@ mod memory;
 mod pressure;
 mod program;
 mod sidecar;
+mod sockets;
 mod warmth;
 
 use std::fs::File;
@@ -202,6 +203,9 @@ fn run(inheritance: &mut Inheritance, workload: Workload, host_pid: i32) -> Resu
                 return Ok(());
             }
         }
+    }
+    if let Running::Vm(guest) = &workload {
+        guest.open_sockets()?;
     }
     let _ = services.set(workload.services());
     trim_heap();

@@ -16,6 +16,7 @@ pub mod servers;
 pub mod small;
 pub mod socket_modules;
 pub mod tls;
+pub mod unix;
 
 use std::ffi::OsStr;
 use std::io::{Read, Write};

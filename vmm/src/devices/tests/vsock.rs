@@ -245,3 +245,71 @@ fn the_host_opens_a_stream_and_the_guest_may_refuse() {
     let mut late = stream.handle.connect(5000).unwrap();
     assert_eq!(late.read(&mut [0; 1]).unwrap(), 0);
 }
+
+/// Whoever asked for the stream gives it away, with a word for the guest.
+#[test]
+fn a_stream_that_is_handed_over_is_anothers_from_there_on() {
+    let mut stream = vsock();
+    let (mut former, name) = stream.handle.open(5000).unwrap();
+    former.write_all(b"question").unwrap();
+    let (ports, op, ..) = stream.receive();
+    assert_eq!((ports.0, op), (5000, 1));
+    stream.control(ports, 2, 0);
+    assert_eq!(stream.receive(), (ports, 5, 0, b"question".to_vec()));
+    stream.send(Packet { ports, op: 5, flags: 0, taken: 8, payload: b"answer" });
+    former.read_exact(&mut [0; 6]).unwrap();
+    let (ours, mut theirs) = UnixStream::pair().unwrap();
+    theirs.write_all(b"server").unwrap();
+    let held = Arc::new(());
+    let to = Successor { stream: ours, word: b'+', held: held.clone() };
+    stream.handle.hand_over(name, former, to).unwrap();
+    assert_eq!(stream.receive(), (ports, 5, 0, b"+".to_vec()), "the word comes first");
+    assert_eq!(stream.receive(), (ports, 5, 0, b"server".to_vec()));
+    stream.send(Packet { ports, op: 5, flags: 0, taken: 15, payload: b"guest" });
+    let mut got = [0; 5];
+    theirs.read_exact(&mut got).unwrap();
+    assert_eq!(&got, b"guest");
+    // Each direction ends by itself, as before.
+    theirs.shutdown(Shutdown::Write).unwrap();
+    assert_eq!(stream.receive(), (ports, 4, 2, vec![]));
+    stream.send(Packet { ports, op: 5, flags: 0, taken: 15, payload: b"still" });
+    theirs.read_exact(&mut got).unwrap();
+    assert_eq!((&got, Arc::strong_count(&held)), (b"still", 2));
+    stream.control(ports, 4, 3);
+    assert_eq!(stream.receive(), (ports, 3, 0, vec![]));
+    assert_eq!(theirs.read(&mut got).unwrap(), 0);
+    wait_for(&stream.metrics.closed, 1);
+    assert_eq!(Arc::strong_count(&held), 1, "what was held for it is let go");
+}
+
+#[test]
+fn what_cannot_be_handed_over_is_closed() {
+    let mut stream = vsock();
+    let held = Arc::new(());
+    let end = || {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        (Successor { stream: ours, word: b'+', held: held.clone() }, theirs)
+    };
+    // One that the guest has not accepted, and one that it has reset.
+    let (former, name) = stream.handle.open(5000).unwrap();
+    let (ports, ..) = stream.receive();
+    let (to, mut theirs) = end();
+    stream.handle.hand_over(name, former, to).unwrap();
+    assert_eq!(theirs.read(&mut [0; 1]).unwrap(), 0);
+    stream.control(ports, 3, 0);
+    let (former, name) = stream.handle.open(5000).unwrap();
+    let ports = loop {
+        let (ports, op, ..) = stream.receive();
+        if op == 1 {
+            break ports;
+        }
+    };
+    stream.control(ports, 2, 0);
+    stream.control(ports, 3, 0);
+    wait_for(&stream.metrics.closed, 2);
+    let (to, mut theirs) = end();
+    stream.handle.hand_over(name, former, to).unwrap();
+    assert_eq!(theirs.read(&mut [0; 1]).unwrap(), 0);
+    assert_eq!(Arc::strong_count(&held), 1);
+    assert_eq!(stream.metrics.refused.get(), 2);
+}

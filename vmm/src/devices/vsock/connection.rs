@@ -6,19 +6,25 @@
 //!                           +--reset after the guest's last byte--> Detached: send
 //!                              the backlog to the host program, then dropped
 //! ```
+//! The host program of a stream that the host opened may hand its end over to another: what the
+//! guest says goes straight to that one then.
+//!
 //! Data towards the guest is read from the host socket straight into guest
 //! memory, and only as much as the guest has credit for. Data from the guest goes
 //! straight to the host socket; what that cannot take waits in `backlog`, whose
 //! size is the credit the guest gets. So neither direction buffers without bound.
 
+use std::any::Any;
 use std::collections::VecDeque;
 use std::io;
 use std::net::Shutdown;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 
 use nix::sys::socket::{MsgFlags, send};
 
+use super::Successor;
 use super::packet::*;
 use crate::devices::sys;
 use crate::devices::transport::buffers::Buffers;
@@ -52,11 +58,17 @@ pub(super) struct Connection {
     pub ports: Ports,
     pub stream: UnixStream,
     pub phase: Phase,
+    /// By which the host names it, if the host opened it.
+    pub name: Option<u64>,
     /// In the table's list of streams with something for the guest.
     pub scheduled: bool,
     /// The event loop watches for room in the host socket.
     pub watching_room: bool,
     greeting: Greeting,
+    /// What the guest is told before all that the host program says.
+    word: Option<u8>,
+    /// Of whoever took the stream over.
+    _held: Option<Arc<dyn Any + Send + Sync>>,
     backlog: VecDeque<u8>,
     /// Bytes the host program was given; told to the guest as credit.
     taken: u32,
@@ -86,8 +98,9 @@ pub(super) enum Produced {
 
 impl Connection {
     /// A stream the host opens.
-    pub fn dialled(ports: Ports, stream: UnixStream) -> Self {
-        Self::new(ports, stream, Phase::Connecting, Op::Request)
+    pub fn dialled(ports: Ports, stream: UnixStream, name: u64) -> Self {
+        let name = Some(name);
+        Self { name, ..Self::new(ports, stream, Phase::Connecting, Op::Request) }
     }
 
     /// A stream the guest opened with `request`.
@@ -105,6 +118,9 @@ impl Connection {
             scheduled: false,
             watching_room: false,
             greeting: Some(greeting),
+            name: None,
+            word: None,
+            _held: None,
             backlog: VecDeque::new(),
             taken: 0,
             taken_told: 0,
@@ -229,6 +245,19 @@ impl Connection {
         self.host_stopped_receiving();
     }
 
+    /// Another is at the host's end from now on. What the guest has said and nobody was given is
+    /// for it.
+    pub fn hand_over(&mut self, to: Successor) {
+        let Successor { stream, word, held } = to;
+        (self.stream, self.word, self._held) = (stream, Some(word), Some(held));
+        (self.readable, self.host_ended, self.watching_room) = (true, false, false);
+        (self.host_receives, self.host_gone) = (true, false);
+        if !self.guest_receives {
+            let _ = self.stream.shutdown(Shutdown::Read);
+        }
+        self.drain();
+    }
+
     /// Whether nobody but the guest has to do with the stream.
     pub fn host_is_gone(&self) -> bool {
         self.host_gone
@@ -323,9 +352,14 @@ impl Connection {
     }
 
     fn receive(&mut self, mut room: Buffers<'_>) -> u32 {
-        let room = room.take(self.room().min(PAYLOAD_MAX) as usize);
+        let mut room = room.take(self.room().min(PAYLOAD_MAX) as usize);
         if room.is_empty() {
             return 0;
+        }
+        if let Some(word) = self.word.take() {
+            room.take(1).copy_from(&[word]);
+            self.sent = self.sent.wrapping_add(1);
+            return 1;
         }
         match sys::receive(self.stream.as_fd(), room.slices()) {
             Ok(bytes @ 1..) => {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use event_manager::{EventOps, EventSet, Events};
 
-use super::handle::{self, Dials};
+use super::handle::{self, Dial, Dials};
 use super::packet::HEADER_BYTES;
 use super::table::Table;
 use super::{GUEST_CID, VsockConfig, VsockHandle, VsockMetrics};
@@ -77,7 +77,16 @@ impl Vsock {
         match io {
             Some(io) => {
                 for dial in self.dials.waiting.try_iter() {
-                    self.table.dial(dial.port, dial.stream, io.ops);
+                    match dial {
+                        Dial::Open { port, stream, name } => {
+                            self.table.dial(port, stream, name, io.ops);
+                        }
+                        Dial::HandOver { name, to, former } => {
+                            self.table.hand_over(name, to, io.ops);
+                            // Its end would have been the stream's.
+                            drop(former);
+                        }
+                    }
                 }
             }
             // Without a guest every request is refused: its stream is dropped.

@@ -1,8 +1,10 @@
 //! Opening streams into the guest from any thread.
 
+use std::any::Any;
 use std::io;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 
 use nix::sys::eventfd::{EfdFlags, EventFd};
@@ -10,17 +12,34 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 /// Requests that may wait for the device thread.
 const WAITING_MAX: usize = 64;
 
-/// A stream to be opened to this guest port.
-pub(super) struct Dial {
-    pub port: u32,
-    pub stream: UnixStream,
+/// What a handle asks of the device.
+pub(super) enum Dial {
+    /// A stream to this guest port, under a name for later.
+    Open { port: u32, stream: UnixStream, name: u64 },
+    /// Another end of it on the host.
+    HandOver { name: u64, to: Successor, former: UnixStream },
 }
+
+/// What takes the place of a host program at the end of a stream.
+pub struct Successor {
+    /// Connected, to whomever the guest is to speak with from now on.
+    pub stream: UnixStream,
+    /// What the guest is told first.
+    pub word: u8,
+    /// Held as long as the stream is.
+    pub held: Arc<dyn Any + Send + Sync>,
+}
+
+/// A stream that was opened, by which it is named to [`VsockHandle::hand_over`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StreamName(u64);
 
 /// Opens streams into the guest; may be cloned and used from any thread.
 #[derive(Clone, Debug)]
 pub struct VsockHandle {
     dials: SyncSender<Dial>,
     event: Arc<EventFd>,
+    next_name: Arc<AtomicU64>,
 }
 
 impl VsockHandle {
@@ -33,13 +52,39 @@ impl VsockHandle {
     /// `NotConnected` when the device is gone, `WouldBlock` when too many
     /// requests are waiting, and what socketpair(2) says.
     pub fn connect(&self, port: u32) -> io::Result<UnixStream> {
+        self.open(port).map(|(stream, _)| stream)
+    }
+
+    /// The same, for a stream that may be handed over.
+    ///
+    /// # Errors
+    /// As of [`Self::connect`].
+    pub fn open(&self, port: u32) -> io::Result<(UnixStream, StreamName)> {
         let (ours, stream) = UnixStream::pair()?;
-        self.dials.try_send(Dial { port, stream }).map_err(|error| match error {
+        let name = self.next_name.fetch_add(1, Ordering::Relaxed);
+        self.ask(Dial::Open { port, stream, name })?;
+        Ok((ours, StreamName(name)))
+    }
+
+    /// Has the guest speak with another from now on than with the holder of `former`, which is the
+    /// stream `name` as [`Self::open`] gave it: no byte passes through this process's hands then.
+    /// All that the guest had said by it must have been read, and the guest must wait for a word.
+    ///
+    /// Returns at once. If the guest has closed the stream, its successor is dropped.
+    ///
+    /// # Errors
+    /// As of [`Self::connect`].
+    pub fn hand_over(&self, name: StreamName, former: UnixStream, to: Successor) -> io::Result<()> {
+        self.ask(Dial::HandOver { name: name.0, to, former })
+    }
+
+    fn ask(&self, dial: Dial) -> io::Result<()> {
+        self.dials.try_send(dial).map_err(|error| match error {
             TrySendError::Full(_) => io::ErrorKind::WouldBlock,
             TrySendError::Disconnected(_) => io::ErrorKind::NotConnected,
         })?;
         self.event.write(1)?;
-        Ok(ours)
+        Ok(())
     }
 }
 
@@ -54,5 +99,6 @@ pub(super) fn pair() -> io::Result<(VsockHandle, Dials)> {
     let flags = EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC;
     let event = Arc::new(EventFd::from_flags(flags)?);
     let (dials, waiting) = sync_channel(WAITING_MAX);
-    Ok((VsockHandle { dials, event: event.clone() }, Dials { waiting, event }))
+    let next_name = Arc::default();
+    Ok((VsockHandle { dials, event: event.clone(), next_name }, Dials { waiting, event }))
 }

@@ -18,7 +18,7 @@ use std::collections::HashMap;
 use std::os::unix::net::UnixStream;
 
 pub(crate) use device::Vsock;
-pub use handle::VsockHandle;
+pub use handle::{StreamName, Successor, VsockHandle};
 pub use metrics::VsockMetrics;
 
 /// The guest's context id.

@@ -8,7 +8,7 @@ use event_manager::{EventOps, EventSet, Events};
 
 use super::connection::{Connection, Phase, Produced, Violation};
 use super::packet::*;
-use super::{GUEST_CID, HOST_CID, VsockConfig, VsockListener, VsockMetrics};
+use super::{GUEST_CID, HOST_CID, Successor, VsockConfig, VsockListener, VsockMetrics};
 use crate::devices::transport::DEVICE_TOKENS;
 use crate::devices::transport::buffers::{Buffers, Chain};
 
@@ -54,13 +54,29 @@ impl Table {
     }
 
     /// Opens a stream to a port of the guest; drops `stream` where it cannot.
-    pub fn dial(&mut self, port: u32, stream: UnixStream, ops: &mut EventOps<'_>) {
+    pub fn dial(&mut self, port: u32, stream: UnixStream, name: u64, ops: &mut EventOps<'_>) {
         let ports = Ports { guest: port, host: self.next_port };
         self.next_port = self.next_port.checked_add(1).unwrap_or(FIRST_HOST_PORT);
         if self.slots.contains_key(&ports) {
             return self.metrics.refused.inc();
         }
-        self.insert(Connection::dialled(ports, stream), ops);
+        self.insert(Connection::dialled(ports, stream, name), ops);
+    }
+
+    /// Gives the host's stream `name` another end; drops that where there is no such stream.
+    pub fn hand_over(&mut self, name: u64, to: Successor, ops: &mut EventOps<'_>) {
+        let open = |connection: &Connection| connection.phase == Phase::Open;
+        let named = |connection: &Connection| connection.name == Some(name) && open(connection);
+        let mut found = self.connections.iter_mut().filter(|(_, connection)| named(connection));
+        let Some((&slot, connection)) = found.next() else {
+            return self.metrics.refused.inc();
+        };
+        let _ = ops.remove(Events::empty(&connection.stream));
+        connection.hand_over(to);
+        if ops.add(watch(slot, &connection.stream, EventSet::empty())).is_err() {
+            return self.abort(slot, ops);
+        }
+        self.settle(slot, ops);
     }
 
     /// Drops every stream.

@@ -1,0 +1,342 @@
+//! Who makes a call: the operator, whose socket it came by, or a cell that was given that socket.
+//!
+//! A cell may have containers made that have at most its own rights, and do with those what it
+//! likes. Of all others it may end and remove what it finds, as Docker's clients tidy up, and learn
+//! that they are there. Which calls there are for it is in [`crate::policy`].
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use exocell_cell::granted::Location;
+use exocell_cell::xgate::{CapabilitySet, CapsError, NetworkScope, Rights};
+use hyper::StatusCode;
+use serde_json::{Value, json};
+
+use crate::admit::{Defaults, MountPoint};
+use crate::containers::Container;
+use crate::error::{ApiError, ApiResult};
+
+/// Containers that one cell has had made, directly or by those, at once.
+pub const CONTAINERS_MAX: usize = 64;
+
+/// See the module's head.
+#[derive(Debug, Clone, Default)]
+pub struct Caller(Option<Arc<Cell>>);
+
+/// A cell that calls, with what it may have now.
+#[derive(Debug)]
+pub struct Cell {
+    /// Those that had it made, the first of them first, and its own.
+    pub line: Vec<String>,
+    pub name: String,
+    pub caps: CapabilitySet,
+    pub folders: Vec<Own>,
+    /// The networks between cells that it is in.
+    pub networks: Vec<String>,
+}
+
+/// A folder, file or socket of the host that a cell has.
+#[derive(Debug, Clone)]
+pub struct Own {
+    /// Where it is: no part is a link.
+    pub real: PathBuf,
+    pub rights: Rights,
+    pub is_socket: bool,
+}
+
+/// What a cell is refused, in words.
+pub fn refused(message: impl Into<String>) -> ApiError {
+    ApiError::new(StatusCode::FORBIDDEN, message)
+}
+
+impl Caller {
+    pub fn of_cell(cell: Cell) -> Self {
+        Self(Some(Arc::new(cell)))
+    }
+
+    /// The cell, if it is one.
+    pub fn cell(&self) -> Option<&Cell> {
+        self.0.as_deref()
+    }
+
+    /// Who has made what it has made, for whoever asks later; the operator is not noted.
+    pub fn line(&self) -> Vec<String> {
+        self.cell().map_or_else(Vec::new, |cell| cell.line.clone())
+    }
+
+    /// Whether it has made what `line` has made, or is the last of it.
+    pub fn has_made(&self, line: &[String]) -> bool {
+        self.cell().is_none_or(|cell| line.iter().any(|id| id == cell.id()))
+    }
+
+    /// Whether it may do with a container what it likes.
+    pub fn owns(&self, container: &Container) -> bool {
+        self.has_made(&container.made_by)
+            || self.cell().is_some_and(|cell| cell.id() == container.id())
+    }
+
+    /// # Errors
+    /// 403 for a container that it may not look into.
+    pub fn check_owns(&self, container: &Container) -> ApiResult<()> {
+        match self.owns(container) {
+            true => Ok(()),
+            false => Err(refused(format!(
+                "the container {} was not made by this cell, which may look into those that it \
+                 has made, and only end and remove others",
+                container.name()
+            ))),
+        }
+    }
+
+    /// What a container gets where the call says nothing.
+    pub fn defaults(&self, own: &Defaults) -> Defaults {
+        let Some(cell) = self.cell() else { return own.clone() };
+        let least = |own: u64, most: Option<u64>| most.map_or(own, |most| own.min(most));
+        let count = |own: u32, most: Option<u32>| most.map_or(own, |most| own.min(most));
+        let caps = &cell.caps;
+        let connect = caps.network().map(|network| &network.connect);
+        Defaults {
+            memory_bytes: least(own.memory_bytes, caps.memory_bytes()),
+            disk_bytes: least(own.disk_bytes, caps.disk_bytes()),
+            vcpus: own.vcpus.min(caps.vcpus()),
+            processes: count(own.processes, caps.process_max()),
+            intra: own.intra,
+            connect: connect.into_iter().flatten().map(ToString::to_string).collect(),
+        }
+    }
+}
+
+impl Cell {
+    pub fn id(&self) -> &str {
+        self.line.last().map_or("", String::as_str)
+    }
+
+    /// The table of a new container, of which `weighs` says whether its client named the share of
+    /// the processors, cut to what this cell has and nobody can name. Its folders and networks are
+    /// held against what is there apart ([`Self::check_places`]).
+    ///
+    /// # Errors
+    /// 403 for what is more than the cell has.
+    pub fn bounded(&self, table: &str, weighs: bool, networks: &[String]) -> ApiResult<String> {
+        let broken = |error: String| ApiError::internal(format!("the table: {error}"));
+        let mut table: Value = serde_json::from_str(table).map_err(|e| broken(e.to_string()))?;
+        for (name, has) in [
+            ("clock", self.caps.clock()),
+            ("random", self.caps.random()),
+            ("stdio", self.caps.stdio()),
+            ("disk", self.caps.disk_bytes().is_some()),
+        ] {
+            if let (false, Some(sections)) = (has, table.as_object_mut()) {
+                sections.remove(name);
+            }
+        }
+        if !weighs {
+            let weight = table["cpu"]["weight"].as_u64().unwrap_or(100);
+            table["cpu"]["weight"] = weight.min(self.caps.cpu_weight().into()).into();
+        }
+        if let (Some(own), true) = (self.caps.network(), table["network"].is_object()) {
+            bound_network(&mut table["network"], own);
+        }
+        let wish = self.within(&table, networks)?;
+        if let Some(deadline) = wish.deadline() {
+            table["time"] = json!({ "deadline": format!("{}ms", deadline.as_millis()) });
+        }
+        Ok(table.to_string())
+    }
+
+    /// Whether the amounts and rules of `table` are within the cell's own; `networks` are those
+    /// that it may have others join.
+    fn within(&self, table: &Value, networks: &[String]) -> ApiResult<CapabilitySet> {
+        let mut wish = table.clone();
+        wish["folder"] = json!([]);
+        if let Some(Value::Array(join)) = wish.pointer_mut("/network/join") {
+            join.retain(|name| !networks.iter().any(|own| name == own.as_str()));
+        }
+        let says = |field: &str| wish["network"][field].as_array().is_some_and(|l| !l.is_empty());
+        if !["connect", "listen", "resolve", "join"].into_iter().any(says)
+            && let Some(sections) = wish.as_object_mut()
+        {
+            sections.remove("network");
+        }
+        let wish = CapabilitySet::parse(&wish.to_string(), Path::new("/"));
+        let within = wish.and_then(|wish| wish.within(&self.caps));
+        within.map_err(|error| match error {
+            CapsError::Beyond { capability, asked, granted } => refused(format!(
+                "a container that a cell makes has at most the cell's own rights: {asked} is asked \
+                 for, and the cell {} has {granted} ({capability})",
+                self.name
+            )),
+            error => ApiError::bad_request(error.to_string()),
+        })
+    }
+
+    /// Whether limits of a container of its own may become those of `table`.
+    ///
+    /// # Errors
+    /// 403 for what is more than the cell has.
+    pub fn check_limits(&self, table: &str) -> ApiResult<()> {
+        let table: Value = serde_json::from_str(table).unwrap_or_default();
+        let limits = ["version", "memory", "cpu", "disk", "processes"];
+        let all = table.as_object().cloned().unwrap_or_default();
+        let own = all.into_iter().filter(|(name, _)| limits.contains(&name.as_str()));
+        self.within(&Value::Object(own.collect()), &[]).map(drop)
+    }
+
+    /// Whether it has the volume at `path`, with the right to write if that is wanted.
+    pub fn has_volume(&self, path: &Path, writable: bool) -> bool {
+        let real = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+        let mut own = self.folders.iter().filter(|own| own.real == real);
+        own.any(|own| !writable || own.rights.contains(Rights::WRITE))
+    }
+
+    /// Whether what a container has of the host, which was found at `locations`, lies in what this
+    /// cell has. Volumes are looked at apart.
+    ///
+    /// # Errors
+    /// 403 for what does not.
+    pub fn check_places(&self, mounts: &[MountPoint], locations: &[Location]) -> ApiResult<()> {
+        if mounts.len() != locations.len() {
+            return Err(ApiError::internal("not all folders of the container were found"));
+        }
+        let binds = mounts.iter().zip(locations).filter(|(mount, _)| mount.volume.is_none());
+        binds.into_iter().try_for_each(|(mount, location)| self.check_place(mount, location))
+    }
+
+    fn check_place(&self, mount: &MountPoint, location: &Location) -> ApiResult<()> {
+        let around = |own: &&Own| match location.is_socket() || own.is_socket {
+            true => own.is_socket && location.is_socket() && own.real == location.real(),
+            false => location.real().starts_with(&own.real),
+        };
+        let found = self.folders.iter().filter(around);
+        // One that lies in another has rights of its own.
+        let own = found.max_by_key(|own| own.real.components().count());
+        let at = mount.source.display();
+        match own {
+            None => Err(refused(format!(
+                "{at} is neither a folder, file or socket of the host that the cell {} has, nor \
+                 within one",
+                self.name
+            ))),
+            Some(own)
+                if mount.writable && !own.is_socket && !own.rights.contains(Rights::WRITE) =>
+            {
+                Err(refused(format!(
+                    "the cell {} may read {at} and not write it; mount it read-only (:ro)",
+                    self.name
+                )))
+            }
+            Some(_) => Ok(()),
+        }
+    }
+}
+
+/// Limits of a network that nobody can name are the cell's.
+fn bound_network(network: &mut Value, own: &NetworkScope) {
+    if let Some(connections) = own.connections_max {
+        network["connections"] = connections.into();
+    }
+    if let Some(rate) = own.rate_bytes {
+        network["rate"] = rate.to_string().into();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cell(table: Value) -> Cell {
+        let caps = CapabilitySet::parse(&table.to_string(), Path::new("/")).unwrap();
+        let (name, folders, networks) = ("runner".to_owned(), Vec::new(), Vec::new());
+        Cell { line: vec!["a".repeat(64)], name, caps, folders, networks }
+    }
+
+    fn own() -> Value {
+        json!({
+            "version": 1, "memory": { "limit": "256M" }, "cpu": { "count": 2, "weight": 50 },
+            "disk": { "size": "1G" }, "processes": { "max": 100 }, "stdio": {},
+            "network": { "connect": ["a.org:443"], "listen": ["80"], "connections": 8 },
+            "time": { "deadline": "10m" },
+        })
+    }
+
+    fn wish(changes: Value) -> String {
+        let mut wish = json!({
+            "version": 1, "memory": { "limit": "128M" }, "cpu": { "count": 1, "weight": 100 },
+            "disk": { "size": "1G" }, "processes": { "max": 100 },
+            "clock": {}, "random": {}, "stdio": {}, "folder": [],
+        });
+        for (name, value) in changes.as_object().unwrap() {
+            wish[name] = value.clone();
+        }
+        wish.to_string()
+    }
+
+    #[test]
+    fn a_container_has_at_most_what_its_cell_has() {
+        let cell = cell(own());
+        let bounded = |changes: Value| cell.bounded(&wish(changes), false, &[]);
+        let table: Value = serde_json::from_str(&bounded(json!({})).unwrap()).unwrap();
+        assert_eq!(table["cpu"]["weight"], 50);
+        assert!(table.get("clock").is_none() && table.get("random").is_none());
+        let caps = CapabilitySet::parse(&table.to_string(), Path::new("/")).unwrap();
+        assert_eq!(caps.deadline(), Some(std::time::Duration::from_secs(600)));
+        for (changes, word) in [
+            (json!({ "memory": { "limit": "257M" } }), "memory"),
+            (json!({ "cpu": { "count": 3, "weight": 50 } }), "cpu"),
+            (json!({ "disk": { "size": "2G" } }), "disk"),
+            (json!({ "processes": { "max": 101 } }), "process"),
+            (json!({ "network": { "connect": ["b.org:443"] } }), "b.org"),
+            (json!({ "network": { "connect": ["a.org:443", "a.org:80"] } }), "network"),
+            (json!({ "network": { "listen": ["81"] } }), "81"),
+            (json!({ "network": { "join": ["others"] } }), "others"),
+        ] {
+            let error = bounded(changes.clone()).unwrap_err();
+            assert_eq!(error.status, StatusCode::FORBIDDEN, "{changes}");
+            assert!(error.message.contains(word), "{changes}: {}", error.message);
+            assert!(error.message.contains("runner"), "{}", error.message);
+        }
+        let network = json!({ "network": { "connect": ["a.org:443"], "listen": ["80"] } });
+        let table: Value = serde_json::from_str(&bounded(network).unwrap()).unwrap();
+        assert_eq!(table["network"]["connections"], 8);
+        let joins = wish(json!({ "network": { "join": ["own"] } }));
+        cell.bounded(&joins, false, &["own".to_owned()]).unwrap();
+        // Whoever names a share is told that it is too much.
+        assert!(cell.bounded(&wish(json!({})), true, &[]).is_err());
+    }
+
+    #[test]
+    fn limits_change_within_what_the_cell_has() {
+        let cell = cell(own());
+        cell.check_limits(&wish(json!({ "cpu": { "count": 1, "weight": 50 } }))).unwrap();
+        let more =
+            wish(json!({ "memory": { "limit": "1G" }, "cpu": { "count": 1, "weight": 50 } }));
+        assert_eq!(cell.check_limits(&more).unwrap_err().status, StatusCode::FORBIDDEN);
+    }
+
+    #[test]
+    fn defaults_are_at_most_the_cells() {
+        let server = Defaults {
+            memory_bytes: 1 << 30,
+            disk_bytes: 1 << 20,
+            vcpus: 8,
+            processes: 4096,
+            intra: exocell_cell::intra::Intra::default(),
+            connect: vec!["*:443".to_owned()],
+        };
+        assert_eq!(Caller::default().defaults(&server), server);
+        let caller = Caller::of_cell(cell(own()));
+        let least = caller.defaults(&server);
+        assert_eq!((least.memory_bytes, least.disk_bytes), (256 << 20, 1 << 20));
+        assert_eq!((least.vcpus, least.processes), (2, 100));
+        assert_eq!(least.connect, ["a.org:443"]);
+    }
+
+    #[test]
+    fn a_cell_owns_what_it_and_its_containers_have_made() {
+        let caller = Caller::of_cell(cell(own()));
+        let [id, other] = ["a".repeat(64), "b".repeat(64)];
+        assert!(caller.has_made(&[id.clone()]) && caller.has_made(&[id, other.clone()]));
+        assert!(!caller.has_made(&[other]) && !caller.has_made(&[]));
+        assert!(Caller::default().has_made(&[]));
+    }
+}
