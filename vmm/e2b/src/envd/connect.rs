@@ -81,13 +81,31 @@ fn told(problem: &Problem) -> Value {
 
 /// A refusal in the form that the call has.
 pub fn refused(call: &Call, problem: &Problem) -> Response {
-    match content_type(call) == STREAM {
+    refused_as(content_type(call) == STREAM, problem)
+}
+
+fn refused_as(is_stream: bool, problem: &Problem) -> Response {
+    match is_stream {
         true => {
             let last = frame(LAST, &json!({ "error": told(problem) }));
             reply(StatusCode::OK, STREAM, Body::Whole(Some(last)))
         }
         false => answer(Err(problem.clone())),
     }
+}
+
+/// The one message of a call with many answers. It is read before the first answer: what a client
+/// has not said by then is lost.
+///
+/// # Errors
+/// The reply that says why there is none.
+pub async fn only<T: DeserializeOwned>(call: Call) -> std::result::Result<T, Response> {
+    let is_stream = content_type(&call) == STREAM;
+    let read = async {
+        let first = Messages::of(call)?.next().await?;
+        first.ok_or_else(|| Problem::invalid("the stream has no message"))
+    };
+    read.await.map_err(|problem| refused_as(is_stream, &problem))
 }
 
 /// The messages of a client, one after the other.
@@ -140,10 +158,6 @@ impl Messages {
         }
     }
 
-    /// The first one, of a call that has one.
-    pub async fn only<T: DeserializeOwned>(mut self) -> Result<T> {
-        self.next().await?.ok_or_else(|| Problem::invalid("the stream has no message"))
-    }
 }
 
 /// A whole message at the beginning of what came.

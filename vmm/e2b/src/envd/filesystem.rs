@@ -9,7 +9,7 @@ use exocell_cell::clock::rfc3339_ms;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::connect::{Messages, Stream, answer, refused, time_limit, unary};
+use super::connect::{Stream, answer, only, refused, time_limit, unary};
 use super::watchers::{self, Watching};
 use super::{of_user, user};
 use crate::error::{Problem, Result};
@@ -151,13 +151,13 @@ async fn watch(sandbox: Arc<Sandbox>, user: String, call: Call) -> Response {
         Err(problem) => return refused(&call, &problem),
     };
     let every = super::process::keepalive(&call);
+    let order: Order = match only(call).await {
+        Ok(order) => order,
+        Err(refused) => return refused,
+    };
     let (stream, response) = Stream::open();
     tokio::spawn(async move {
-        let begun = async {
-            let order: Order = Messages::of(call)?.only().await?;
-            watchers::begin(&sandbox, watching(&order, user)).await
-        };
-        match begun.await {
+        match watchers::begin(&sandbox, watching(&order, user)).await {
             Ok(watch) => watchers::stream(&sandbox, watch, stream, limit, every).await,
             Err(problem) => stream.end(Err(problem)).await,
         }

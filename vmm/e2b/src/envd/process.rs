@@ -17,7 +17,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
-use super::connect::{Messages, Stream, answer, last_answer, refused, time_limit, unary};
+use super::connect::{Messages, Stream, answer, last_answer, only, refused, time_limit, unary};
 use super::programs::{self, End, Event, Program, Selector};
 use super::user;
 use crate::create::{USER, check_pairs};
@@ -130,16 +130,20 @@ pub async fn serve(
 }
 
 async fn start(server: &Arc<Server>, sandbox: &Arc<Sandbox>, call: Call) -> Response {
-    let (every, (stream, response)) = (keepalive(&call), Stream::open());
+    let every = keepalive(&call);
     let (limit, user) = match time_limit(&call).and_then(|limit| Ok((limit, user(&call.headers)?)))
     {
         Ok(read) => read,
         Err(problem) => return refused(&call, &problem),
     };
+    let wanted: Start = match only(call).await {
+        Ok(wanted) => wanted,
+        Err(refused) => return refused,
+    };
+    let (stream, response) = Stream::open();
     let (server, sandbox) = (server.clone(), sandbox.clone());
     tokio::spawn(async move {
         let begun = async {
-            let wanted: Start = Messages::of(call)?.only().await?;
             let (command, program) = plan(&sandbox, wanted, user, limit).await?;
             programs::start(&server, &sandbox, command, program).await
         };
@@ -176,18 +180,19 @@ pub async fn run(server: &Arc<Server>, sandbox: &Arc<Sandbox>, line: &str) -> Re
 }
 
 async fn connect(sandbox: &Arc<Sandbox>, call: Call) -> Response {
-    let (every, (stream, response)) = (keepalive(&call), Stream::open());
+    let every = keepalive(&call);
     let limit = match time_limit(&call) {
         Ok(limit) => limit,
         Err(problem) => return refused(&call, &problem),
     };
+    let wanted: Order = match only(call).await {
+        Ok(wanted) => wanted,
+        Err(refused) => return refused,
+    };
+    let (stream, response) = Stream::open();
     let sandbox = sandbox.clone();
     tokio::spawn(async move {
-        let found = async {
-            let wanted: Order = Messages::of(call)?.only().await?;
-            sandbox.programs.find(&wanted.process)
-        };
-        match found.await {
+        match sandbox.programs.find(&wanted.process) {
             Ok(program) => {
                 let events = program.listen();
                 tell(stream, &program, events, limit, every).await;
