@@ -23,6 +23,7 @@ pub fn ensure(name: &str) -> Result<(), InitError> {
     if users::has(name, &passwd) {
         return Ok(());
     }
+    DirBuilder::new().mode(0o755).recursive(true).create("/etc").context(|| "making /etc")?;
     let id = (ID_MIN..ID_MAX).find(|id| users::is_free(*id, &passwd, &group));
     let id = id.ok_or_else(|| InitError::guest("there is no id left for a user"))?;
     let home = format!("/home/{name}");
@@ -33,8 +34,12 @@ pub fn ensure(name: &str) -> Result<(), InitError> {
     if gid == id && !users::has(name, &group) {
         add("group", &group, &format!("{name}:x:{id}:")).context(failed("/etc/group"))?;
     }
-    let line = format!("{name}:x:{id}:{gid}::{home}:{shell}");
-    add("passwd", &passwd, &line).context(failed("/etc/passwd"))?;
+    let mut lines = format!("{name}:x:{id}:{gid}::{home}:{shell}");
+    // An image without users has no root by name, either.
+    if !users::has("root", &passwd) {
+        lines = format!("root:x:0:0:root:/root:{shell}\n{lines}");
+    }
+    add("passwd", &passwd, &lines).context(failed("/etc/passwd"))?;
     let made = DirBuilder::new().mode(0o755).recursive(true).create(&home);
     made.and_then(|()| chown(&home, Some(id), Some(gid))).context(failed("its home"))?;
     if Path::new(SUDOERS).is_dir() {
@@ -59,10 +64,10 @@ fn check(name: &str) -> Result<(), InitError> {
     }
 }
 
-/// Adds a line to a file of /etc.
-fn add(name: &str, before: &str, line: &str) -> io::Result<()> {
+/// Adds lines to a file of /etc.
+fn add(name: &str, before: &str, lines: &str) -> io::Result<()> {
     let end = if before.is_empty() || before.ends_with('\n') { "" } else { "\n" };
-    paths::write("/etc", name, format!("{before}{end}{line}\n").as_bytes())
+    paths::write("/etc", name, format!("{before}{end}{lines}\n").as_bytes())
 }
 
 #[cfg(test)]

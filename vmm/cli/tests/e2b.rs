@@ -7,7 +7,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use common::e2b::Server;
+use common::e2b::{Server, Small};
 use common::{eventually, finish, pip, text};
 
 const PINS: &str = include_str!("e2b/pins.txt");
@@ -19,7 +19,8 @@ const PACKAGE: &str = include_str!("e2b/package.json");
 #[test]
 fn the_sdk_for_python_is_given_a_tour() {
     let packages = pip::wheels("e2b", PINS);
-    let server = Server::start();
+    let small = Small::new();
+    let server = Server::with(&["--template", &small.template()]);
     let mut client = server.client("python3");
     client.args([TOUR, &server.url()]);
     client.env("PYTHONPATH", text(&packages)).env("PYTHONDONTWRITEBYTECODE", "1");

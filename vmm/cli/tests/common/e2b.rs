@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use super::host::state_root;
-use super::{finish, given, program};
+use super::{finish, given, program, run, small, text, unique};
 
 /// A server and its state root; its sandboxes end with the test.
 pub struct Server {
@@ -16,6 +16,28 @@ pub struct Server {
     child: Option<Child>,
     flags: Vec<String>,
     pub address: String,
+}
+
+/// An image of a few megabytes in the store, as the template `small`; it goes with the test.
+pub struct Small(String);
+
+impl Small {
+    pub fn new() -> Self {
+        let (name, tree) = (format!("{}:1", unique("e2b")), small::tree());
+        let from = format!("{}/", text(tree.path()));
+        run(["image", "import", &from, "--tag", &name]).ok();
+        Self(name)
+    }
+
+    pub fn template(&self) -> String {
+        format!("small={}", self.0)
+    }
+}
+
+impl Drop for Small {
+    fn drop(&mut self) {
+        run(["image", "rm", &self.0]);
+    }
 }
 
 /// An answer, read to its end.
@@ -127,11 +149,10 @@ impl Server {
 
     /// A call with the server's key and more headers.
     pub fn call(&self, line: &str, headers: &[(&str, &str)], body: &[u8]) -> Answer {
-        let key = self.key();
         let mut head = format!("{line} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n");
         let is_named = |name: &str| headers.iter().any(|(own, _)| own.eq_ignore_ascii_case(name));
         if !is_named("x-api-key") {
-            head += &format!("X-API-KEY: {key}\r\n");
+            head += &format!("X-API-KEY: {}\r\n", self.key());
         }
         for (name, value) in headers {
             head += &format!("{name}: {value}\r\n");

@@ -2,7 +2,8 @@
 
 import assert from 'node:assert/strict'
 import {
-  CommandExitError, FileNotFoundError, FilesystemEventType, NotFoundError, Sandbox, TimeoutError,
+  CommandExitError, FileNotFoundError, FilesystemEventType, NotFoundError, Sandbox,
+  SandboxNotFoundError, TimeoutError,
 } from 'e2b'
 
 const eventually = async (what, work) => {
@@ -89,5 +90,5 @@ await assert.rejects(Sandbox.connect('0'.repeat(32)), NotFoundError)
 await assert.rejects(Sandbox.create({ apiKey: 'e2b_wrong' }), /key/i)
 assert.equal(await box.kill(), true)
 assert.equal(await box.isRunning(), false)
-await assert.rejects(box.commands.run('true'), TimeoutError)
+await assert.rejects(box.commands.run('true'), SandboxNotFoundError)
 console.log('errors')

@@ -317,7 +317,11 @@ def pauses(box):
     raises(SandboxException, lambda: box.pause(mode="filesystem"), "501")
 
 
-def snapshots(box):
+def snapshots():
+    # An image of a few megabytes, without bash and without users.
+    box = Sandbox.create("small", timeout=300)
+    assert box.commands.run("echo $HOME; pwd").stdout == "/home/user\n/home/user\n"
+    box.files.write("notes", "x")
     box.files.write("/srv/kept/file", "of the snapshot", user="root")
     named = box.create_snapshot("tour-snapshot")
     assert named.names == ["tour-snapshot"], named
@@ -327,12 +331,13 @@ def snapshots(box):
     with Sandbox.create(named.snapshot_id, timeout=60) as copy:
         assert copy.files.read("/srv/kept/file") == "of the snapshot"
         assert copy.files.get_info("notes").owner == "user"
-        assert copy.commands.list() == []
+        assert copy.commands.list() == [] and copy.commands.run("cat notes").stdout == "x"
     raises(SandboxException, lambda: box.create_snapshot(mode="full"), "501")
     for it in (named, other):
         assert Sandbox.delete_snapshot(it.snapshot_id)
         assert not Sandbox.delete_snapshot(it.snapshot_id)
     raises(SandboxException, lambda: Sandbox.create(named.snapshot_id), "was not found")
+    box.kill()
 
 
 def ends():
@@ -359,11 +364,11 @@ def refused():
         ("rules", {"network": {"rules": {"a.org": [{"transform": {"headers": {"a": "b"}}}]}}}),
     ]:
         raises(SandboxException, lambda: Sandbox.create(**keywords), words)
-    first = Sandbox.create(idempotency_key="the same")
-    assert Sandbox.create(idempotency_key="the same").sandbox_id == first.sandbox_id
+    first = Sandbox.create(idempotency_key="the-same")
+    assert Sandbox.create(idempotency_key="the-same").sandbox_id == first.sandbox_id
     raises(
         SandboxException,
-        lambda: Sandbox.create(idempotency_key="the same", timeout=77),
+        lambda: Sandbox.create(idempotency_key="the-same", timeout=77),
         "Idempotency-Key",
     )
     raises(SandboxException, lambda: first.fork(), "forking")
@@ -404,7 +409,7 @@ def main(url):
     steps = [
         lambda: lists(box), lambda: files(box), lambda: signed_urls(box), lambda: commands(box),
         lambda: background(box), lambda: pty(box), lambda: watches(box), lambda: ports(box, url),
-        lambda: pauses(box), lambda: snapshots(box), ends, refused, lambda: asyncio.run(asynchronously()),
+        lambda: pauses(box), snapshots, ends, refused, lambda: asyncio.run(asynchronously()),
     ]
     names = "lists files signed_urls commands background pty watches ports pauses snapshots ends refused async"
     only = sys.argv[2:]

@@ -157,7 +157,6 @@ impl Messages {
             }
         }
     }
-
 }
 
 /// A whole message at the beginning of what came.
