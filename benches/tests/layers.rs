@@ -70,6 +70,8 @@ const LAYERS: &[(&str, &[&str])] = &[
         &["exocell-cell", "exocell-exovisor", "exocell-random-modules", "exocell-xgate"],
     ),
     ("exocell-docker", &["exocell-cell"]),
+    // What starts a cell from a process with threads is the Docker server's.
+    ("exocell-e2b", &["exocell-cell", "exocell-docker"]),
     ("exocell-swebench", &[]),
     (
         "exocell-cli",
@@ -77,6 +79,7 @@ const LAYERS: &[(&str, &[&str])] = &[
             "exocell-benches",
             "exocell-cell",
             "exocell-docker",
+            "exocell-e2b",
             "exocell-service",
             "exocell-swebench",
         ],

@@ -69,7 +69,7 @@ fn reply_in(frame: &Frame) -> Result<Reply, ClientError> {
     }
 }
 
-fn read_reply<R: Read>(reader: &mut FrameReader<R>) -> Result<Reply, ClientError> {
+pub(crate) fn reply_of<R: Read>(reader: &mut FrameReader<R>) -> Result<Reply, ClientError> {
     let frame = reader.read()?.ok_or(ClientError::Closed)?;
     match frame.kind {
         Kind::Reply => reply_in(&frame),
@@ -84,7 +84,7 @@ pub fn request(
     request: &Request,
 ) -> Result<Reply, ClientError> {
     FrameWriter::new(write).write_json(Kind::Request, request)?;
-    read_reply(&mut FrameReader::new(read))
+    reply_of(&mut FrameReader::new(read))
 }
 
 /// Boots the cell over the stream the guest opened to
@@ -144,6 +144,16 @@ pub fn forget(read: impl Read, write: impl Write, name: &str) -> Result<(), Clie
 /// Says that the request that comes next on the stream is for `container`.
 pub fn within(write: impl Write, container: u32) -> Result<(), ClientError> {
     Ok(FrameWriter::new(write).write_json(Kind::Request, &Request::Within { container })?)
+}
+
+/// Has the guest have a user `name`, with a home.
+pub fn account(read: impl Read, write: impl Write, name: &str) -> Result<(), ClientError> {
+    done(request(read, write, &Request::Account { name: name.into() })?, "account")
+}
+
+/// Has the guest connect to a port of its own; the stream is that connection then.
+pub fn dial(read: impl Read, write: impl Write, port: u16) -> Result<(), ClientError> {
+    done(request(read, write, &Request::Dial { port })?, "dial")
 }
 
 /// Has the guest take `address` at the network at `place`, or none.
@@ -223,10 +233,10 @@ pub fn upload(
     let sent = send_archive(write, path, archive);
     if let Err(ClientError::Frame(_)) = &sent {
         // The guest may have said why it stopped listening.
-        read_reply(&mut reader)?;
+        reply_of(&mut reader)?;
     }
     let bytes = sent?;
-    done(read_reply(&mut reader)?, "upload")?;
+    done(reply_of(&mut reader)?, "upload")?;
     Ok(bytes)
 }
 
@@ -302,7 +312,18 @@ fn receive(
     bytes_max: u64,
 ) -> Result<u64, ClientError> {
     FrameWriter::new(write).write_json(Kind::Request, request)?;
-    let mut reader = FrameReader::new(read);
+    receive_data(&mut FrameReader::new(read), out, bytes_max)
+}
+
+/// Takes `Data` frames up to `DataEof`, at most `bytes_max` bytes, into `out`; how many came.
+///
+/// # Errors
+/// The guest's, and those of the stream and of `out`.
+pub fn receive_data<R: Read>(
+    reader: &mut FrameReader<R>,
+    out: &mut impl Write,
+    bytes_max: u64,
+) -> Result<u64, ClientError> {
     let mut received = 0u64;
     loop {
         let frame = reader.read()?.ok_or(ClientError::Closed)?;
@@ -355,7 +376,7 @@ fn begin<R: Read, W: Write>(
     let mut writer = FrameWriter::new(write);
     writer.write_json(Kind::Request, request)?;
     let mut reader = FrameReader::new(read);
-    match read_reply(&mut reader)? {
+    match reply_of(&mut reader)? {
         Reply::Started { guest_pid } => Ok(ExecSession {
             guest_pid,
             input: ExecInput(Arc::new(Mutex::new(writer))),
@@ -492,7 +513,7 @@ fn write_now(sink: &mut impl Write, bytes: &[u8]) -> Result<(), ClientError> {
 }
 
 /// Reads `source` to its end and hands on each chunk; the bytes copied.
-fn copy_chunks(
+pub(crate) fn copy_chunks(
     source: &mut impl Read,
     mut sink: impl FnMut(&[u8]) -> Result<(), ClientError>,
 ) -> Result<u64, ClientError> {

@@ -34,12 +34,17 @@
 //! | `Socket`   | [`SOCKET_OPEN`], then a program's bytes | `Reply(Done)`, then a program's bytes |
 //! | `CloseSocket` |                                     | `Reply(Done)` |
 //! | `Signal`   |                                        | `Reply(Done)` |
+//! | `File`     | `Data`* `DataEof` to write a file       | `Reply(Entry)` or `Reply(Done)`, `Data`* ([`files`]) |
+//! | `Account`  |                                        | `Reply(Done)` |
+//! | `Dial`     | bytes                                  | `Reply(Done)`, then bytes |
+//! | `Follow`   | as `Exec`                              | as `Exec` |
 //! | `Shutdown` |                                        | `Reply(Done)`, then the guest powers off |
 //!
 //! Any of them may end with `Reply(Failed)` instead.
 #![forbid(unsafe_code)]
 
 pub mod client;
+pub mod files;
 mod frame;
 mod message;
 pub mod oci;

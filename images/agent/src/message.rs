@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::files::{FileEntry, FileRequest};
 use crate::oci::{Resources, Spec};
 
 /// What the host asks for; the first frame of a stream.
@@ -92,6 +93,20 @@ pub enum Request {
         /// Whether all of its process group gets it.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         group: bool,
+    },
+    /// Do something with one file.
+    File(FileRequest),
+    /// Have a user `name`: one who is missing is made, with a group and a home.
+    Account {
+        name: String,
+    },
+    /// Connect to a TCP port of the guest's own. After `Done` the stream is that connection.
+    Dial {
+        port: u16,
+    },
+    /// Hear the program `guest_pid`, whose host has gone, from now on.
+    Follow {
+        guest_pid: u32,
     },
     /// Terminate every process (SIGTERM, then SIGKILL after `grace_ms`), sync,
     /// power off.
@@ -267,6 +282,9 @@ pub struct Exec {
     pub tty: Option<TtySize>,
     /// Whether `Stdin` frames follow; otherwise standard input is /dev/null.
     pub stdin: bool,
+    /// Whether its input stays open when its host goes: another may come (`Request::Follow`).
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub lasting: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -294,6 +312,7 @@ pub enum Reply {
         out_of_memory: bool,
     },
     Stats(Box<GuestStats>),
+    Entry(Box<FileEntry>),
     Done,
     Failed {
         kind: FailureKind,
@@ -317,6 +336,10 @@ pub enum FailureKind {
     NotExecutable,
     /// Anything else the caller asked for wrongly: no such user, a bad path.
     Invalid,
+    /// What is to be made is there already.
+    Exists,
+    /// There is no room for it: disk, quota, watches.
+    Full,
     /// The guest could not do it: out of memory, disk full.
     Guest,
 }

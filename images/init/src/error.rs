@@ -42,6 +42,8 @@ impl InitError {
             | io::ErrorKind::InvalidInput
             | io::ErrorKind::IsADirectory
             | io::ErrorKind::ReadOnlyFilesystem => FailureKind::Invalid,
+            io::ErrorKind::AlreadyExists => FailureKind::Exists,
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => FailureKind::Full,
             _ => FailureKind::Guest,
         };
         Self::Failed { kind, message: format!("{what}: {error}") }

@@ -2,7 +2,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, Write};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
@@ -11,8 +11,7 @@ use std::thread;
 
 use exocell_agent::oci::ConsoleSize;
 use exocell_agent::{
-    Exec, FailureKind, FrameReader, FrameWriter, ISOLATES_BIN, ISOLATES_TABLE, Kind, Reply, Start,
-    TtySize,
+    Exec, FailureKind, FrameReader, ISOLATES_BIN, ISOLATES_TABLE, Kind, Reply, Start, TtySize,
 };
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
@@ -23,18 +22,17 @@ use crate::beside::Entered;
 use crate::cgroup::Group;
 use crate::container::{self, Container, Inside, Rules, c_string};
 use crate::error::{Context, InitError};
+use crate::followed::{Host, Line};
 use crate::io_loop::{Input, Source, pump_output};
 use crate::members::Member;
 use crate::reaper::Exit;
 use crate::session::{Agent, STACK_BYTES};
 use crate::spawn::{self, Failure, Held, Helper, Place, Program, Starting, Stdio, Step};
 use crate::users::{self, Identity};
-use crate::{own_proc, paths, sys};
+use crate::{own_proc, sys};
 
 /// Where programs are looked for when the environment has no PATH: docker's.
 const PATH_DEFAULT: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
-/// User databases longer than this are read this far, in bytes.
-const DATABASE_BYTES_MAX: u64 = 4 << 20;
 
 /// Our ends of the program's streams.
 struct Ends {
@@ -180,26 +178,42 @@ impl Session<'_> {
         on_start: impl FnOnce(),
     ) -> Result<(), InitError> {
         let Begun { pid, shown, exit, starting, ends, oom_kills_before, .. } = begun;
-        let reaper = &self.agent.reaper;
+        let Agent { reaper, lines, .. } = self.agent;
+        let key = (self.member.number(), shown);
         if let Err(failure) = starting.wait() {
             // It may have said so and run.
             let _ = reaper.signal(pid, libc::SIGKILL as u8);
             return Err(self.explain(request, failure));
         }
-        reaper.show(pid, (self.member.number(), shown));
+        reaper.show(pid, key);
+        let line =
+            request.lasting.then(|| Line::new(pid, &exit, ends.sink.as_ref(), ends.tty.as_ref()));
+        let line = line.transpose().context(|| "the program's line")?;
+        if let Some(line) = &line {
+            lines.add(key, line);
+        }
         on_start();
-        let mut writer = FrameWriter::new(stream);
-        writer.write_json(Kind::Reply, &Reply::Started { guest_pid: shown.unsigned_abs() })?;
+        let guest_pid = shown.unsigned_abs();
+        let mut host = Host::new(stream, line.clone(), guest_pid);
+        let told = host.reply(&Reply::Started { guest_pid });
+        if line.is_none() {
+            told?;
+        }
         // From here on it only passes on what programs and the host say.
         sys::set_nice(0);
-        let input = Input::new(frames, ends.sink, ends.tty, reaper, pid);
-        let code = attend(input, ends.sources, &exit, &mut writer)?;
+        let input = Input::new(frames, ends.sink, ends.tty, reaper, pid, line.as_deref());
+        let code = attend(input, ends.sources, &exit, &mut host);
+        if line.is_some() {
+            lines.remove(key);
+            host.renew();
+        }
+        let code = code?;
         let oom_kills = self.agent.group_of(self.member).map_or(0, Group::oom_kills);
         let reply = match exit.by_reboot() {
             Some(message) => Reply::Failed { kind: FailureKind::Guest, message },
             None => Reply::Exited { code, out_of_memory: oom_kills > oom_kills_before },
         };
-        Ok(writer.write_json(Kind::Reply, &reply)?)
+        Ok(host.reply(&reply)?)
     }
 
     /// Why its child did not become the program.
@@ -332,13 +346,13 @@ fn attend(
     input: Input<'_>,
     sources: Vec<Source>,
     exit: &Exit,
-    writer: &mut FrameWriter<&File>,
+    host: &mut Host<'_>,
 ) -> Result<u8, InitError> {
     let done = EventFd::from_flags(EfdFlags::EFD_CLOEXEC).context(|| "a session")?;
     thread::scope(|scope| {
         let builder = thread::Builder::new().name("input".into()).stack_size(STACK_BYTES);
-        let reading = builder.spawn_scoped(scope, || input.run(&done));
-        let code = pump_output(sources, exit, writer);
+        let reading = builder.spawn_scoped(scope, || input.run(done.as_fd()));
+        let code = pump_output(sources, exit, host);
         let _ = done.write(1);
         reading.map(|_| code).context(|| "a thread for the session's input")
     })
@@ -346,19 +360,12 @@ fn attend(
 
 /// The user, with `groups` beside its own.
 fn identify(user: &str, groups: &[String]) -> Result<Identity, InitError> {
-    let named = database("/etc/group");
-    let mut identity = users::resolve(user, &database("/etc/passwd"), &named)?;
+    let named = users::database("/etc/group");
+    let mut identity = users::resolve(user, &users::database("/etc/passwd"), &named)?;
     for group in groups {
         identity.groups.push(users::resolve_group(group, &named)?);
     }
     Ok(identity)
-}
-
-/// A user database; a missing one is empty, and so is one that is no file: a pipe
-/// would be waited for.
-fn database(path: &str) -> String {
-    let bytes = paths::read(path, DATABASE_BYTES_MAX).unwrap_or_default();
-    String::from_utf8_lossy(&bytes).into_owned()
 }
 
 fn resolve(

@@ -7,11 +7,11 @@ use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 
-use exocell_agent::{Frame, FrameReader, FrameWriter, Kind, TtySize};
+use exocell_agent::{Frame, FrameReader, Kind, TtySize};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::eventfd::EventFd;
 
+use crate::followed::{Host, Line};
 use crate::log;
 use crate::reaper::{Exit, Reaper};
 use crate::sys;
@@ -37,6 +37,8 @@ pub struct Input<'a> {
     pub tty: Option<File>,
     pub reaper: &'a Reaper,
     pub pid: i32,
+    /// Of a program that may have another host after this one.
+    line: Option<&'a Line>,
     queue: VecDeque<u8>,
     ended: bool,
 }
@@ -48,13 +50,14 @@ impl<'a> Input<'a> {
         tty: Option<File>,
         reaper: &'a Reaper,
         pid: i32,
+        line: Option<&'a Line>,
     ) -> Self {
-        Self { frames, sink, tty, reaper, pid, queue: VecDeque::new(), ended: false }
+        Self { frames, sink, tty, reaper, pid, line, queue: VecDeque::new(), ended: false }
     }
 
     /// Runs until `done` is readable, or the host has closed its end and what
     /// it sent is delivered. A host that goes away leaves the program running.
-    pub fn run(mut self, done: &EventFd) {
+    pub fn run(mut self, done: BorrowedFd<'_>) {
         let mut connected = true;
         while connected || !self.queue.is_empty() {
             let ready = self.wait(done, connected);
@@ -69,16 +72,19 @@ impl<'a> Input<'a> {
             }
             if self.queue.is_empty() && (self.ended || !connected) {
                 self.sink = None;
+                if let Some(line) = self.line.filter(|_| self.ended) {
+                    line.close();
+                }
             }
         }
     }
 
-    fn wait(&self, done: &EventFd, connected: bool) -> Ready {
+    fn wait(&self, done: BorrowedFd<'_>, connected: bool) -> Ready {
         let wants_frames = connected && self.queue.len() < QUEUE_BYTES_MAX;
         let stream = wants_frames.then(|| self.frames.get_ref().as_fd());
         let sink = self.sink.as_ref().filter(|_| !self.queue.is_empty()).map(AsFd::as_fd);
         let waits = [
-            (Some(done.as_fd()), PollFlags::POLLIN),
+            (Some(done), PollFlags::POLLIN),
             (stream, PollFlags::POLLIN),
             (sink, PollFlags::POLLOUT),
         ];
@@ -161,16 +167,19 @@ pub struct Source {
 /// Sends the program's output to the host until the program is dead and its
 /// output drained; its exit code. When the host is gone the output is read and
 /// thrown away, so that the program does not block on it.
-pub fn pump_output(mut sources: Vec<Source>, exit: &Exit, writer: &mut FrameWriter<&File>) -> u8 {
+pub fn pump_output(mut sources: Vec<Source>, exit: &Exit, host: &mut Host<'_>) -> u8 {
     let mut buffer = vec![0; CHUNK_BYTES];
-    let mut connected = true;
     let mut drained = 0;
     loop {
         let code = exit.code();
         if let Some(code) = code.filter(|_| sources.is_empty() || drained > DRAIN_BYTES_MAX) {
             return code;
         }
-        let readable = wait_for_output(&sources, exit, code.is_some());
+        let [readable @ .., renewed] = wait_for_output(&sources, exit, host, code.is_some());
+        if renewed {
+            host.renew();
+            continue;
+        }
         if let Some(code) = code.filter(|_| !readable.contains(&true)) {
             return code;
         }
@@ -180,25 +189,26 @@ pub fn pump_output(mut sources: Vec<Source>, exit: &Exit, writer: &mut FrameWrit
                 return true;
             }
             let Some(bytes) = read_some(&mut source.file, &mut buffer) else { return false };
-            connected = connected && writer.write(source.kind, bytes).is_ok();
+            host.say(source.kind, bytes);
             drained += if code.is_some() { bytes.len() } else { 0 };
             true
         });
     }
 }
 
-/// Waits for output, the program's death, or once it is dead for a pause; which
-/// sources are readable.
-fn wait_for_output(sources: &[Source], exit: &Exit, dead: bool) -> [bool; 2] {
+/// Waits for output, another host, the program's death, or once it is dead for a pause; which
+/// sources are readable, and whether there is a host.
+fn wait_for_output(sources: &[Source], exit: &Exit, host: &Host<'_>, dead: bool) -> [bool; 3] {
     let source = |index: usize| sources.get(index).map(|source| source.file.as_fd());
     let waits = [
         (source(0), PollFlags::POLLIN),
         (source(1), PollFlags::POLLIN),
+        (host.wake(), PollFlags::POLLIN),
         (Some(exit.as_fd()).filter(|_| !dead), PollFlags::POLLIN),
     ];
     let timeout = if dead { DRAIN_PAUSE_MS.into() } else { PollTimeout::NONE };
-    let [first, second, _] = wait_for(waits, timeout);
-    [first, second]
+    let [first, second, renewed, _] = wait_for(waits, timeout);
+    [first, second, renewed]
 }
 
 /// Bytes that are there, perhaps none; `None` at the end. A terminal's master
@@ -216,8 +226,11 @@ fn is_transient(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
 }
 
-/// Polls three descriptors, some of which may be absent; which have an event.
-fn wait_for(waits: [(Option<BorrowedFd<'_>>, PollFlags); 3], timeout: PollTimeout) -> [bool; 3] {
+/// Polls descriptors, some of which may be absent; which have an event.
+fn wait_for<const N: usize>(
+    waits: [(Option<BorrowedFd<'_>>, PollFlags); N],
+    timeout: PollTimeout,
+) -> [bool; N] {
     let mut fds: Vec<PollFd<'_>> =
         waits.iter().filter_map(|(fd, flags)| Some(PollFd::new((*fd)?, *flags))).collect();
     while poll(&mut fds, timeout) == Err(Errno::EINTR) {}

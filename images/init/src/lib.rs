@@ -24,6 +24,7 @@
 //! The initramfs holds this binary as `/init` and nothing else that is needed.
 #![deny(unsafe_code)]
 
+mod account;
 mod beside;
 mod boot;
 mod capabilities;
@@ -32,10 +33,13 @@ mod cold;
 mod container;
 mod dev;
 mod device_filter;
+mod dial;
 mod error;
 mod exec;
+mod files;
 mod fill;
 mod folders;
+mod followed;
 mod io_loop;
 mod isolates;
 mod limits;

@@ -8,6 +8,7 @@ use std::fs::File;
 use std::os::fd::AsFd;
 use std::thread;
 
+use nix::NixPath;
 use nix::dir::{Dir, Type};
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, openat, renameat};
@@ -69,7 +70,8 @@ pub fn sweep(disk: &File, name: &str) {
     }
 }
 
-fn open(directory: impl AsFd, name: &str) -> nix::Result<File> {
+/// Opens the directory `name` in another, and no link.
+pub fn open<N: ?Sized + NixPath>(directory: impl AsFd, name: &N) -> nix::Result<File> {
     let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
     openat(directory, name, flags, Mode::empty()).map(File::from)
 }
@@ -81,7 +83,7 @@ fn clear(top: &File) -> nix::Result<()> {
     let mut first = 0;
     while first < next {
         let name = first.to_string();
-        let directory = match open(top, &name) {
+        let directory = match open(top, name.as_str()) {
             Ok(directory) => directory,
             Err(Errno::ENOENT) => {
                 first += 1;
@@ -116,7 +118,7 @@ fn clear(top: &File) -> nix::Result<()> {
 }
 
 /// Some names in `directory`, and whether each is a directory's; none where it is empty.
-fn batch(directory: &File) -> nix::Result<Vec<(CString, bool)>> {
+pub fn batch(directory: &File) -> nix::Result<Vec<(CString, bool)>> {
     let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
     let mut opened = Dir::openat(directory, ".", flags, Mode::empty())?;
     let mut found = Vec::new();
@@ -150,7 +152,7 @@ mod tests {
             mkdirat(&at, name.as_str(), Mode::from_bits_truncate(0o700)).unwrap();
             let flags = OFlag::O_CREAT | OFlag::O_WRONLY;
             drop(openat(&at, "f", flags, Mode::from_bits_truncate(0o600)).unwrap());
-            at = open(&at, &name).unwrap();
+            at = open(&at, name.as_str()).unwrap();
         }
         clear(&top).unwrap();
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);

@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 use std::thread;
@@ -14,12 +14,16 @@ use nix::sys::stat::Mode;
 
 use crate::cgroup::Group;
 use crate::error::{Context, InitError};
+use crate::followed::Lines;
+use crate::io_loop::Input;
 use crate::members::{Member, Members};
 use crate::reaper::Reaper;
 use crate::root::Cell;
 use crate::transfer::UPPER;
 use crate::transfer::changes::{self, Layers};
-use crate::{cold, exec, folders, log, network, pager, shutdown, stats, sys, transfer};
+use crate::{
+    account, cold, dial, exec, files, folders, log, network, pager, shutdown, stats, sys, transfer,
+};
 
 /// Stack of a session's thread, in bytes; only touched pages cost memory.
 pub const STACK_BYTES: usize = 256 * 1024;
@@ -27,6 +31,8 @@ pub const STACK_BYTES: usize = 256 * 1024;
 /// Serves the host's requests.
 pub struct Agent {
     pub(crate) reaper: Arc<Reaper>,
+    /// Programs that may be followed by another host than theirs.
+    pub(crate) lines: Lines,
     cell: Option<Cell>,
     members: Members,
 }
@@ -46,7 +52,8 @@ impl Agent {
     }
 
     fn with(cell: Option<Cell>) -> io::Result<Self> {
-        Ok(Self { reaper: Reaper::start()?, cell, members: Members::default() })
+        let (reaper, lines, members) = (Reaper::start()?, Lines::default(), Members::default());
+        Ok(Self { reaper, lines, cell, members })
     }
 
     /// The control group of a container's programs; `None` on a machine as it is.
@@ -131,6 +138,24 @@ impl Agent {
             false => self.reaper.signal_shown(shown, number),
         };
         sent.map(|()| Reply::Done).map_err(|_| refused())
+    }
+
+    /// Has the host hear a program that goes on, and passes on what it says to that.
+    fn follow(
+        &self,
+        member: &Member,
+        stream: &File,
+        frames: FrameReader<&File>,
+        guest_pid: u32,
+    ) -> Result<(), InitError> {
+        sys::set_nice(0);
+        let pid = i32::try_from(guest_pid).unwrap_or(0);
+        let line = self.lines.give((member.number(), pid), stream)?;
+        let copied = line.tty.as_ref().map(File::try_clone).transpose();
+        let (sink, tty) =
+            line.sink().and_then(|sink| Ok((sink, copied?))).context(|| "a stream")?;
+        Input::new(frames, sink, tty, &self.reaper, line.pid, Some(&line)).run(line.exit.as_fd());
+        Ok(())
     }
 
     fn answer(&self, stream: &File) -> Result<(), InitError> {
@@ -237,6 +262,23 @@ impl Agent {
             Request::Forget { name } => {
                 self.members.forget(self.cell()?, &name)?;
                 Reply::Done
+            }
+            Request::File(request) => {
+                sys::set_nice(0);
+                member.enter()?;
+                return files::serve(stream, frames, &request);
+            }
+            Request::Account { name } => {
+                member.enter()?;
+                account::ensure(&name)?;
+                Reply::Done
+            }
+            Request::Dial { port } => {
+                sys::set_nice(0);
+                return dial::run(stream, port);
+            }
+            Request::Follow { guest_pid } => {
+                return self.follow(member, stream, frames, guest_pid);
             }
             Request::Within { .. } => {
                 return Err(InitError::invalid("a stream is within one container"));

@@ -85,14 +85,14 @@ fn check_absolute(path: &Path) -> Result<(), InitError> {
 }
 
 /// The bytes of `Data` frames up to `DataEof`.
-struct DataReader<'a, R> {
+pub struct DataReader<'a, R> {
     frames: &'a mut FrameReader<R>,
     chunk: io::Cursor<Vec<u8>>,
     ended: bool,
 }
 
 impl<'a, R: Read> DataReader<'a, R> {
-    fn new(frames: &'a mut FrameReader<R>) -> Self {
+    pub fn new(frames: &'a mut FrameReader<R>) -> Self {
         Self { frames, chunk: io::Cursor::default(), ended: false }
     }
 
@@ -412,7 +412,7 @@ fn is_kernel_tree(path: &Path) -> bool {
 }
 
 /// Writes `Data` frames.
-struct DataWriter<W>(FrameWriter<W>);
+pub struct DataWriter<W>(pub FrameWriter<W>);
 
 impl<W: Write> Write for DataWriter<W> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {

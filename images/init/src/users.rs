@@ -2,6 +2,7 @@
 //! /etc/group, by docker's rules.
 
 use crate::error::InitError;
+use crate::paths;
 
 /// A resolved user.
 #[derive(Debug, PartialEq, Eq)]
@@ -11,6 +12,33 @@ pub struct Identity {
     /// Supplementary groups; none when the group was named explicitly.
     pub groups: Vec<u32>,
     pub home: String,
+}
+
+/// User databases longer than this are read this far, in bytes.
+const DATABASE_BYTES_MAX: u64 = 4 << 20;
+
+/// A user database; a missing one is empty, and so is one that is no file: a pipe
+/// would be waited for.
+pub fn database(path: &str) -> String {
+    let bytes = paths::read(path, DATABASE_BYTES_MAX).unwrap_or_default();
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// Whether `file`, of users or of groups, has `name`.
+pub fn has(name: &str, file: &str) -> bool {
+    Line::all(file).any(|line| line.field(0) == name)
+}
+
+/// Whether nobody has the number `id`.
+pub fn is_free(id: u32, passwd: &str, group: &str) -> bool {
+    let taken = |line: Line| line.number(2) == Some(id);
+    !Line::all(passwd).any(taken) && !Line::all(group).any(taken)
+}
+
+/// The name of `id` in `file`, of users or of groups; the number where it has none.
+pub fn name_of(id: u32, file: &str) -> String {
+    let named = Line::all(file).find(|line| line.number(2) == Some(id));
+    named.map_or_else(|| id.to_string(), |line| line.field(0).to_owned())
 }
 
 /// A line of /etc/passwd or /etc/group, split at its colons.

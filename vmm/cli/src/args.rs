@@ -1057,7 +1057,8 @@ pub enum KernelCommand {
     },
 }
 
-/// Serve the Docker Engine API, whose containers are cells, or Wasm modules over HTTP, or both.
+/// Serve the Docker Engine API, whose containers are cells, E2B's protocol, whose sandboxes are, or
+/// Wasm modules over HTTP, or all of them.
 #[derive(Args)]
 #[command(after_help = "Examples:
   exocell serve --http 127.0.0.1:8080 &
@@ -1065,9 +1066,12 @@ pub enum KernelCommand {
   curl -H 'Authorization: Bearer KEY' -d '[20]' http://127.0.0.1:8080/v1/call/MODULE/FUNCTION
   exocell serve --docker /run/exocell.sock &
   DOCKER_HOST=unix:///run/exocell.sock docker run --rm exocell/base echo hello
+  exocell serve --e2b 127.0.0.1:3000 --template base=exocell/base --allow-net pypi.org:443 &
+  export E2B_API_URL=http://127.0.0.1:3000 E2B_SANDBOX_URL=http://127.0.0.1:3000
+  E2B_API_KEY=$(cat ROOT/e2b/key) python3 -c 'from e2b import Sandbox; print(Sandbox.create().commands.run(\"id\"))'
 
 A port that docker run publishes (-p) is on the loopback unless the client names an address.")]
-#[command(group = one_of("listener", &["docker", "http"]))]
+#[command(group = one_of("listener", &["docker", "http", "e2b"]))]
 pub struct ServeArgs {
     /// Where the Docker Engine API listens; only this user may connect. fd:// is a socket that
     /// systemd hands over, which its unit says who may use.
@@ -1076,6 +1080,27 @@ pub struct ServeArgs {
     /// Where the modules of `exocell module` can be called: ADDRESS:PORT or a path.
     #[arg(long, value_name = "ADDR|SOCKET")]
     pub http: Option<String>,
+    /// Where E2B's protocol is spoken, in plain HTTP: ADDRESS:PORT. Who has a key may have
+    /// sandboxes.
+    #[arg(long, value_name = "ADDR")]
+    pub e2b: Option<String>,
+    /// A name of a template for E2B's clients, and its image. Without a rule `base` is exocell/base.
+    /// The names of the store's images are templates, too.
+    #[arg(long, value_name = "NAME=IMAGE", requires = "e2b")]
+    pub template: Vec<String>,
+    /// The keys of E2B's clients, and what each may have: tables [[tenant]] of TOML with name,
+    /// key_sha256, sandboxes, templates and allow_net. Without it there is one key, in ROOT/e2b/key.
+    #[arg(long, value_name = "FILE", requires = "e2b")]
+    pub e2b_keys: Option<PathBuf>,
+    /// Where E2B's clients find a sandbox by its name, PORT-ID.DOMAIN, beside PORT-ID.localhost.
+    #[arg(long, value_name = "DOMAIN", requires = "e2b")]
+    pub e2b_domain: Option<String>,
+    /// Sandboxes of E2B's clients at once, paused ones among them.
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub e2b_sandboxes: u32,
+    /// The longest time that an E2B client may give a sandbox.
+    #[arg(long, value_name = "SECONDS", default_value_t = 86_400, value_parser = clap::value_parser!(u64).range(1..=31_536_000))]
+    pub e2b_timeout_max: u64,
     /// Where the operator reads what all tenants used, as Prometheus does: ADDRESS:PORT or a path.
     #[arg(long, value_name = "ADDR|SOCKET", requires = "http")]
     pub metrics: Option<String>,
@@ -1092,16 +1117,17 @@ pub struct ServeArgs {
     /// After how long without a call a worker ends, unless it holds changes of a private folder.
     #[arg(long, value_name = "SECONDS", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..))]
     pub worker_idle: u64,
-    /// Memory of a container whose client names no limit [default: 2g, at most half the host's].
+    /// Memory of a sandbox, and of a container whose client names no limit [default: 2g, at most
+    /// half the host's].
     #[arg(long, value_name = "BYTES")]
     pub memory: Option<String>,
-    /// Private disk of a container.
+    /// Private disk of a container or a sandbox.
     #[arg(long, value_name = "BYTES", default_value = "10g")]
     pub disk: String,
-    /// Processes and threads of a container whose client names no limit.
+    /// Processes and threads of a sandbox, and of a container whose client names no limit.
     #[arg(long, value_name = "N", default_value_t = 4096)]
     pub pids_limit: u32,
-    /// Let containers talk to HOST[:PORTS][/udp|/raw], HOST/icmp or NETWORK:PORTS. Without a rule they
+    /// Let containers and sandboxes talk to HOST[:PORTS][/udp|/raw], HOST/icmp or NETWORK:PORTS. Without a rule they
     /// have no network but their published ports, and with --network none not even a rule.
     #[arg(long, value_name = "RULE")]
     pub allow_net: Vec<String>,

@@ -379,6 +379,6 @@ fn exit_code(kind: FailureKind) -> u8 {
     match kind {
         FailureKind::NotFound => 127,
         FailureKind::NotExecutable => 126,
-        FailureKind::Invalid | FailureKind::Guest => 125,
+        _ => 125,
     }
 }

@@ -195,6 +195,7 @@ pub async fn create(server: &Arc<Server>, key: &str, call: Call) -> ApiResult<Re
         user: given(&wire.user, &config.user),
         tty: wire.tty.then(|| tty_size(&wire.console_size).unwrap_or(plan::TTY_SIZE_DEFAULT)),
         stdin: wire.attach_stdin,
+        lasting: false,
         privileged: wire.privileged,
         args,
     };

@@ -242,6 +242,11 @@ impl BodySender {
         let _ = self.0.blocking_send(Err(error));
     }
 
+    /// The same from a task.
+    pub async fn break_off(&self, error: io::Error) {
+        let _ = self.0.send(Err(error)).await;
+    }
+
     /// A writer for threads that may block.
     pub fn writer(self) -> BodyWriter {
         BodyWriter { sender: self.0, pause: PAUSE_MAX }

@@ -201,7 +201,7 @@ fn not_started(kind: FailureKind, message: &str) -> (u8, ApiError) {
     let (code, words) = match kind {
         FailureKind::NotFound => (127, "executable file not found"),
         FailureKind::NotExecutable => (126, "permission denied"),
-        FailureKind::Invalid | FailureKind::Guest => (125, "the guest refused it"),
+        _ => (125, "the guest refused it"),
     };
     (code, ApiError::bad_request(format!("failed to start the program: {message}: {words}")))
 }

@@ -360,7 +360,7 @@ impl End {
                 let code = match kind {
                     FailureKind::NotFound => 127,
                     FailureKind::NotExecutable => 126,
-                    FailureKind::Invalid | FailureKind::Guest => 125,
+                    _ => 125,
                 };
                 (code, Some(message.clone()))
             }

@@ -32,6 +32,7 @@ pub fn exec(layout: &Layout, args: ExecArgs) -> Result<u8, CellError> {
         privileged: args.privileged,
         tty: args.tty.then(|| size.unwrap_or(plan::TTY_SIZE_DEFAULT)),
         stdin: args.interactive,
+        lasting: false,
         args: args.command,
     };
     let started = client::exec(&stream, &stream, &request).map_err(not_started)?;

@@ -5,6 +5,7 @@
 pub mod cell;
 pub mod compiled;
 pub mod docker;
+pub mod e2b;
 pub mod emulator;
 pub mod guest;
 pub mod host;

@@ -1,4 +1,4 @@
-//! `exocell serve`: the Docker Engine API over cells, and modules over HTTP.
+//! `exocell serve`: the Docker Engine API and E2B's protocol over cells, and modules over HTTP.
 
 use exocell_cell::intra::Intra;
 use exocell_cell::plan::VCPUS_MAX;
@@ -6,6 +6,8 @@ use exocell_cell::xgate::{Endpoint, parse_bytes};
 use exocell_cell::{CellError, Layout};
 use exocell_docker::{Defaults, GIVEN, Options, host_memory, serve as serve_docker};
 use exocell_service::{Bound, Pool, ServiceError, WorkerRules};
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
 
@@ -19,25 +21,41 @@ mod stages;
 
 pub use stages::STAGES;
 
+/// The template that E2B's clients want where nobody says, and its image.
+const TEMPLATE: &str = "base";
+const BASE: &str = "exocell/base:latest";
 /// A container's memory where nobody says, on a host that has four times it.
 const MEMORY_BYTES: u64 = 2 << 30;
 
-/// One front on this thread; if there are two, the other on its own.
+/// A front, and how it is served.
+type Front<'a> = Box<dyn FnOnce() -> Result<u8, CellError> + Send + 'a>;
+
+/// One front on this thread; if there are more, the others on their own.
 pub fn serve(layout: &Layout, args: &ServeArgs) -> Result<u8, CellError> {
-    match (&args.docker, &args.http) {
-        (Some(socket), None) => docker(layout, args, socket),
-        (None, Some(place)) => http(layout, args, place),
-        (Some(socket), Some(place)) => std::thread::scope(|scope| {
-            scope.spawn(|| {
-                if let Err(error) = http(layout, args, place) {
+    let mut fronts: Vec<Front<'_>> = Vec::new();
+    if let Some(socket) = &args.docker {
+        fronts.push(Box::new(|| docker(layout, args, socket)));
+    }
+    if let Some(address) = &args.e2b {
+        fronts.push(Box::new(|| e2b(layout, args, address)));
+    }
+    if let Some(place) = &args.http {
+        fronts.push(Box::new(|| http(layout, args, place)));
+    }
+    let mut fronts = fronts.into_iter();
+    let own = fronts.next();
+    let own = own.ok_or_else(|| CellError::Usage("say --docker, --e2b or --http".to_owned()))?;
+    std::thread::scope(|scope| {
+        for other in fronts {
+            scope.spawn(move || {
+                if let Err(error) = other() {
                     eprintln!("exocell: {error}");
                     std::process::exit(125);
                 }
             });
-            docker(layout, args, socket)
-        }),
-        (None, None) => Err(CellError::Usage("say --docker or --http".to_owned())),
-    }
+        }
+        own()
+    })
 }
 
 fn http(layout: &Layout, args: &ServeArgs, place: &str) -> Result<u8, CellError> {
@@ -67,6 +85,37 @@ fn docker(layout: &Layout, args: &ServeArgs, socket: &Path) -> Result<u8, CellEr
     let options = Options { layout: layout.clone(), socket, defaults };
     let ready = |path: &Path| say!("exocell serves unix://{}", path.display());
     serve_docker(&options, ready).map_err(|error| CellError::Usage(error.to_string()))?;
+    Ok(0)
+}
+
+fn e2b(layout: &Layout, args: &ServeArgs, address: &str) -> Result<u8, CellError> {
+    let defaults = defaults(args.memory.as_deref(), &args.disk, args.pids_limit, &args.allow_net)?;
+    let mut templates = BTreeMap::from([(TEMPLATE.to_owned(), BASE.to_owned())]);
+    for text in &args.template {
+        let pair =
+            text.split_once('=').filter(|(name, image)| !name.is_empty() && !image.is_empty());
+        let (name, image) = pair
+            .ok_or_else(|| CellError::Usage(format!("--template: `{text}` is not NAME=IMAGE")))?;
+        templates.insert(name.to_owned(), image.to_owned());
+    }
+    let options = exocell_e2b::Options {
+        layout: layout.clone(),
+        address: address.to_owned(),
+        defaults,
+        templates,
+        domain: args.e2b_domain.clone(),
+        keys: args.e2b_keys.clone(),
+        sandboxes_max: args.e2b_sandboxes as usize,
+        timeout_max: args.e2b_timeout_max,
+        port: 0,
+    };
+    let ready = |at: SocketAddr, key: Option<&Path>| {
+        if let Some(key) = key {
+            eprintln!("exocell: the key for E2B's clients is in {}", key.display());
+        }
+        say!("exocell serves http://{at}");
+    };
+    exocell_e2b::serve(options, ready).map_err(|error| CellError::Usage(error.to_string()))?;
     Ok(0)
 }
 

@@ -1,0 +1,338 @@
+//! The server of E2B's protocol: its end and its next beginning, tenants, and clients that know
+//! better than any SDK.
+
+mod common;
+
+use std::io::{Read, Write};
+use std::net::Shutdown;
+
+use common::e2b::{Server, read};
+use common::eventually;
+use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
+
+/// The messages of a stream of Connect's.
+fn messages(body: &[u8]) -> Vec<(u8, Value)> {
+    let (mut rest, mut all) = (body, Vec::new());
+    while let Some([flags, a, b, c, d, more @ ..]) = rest.first_chunk::<5>().map(|_| rest) {
+        let length = u32::from_be_bytes([*a, *b, *c, *d]) as usize;
+        let Some(text) = more.get(..length) else { break };
+        all.push((*flags, serde_json::from_slice(text).unwrap_or(Value::Null)));
+        rest = &more[length..];
+    }
+    all
+}
+
+fn message(value: &Value) -> Vec<u8> {
+    let text = value.to_string();
+    [&[0][..], &(text.len() as u32).to_be_bytes(), text.as_bytes()].concat()
+}
+
+/// The head of a call of Connect's with many answers.
+fn stream_head(own: &(String, String), verb: &str, length: usize) -> String {
+    let (id, token) = own;
+    format!(
+        "POST /{verb} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nE2b-Sandbox-Id: {id}\r\n\
+         X-Access-Token: {token}\r\nContent-Type: application/connect+json\r\n\
+         Content-Length: {length}\r\n\r\n"
+    )
+}
+
+/// What a command says and how it ends.
+fn run(server: &Server, own: &(String, String), script: &str) -> (String, Value) {
+    use base64_lite::decode;
+    let wanted = json!({
+        "process": { "cmd": "/bin/sh", "args": ["-c", script] }, "stdin": false,
+    });
+    let body = message(&wanted);
+    let head = stream_head(own, "process.Process/Start", body.len());
+    let answer = server.say(&[head.as_bytes(), &body].concat());
+    let (mut out, mut end) = (String::new(), Value::Null);
+    for (_, message) in messages(&answer.body) {
+        if let Some(text) = message["event"]["data"]["stdout"].as_str() {
+            out += &decode(text);
+        }
+        if message["event"]["end"].is_object() {
+            end = message["event"]["end"].clone();
+        }
+    }
+    (out, end)
+}
+
+/// As much of base64 as a test reads.
+mod base64_lite {
+    pub fn decode(text: &str) -> String {
+        const ALL: &[u8] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+        let (mut bits, mut count, mut bytes) = (0_u32, 0, Vec::new());
+        for at in text.bytes().filter_map(|byte| ALL.iter().position(|own| *own == byte)) {
+            (bits, count) = (bits << 6 | at as u32, count + 6);
+            if count >= 8 {
+                count -= 8;
+                bytes.push((bits >> count) as u8);
+            }
+        }
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+}
+
+#[test]
+fn a_server_that_was_killed_loses_nothing() {
+    let mut server = Server::start();
+    let own = server.sandbox();
+    let (id, _) = &own;
+    let until = |server: &Server| {
+        server.call(&format!("GET /sandboxes/{id}"), &[], b"").json()["endAt"].clone()
+    };
+    let before = until(&server);
+    // A command that waits for input, whose client is gone.
+    let wanted = json!({
+        "process": { "cmd": "/bin/sh", "args": ["-c", "read x; echo $x > /tmp/heard; read y"] },
+        "stdin": true, "tag": "waits",
+    });
+    let body = message(&wanted);
+    let mut stream = server.connect();
+    let head = stream_head(&own, "process.Process/Start", body.len());
+    stream.write_all(&[head.as_bytes(), &body].concat()).unwrap();
+    stream.read_exact(&mut [0; 15]).unwrap();
+    drop(stream);
+    let list = |server: &Server| {
+        server.ask(&own, "process.Process/List", "{}").json()["processes"].clone()
+    };
+    eventually("it runs", || list(&server).as_array().is_some_and(|all| all.len() == 1));
+    eventually("it is written down", || server.notes().iter().any(|it| it.ends_with(".programs")));
+    let [paused, short] = [server.sandbox(), server.sandbox()];
+    assert_eq!(server.call(&format!("POST /sandboxes/{}/pause", paused.0), &[], b"").status, 204);
+    let time = br#"{"timeout": 1}"#;
+    let line = format!("POST /sandboxes/{}/timeout", short.0);
+    assert_eq!(server.call(&line, &[], time).status, 204);
+    server.kill();
+    server.resume();
+    assert_eq!(until(&server), before);
+    let listed = list(&server);
+    assert_eq!(
+        (&listed[0]["tag"], &listed[0]["config"]["cmd"]),
+        (&json!("waits"), &json!("/bin/sh"))
+    );
+    // Its input is open still ("it\n").
+    let input = r#"{"process": {"tag": "waits"}, "input": {"stdin": "aXQK"}}"#;
+    let sent = server.ask(&own, "process.Process/SendInput", input);
+    assert_eq!(sent.status, 200, "{}", sent.text());
+    eventually("it is heard", || run(&server, &own, "cat /tmp/heard").0 == "it\n");
+    let kill = r#"{"process": {"tag": "waits"}, "signal": "SIGNAL_SIGKILL"}"#;
+    assert_eq!(server.ask(&own, "process.Process/SendSignal", kill).status, 200);
+    eventually("it has ended", || list(&server).as_array().is_some_and(Vec::is_empty));
+    let state = |id: &str| server.call(&format!("GET /sandboxes/{id}"), &[], b"");
+    assert_eq!(state(&paused.0).json()["state"], "paused");
+    eventually("its time is over", || state(&short.0).status == 404);
+    assert_eq!(
+        server.call(&format!("POST /v2/sandboxes/{}/connect", paused.0), &[], b"").status,
+        201
+    );
+    assert_eq!(run(&server, &paused, "echo on").0, "on\n");
+    // Killed beside the server.
+    common::finish(&mut server.exocell(&["rm", "-f", id]), b"").ok();
+    eventually("it is noticed", || state(id).status == 404);
+    assert_eq!(server.ask(&own, "process.Process/List", "{}").status, 502);
+}
+
+#[test]
+fn a_tenant_sees_its_own_sandboxes_alone() {
+    let hash = |key: &str| -> String {
+        Sha256::digest(key).iter().map(|byte| format!("{byte:02x}")).collect()
+    };
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let text = format!(
+        "[[tenant]]\nname = \"ann\"\nkey_sha256 = \"{}\"\nsandboxes = 1\n\
+         [[tenant]]\nname = \"bob\"\nkey_sha256 = \"{}\"\ntemplates = [\"base\"]\n",
+        hash("key of ann"),
+        hash("key of bob"),
+    );
+    std::fs::write(file.path(), text).unwrap();
+    let server = Server::with(&["--e2b-keys", common::text(file.path())]);
+    let call = |key: &str, line: &str, body: &str| {
+        server.call(line, &[("X-API-KEY", key)], body.as_bytes())
+    };
+    let (ann, bob) = ("key of ann", "key of bob");
+    let create = r#"{"templateID": "base"}"#;
+    let made = call(ann, "POST /v2/sandboxes", create);
+    assert_eq!(made.status, 201, "{}", made.text());
+    let id = made.json()["sandboxID"].as_str().unwrap().to_owned();
+    let full = call(ann, "POST /sandboxes", create);
+    assert_eq!(full.status, 429, "{}", full.text());
+    assert!(full.head.to_ascii_lowercase().contains("retry-after"), "{}", full.head);
+    let other = call(bob, "POST /sandboxes", r#"{"templateID": "exocell/base"}"#);
+    assert_eq!(other.status, 404, "it is not among its templates: {}", other.text());
+    for line in [
+        "GET /sandboxes/ID",
+        "DELETE /sandboxes/ID",
+        "POST /sandboxes/ID/pause",
+        "POST /v2/sandboxes/ID/connect",
+        "POST /sandboxes/ID/timeout",
+        "GET /sandboxes/ID/metrics",
+        "PUT /sandboxes/ID/network",
+        "GET /sandboxes/ID/anything",
+    ] {
+        let line = line.replace("ID", &id);
+        assert_eq!(call(bob, &line, "{}").status, 404, "{line}");
+        for key in ["", "key", "KEY OF ANN", &"x".repeat(10_000)] {
+            assert_eq!(call(key, &line, "{}").status, 401, "{line}");
+        }
+    }
+    assert_eq!(call(bob, "GET /v2/sandboxes", "").json(), json!([]));
+    assert_eq!(call(ann, "GET /v2/sandboxes", "").json().as_array().unwrap().len(), 1);
+    assert_eq!(call(ann, &format!("DELETE /sandboxes/{id}"), "").status, 204);
+}
+
+#[test]
+fn clients_that_know_better_are_refused_and_others_are_served() {
+    let server = Server::start();
+    let own = server.sandbox();
+    let (id, token) = &own;
+    // Nobody is let in without the sandbox' own token.
+    for token in ["", "x", &token.to_uppercase(), &token[1..]] {
+        let wrong = (id.clone(), token.to_owned());
+        let answer = server.ask(&wrong, "process.Process/List", "{}");
+        assert_eq!((answer.status, &answer.json()["code"]), (401, &json!("unauthenticated")));
+        let file = [("E2b-Sandbox-Id", id.as_str()), ("X-Access-Token", token)];
+        assert_eq!(server.call("GET /files?path=/etc/passwd", &file, b"").status, 401);
+    }
+    let long = "x".repeat(60_000);
+    for (verb, body, status) in [
+        ("process.Process/List", "{", 400),
+        ("process.Process/List", "[1", 400),
+        ("process.Process/SendInput", "{}", 400),
+        ("process.Process/SendInput", r#"{"process": {"pid": 4294967295}}"#, 404),
+        ("process.Process/SendInput", r#"{"process": {"pid": -1}}"#, 400),
+        (
+            "process.Process/SendSignal",
+            r#"{"process": {"pid": 1}, "signal": "SIGNAL_SIGKILL"}"#,
+            404,
+        ),
+        ("process.Process/Nothing", "{}", 501),
+        ("filesystem.Filesystem/Stat", r#"{"path": "/a\u0000b"}"#, 400),
+        ("filesystem.Filesystem/Stat", &format!(r#"{{"path": "{long}"}}"#), 400),
+        ("filesystem.Filesystem/Stat", r#"{"path": "/no\n/such\r\n"}"#, 404),
+        ("filesystem.Filesystem/Remove", r#"{"path": "/"}"#, 400),
+        ("filesystem.Filesystem/ListDir", r#"{"path": "/etc", "depth": -1}"#, 400),
+        ("filesystem.Filesystem/GetWatcherEvents", r#"{"watcherId": "../../x"}"#, 404),
+    ] {
+        let answer = server.ask(&own, verb, body);
+        assert_eq!(answer.status, status, "{verb} {:.80} {}", body, answer.text());
+        assert!(answer.json()["code"].is_string(), "{}", answer.text());
+    }
+    // Frames that are none.
+    for bytes in [
+        &b""[..],
+        b"\0\0\0\0",
+        b"\0\xff\xff\xff\xff{}",
+        b"\x01\0\0\0\x02{}",
+        b"\0\0\0\0\x02[]",
+        b"\0\0\0\0\x10{}",
+        b"\xff\0\0\0\x02{}",
+    ] {
+        let head = stream_head(&own, "process.Process/Start", bytes.len());
+        let answer = server.say(&[head.as_bytes(), bytes].concat());
+        let told = messages(&answer.body);
+        let [(2, last)] = &told[..] else { panic!("{bytes:?}: {answer:?}") };
+        assert!(last["error"]["code"].is_string(), "{last}");
+    }
+    // Bodies that are cut short, too long, or no form.
+    let file = |more: &str| {
+        format!(
+            "POST /files?path=/tmp/f HTTP/1.1\r\nHost: x\r\nConnection: close\r\nE2b-Sandbox-Id: {id}\r\nX-Access-Token: {token}\r\n{more}\r\n"
+        )
+    };
+    let mut cut = server.connect();
+    cut.write_all(file("Content-Length: 1000\r\n").as_bytes()).unwrap();
+    cut.write_all(b"a part").unwrap();
+    cut.shutdown(Shutdown::Write).unwrap();
+    assert_ne!(read(&mut cut).status, 200);
+    for (head, body) in [
+        ("Content-Type: multipart/form-data; boundary=b\r\nContent-Length: 7\r\n", &b"no form"[..]),
+        ("Content-Type: multipart/form-data\r\nContent-Length: 0\r\n", b""),
+        ("Content-Encoding: gzip\r\nContent-Length: 7\r\n", b"no gzip"),
+        ("Content-Encoding: br\r\nContent-Length: 1\r\n", b"x"),
+    ] {
+        let answer = server.say(&[file(head).as_bytes(), body].concat());
+        assert!((400..=501).contains(&answer.status), "{head}: {answer:?}");
+    }
+    let endless = vec![b' '; 5 << 20];
+    assert_eq!(server.call("POST /v2/sandboxes", &[], &endless).status, 413);
+    for body in [
+        "[]",
+        "{",
+        r#"{"templateID": 1}"#,
+        r#"{"templateID": "base", "surprise": 1}"#,
+        r#"{"templateID": "base", "timeout": -1}"#,
+        r#"{"templateID": "base", "envVars": {"A=B": "c"}}"#,
+        r#"{"templateID": "base", "envVars": {"A": "b\u0000c"}}"#,
+        r#"{"templateID": "base", "metadata": {"a": 1}}"#,
+        r#"{"templateID": "base", "network": {"allowOut": ["not a host\n"]}}"#,
+    ] {
+        let answer = server.call("POST /v2/sandboxes", &[], body.as_bytes());
+        assert_eq!(answer.status, 400, "{body}: {}", answer.text());
+    }
+    for name in ["../../etc", "a\\u0000b", "\\n", &"x".repeat(10_000), "sha256:00", "0000"] {
+        let body = format!(r#"{{"templateID": "{name}"}}"#);
+        let answer = server.call("POST /v2/sandboxes", &[], body.as_bytes());
+        assert_eq!(answer.status, 404, "{name:.20}: {}", answer.text());
+    }
+    for line in ["GET /", "GET /sandboxes/../..", "PATCH /sandboxes", "GET /v2/v2/sandboxes"] {
+        assert_eq!(server.call(line, &[], b"").status, 404, "{line}");
+    }
+    for (line, port) in [("GET /", "0"), ("GET /", "x"), ("GET /", "99999")] {
+        let headers = [("E2b-Sandbox-Id", id.as_str()), ("E2b-Sandbox-Port", port)];
+        assert_eq!(server.call(line, &headers, b"").status, 400);
+    }
+    assert_eq!(server.say(b"no HTTP\r\n\r\n").status, 400);
+    // It is as well as before.
+    assert_eq!(run(&server, &own, "echo well; exit 3").0, "well\n");
+    assert_eq!(server.records().len(), 1, "none of these made a sandbox");
+}
+
+#[test]
+fn who_does_not_read_holds_up_nobody() {
+    let server = Server::start();
+    let own = server.sandbox();
+    let wanted = json!({ "process": { "cmd": "/bin/sh", "args": ["-c", "yes"] }, "stdin": false });
+    let body = message(&wanted);
+    let mut stuck = Vec::new();
+    for _ in 0..8 {
+        let mut stream = server.connect();
+        let head = stream_head(&own, "process.Process/Start", body.len());
+        stream.write_all(&[head.as_bytes(), &body].concat()).unwrap();
+        stuck.push(stream);
+    }
+    let count = || {
+        let listed = server.ask(&own, "process.Process/List", "{}").json();
+        listed["processes"].as_array().map_or(0, Vec::len)
+    };
+    eventually("they run", || count() == 8);
+    // Heads that never end.
+    let halves: Vec<_> = (0..200)
+        .map(|_| {
+            let mut stream = server.connect();
+            stream.write_all(b"GET / HTTP/1.1\r\nHost:").unwrap();
+            stream
+        })
+        .collect();
+    let held = || {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", server.pid())).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap().to_owned();
+        line.trim().trim_end_matches(" kB").parse::<u64>().unwrap()
+    };
+    for _ in 0..20 {
+        assert_eq!(run(&server, &own, "echo served").0, "served\n");
+    }
+    assert!(held() < 200 << 10, "{} KiB", held());
+    drop((stuck, halves));
+    // They run on, though nobody listens; their output goes nowhere.
+    assert_eq!(count(), 8);
+    let listed = server.ask(&own, "process.Process/List", "{}").json();
+    for program in listed["processes"].as_array().unwrap() {
+        let kill = json!({ "process": { "pid": program["pid"] }, "signal": "SIGNAL_SIGKILL" });
+        let killed = server.ask(&own, "process.Process/SendSignal", &kill.to_string());
+        assert_eq!(killed.status, 200, "{}", killed.text());
+    }
+    eventually("they have ended", || count() == 0);
+}

@@ -1,0 +1,230 @@
+//! Requests and replies: bodies within their bounds, JSON, and what is told of a refusal.
+
+use std::io::{self, Read};
+use std::time::Duration;
+
+use bytes::{Buf, Bytes};
+use exocell_cell::agent::printable_lines;
+pub use exocell_docker::http::{Body, BodySender, Response};
+use http_body_util::{BodyExt, Limited};
+use hyper::body::Incoming;
+use hyper::header::{CONTENT_TYPE, HeaderValue};
+use hyper::{HeaderMap, StatusCode};
+use percent_encoding::percent_decode_str;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::json;
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+
+use crate::error::{Problem, Result};
+
+/// The longest JSON that a client may send, in bytes.
+pub const JSON_BYTES_MAX: usize = 4 << 20;
+/// How long it may take to send it.
+const JSON_TIME_MAX: Duration = Duration::from_secs(30);
+/// How long a body that is streamed may pause.
+pub const PAUSE_MAX: Duration = Duration::from_secs(120);
+/// How much is read, in bytes and in time, of a body that nobody wants.
+const DRAIN_BYTES_MAX: usize = 1 << 20;
+const DRAIN_TIME_MAX: Duration = Duration::from_secs(10);
+/// Chunks that wait between two ends of a body.
+const CHUNKS_WAITING: usize = 8;
+/// Pairs of a query that are read.
+const PAIRS_MAX: usize = 64;
+
+/// One call of a client.
+pub struct Call {
+    pub method: hyper::Method,
+    pub path: String,
+    pub query: Query,
+    pub headers: HeaderMap,
+    pub body: Inlet,
+}
+
+impl Call {
+    /// A header that is text.
+    pub fn header(&self, name: &str) -> Option<&str> {
+        self.headers.get(name)?.to_str().ok()
+    }
+
+    /// The body as JSON; an empty one is an empty object.
+    ///
+    /// # Errors
+    /// 400 for anything else, 413 and 408 for what is too long in bytes or time.
+    pub async fn json<T: DeserializeOwned>(self) -> Result<T> {
+        let bytes = self.body.whole(JSON_BYTES_MAX).await?;
+        let text: &[u8] = if bytes.is_empty() { b"{}" } else { &bytes };
+        read_json(text)
+    }
+}
+
+/// What `text` says.
+///
+/// # Errors
+/// It is not JSON of that form.
+pub fn read_json<T: DeserializeOwned>(text: &[u8]) -> Result<T> {
+    serde_json::from_slice(text)
+        .map_err(|error| Problem::invalid(format!("the body cannot be read: {error}")))
+}
+
+/// The body of a call. Of one that nobody wants a little is read all the same: a client that is
+/// refused while it still sends would not hear why.
+pub struct Inlet(Option<Incoming>);
+
+impl Inlet {
+    pub fn new(body: Incoming) -> Self {
+        Self(Some(body))
+    }
+
+    pub fn open(mut self) -> Option<Incoming> {
+        self.0.take()
+    }
+
+    /// All of it.
+    pub async fn whole(self, bytes_max: usize) -> Result<Bytes> {
+        let Some(body) = self.open() else { return Ok(Bytes::new()) };
+        let collected = timeout(JSON_TIME_MAX, Limited::new(body, bytes_max).collect()).await;
+        let late = |_| Problem::new(StatusCode::REQUEST_TIMEOUT, "the body did not arrive in time");
+        collected.map_err(late)?.map(|body| body.to_bytes()).map_err(|error| {
+            match error.is::<http_body_util::LengthLimitError>() {
+                true => Problem::new(
+                    StatusCode::PAYLOAD_TOO_LARGE,
+                    format!("the body is longer than {bytes_max} bytes"),
+                ),
+                false => Problem::invalid(format!("the body was cut short: {error}")),
+            }
+        })
+    }
+}
+
+impl Drop for Inlet {
+    fn drop(&mut self) {
+        let runtime = tokio::runtime::Handle::try_current();
+        if let (Some(body), Ok(runtime)) = (self.0.take(), runtime) {
+            runtime.spawn(async move {
+                // What comes beyond that ends the connection.
+                let rest = Limited::new(body, DRAIN_BYTES_MAX).collect();
+                let _ = timeout(DRAIN_TIME_MAX, rest).await;
+            });
+        }
+    }
+}
+
+/// A body for a thread that may block.
+pub struct ChunkReader {
+    chunks: mpsc::Receiver<io::Result<Bytes>>,
+    chunk: Bytes,
+}
+
+/// The two ends of a body: who sends an error has it cut short.
+pub fn chunks() -> (mpsc::Sender<io::Result<Bytes>>, ChunkReader) {
+    let (sender, chunks) = mpsc::channel(CHUNKS_WAITING);
+    (sender, ChunkReader { chunks, chunk: Bytes::new() })
+}
+
+impl Read for ChunkReader {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        while self.chunk.is_empty() {
+            match self.chunks.blocking_recv() {
+                Some(chunk) => self.chunk = chunk?,
+                None => return Ok(0),
+            }
+        }
+        let count = buffer.len().min(self.chunk.len());
+        self.chunk.copy_to_slice(&mut buffer[..count]);
+        Ok(count)
+    }
+}
+
+/// The names and values of a URL's query, in their order.
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
+pub struct Query(Vec<(String, String)>);
+
+impl Query {
+    /// Reads `application/x-www-form-urlencoded` text.
+    pub fn read(text: &str) -> Self {
+        let decoded = |text: &str| {
+            let spaced = text.replace('+', " ");
+            percent_decode_str(&spaced).decode_utf8_lossy().into_owned()
+        };
+        let pairs = text.split('&').filter(|pair| !pair.is_empty()).take(PAIRS_MAX);
+        let read = |pair: &str| {
+            let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+            (decoded(name), decoded(value))
+        };
+        Self(pairs.map(read).collect())
+    }
+
+    pub fn get(&self, name: &str) -> Option<&str> {
+        self.0.iter().find(|(own, _)| own == name).map(|(_, value)| value.as_str())
+    }
+
+    pub fn all<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a str> {
+        self.0.iter().filter(move |(own, _)| own == name).map(|(_, value)| value.as_str())
+    }
+
+    pub fn pairs(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.0.iter().map(|(name, value)| (name.as_str(), value.as_str()))
+    }
+
+    /// A number, if `name` is given.
+    pub fn number(&self, name: &str) -> Result<Option<u64>> {
+        let wrong = |_| Problem::invalid(format!("`{name}` is no number"));
+        self.get(name).map(|text| text.parse().map_err(wrong)).transpose()
+    }
+}
+
+/// A reply without a body.
+pub fn empty(status: StatusCode) -> Response {
+    reply(status, "", Body::empty())
+}
+
+/// A reply of one JSON value.
+pub fn json_reply(status: StatusCode, value: &impl Serialize) -> Response {
+    match serde_json::to_vec(value) {
+        Ok(text) => reply(status, "application/json", Body::Whole(Some(text.into()))),
+        Err(error) => refusal(&Problem::internal(format!("the reply cannot be written: {error}"))),
+    }
+}
+
+/// The form of errors of all but Connect's calls.
+pub fn refusal(problem: &Problem) -> Response {
+    let code = problem.status.as_u16();
+    let mut told = json!({ "code": code, "message": printable_lines(&problem.message) });
+    if let Some(reason) = problem.reason {
+        told["error_code"] = reason.into();
+    }
+    let mut response = json_reply(problem.status, &told);
+    if problem.status == StatusCode::TOO_MANY_REQUESTS {
+        response.headers_mut().insert("retry-after", HeaderValue::from_static("1"));
+    }
+    response
+}
+
+pub fn reply(status: StatusCode, content_type: &'static str, body: Body) -> Response {
+    let mut response = Response::new(body);
+    *response.status_mut() = status;
+    if !content_type.is_empty() {
+        response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
+    }
+    response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_query_is_read_as_a_form_is() {
+        let query = Query::read("a=1&b=x%20y+z&a=2&flag&%6e=%ff");
+        assert_eq!(query.get("a"), Some("1"));
+        assert_eq!(query.all("a").collect::<Vec<_>>(), ["1", "2"]);
+        assert_eq!(query.get("b"), Some("x y z"));
+        assert_eq!(query.get("flag"), Some(""));
+        assert_eq!(query.get("n"), Some("\u{fffd}"));
+        assert_eq!(query.number("a").unwrap(), Some(1));
+        assert!(query.number("b").is_err() && query.number("c").unwrap().is_none());
+        assert_eq!(Query::read(&"x&".repeat(1000)).pairs().count(), PAIRS_MAX);
+    }
+}

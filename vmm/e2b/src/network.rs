@@ -1,0 +1,235 @@
+//! What a client says of a sandbox' network, held against what the operator granted: the result
+//! is rules of a capability table, and never more than the grant.
+//!
+//! A grant is a list of what is allowed, and so is its result: a denied part of an allowed range
+//! cannot be said, and is refused by name.
+
+use exocell_cell::xgate::{Endpoint, NamePattern};
+use serde::Deserialize;
+use serde_json::Value;
+
+use crate::error::{Problem, Result};
+
+/// Destinations that a client may name.
+const DESTINATIONS_MAX: usize = 256;
+
+/// The part of a request that is about the network.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Wanted {
+    pub allow_out: Option<Vec<String>>,
+    pub deny_out: Option<Vec<String>>,
+    pub allow_public_traffic: Option<bool>,
+    /// Only in a change of a running sandbox' network.
+    #[serde(alias = "allow_internet_access")]
+    pub allow_internet_access: Option<bool>,
+    pub rules: Option<Value>,
+    pub egress_proxy: Option<Value>,
+    pub dns_servers: Option<Value>,
+    pub mask_request_host: Option<Value>,
+    pub https_ports: Option<Value>,
+}
+
+impl Wanted {
+    /// Refuses what is not there, by name.
+    fn check(&self) -> Result<()> {
+        let says = |value: &Option<Value>| match value {
+            None | Some(Value::Null) => false,
+            Some(Value::Array(several)) => !several.is_empty(),
+            Some(Value::Object(several)) => !several.is_empty(),
+            Some(_) => true,
+        };
+        for (name, value, remedy) in [
+            (
+                "rules",
+                &self.rules,
+                "let the operator add headers by a secret (exocell run --secret)",
+            ),
+            ("egressProxy", &self.egress_proxy, "name what may be reached by allowOut"),
+            ("dnsServers", &self.dns_servers, "names are looked up by the operator's host"),
+            ("maskRequestHost", &self.mask_request_host, "take the host from the request"),
+            ("httpsPorts", &self.https_ports, "serve plain HTTP in the sandbox"),
+        ] {
+            if says(value) {
+                return Err(Problem::unsupported(format!("network.{name}"), remedy));
+            }
+        }
+        let count = |list: &Option<Vec<String>>| list.as_ref().map_or(0, Vec::len);
+        match count(&self.allow_out) + count(&self.deny_out) > DESTINATIONS_MAX {
+            true => Err(Problem::invalid(format!(
+                "allowOut and denyOut name more than {DESTINATIONS_MAX} destinations"
+            ))),
+            false => Ok(()),
+        }
+    }
+}
+
+/// The rules of a sandbox that may have `grant` at most.
+///
+/// # Errors
+/// What is named is no destination, or cannot be kept to.
+pub fn rules(grant: &[String], internet: Option<bool>, wanted: &Wanted) -> Result<Vec<String>> {
+    wanted.check()?;
+    let grant = grant.iter().filter_map(|rule| rule.parse::<Endpoint>().ok());
+    let grant: Vec<Endpoint> = grant.collect();
+    let named = |list: &Option<Vec<String>>| {
+        list.iter().flatten().map(|text| destination(text)).collect::<Result<Vec<_>>>()
+    };
+    let (allowed, denied) = (named(&wanted.allow_out)?, named(&wanted.deny_out)?);
+    let mut rules = match internet == Some(false) || denied.iter().any(is_all) {
+        true => Vec::new(),
+        false => without(&grant, &denied)?,
+    };
+    for wanted in &allowed {
+        rules.extend(grant.iter().filter_map(|own| within(own, wanted)));
+    }
+    let mut texts: Vec<String> = rules.iter().map(Endpoint::to_string).collect();
+    texts.sort_unstable();
+    texts.dedup();
+    Ok(texts)
+}
+
+/// A host, a network or a name, with all of its ports.
+fn destination(text: &str) -> Result<NamePattern> {
+    let bare = text.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(text);
+    let read = match bare {
+        // All traffic.
+        "0.0.0.0/0" | "*" => "0.0.0.0/0".parse(),
+        other => other.parse::<NamePattern>(),
+    };
+    read.map_err(|why| {
+        Problem::invalid(format!("{text:?} is no address, network or name of a host: {why}"))
+    })
+}
+
+fn is_all(host: &NamePattern) -> bool {
+    host.to_string() == "0.0.0.0/0"
+}
+
+/// What is in both.
+fn within(own: &Endpoint, wanted: &NamePattern) -> Option<Endpoint> {
+    let host = match (own.host.contains(wanted), wanted.contains(&own.host)) {
+        (true, _) => wanted.clone(),
+        // All traffic is names, too.
+        (false, true) => own.host.clone(),
+        (false, false) if is_all(wanted) => own.host.clone(),
+        (false, false) => return None,
+    };
+    Some(Endpoint { host, ..own.clone() })
+}
+
+/// The grant without what is denied.
+fn without(grant: &[Endpoint], denied: &[NamePattern]) -> Result<Vec<Endpoint>> {
+    let mut left = Vec::new();
+    for own in grant {
+        let takes = |host: &&NamePattern| host.contains(&own.host);
+        if denied.iter().find(takes).is_some() {
+            continue;
+        }
+        // A name may have an address that is denied.
+        let is_name = !matches!(own.host, NamePattern::Net { .. });
+        let cuts = |host: &&NamePattern| is_name || own.host.contains(host);
+        if let Some(host) = denied.iter().find(cuts) {
+            return Err(Problem::invalid(format!(
+                "denyOut {host} is a part of what the server allows ({own}), and a sandbox has a \
+                 list of what is allowed: deny 0.0.0.0/0, and name what is allowed (allowOut)"
+            )));
+        }
+        left.push(own.clone());
+    }
+    Ok(left)
+}
+
+/// What has to be added to `old` and taken from it so that it is `new`.
+pub fn change(old: &[String], new: &[String]) -> (Vec<String>, Vec<String>) {
+    let minus = |one: &[String], other: &[String]| {
+        one.iter().filter(|rule| !other.contains(rule)).cloned().collect()
+    };
+    (minus(new, old), minus(old, new))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn wanted(allow: &[&str], deny: &[&str]) -> Wanted {
+        let list = |texts: &[&str]| Some(texts.iter().map(ToString::to_string).collect());
+        Wanted { allow_out: list(allow), deny_out: list(deny), ..Wanted::default() }
+    }
+
+    fn of(grant: &[&str], internet: Option<bool>, wanted: &Wanted) -> Result<Vec<String>> {
+        let grant: Vec<String> = grant.iter().map(ToString::to_string).collect();
+        rules(&grant, internet, wanted)
+    }
+
+    #[test]
+    fn what_nobody_says_is_the_grant_and_false_is_nothing() {
+        let grant = ["example.org:443", "10.0.0.0/8:1-65535"];
+        let none = Wanted::default();
+        for internet in [None, Some(true)] {
+            assert_eq!(of(&grant, internet, &none).unwrap().len(), 2);
+        }
+        assert!(of(&grant, Some(false), &none).unwrap().is_empty());
+        assert!(of(&[], Some(true), &none).unwrap().is_empty());
+    }
+
+    #[test]
+    fn what_is_allowed_is_within_the_grant() {
+        let grant = ["*.example.org:443", "10.0.0.0/8:80"];
+        let all = &["0.0.0.0/0"];
+        let few = |allow: &[&str]| of(&grant, None, &wanted(allow, all)).unwrap();
+        assert_eq!(few(&["a.example.org"]), ["a.example.org:443"]);
+        assert_eq!(few(&["10.1.2.3"]), ["10.1.2.3:80"]);
+        assert_eq!(few(&["evil.org", "8.8.8.8"]), [""; 0]);
+        assert_eq!(few(&["0.0.0.0/0"]).len(), 2);
+        assert_eq!(
+            of(&grant, Some(false), &wanted(&["10.0.0.0/8"], &[])).unwrap(),
+            ["10.0.0.0/8:80"]
+        );
+    }
+
+    #[test]
+    fn a_part_of_a_range_cannot_be_denied() {
+        assert!(of(&["10.0.0.0/8:80"], None, &wanted(&[], &["10.1.0.0/16"])).is_err());
+        assert!(of(&["example.org:80"], None, &wanted(&[], &["10.1.0.0/16"])).is_err());
+        assert!(of(&["10.1.2.0/24:80"], None, &wanted(&[], &["10.1.0.0/16"])).unwrap().is_empty());
+        assert_eq!(of(&["10.1.2.0/24:80"], None, &wanted(&[], &["11.0.0.0/8"])).unwrap().len(), 1);
+        assert!(of(&["a:1"], None, &wanted(&["not a host\n"], &[])).is_err());
+    }
+
+    #[test]
+    fn what_is_not_there_is_refused_by_its_name() {
+        for name in ["rules", "egressProxy", "dnsServers", "maskRequestHost", "httpsPorts"] {
+            let value = serde_json::json!({ name: { "x": 1 } });
+            let wanted: Wanted = serde_json::from_value(value).unwrap();
+            let problem = of(&[], None, &wanted).unwrap_err();
+            assert!(problem.message.contains(name) && problem.status == 501, "{problem}");
+        }
+        serde_json::from_str::<Wanted>(r#"{"other": 1}"#).unwrap_err();
+    }
+
+    #[test]
+    fn a_change_is_what_differs() {
+        let list = |texts: &[&str]| texts.iter().map(ToString::to_string).collect::<Vec<_>>();
+        let (add, remove) = change(&list(&["a:1", "b:1"]), &list(&["b:1", "c:1"]));
+        assert_eq!((add, remove), (list(&["c:1"]), list(&["a:1"])));
+    }
+
+    proptest! {
+        #[test]
+        fn never_more_than_the_grant(
+            grant in proptest::collection::vec("(10\\.[0-3]\\.0\\.0/(8|16|24)|[ab]\\.org|\\*\\.org):(80|443|1-99)", 0..4),
+            allow in proptest::collection::vec("(10\\.[0-3]\\.0\\.[0-3]|[abc]\\.org|\\*\\.org|0\\.0\\.0\\.0/0)", 0..4),
+            deny in proptest::collection::vec("(10\\.[0-3]\\.0\\.0/16|0\\.0\\.0\\.0/0)", 0..2),
+            internet: Option<bool>,
+        ) {
+            let wanted = Wanted { allow_out: Some(allow), deny_out: Some(deny), ..Wanted::default() };
+            let owned: Vec<Endpoint> = grant.iter().filter_map(|rule| rule.parse().ok()).collect();
+            for rule in rules(&grant, internet, &wanted).unwrap_or_default() {
+                let rule: Endpoint = rule.parse().unwrap();
+                prop_assert!(owned.iter().any(|own| own.contains(&rule)), "{} of {:?}", rule, grant);
+            }
+        }
+    }
+}

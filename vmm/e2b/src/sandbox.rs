@@ -1,0 +1,183 @@
+//! One sandbox: its cell, what runs in it for clients, and its time.
+//!
+//! ```text
+//!             create                deadline: on_timeout        kill, end of the cell
+//!  (nothing) ────────> running ──────────────────────────> ended, nothing is left
+//!                       │    ^ connect, traffic            ^
+//!                 pause v    │ (auto_resume)               │
+//!                      paused ─────────── kill, a month ───┘
+//! ```
+
+use std::os::unix::net::UnixStream as BlockingStream;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use exocell_cell::agent::{ANSWER_MAX, Patient, TRANSFER_MAX};
+use exocell_cell::control::Client;
+use exocell_cell::{Record, now_ms};
+use tokio::net::UnixStream;
+use tokio::sync::watch;
+
+use crate::envd::programs::Programs;
+use crate::envd::watchers::Watchers;
+use crate::error::{Problem, Result};
+use crate::keys;
+use crate::note::Note;
+
+/// How long a paused sandbox is kept.
+pub const PAUSED_MAX_MS: u64 = 30 * 24 * 3600 * 1000;
+
+/// See the module's head.
+pub struct Sandbox {
+    pub id: String,
+    pub tenant: String,
+    pub record: Record,
+    pub programs: Programs,
+    pub watchers: Watchers,
+    /// Held while it is paused, resumed or ended.
+    pub changing: tokio::sync::Mutex<()>,
+    note: Mutex<Note>,
+    /// When its time is over, milliseconds since the epoch.
+    deadline: watch::Sender<u64>,
+    /// Becomes true once.
+    ended: watch::Sender<bool>,
+    /// What its processors had done when they were looked at last.
+    used: Mutex<(u64, Instant)>,
+}
+
+impl Sandbox {
+    pub fn new(record: Record, note: Note) -> Arc<Self> {
+        let deadline = watch::Sender::new(over_at(&note));
+        Arc::new(Self {
+            id: note.id.clone(),
+            tenant: note.tenant.clone(),
+            record,
+            programs: Programs::default(),
+            watchers: Watchers::default(),
+            changing: tokio::sync::Mutex::default(),
+            note: Mutex::new(note),
+            deadline,
+            ended: watch::Sender::new(false),
+            used: Mutex::new((0, Instant::now())),
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Note> {
+        self.note.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn note(&self) -> Note {
+        self.lock().clone()
+    }
+
+    /// Changes what is noted of it, and hands that out to be written down.
+    pub fn change(&self, change: impl FnOnce(&mut Note)) -> Note {
+        let mut note = self.lock();
+        change(&mut note);
+        self.deadline.send_replace(over_at(&note));
+        note.clone()
+    }
+
+    pub fn is_paused(&self) -> bool {
+        self.lock().paused_ms.is_some()
+    }
+
+    pub fn deadline(&self) -> watch::Receiver<u64> {
+        self.deadline.subscribe()
+    }
+
+    /// Tells all that wait for it that it is over.
+    pub fn end(&self) {
+        self.ended.send_replace(true);
+        self.watchers.clear();
+    }
+
+    /// Waits until it is over.
+    pub async fn gone(&self) {
+        // The sender is in our hands: it does not go.
+        let _ = self.ended.subscribe().wait_for(|ended| *ended).await;
+    }
+
+    /// Whether `token` is its own.
+    pub fn lets_in(&self, token: Option<&str>) -> bool {
+        token.is_some_and(|token| keys::same(token, &self.lock().access_token))
+    }
+
+    /// Whether whoever has `token` may reach its other ports.
+    pub fn lets_through(&self, token: Option<&str>) -> bool {
+        match &self.lock().traffic_token {
+            None => true,
+            Some(own) => token.is_some_and(|token| keys::same(token, own)),
+        }
+    }
+
+    /// How many of the nanoseconds of one processor were used since the last look, in percent.
+    pub fn cpu_percent(&self, cpu_ns: u64) -> f64 {
+        let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
+        let (before, at) = std::mem::replace(&mut *used, (cpu_ns, Instant::now()));
+        let passed = at.elapsed().as_nanos().max(1) as f64;
+        cpu_ns.saturating_sub(before) as f64 / passed * 100.0
+    }
+
+    /// A stream to the guest, which has its time to answer. Blocks.
+    pub fn guest(&self) -> Result<Patient> {
+        Ok(Client::connect(&self.record)?.guest_stream()?)
+    }
+
+    /// The same for much that is sent.
+    pub fn guest_for_long(&self) -> Result<Patient> {
+        Ok(self.guest()?.within(TRANSFER_MAX))
+    }
+
+    /// Asks the guest something on a thread that may block.
+    pub async fn ask<T: Send + 'static>(
+        self: &Arc<Self>,
+        ask: impl FnOnce(&Patient) -> std::result::Result<T, exocell_cell::agent::client::ClientError>
+        + Send
+        + 'static,
+    ) -> Result<T> {
+        let own = self.clone();
+        blocking(move || Ok(ask(&own.guest()?)?)).await
+    }
+
+    /// A stream to the guest on which `begin` was agreed, for as long as it takes.
+    pub async fn line(
+        self: &Arc<Self>,
+        begin: impl FnOnce(&Patient) -> Result<()> + Send + 'static,
+    ) -> Result<UnixStream> {
+        let own = self.clone();
+        let stream = blocking(move || {
+            let stream = own.guest()?.within(ANSWER_MAX);
+            begin(&stream)?;
+            stream.into_endless().map_err(|error| Problem::internal(error.to_string()))
+        });
+        listened(stream.await?)
+    }
+}
+
+/// A stream for tasks.
+pub fn listened(stream: BlockingStream) -> Result<UnixStream> {
+    let made = stream.set_nonblocking(true).and_then(|()| UnixStream::from_std(stream));
+    made.map_err(|error| Problem::internal(format!("no stream into the sandbox: {error}")))
+}
+
+/// When something happens to it by itself.
+fn over_at(note: &Note) -> u64 {
+    match note.paused_ms {
+        Some(since) => since.saturating_add(PAUSED_MAX_MS),
+        None => note.deadline_ms,
+    }
+}
+
+/// How long it is until `at_ms`.
+pub fn until(at_ms: u64) -> std::time::Duration {
+    std::time::Duration::from_millis(at_ms.saturating_sub(now_ms()))
+}
+
+/// Runs what may block on a thread that may.
+pub async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<T> {
+    let joined = tokio::task::spawn_blocking(work).await;
+    joined.unwrap_or_else(|error| Err(Problem::internal(format!("the call failed: {error}"))))
+}
