@@ -27,6 +27,10 @@
 //! | `Upload`   | `Data`* `DataEof` (a tar stream)       | `Reply(Done)` |
 //! | `Download` |                                        | `Data`* `DataEof` (a tar stream) |
 //! | `Stats`    |                                        | `Reply(Stats)` |
+//! | `Usage`    |                                        | `Reply(Usage)` |
+//! | `Plug`     |                                        | `Reply(Done)` |
+//! | `Freeze`   |                                        | `Reply(Done)` |
+//! | `SignalAll` |                                       | `Reply(Done)` |
 //! | `Memory`   |                                        | `Reply(Done)` |
 //! | `GiveBack` |                                        | `Reply(Done)` |
 //! | `DropCold` |                                        | `Reply(Done)` |
@@ -46,9 +50,9 @@ mod text;
 
 pub use frame::{Frame, FrameError, FrameReader, FrameWriter, Kind};
 pub use message::{
-    Boot, BootTimes, Contain, Exec, FailureKind, FileCopy, FolderMount, GateStats, GuestStats,
-    IsolatesSetup, JoinedAddress, NetworkSetup, PagerStats, Pressure, Reply, Request, Start,
-    TtySize,
+    Boot, BootTimes, Contain, ContainerUsage, Exec, FailureKind, FileCopy, FolderMount, GateStats,
+    GuestStats, IsolatesSetup, JoinedAddress, NetworkSetup, PagerStats, Pressure, Reply, Request,
+    Start, TtySize,
 };
 pub use patience::{ANSWER_MAX, Patient, TRANSFER_MAX};
 pub use text::{printable, printable_lines};
@@ -59,6 +63,10 @@ pub const CONTROL_PORT: u32 = 1024;
 pub const AGENT_PORT: u32 = 1024;
 /// Containers that may be in a guest at once beside the cell's own.
 pub const CONTAINERS_MAX: usize = 16;
+/// Of so many programs of a container the pids are told.
+pub const PIDS_MAX: usize = 4096;
+/// The directory of a depot's container that is its root.
+pub const DEPOT_ROOT: &str = "root";
 /// The name of the one file in a folder that is one file.
 pub const FOLDER_FILE: &str = "file";
 /// The context id of every guest: cells do not see each other.

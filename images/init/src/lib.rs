@@ -30,6 +30,7 @@ mod capabilities;
 mod cgroup;
 mod cold;
 mod container;
+mod depot;
 mod dev;
 mod device_filter;
 mod error;
@@ -59,6 +60,7 @@ mod stats;
 #[allow(unsafe_code)]
 mod sys;
 mod transfer;
+mod usage;
 mod users;
 mod vsock;
 

@@ -12,14 +12,16 @@ use exocell_agent::{FrameReader, FrameWriter, Kind, Reply, Request};
 use nix::fcntl::{OFlag, openat};
 use nix::sys::stat::Mode;
 
+use crate::beside::Beside;
 use crate::cgroup::Group;
+use crate::container::Container;
 use crate::error::{Context, InitError};
 use crate::members::{Member, Members};
 use crate::reaper::Reaper;
 use crate::root::Cell;
 use crate::transfer::UPPER;
 use crate::transfer::changes::{self, Layers};
-use crate::{cold, exec, folders, log, network, pager, shutdown, stats, sys, transfer};
+use crate::{cold, exec, folders, log, network, pager, shutdown, stats, sys, transfer, usage};
 
 /// Stack of a session's thread, in bytes; only touched pages cost memory.
 pub const STACK_BYTES: usize = 256 * 1024;
@@ -76,6 +78,12 @@ impl Agent {
         Ok(Some(Layers { upper, image }))
     }
 
+    /// The container whose IPC and host name one beside the cell's own has, if it has another's.
+    pub(crate) fn shared(&self, beside: &Beside) -> Result<Option<Arc<Container>>, InitError> {
+        let named = beside.shares_with().map(|name| self.members.named(name)).transpose()?;
+        named.map(|other| other.container()).transpose()
+    }
+
     fn limit(&self, member: &Member, resources: &Resources) -> Result<(), InitError> {
         let most = self.cell()?.boot.process_count_max;
         let count = resources.pids.as_ref().and_then(|pids| u64::try_from(pids.limit).ok());
@@ -84,8 +92,13 @@ impl Agent {
                 "{count} processes are more than the {most} that the cell was started with"
             )));
         }
+        self.group(member)?.limit(resources)
+    }
+
+    /// The control group of a container's programs.
+    fn group<'a>(&'a self, member: &'a Member) -> Result<&'a Group, InitError> {
         let nothing = || InitError::guest("the container's programs are in no control group");
-        self.group_of(member).ok_or_else(nothing)?.limit(resources)
+        self.group_of(member).ok_or_else(nothing)
     }
 
     pub(crate) fn cell(&self) -> Result<&Cell, InitError> {
@@ -182,6 +195,15 @@ impl Agent {
                 let group = self.group_of(member);
                 Reply::Stats(Box::new(stats::read(group)))
             }
+            Request::Usage => Reply::Usage(Box::new(usage::read(self.group(member)?))),
+            Request::Freeze { frozen } => {
+                usage::freeze(self.group(member)?, frozen)?;
+                Reply::Done
+            }
+            Request::SignalAll { number } => {
+                usage::signal_all(&self.reaper, self.group(member)?, number)?;
+                Reply::Done
+            }
             Request::Memory { limit_bytes } => {
                 let cell = self.cell()?;
                 pager::set_limit(limit_bytes)?;
@@ -200,6 +222,11 @@ impl Agent {
             }
             Request::DropCold => {
                 cold::drop_some(&self.cell()?.group)?;
+                Reply::Done
+            }
+            Request::Plug(setup) => {
+                self.cell()?;
+                network::set_up(&setup)?;
                 Reply::Done
             }
             Request::Address { place, address } => {

@@ -23,6 +23,7 @@ mod follower;
 pub mod granted;
 pub mod health;
 pub mod initramfs;
+pub mod inside;
 pub mod isolate;
 pub mod launch;
 mod layout;

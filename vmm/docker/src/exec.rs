@@ -191,6 +191,7 @@ pub async fn create(server: &Arc<Server>, key: &str, call: Call) -> ApiResult<Re
         tty: wire.tty.then(|| tty_size(&wire.console_size).unwrap_or(plan::TTY_SIZE_DEFAULT)),
         stdin: wire.attach_stdin,
         privileged: wire.privileged,
+        rules: None,
         args,
     };
     bounds::check_exec(&program)?;
