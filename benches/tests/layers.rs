@@ -70,6 +70,7 @@ const LAYERS: &[(&str, &[&str])] = &[
         &["exocell-cell", "exocell-exovisor", "exocell-random-modules", "exocell-xgate"],
     ),
     ("exocell-docker", &["exocell-cell"]),
+    ("exocell-shim", &["exocell-cell"]),
     ("exocell-swebench", &[]),
     (
         "exocell-cli",
@@ -78,10 +79,10 @@ const LAYERS: &[(&str, &[&str])] = &[
             "exocell-cell",
             "exocell-docker",
             "exocell-service",
+            "exocell-shim",
             "exocell-swebench",
         ],
     ),
-    ("exocell-shim", &["exocell-cell"]),
 ];
 
 /// Crates of which some top-level modules still import each other in a circle,
