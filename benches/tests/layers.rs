@@ -72,6 +72,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("exocell-docker", &["exocell-cell"]),
     // What starts a cell from a process with threads is the Docker server's.
     ("exocell-e2b", &["exocell-cell", "exocell-docker"]),
+    ("exocell-shim", &["exocell-cell"]),
     ("exocell-swebench", &[]),
     (
         "exocell-cli",
@@ -81,10 +82,10 @@ const LAYERS: &[(&str, &[&str])] = &[
             "exocell-docker",
             "exocell-e2b",
             "exocell-service",
+            "exocell-shim",
             "exocell-swebench",
         ],
     ),
-    ("exocell-shim", &["exocell-cell"]),
 ];
 
 /// Crates of which some top-level modules still import each other in a circle,

@@ -35,7 +35,7 @@ fn inside(name: &str, writable: bool, file: bool, checks: Checks) {
     let child = spawn(identity, HostNetwork::Never, |_| {
         let caught = std::panic::catch_unwind(|| {
             close_all_but(&[planned.as_raw_fd()]).expect("descriptors are closed");
-            let root = FolderRoot::enter(&path, &planned, writable).expect("the root");
+            let root = FolderRoot::enter(&path, &planned, writable, false).expect("the root");
             forgo_capabilities();
             let kept: &[Capability] = match identity {
                 IdentityMap::Everyone => {

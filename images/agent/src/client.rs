@@ -11,8 +11,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::oci::Resources;
 use crate::{
-    Boot, BootTimes, Contain, Exec, FailureKind, Frame, FrameError, FrameReader, FrameWriter,
-    GuestStats, JoinedAddress, Kind, Reply, Request, Start, TtySize, printable,
+    Boot, BootTimes, Contain, ContainerUsage, Exec, FailureKind, Frame, FrameError, FrameReader,
+    FrameWriter, GuestStats, JoinedAddress, Kind, NetworkSetup, Reply, Request, Start, TtySize,
+    printable,
 };
 
 /// The longest text of the guest's that an error repeats, in characters.
@@ -116,6 +117,24 @@ pub fn stats(read: impl Read, write: impl Write) -> Result<GuestStats, ClientErr
     }
 }
 
+/// What a container's programs use, and which they are: claims, too.
+pub fn usage(read: impl Read, write: impl Write) -> Result<ContainerUsage, ClientError> {
+    match request(read, write, &Request::Usage)? {
+        Reply::Usage(usage) => Ok(*usage),
+        _ => Err(ClientError::UnexpectedReply { request: "usage" }),
+    }
+}
+
+/// Stops all of a container's programs where they are, or lets them go on.
+pub fn freeze(read: impl Read, write: impl Write, frozen: bool) -> Result<(), ClientError> {
+    done(request(read, write, &Request::Freeze { frozen })?, "freeze")
+}
+
+/// Sends every program of a container a signal.
+pub fn signal_all(read: impl Read, write: impl Write, number: u8) -> Result<(), ClientError> {
+    done(request(read, write, &Request::SignalAll { number })?, "signal all")
+}
+
 /// Tells the guest how much memory it may use.
 pub fn memory(read: impl Read, write: impl Write, limit_bytes: u64) -> Result<(), ClientError> {
     done(request(read, write, &Request::Memory { limit_bytes })?, "memory")
@@ -164,6 +183,11 @@ pub fn address(
     address: Option<JoinedAddress>,
 ) -> Result<(), ClientError> {
     done(request(read, write, &Request::Address { place, address })?, "address")
+}
+
+/// Has the guest set its interface up, whose link was plugged into a network.
+pub fn plug(read: impl Read, write: impl Write, setup: &NetworkSetup) -> Result<(), ClientError> {
+    done(request(read, write, &Request::Plug(Box::new(setup.clone())))?, "plug")
 }
 
 /// Asks the guest for `bytes` of its credit; it gives what no program uses.

@@ -27,6 +27,10 @@
 //! | `Upload`   | `Data`* `DataEof` (a tar stream)       | `Reply(Done)` |
 //! | `Download` |                                        | `Data`* `DataEof` (a tar stream) |
 //! | `Stats`    |                                        | `Reply(Stats)` |
+//! | `Usage`    |                                        | `Reply(Usage)` |
+//! | `Plug`     |                                        | `Reply(Done)` |
+//! | `Freeze`   |                                        | `Reply(Done)` |
+//! | `SignalAll` |                                       | `Reply(Done)` |
 //! | `Memory`   |                                        | `Reply(Done)` |
 //! | `GiveBack` |                                        | `Reply(Done)` |
 //! | `DropCold` |                                        | `Reply(Done)` |
@@ -53,9 +57,9 @@ mod text;
 
 pub use frame::{Frame, FrameError, FrameReader, FrameWriter, Kind};
 pub use message::{
-    Boot, BootTimes, Contain, Exec, FailureKind, FileCopy, FolderMount, GateStats, GuestStats,
-    IsolatesSetup, JoinedAddress, NetworkSetup, PagerStats, Pressure, Reply, Request, SocketFile,
-    Start, TtySize,
+    Boot, BootTimes, Contain, ContainerUsage, Exec, FailureKind, FileCopy, FolderMount, GateStats,
+    GuestStats, IsolatesSetup, JoinedAddress, NetworkSetup, PagerStats, Pressure, Reply, Request,
+    SocketFile, Start, TtySize,
 };
 pub use patience::{ANSWER_MAX, Patient, TRANSFER_MAX};
 pub use text::{printable, printable_lines};
@@ -71,6 +75,10 @@ pub const SOCKETS_MAX: usize = 8;
 /// What the host says, as the only byte without a frame, when it has connected a program's
 /// connection.
 pub const SOCKET_OPEN: u8 = b'+';
+/// Of so many programs of a container the pids are told.
+pub const PIDS_MAX: usize = 4096;
+/// The directory of a depot's container that is its root.
+pub const DEPOT_ROOT: &str = "root";
 /// The name of the one file in a folder that is one file.
 pub const FOLDER_FILE: &str = "file";
 /// The context id of every guest: cells do not see each other.

@@ -1,9 +1,11 @@
 //! The JSON messages that ride in `Request`, `Reply` and `Resize` frames.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 
 use crate::files::{FileEntry, FileRequest};
-use crate::oci::{Resources, Spec};
+use crate::oci::{Process, Resources, Spec};
 
 /// What the host asks for; the first frame of a stream.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -55,6 +57,16 @@ pub enum Request {
     /// Limit the container's programs otherwise; what is not named stays.
     Limit(Resources),
     Stats,
+    /// What a container's programs use, and which they are.
+    Usage,
+    /// Stop all of a container's programs where they are, or let them go on.
+    Freeze {
+        frozen: bool,
+    },
+    /// Send every program of a container a signal.
+    SignalAll {
+        number: u8,
+    },
     /// Use no more memory than this from now on.
     Memory {
         limit_bytes: u64,
@@ -66,6 +78,8 @@ pub enum Request {
     /// Drop a share of what files left in memory, the least recently used first, unless
     /// programs wait for memory.
     DropCold,
+    /// Set the interface up, whose link was plugged into a network.
+    Plug(Box<NetworkSetup>),
     /// Have this address at the network at `place`, or none.
     Address {
         place: u32,
@@ -130,8 +144,12 @@ pub struct Start {
 pub struct Boot {
     /// Empty leaves the files of /etc that name it as they are.
     pub hostname: String,
-    /// Block device with the image's erofs file system.
+    /// Block device with the image's erofs file system. Empty where there is a depot.
     pub root_device: String,
+    /// The device of a host directory that holds the roots and mounts of its containers, by its
+    /// tag. The cell has no program of its own then, and an empty root.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub depot: Option<String>,
     /// Block device with the ext4 file system of the private overlay; `None`
     /// makes the root file system read-only.
     pub overlay_device: Option<String>,
@@ -174,7 +192,11 @@ pub struct IsolatesSetup {
 pub struct NetworkSetup {
     pub interface: String,
     pub address_v4: std::net::Ipv4Addr,
+    /// Unspecified where it has none.
     pub address_v6: std::net::Ipv6Addr,
+    /// Bytes of the largest packet; the device's where there is none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mtu: Option<u16>,
     /// At its networks with others, in the order of their places.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub joined: Vec<JoinedAddress>,
@@ -208,8 +230,18 @@ pub struct Contain {
     pub name: String,
     /// Where the erofs file system of its image begins on the disk of the cell's own image, and
     /// how long that is.
+    #[serde(default)]
     pub offset_bytes: u64,
+    #[serde(default)]
     pub length_bytes: u64,
+    /// Instead of an image: a directory of the depot, with its root in `root`. What its
+    /// specification binds lies beside that, by the name that it gives as the source. No file of
+    /// the root is written for it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub depot: Option<String>,
+    /// The name of another container, whose program runs: it has the IPC and the host name of that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shares_with: Option<String>,
     pub hostname: String,
     #[serde(default)]
     pub domain_name: String,
@@ -278,6 +310,9 @@ pub struct Exec {
     /// Whether it has every capability, whatever the cell's program has.
     #[serde(default)]
     pub privileged: bool,
+    /// Who it is and what it is held to, instead of what the container's program is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rules: Option<Box<Process>>,
     /// A terminal of this size instead of pipes.
     pub tty: Option<TtySize>,
     /// Whether `Stdin` frames follow; otherwise standard input is /dev/null.
@@ -313,6 +348,7 @@ pub enum Reply {
     },
     Stats(Box<GuestStats>),
     Entry(Box<FileEntry>),
+    Usage(Box<ContainerUsage>),
     Done,
     Failed {
         kind: FailureKind,
@@ -367,6 +403,26 @@ pub struct GuestStats {
     /// `None` where system calls are no jumps (`--intra aspace`).
     #[serde(default)]
     pub gates: Option<GateStats>,
+}
+
+/// What the programs of a container use, as the guest's kernel counts it: claims, too.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ContainerUsage {
+    /// As the programs know themselves; the first [`crate::PIDS_MAX`].
+    pub pids: Vec<u32>,
+    /// Processes and threads, and how many there may be; 0 is no limit.
+    pub task_count: u64,
+    pub task_count_max: u64,
+    pub memory_bytes: u64,
+    pub memory_peak_bytes: u64,
+    /// 0 is no limit.
+    pub memory_limit_bytes: u64,
+    /// The lines of `cpu.stat`, `memory.stat` and `memory.events` (kernel:
+    /// Documentation/admin-guide/cgroup-v2.rst).
+    pub cpu: BTreeMap<String, u64>,
+    pub memory: BTreeMap<String, u64>,
+    pub memory_events: BTreeMap<String, u64>,
 }
 
 /// System calls of programs that share an address space with the guest kernel, since

@@ -183,6 +183,13 @@ pub struct Mount {
     pub options: Vec<String>,
 }
 
+impl Mount {
+    /// Whether it shows what lies somewhere else, too.
+    pub fn is_bind(&self) -> bool {
+        self.options.iter().any(|option| option == "bind" || option == "rbind")
+    }
+}
+
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Linux {

@@ -5,6 +5,8 @@
 //!                                           ├─ upper, work: what the container changes
 //!                                           └─ root: overlay of both ──> becomes the root
 //! ```
+//! With a depot, the root is a directory of that ([`crate::depot`]).
+//!
 //! All of it is mounted in the container's own namespace, by a thread that then leaves everything
 //! else of that namespace behind (pivot_root(2)): nothing of the cell's own program is there, and
 //! the mounts end with the container's last program.
@@ -14,6 +16,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use exocell_agent::Contain;
+use exocell_agent::oci::Spec;
 use nix::errno::Errno;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, unshare};
@@ -21,6 +24,8 @@ use nix::sys::stat::{Mode, SFlag, makedev, mknod};
 use nix::unistd::{chdir, chroot, fchdir, pivot_root, sethostname};
 
 use crate::cgroup::Group;
+use crate::container::Container;
+use crate::depot::{self, Binds};
 use crate::error::{Context, InitError};
 use crate::root::{Cell, Named};
 use crate::transfer::UPPER;
@@ -41,6 +46,8 @@ pub struct Entered {
     pub terminals: Arc<File>,
     /// What its image holds; `None` where that is all of its root.
     pub image: Option<File>,
+    /// What its specification binds; `None` where that is in its root.
+    pub binds: Option<Binds>,
 }
 
 /// What one is made of.
@@ -62,7 +69,11 @@ impl Beside {
     /// The cell cannot have it.
     pub fn new(cell: &Cell, wanted: Contain) -> Result<Self, InitError> {
         check_name(&wanted.name)?;
-        if cell.private.is_none() {
+        if wanted.depot.is_some() != cell.boot.depot.is_some() {
+            return Err(InitError::invalid("a container's root is in the depot if there is one"));
+        }
+        wanted.depot.as_deref().map_or(Ok(()), check_name)?;
+        if cell.private.is_none() && wanted.depot.is_none() {
             return Err(InitError::invalid(
                 "the cell cannot be written, so that it has no place for another container",
             ));
@@ -80,7 +91,7 @@ impl Beside {
     /// Where its changes are on the private disk; `None` if it can make none.
     pub fn upper(&self) -> Option<String> {
         let upper = || format!("{CONTAINERS}/{}/{UPPER}", self.wanted.name);
-        (!self.wanted.read_only).then(upper)
+        (!self.wanted.read_only && self.wanted.depot.is_none()).then(upper)
     }
 
     /// The root of its file system of terminals.
@@ -102,16 +113,39 @@ impl Beside {
         held.ok_or_else(|| InitError::guest("the container's program does not run"))
     }
 
-    /// Has this thread be in new namespaces whose root is the container's.
+    /// The name of the container whose IPC and host name it has.
+    pub fn shares_with(&self) -> Option<&str> {
+        self.wanted.shares_with.as_deref()
+    }
+
+    /// Has this thread be in new namespaces whose root is the container's, for a program of `spec`,
+    /// and in those of `shared`, the container that it shares with.
     ///
     /// # Errors
     /// What the kernel does not do.
-    pub fn enter(&self, cell: &Cell) -> Result<Entered, InitError> {
+    pub fn enter(
+        &self,
+        cell: &Cell,
+        spec: &Spec,
+        shared: Option<&Container>,
+    ) -> Result<Entered, InitError> {
         let wanted = &self.wanted;
         // A working directory comes along into new namespaces; a descriptor does not.
         unshare(CloneFlags::CLONE_FS).context(|| "making a working directory of its own")?;
         fchdir(&cell.bottom).context(|| "the first root")?;
         container::enter_new()?;
+        if let Some(name) = &self.wanted.depot {
+            let binds = depot::enter(name, spec, cell.boot.network.as_ref())?;
+            match shared {
+                Some(shared) => shared.share()?,
+                None => self.name_host()?,
+            }
+            return Ok(Entered {
+                terminals: self.open_terminals()?,
+                image: None,
+                binds: Some(binds),
+            });
+        }
         let home = format!("{PRIVATE}/{CONTAINERS}/{}", wanted.name);
         let (image, merged) = (format!("{home}/image"), format!("{home}/root"));
         for directory in [&image, &merged] {
@@ -129,17 +163,25 @@ impl Beside {
             Some(opened)
         };
         switch(&merged).context(|| "switching to the container's root")?;
-        sethostname(&wanted.hostname)
-            .context(|| format!("setting the host name {}", wanted.hostname))?;
+        self.name_host()?;
         dev::mount_beside(image.as_ref())?;
         let named = Named { hostname: &wanted.hostname, domain_name: &wanted.domain_name };
         root::name_host(&named, &cell.boot, wanted.read_only)?;
         if let Some(setup) = &cell.boot.network {
             network::show(setup, wanted.read_only)?;
         }
+        Ok(Entered { terminals: self.open_terminals()?, image, binds: None })
+    }
+
+    fn name_host(&self) -> Result<(), InitError> {
+        let name = &self.wanted.hostname;
+        sethostname(name).context(|| format!("setting the host name {name}"))
+    }
+
+    fn open_terminals(&self) -> Result<Arc<File>, InitError> {
         let terminals = Arc::new(File::open("/dev/pts").context(|| "/dev/pts")?);
         *self.terminals.lock().unwrap_or_else(PoisonError::into_inner) = Some(terminals.clone());
-        Ok(Entered { terminals, image })
+        Ok(terminals)
     }
 
     /// Mounts the image on `target`, by nodes in the directory `home`, which nobody else sees.
@@ -152,6 +194,7 @@ impl Beside {
                 Err(errno) => Err(errno),
             }
         };
+        let disk = cell.disk.as_ref().ok_or_else(|| InitError::guest("there is no disk"))?;
         let show = || -> nix::Result<()> {
             let control = node("control", SFlag::S_IFCHR, 10, 237)?;
             let control = File::options().read(true).write(true).open(control).map_err(errno)?;
@@ -160,7 +203,7 @@ impl Beside {
                 let path = node(&format!("loop{number}"), SFlag::S_IFBLK, 7, number.into())?;
                 let held = File::open(&path).map_err(errno)?;
                 let (at, length) = (self.wanted.offset_bytes, self.wanted.length_bytes);
-                sys::set_loop(&held, &cell.disk, at, length).map(|()| (path, held))
+                sys::set_loop(&held, disk, at, length).map(|()| (path, held))
             };
             // One that another container has, or had just now, is busy.
             let free = LOOPS.map(set).find(|tried| !matches!(tried, Err(Errno::EBUSY)));
@@ -177,7 +220,10 @@ impl Beside {
         if let Err(error) = cell.groups.remove(&group_name(self.wanted.container)) {
             log::warn(format_args!("the control group of a container stays: {error}"));
         }
-        if !self.keeps_files.load(Ordering::Relaxed) {
+        if self.wanted.depot.is_some() {
+            // Whoever looks at the files next finds all that its programs have written.
+            depot::flush(cell);
+        } else if !self.keeps_files.load(Ordering::Relaxed) {
             remove_kept(cell, &self.wanted.name);
         }
     }
@@ -224,7 +270,7 @@ fn group_name(number: u32) -> String {
 
 /// Makes `merged`, a mount below the working directory, the root of this thread's namespace, and
 /// detaches all the rest.
-fn switch(merged: &str) -> nix::Result<()> {
+pub fn switch(merged: &str) -> nix::Result<()> {
     chroot(".")?;
     // What lies on it is the cell's own root.
     umount2(".", MntFlags::MNT_DETACH)?;

@@ -10,7 +10,7 @@
 //! ```
 
 use std::fs::File;
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::sync::{Mutex, PoisonError};
@@ -39,6 +39,8 @@ const CONTROLLERS: [&str; 5] = ["cpuset", "cpu", "io", "memory", "pids"];
 const POLL: Duration = Duration::from_millis(5);
 /// More than its files say, in bytes.
 const SAYS_BYTES_MAX: usize = 512;
+/// Of a list of processes and of counters, in bytes.
+const LISTED_BYTES_MAX: u64 = 256 << 10;
 /// Levels of groups that programs may have made below their own and that are removed with it.
 const GROUPS_DEPTH_MAX: usize = 16;
 /// Docker's period, in microseconds.
@@ -139,6 +141,26 @@ fn divide(directory: &File) -> io::Result<()> {
     write(directory, "cgroup.subtree_control", &wanted.join(" "))
 }
 
+/// Adds the processes in the group `directory` and in those below, so many levels down.
+fn collect_pids(directory: &File, depth: usize, pids: &mut Vec<i32>) {
+    let mut text = String::new();
+    let listed = open(directory, "cgroup.procs")
+        .and_then(|file| file.take(LISTED_BYTES_MAX).read_to_string(&mut text));
+    if listed.is_ok() {
+        pids.extend(text.lines().filter_map(|line| line.parse::<i32>().ok()));
+    }
+    let Ok(copy) = open(directory, ".") else { return };
+    let Ok(mut entries) = Dir::from_fd(copy.into()) else { return };
+    for entry in entries.iter().flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let is_below =
+            entry.file_type() == Some(nix::dir::Type::Directory) && !name.starts_with('.');
+        if let (true, true, Ok(below)) = (is_below, depth > 0, open(directory, &name)) {
+            collect_pids(&below, depth - 1, pids);
+        }
+    }
+}
+
 fn make_below(directory: &File, name: &str) -> io::Result<File> {
     match mkdirat(directory, name, Mode::from_bits_truncate(0o755)) {
         Ok(()) | Err(Errno::EEXIST) => open(directory, name),
@@ -236,6 +258,39 @@ impl Group {
 
     fn write(&self, file: &str, value: &str) -> io::Result<()> {
         write(&self.directory, file, value)
+    }
+
+    /// What its file `name` says, and those of the groups below do not; nothing where it does not
+    /// say it.
+    pub fn says(&self, name: &str) -> String {
+        let mut text = String::new();
+        let read = open(&self.directory, name)
+            .and_then(|file| file.take(LISTED_BYTES_MAX).read_to_string(&mut text));
+        // A kernel without it says nothing.
+        let _ = read;
+        text
+    }
+
+    /// Stops every process in it, and in the groups below, or lets them go on; returns when it is
+    /// so, or `limit` has passed.
+    pub fn freeze(&self, frozen: bool, limit: Duration) -> io::Result<bool> {
+        self.write("cgroup.freeze", if frozen { "1" } else { "0" })?;
+        let wanted = if frozen { "frozen 1" } else { "frozen 0" };
+        let until = Instant::now() + limit;
+        while !said(&self.events).lines().any(|line| line == wanted) {
+            if Instant::now() >= until {
+                return Ok(false);
+            }
+            sleep(POLL);
+        }
+        Ok(true)
+    }
+
+    /// The processes in it and in the groups below, as this process knows them.
+    pub fn pids(&self) -> Vec<i32> {
+        let mut pids = Vec::new();
+        collect_pids(&self.directory, GROUPS_DEPTH_MAX, &mut pids);
+        pids
     }
 
     /// Ends every process in it, and in the groups below.

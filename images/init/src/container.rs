@@ -20,13 +20,14 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::ffi::OsStringExt;
 
 use exocell_agent::oci::{
-    ANNOTATION_GROUPS, ANNOTATION_INIT, ANNOTATION_USER, NamespaceKind, Spec,
+    ANNOTATION_GROUPS, ANNOTATION_INIT, ANNOTATION_USER, NamespaceKind, Process, Spec,
 };
 use nix::sched::{CloneFlags, setns, unshare};
 use nix::unistd::sethostname;
 
 use crate::capabilities::Sets;
 use crate::cgroup::Group;
+use crate::depot::Binds;
 use crate::error::{Context, InitError};
 use crate::mounts::{self, InChild};
 use crate::{limits, own_proc, sys};
@@ -71,7 +72,11 @@ impl Rules {
 
     /// What `spec` says.
     pub fn read(spec: &Spec) -> Result<Self, InitError> {
-        let process = &spec.process;
+        Self::of_process(&spec.process, spec)
+    }
+
+    /// What `process` says, in the container of `spec`.
+    pub fn of_process(process: &Process, spec: &Spec) -> Result<Self, InitError> {
         let named = spec.annotations.contains_key(ANNOTATION_USER);
         let mut groups: Vec<String> =
             process.user.additional_gids.iter().map(u32::to_string).collect();
@@ -131,6 +136,15 @@ impl Container {
         enter().context(|| "entering the program's namespaces")
     }
 
+    /// Has this thread have the IPC and the host name of the program, and nothing else of it.
+    pub fn share(&self) -> Result<(), InitError> {
+        let shared = CloneFlags::CLONE_NEWIPC | CloneFlags::CLONE_NEWUTS;
+        let mut shared = self.entered.iter().filter(|(_, flag)| shared.contains(*flag));
+        shared
+            .try_for_each(|(namespace, flag)| setns(namespace.as_fd(), *flag))
+            .context(|| "sharing a container's namespaces")
+    }
+
     /// In which a helper makes processes ([`crate::spawn`]).
     pub fn pid_namespace(&self) -> BorrowedFd<'_> {
         self.pid.as_fd()
@@ -144,15 +158,20 @@ pub fn enter_new() -> Result<(), InitError> {
 }
 
 /// Makes the namespaces that this thread is in what `spec` says, and limits `group`; `image` is what
-/// the container's image holds.
-pub fn lay_out(spec: &Spec, group: &Group, image: Option<&File>) -> Result<Inside, InitError> {
+/// the container's image holds, `binds` what it binds where that is not in its root.
+pub fn lay_out(
+    spec: &Spec,
+    group: &Group,
+    image: Option<&File>,
+    binds: Option<Binds>,
+) -> Result<Inside, InitError> {
     if let Some(name) = spec.hostname.as_deref().filter(|name| !name.is_empty()) {
         sethostname(name).context(|| format!("setting the host name {name}"))?;
     }
     if let Some(name) = spec.domainname.as_deref().filter(|name| !name.is_empty()) {
         sys::set_domain_name(name).context(|| format!("setting the domain name {name}"))?;
     }
-    let mounts = mounts::mount_all(spec, image)?;
+    let mounts = mounts::mount_all(spec, image, binds)?;
     for (name, value) in &spec.linux.sysctl {
         set_sysctl(name, value)?;
     }

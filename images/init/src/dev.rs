@@ -69,21 +69,32 @@ const LEFT_KIB_MIN: u64 = 8 << 10;
 /// there is none.
 pub fn mount_all(image: Option<&File>) -> Result<(), InitError> {
     KERNEL.iter().try_for_each(Mount::mount)?;
-    mount_devices(image)
+    mount_devices().and_then(|all_kib| mount_scratch(image, all_kib))
 }
 
 /// The same for the root of a container beside the cell's own program: what it shares with that is
 /// mounted once more, and the rest is as much as if it were alone.
 pub fn mount_beside(image: Option<&File>) -> Result<(), InitError> {
     SYS.mount()?;
-    mount_devices(image)
+    mount_devices().and_then(|all_kib| mount_scratch(image, all_kib))
 }
 
-fn mount_devices(image: Option<&File>) -> Result<(), InitError> {
+/// The same for a root of the depot, over whose /tmp and /run there is what its specification says.
+pub fn mount_in_depot() -> Result<(), InitError> {
+    SYS.mount()?;
+    mount_devices().map(drop)
+}
+
+/// How much all files in memory may take, in KiB.
+fn mount_devices() -> Result<u64, InitError> {
     let all_kib = in_memory_kib(&own_proc::read("meminfo"));
     DEV.mount(all_kib)?;
     make_nodes()?;
     TERMINALS.mount()?;
+    Ok(all_kib)
+}
+
+fn mount_scratch(image: Option<&File>, all_kib: u64) -> Result<(), InitError> {
     match image {
         None => SCRATCH.iter().try_for_each(|own| own.mount(all_kib)),
         Some(image) => make_tmp(image),

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
 
-use exocell_agent::oci::ConsoleSize;
+use exocell_agent::oci::{ConsoleSize, Spec};
 use exocell_agent::{
     Exec, FailureKind, FrameReader, ISOLATES_BIN, ISOLATES_TABLE, Kind, Reply, Start, TtySize,
 };
@@ -67,12 +67,13 @@ pub fn start(
         None => {
             let streams = open_streams(&wanted, Some(&cell.terminals), Some(&cell.null))?;
             container::enter_new()?;
-            (streams, container::lay_out(spec, group, cell.image.as_ref())?)
+            (streams, container::lay_out(spec, group, cell.image.as_ref(), None)?)
         }
         Some(beside) => {
-            let Entered { terminals, image } = beside.enter(cell)?;
+            let Entered { terminals, image, binds } =
+                beside.enter(cell, spec, agent.shared(beside)?.as_deref())?;
             let streams = open_streams(&wanted, Some(&*terminals), Some(&cell.null))?;
-            (streams, container::lay_out(spec, group, image.as_ref())?)
+            (streams, container::lay_out(spec, group, image.as_ref(), binds)?)
         }
     };
     let place = Place::New(&inside);
@@ -113,6 +114,9 @@ pub fn run(
         }
         None => Place::Here,
     };
+    if let Some(process) = &request.rules {
+        rules = Rules::of_process(process, &Spec::default())?;
+    }
     rules.init = false;
     if request.privileged {
         rules.capabilities = None;

@@ -31,6 +31,7 @@ mod capabilities;
 mod cgroup;
 mod cold;
 mod container;
+mod depot;
 mod dev;
 mod device_filter;
 mod dial;
@@ -65,6 +66,7 @@ mod stats;
 #[allow(unsafe_code)]
 mod sys;
 mod transfer;
+mod usage;
 mod users;
 mod vsock;
 

@@ -183,6 +183,16 @@ impl Members {
         self.others().get(&number).cloned().ok_or_else(none)
     }
 
+    /// Container `name`, which is there.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn named(&self, name: &str) -> Result<Arc<Member>, InitError> {
+        let is_it = |other: &&Arc<Member>| other.beside().is_some_and(|own| own.name() == name);
+        let none = || InitError::invalid("the container that it shares with has ended");
+        self.others().values().find(is_it).cloned().ok_or_else(none)
+    }
+
     /// Makes room for one more.
     ///
     /// # Errors

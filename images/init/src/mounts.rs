@@ -11,6 +11,7 @@ use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use exocell_agent::oci::{Mount, Spec};
 use nix::mount::{MsFlags, mount};
 
+use crate::depot::Binds;
 use crate::dev::{make_devices, make_mount_point};
 use crate::error::{Context, InitError};
 use crate::mounting;
@@ -39,12 +40,17 @@ pub enum InChild {
     },
 }
 
-/// Mounts what can be mounted now; the rest. `image` is what the container's image holds.
-pub fn mount_all(spec: &Spec, image: Option<&File>) -> Result<Vec<InChild>, InitError> {
+/// Mounts what can be mounted now; the rest. `image` is what the container's image holds, `binds`
+/// what is bound where that is not in the root.
+pub fn mount_all(
+    spec: &Spec,
+    image: Option<&File>,
+    mut binds: Option<Binds>,
+) -> Result<Vec<InChild>, InitError> {
     let mut later = Vec::new();
     let points = MountPoints::new(image).context(|| "the root")?;
     for wanted in &spec.mounts {
-        mount_one(wanted, &points, &mut later)?;
+        mount_one(wanted, &points, binds.as_mut(), &mut later)?;
     }
     make_devices(&spec.linux.devices)?;
     if spec.root.as_ref().is_some_and(|root| root.readonly) {
@@ -63,6 +69,7 @@ pub fn mount_all(spec: &Spec, image: Option<&File>) -> Result<Vec<InChild>, Init
 fn mount_one(
     wanted: &Mount,
     points: &MountPoints<'_>,
+    binds: Option<&mut Binds>,
     later: &mut Vec<InChild>,
 ) -> Result<(), InitError> {
     let target = wanted.destination.as_str();
@@ -92,7 +99,11 @@ fn mount_one(
         _ => {}
     }
     if flags.contains(MsFlags::MS_BIND) {
-        return bind(wanted, points, flags - MsFlags::MS_BIND);
+        let flags = flags - MsFlags::MS_BIND;
+        return match binds {
+            Some(binds) => put_bind(wanted, points, flags, binds),
+            None => bind(wanted, points, flags),
+        };
     }
     let covered = points.find(target, Missing::Nothing)?;
     if let Some(covered) = covered.filter(|_| wanted.kind == "tmpfs") {
@@ -123,6 +134,26 @@ fn bind(wanted: &Mount, points: &MountPoints<'_>, flags: MsFlags) -> Result<(), 
         mounting::put(&copied, &place)
     };
     show().context(failed)
+}
+
+/// Has what was taken of the depot for `wanted` lie at the target.
+fn put_bind(
+    wanted: &Mount,
+    points: &MountPoints<'_>,
+    flags: MsFlags,
+    binds: &mut Binds,
+) -> Result<(), InitError> {
+    let target = &wanted.destination;
+    let taken = binds.remove(&wanted.source);
+    let taken = taken.ok_or_else(|| InitError::invalid(format!("nothing is to be on {target}")))?;
+    let failed = || format!("mounting on {target}");
+    let is_directory = taken.metadata().context(failed)?.is_dir();
+    let place = if is_directory { points.directory(target) } else { points.file(target) }?;
+    let put = || {
+        mounting::change(&taken, flags - MsFlags::MS_REC)?;
+        mounting::put(&taken, &place)
+    };
+    put().context(failed)
 }
 
 /// Gives what is mounted at `target` other flags, in this namespace alone.

@@ -26,8 +26,8 @@ const TRUSTED: [&str; 4] = [
 /// Of what an image trusts, in bytes; more does not fit.
 const TRUSTED_BYTES_MAX: u64 = 4 << 20;
 
-/// Sets the interface up as `setup` says, and names the server for names.
-pub fn set_up(setup: &NetworkSetup, read_only: bool) -> Result<(), InitError> {
+/// Sets the interface up as `setup` says.
+pub fn set_up(setup: &NetworkSetup) -> Result<(), InitError> {
     let name = &setup.interface;
     let mut tries = 0;
     while !Path::new("/sys/class/net").join(name).exists() && tries < TRIES {
@@ -35,15 +35,17 @@ pub fn set_up(setup: &NetworkSetup, read_only: bool) -> Result<(), InitError> {
         tries += 1;
     }
     sys::interface_up(name).context(|| format!("bringing the interface {name} up"))?;
+    if let Some(mtu) = setup.mtu {
+        sys::set_mtu(name, mtu).context(|| format!("the largest packet of {name}"))?;
+    }
     sys::set_address_v4(name, setup.address_v4).context(|| format!("the address of {name}"))?;
     // A kernel may be without IPv6; IPv4 leads to the same peers.
-    if let Err(error) = sys::set_address_v6(name, setup.address_v6) {
+    if !setup.address_v6.is_unspecified()
+        && let Err(error) = sys::set_address_v6(name, setup.address_v6)
+    {
         log::warn(format_args!("{name} has no IPv6 address: {error}"));
     }
-    for (place, address) in (0..).zip(&setup.joined) {
-        set_joined(place, Some(*address))?;
-    }
-    show(setup, read_only)
+    (0..).zip(&setup.joined).try_for_each(|(place, address)| set_joined(place, Some(*address)))
 }
 
 /// Puts what programs have to know of it into the files of this root.
@@ -63,7 +65,8 @@ pub fn set_joined(place: u32, joined: Option<JoinedAddress>) -> Result<(), InitE
     }
 }
 
-fn resolv_conf(setup: &NetworkSetup) -> String {
+/// What programs read of who is asked for names.
+pub fn resolv_conf(setup: &NetworkSetup) -> String {
     let mut text = format!("nameserver {}\n", setup.name_server);
     for (word, values) in [("search", &setup.search), ("options", &setup.dns_options)] {
         if !values.is_empty() {

@@ -24,6 +24,8 @@ use crate::{dev, folders, isolates, log, network, own_proc, paths, sys};
 const IMAGE: &str = "/image";
 const PRIVATE: &str = "/private";
 const ROOT: &str = "/root";
+/// Where the depot's device is mounted; from the first root.
+pub const DEPOT: &str = "/depot";
 /// How often a disk that is not there yet is tried, a millisecond apart.
 const DISK_TRIES: u32 = 1000;
 /// docker's limit on open files.
@@ -45,8 +47,9 @@ pub struct Cell {
     pub null: File,
     /// The first root, below the cell's: what is mounted out of sight is mounted there.
     pub bottom: File,
-    /// The disk that the image is on, behind which those of other containers appear.
-    pub disk: File,
+    /// The disk that the image is on, behind which those of other containers appear; `None` where
+    /// there is a depot.
+    pub disk: Option<File>,
     /// Those that lead to sockets of the host.
     pub sockets: Sockets,
     /// How it was set up.
@@ -69,7 +72,10 @@ pub fn set_up(boot: &Boot) -> Result<Cell, InitError> {
     let is_new = assembled.as_ref().is_some_and(|layers| layers.is_new);
     let (private, image) = assembled.map(|layers| (layers.private, layers.image)).unzip();
     let bottom = File::open("/").context(|| "the first root")?;
-    let disk = File::open(&boot.root_device).context(|| &boot.root_device)?;
+    let disk = match boot.depot {
+        Some(_) => None,
+        None => Some(File::open(&boot.root_device).context(|| &boot.root_device)?),
+    };
     let opened = boot.isolates.as_ref().map(isolates::open).transpose()?;
     switch()?;
     let read_only = private.is_none();
@@ -79,7 +85,10 @@ pub fn set_up(boot: &Boot) -> Result<Cell, InitError> {
     name_host(&Named::of_cell(boot), boot, read_only)?;
     sys::loopback_up().context(|| "bringing the loopback interface up")?;
     if let Some(setup) = &boot.network {
-        network::set_up(setup, read_only)?;
+        network::set_up(setup)?;
+        if boot.depot.is_none() {
+            network::show(setup, read_only)?;
+        }
     }
     if let (Some(setup), Some(opened)) = (&boot.isolates, &opened) {
         isolates::set_up(setup, opened)?;
@@ -116,6 +125,10 @@ fn assemble(boot: &Boot) -> Result<Option<Layers>, InitError> {
     for directory in [IMAGE, PRIVATE, ROOT] {
         fs::create_dir_all(directory).context(|| directory)?;
     }
+    if let Some(tag) = &boot.depot {
+        mount_depot(tag)?;
+        return Ok(None);
+    }
     let Some(overlay) = &boot.overlay_device else {
         mount_disk(&boot.root_device, ROOT, "erofs", MsFlags::MS_RDONLY)?;
         return Ok(None);
@@ -126,6 +139,15 @@ fn assemble(boot: &Boot) -> Result<Option<Layers>, InitError> {
     mount_overlay(IMAGE, PRIVATE, ROOT)?;
     let open = |path: &str| File::open(path).context(|| path.to_owned());
     Ok(Some(Layers { private: open(PRIVATE)?, image: open(IMAGE)?, is_new }))
+}
+
+/// Mounts the depot, and for the cell itself a root with nothing in it: no program sees that.
+fn mount_depot(tag: &str) -> Result<(), InitError> {
+    fs::create_dir_all(DEPOT).context(|| DEPOT)?;
+    let (none, flags) = (None::<&str>, MsFlags::MS_NODEV);
+    mount(Some(tag), DEPOT, Some("virtiofs"), flags, none).context(|| "mounting the depot")?;
+    mount(Some("root"), ROOT, Some("tmpfs"), flags, Some("mode=755,size=1m"))
+        .context(|| "mounting the cell's root")
 }
 
 /// Mounts a block device of the cell on `target`, once it is there.

@@ -12,7 +12,9 @@ use exocell_agent::{FrameReader, FrameWriter, Kind, Reply, Request};
 use nix::fcntl::{OFlag, openat};
 use nix::sys::stat::Mode;
 
+use crate::beside::Beside;
 use crate::cgroup::Group;
+use crate::container::Container;
 use crate::error::{Context, InitError};
 use crate::followed::Lines;
 use crate::io_loop::Input;
@@ -23,6 +25,7 @@ use crate::transfer::UPPER;
 use crate::transfer::changes::{self, Layers};
 use crate::{
     account, cold, dial, exec, files, folders, log, network, pager, shutdown, stats, sys, transfer,
+    usage,
 };
 
 /// Stack of a session's thread, in bytes; only touched pages cost memory.
@@ -83,6 +86,12 @@ impl Agent {
         Ok(Some(Layers { upper, image }))
     }
 
+    /// The container whose IPC and host name one beside the cell's own has, if it has another's.
+    pub(crate) fn shared(&self, beside: &Beside) -> Result<Option<Arc<Container>>, InitError> {
+        let named = beside.shares_with().map(|name| self.members.named(name)).transpose()?;
+        named.map(|other| other.container()).transpose()
+    }
+
     fn limit(&self, member: &Member, resources: &Resources) -> Result<(), InitError> {
         let most = self.cell()?.boot.process_count_max;
         let count = resources.pids.as_ref().and_then(|pids| u64::try_from(pids.limit).ok());
@@ -91,8 +100,13 @@ impl Agent {
                 "{count} processes are more than the {most} that the cell was started with"
             )));
         }
+        self.group(member)?.limit(resources)
+    }
+
+    /// The control group of a container's programs.
+    fn group<'a>(&'a self, member: &'a Member) -> Result<&'a Group, InitError> {
         let nothing = || InitError::guest("the container's programs are in no control group");
-        self.group_of(member).ok_or_else(nothing)?.limit(resources)
+        self.group_of(member).ok_or_else(nothing)
     }
 
     pub(crate) fn cell(&self) -> Result<&Cell, InitError> {
@@ -207,6 +221,15 @@ impl Agent {
                 let group = self.group_of(member);
                 Reply::Stats(Box::new(stats::read(group)))
             }
+            Request::Usage => Reply::Usage(Box::new(usage::read(self.group(member)?))),
+            Request::Freeze { frozen } => {
+                usage::freeze(self.group(member)?, frozen)?;
+                Reply::Done
+            }
+            Request::SignalAll { number } => {
+                usage::signal_all(&self.reaper, self.group(member)?, number)?;
+                Reply::Done
+            }
             Request::Memory { limit_bytes } => {
                 let cell = self.cell()?;
                 pager::set_limit(limit_bytes)?;
@@ -225,6 +248,11 @@ impl Agent {
             }
             Request::DropCold => {
                 cold::drop_some(&self.cell()?.group)?;
+                Reply::Done
+            }
+            Request::Plug(setup) => {
+                self.cell()?;
+                network::set_up(&setup)?;
                 Reply::Done
             }
             Request::Address { place, address } => {

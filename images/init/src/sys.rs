@@ -226,6 +226,13 @@ pub fn set_subnet_v4(name: &str, address: Ipv4Addr, prefix: u8) -> io::Result<()
     change(&socket, libc::SIOCSIFNETMASK, &request)
 }
 
+/// Bounds the packets of the interface `name` (netdevice(7), SIOCSIFMTU).
+pub fn set_mtu(name: &str, bytes: u16) -> io::Result<()> {
+    let (socket, mut request) = interface(name, false)?;
+    request.ifr_ifru.ifru_mtu = bytes.into();
+    change(&socket, libc::SIOCSIFMTU, &request)
+}
+
 /// Takes the interface `name` down; an alias is gone then (netdevice(7)).
 pub fn interface_down(name: &str) -> io::Result<()> {
     let (socket, mut request) = interface(name, false)?;

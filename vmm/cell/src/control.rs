@@ -73,13 +73,19 @@ pub enum ControlRequest {
         addresses: Addresses,
         address: Ipv4Addr,
     },
+    /// Have the network device lead to the tun device that comes as a descriptor with the next byte,
+    /// and the guest be there as `setup` says.
+    Plug {
+        setup: Box<exocell_agent::NetworkSetup>,
+    },
     /// Be in it no more.
     Leave {
         network: String,
     },
     /// Which networks it should be in and is not, for their switch has ended.
     Networks,
-    /// Have one more container in the guest, whose image comes as a descriptor with the next byte.
+    /// Have one more container in the guest, whose image comes as a descriptor with the next byte,
+    /// unless it is in the depot.
     /// After `Done` the connection is the container's: it takes `Connect`, for streams within it,
     /// and the container ends with it.
     Contain(Contain),
@@ -128,6 +134,13 @@ pub struct Contain {
     pub read_only: bool,
     /// Whether it may start again, and find what it has changed.
     pub keeps_files: bool,
+    /// Instead of an image: the directory of the cell's depot that has its root and its mounts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub depot: Option<String>,
+    /// The id of another container of the depot, whose program runs: it has the IPC and the host
+    /// name of that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shares_with: Option<String>,
 }
 
 fn sigterm() -> u8 {
@@ -143,6 +156,7 @@ impl ControlRequest {
             | Self::Revoke { .. }
             | Self::Signal { .. }
             | Self::Join { .. }
+            | Self::Plug { .. }
             | Self::Contain(_)
             | Self::Forget { .. }
             | Self::Leave { .. } => THROUGH_GUEST_MAX,
@@ -289,6 +303,18 @@ impl Client {
             ControlReply::Failed { message } => Err(CellError::Usage(message)),
             reply => Ok(reply),
         }
+    }
+
+    /// Plugs the cell's network device into the tun device `device`, as which the guest is `setup`.
+    ///
+    /// # Errors
+    /// As those of [`Self::ask`].
+    pub fn plug(
+        &self,
+        setup: exocell_agent::NetworkSetup,
+        device: &OwnedFd,
+    ) -> Result<(), CellError> {
+        self.pass(&ControlRequest::Plug { setup: Box::new(setup) }, device)
     }
 
     /// A stream to the guest's agent, for one session. The guest has

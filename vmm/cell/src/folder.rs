@@ -47,7 +47,12 @@ pub struct Share {
     control: Option<UnixStream>,
     /// What the cell may take of the host's disk by it, if that is less than by others.
     grown_bytes_max: Option<u64>,
+    /// Whether what the host mounts there later comes to it.
+    grows: bool,
 }
+
+/// The tag of a cell's depot.
+pub(crate) const DEPOT: &str = "depot";
 
 impl Share {
     /// Opens every folder of the grant of a `vm` cell, as they were found.
@@ -88,7 +93,20 @@ impl Share {
             tag,
             control: None,
             grown_bytes_max: None,
+            grows: false,
         })
+    }
+
+    /// Opens a directory that holds the roots and mounts of a cell's containers.
+    ///
+    /// # Errors
+    /// There is none, or a link is on the way.
+    pub(crate) fn open_depot(path: &Path) -> Result<Self, CellError> {
+        let failed = CellError::host(format!("cannot open the depot {}", path.display()));
+        let found = Found::real(path).map_err(failed)?;
+        let rights = Rights::READ | Rights::WRITE;
+        let granted = Folder { host: path.to_owned(), guest: "/".into(), rights };
+        Ok(Self { grows: true, ..Self::open(&found, granted, DEPOT.to_owned())? })
     }
 
     /// How the guest mounts them. Some get what the image has there, some are copies, as `spec` says.
@@ -151,7 +169,8 @@ impl Share {
         nix::sys::prctl::set_name(c"folder").map_err(host("cannot be named"))?;
         crate::supervisor::set_priority(weight);
         nix::sys::stat::umask(nix::sys::stat::Mode::empty());
-        let root = FolderRoot::enter(&self.granted.host, &self.held, self.is_writable())?;
+        let root =
+            FolderRoot::enter(&self.granted.host, &self.held, self.is_writable(), self.grows)?;
         let access = if self.is_writable() { PathAccess::Write } else { PathAccess::Read };
         jail::forgo_capabilities();
         let needed: &[Capability] = match identity {

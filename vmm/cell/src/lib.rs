@@ -25,6 +25,7 @@ mod follower;
 pub mod granted;
 pub mod health;
 pub mod initramfs;
+pub mod inside;
 pub mod isolate;
 mod jailed;
 pub mod launch;

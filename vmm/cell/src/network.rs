@@ -112,6 +112,7 @@ impl PlannedNetwork {
             interface: "eth0".to_owned(),
             address_v4: link::GUEST_V4,
             address_v6: link::GUEST_V6,
+            mtu: None,
             name_server: link::STACK_V4,
             search: self.search.clone(),
             dns_options: self.dns_options.clone(),
@@ -291,7 +292,7 @@ impl Network {
             ports: Ports::new(ports),
         });
         let link = Box::new(stack.map_err(CellError::host(failed))?);
-        let config = NetConfig { link, mtu: link::MTU };
+        let config = NetConfig { link, mtu: link::MTU, leaves_checksums: true };
         let change = Box::new(move |policy| changer.change(policy));
         let control = Control { scope: Mutex::new(scope), secrets: kept, change, joined };
         Ok((config, control, written))

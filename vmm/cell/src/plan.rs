@@ -24,7 +24,7 @@ pub mod sidecar;
 
 use self::device::Device;
 use crate::disk::{self, Life};
-use crate::folder::Share;
+use crate::folder::{DEPOT, Share};
 use crate::health::{Check, merged};
 use crate::logging::Steps;
 use crate::network::PlannedNetwork;
@@ -114,9 +114,7 @@ impl VmPlan {
         refuse_root_folder(caps)?;
         refuse_kernels_own(caps)?;
         refuse_layers(caps)?;
-        let store = Store::open(layout.images())?;
-        let image = store.resolve(spec.image_name())?;
-        let rootfs = store.open_rootfs(&image)?;
+        let base = Base::open(layout, spec)?;
         steps.done("image opened");
         let kernel = kernel(layout)?;
         steps.done("kernel opened");
@@ -128,14 +126,23 @@ impl VmPlan {
         let folders = Share::open_all(layout, caps, folders)?;
         let sockets = Socket::open_all(layout, sockets)?;
         steps.done("folders opened");
-        let disk = match (spec.read_only, caps.disk_bytes(), &spec.disk) {
+        let no_disk = spec.read_only || spec.depot.is_some();
+        let disk = match (no_disk, caps.disk_bytes(), &spec.disk) {
             (false, Some(bytes), Some(path)) => Some(disk::keep(layout, path, bytes)?),
             (false, Some(bytes), None) => Some(private_disk(layout, spec, bytes)?),
             _ => None,
         };
         let keeps_disk = disk.is_some() && (spec.disk.is_some() || spec.keeps_disk);
-        let disks = disks(layout, caps, rootfs, disk)?;
-        let devices = devices(caps, disks, network.is_some(), folders);
+        let (disks, image) = match base {
+            Base::Image(rootfs, image) => (disks(layout, caps, rootfs, disk)?, *image),
+            Base::Depot(depot) => (vec![Device::Folder(*depot)], ImageConfig::default()),
+        };
+        if spec.plug && network.is_some() {
+            return Err(CellError::Usage(
+                "a cell that is plugged into a network is granted nothing of another".to_owned(),
+            ));
+        }
+        let devices = devices(caps, disks, network.is_some() || spec.plug, folders);
         steps.done("disks opened");
         let initramfs = initramfs::prepare(layout)?;
         steps.done("initramfs opened");
@@ -160,11 +167,11 @@ impl VmPlan {
             network,
             start: match spec.idle {
                 true => Start::default(),
-                false => start(spec, caps, &image.config, tty)?,
+                false => start(spec, caps, &image, tty)?,
             },
             health: match spec.idle {
                 true => None,
-                false => health(spec, &image.config)?,
+                false => health(spec, &image)?,
             },
             keeps_disk,
             devices,
@@ -187,6 +194,30 @@ impl VmPlan {
             Device::Folder(share) => share.start(memory, weight),
             _ => Ok(()),
         })
+    }
+}
+
+/// What is below all that a guest's programs see.
+enum Base {
+    /// The file system of an image.
+    Image(File, Box<ImageConfig>),
+    /// A directory that holds roots of containers.
+    Depot(Box<Share>),
+}
+
+impl Base {
+    fn open(layout: &Layout, spec: &CellSpec) -> Result<Self, CellError> {
+        let Some(depot) = &spec.depot else {
+            let store = Store::open(layout.images())?;
+            let image = store.resolve(spec.image_name())?;
+            return Ok(Self::Image(store.open_rootfs(&image)?, Box::new(image.config)));
+        };
+        match spec.idle {
+            true => Share::open_depot(depot).map(Box::new).map(Self::Depot),
+            false => Err(CellError::Usage(
+                "a cell with a depot runs no program of its own (idle)".to_owned(),
+            )),
+        }
     }
 }
 
@@ -370,7 +401,8 @@ fn boot(
     devices: &[Device],
     sockets: &[Socket],
 ) -> Result<Boot, CellError> {
-    let mut folders = Share::mounts(device::folders(devices), spec);
+    let own = device::folders(devices).filter(|share| share.tag() != DEPOT);
+    let mut folders = Share::mounts(own, spec);
     folders.extend(sockets.iter().map(Socket::mount));
     // What is mounted below another comes after it.
     folders.sort_by_key(|mount| Path::new(&mount.guest_path).components().count());
@@ -383,6 +415,7 @@ fn boot(
         root_device: device::disk_path(devices, ROOT_DISK).unwrap_or_default(),
         overlay_device: device::overlay_path(devices),
         process_count_max: caps.require_process_max()?.into(),
+        depot: spec.depot.as_ref().map(|_| DEPOT.to_owned()),
         folders,
         hosts: spec.settings.hosts.clone(),
         domain_name: spec.settings.domain_name.clone().unwrap_or_default(),

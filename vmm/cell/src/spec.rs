@@ -116,6 +116,14 @@ pub struct CellSpec {
     /// Runs no program: its operator reaches into its files until it hangs up.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub idle: bool,
+    /// Instead of an image: a directory of the host with the roots and mounts of containers that
+    /// come into its guest later, one of the directory each. It is idle itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub depot: Option<PathBuf>,
+    /// Its network device leads nowhere until it is plugged into a network of the host's
+    /// ([`crate::control::ControlRequest::Plug`]); it is granted nothing of a network then.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub plug: bool,
     /// Ends when its operator hangs up: a step of a build, that nobody else has a use for.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub tied: bool,
@@ -176,6 +184,60 @@ impl CellSpec {
     pub fn is_id(text: &str) -> bool {
         (32..=64).contains(&text.len())
             && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
+    }
+
+    /// A `vm` cell that runs no program, removes itself, and is granted `capabilities`, a table as
+    /// JSON. What it is beside that is whoever asks' to say.
+    ///
+    /// # Errors
+    /// The host has no random number for its id.
+    pub fn idle(image: &str, capabilities: String) -> Result<Self, CellError> {
+        let id = Self::new_id()?;
+        Ok(Self {
+            version: Self::VERSION,
+            name: format!("files-{}", &id[..12]),
+            id,
+            strength: Strength::Vm,
+            image: image.to_owned(),
+            image_id: None,
+            entrypoint: None,
+            command: Vec::new(),
+            env: Vec::new(),
+            working_dir: None,
+            user: None,
+            hostname: None,
+            settings: Settings::default(),
+            tty: false,
+            stdin: false,
+            remove: true,
+            read_only: false,
+            publish: Vec::new(),
+            within: None,
+            networks: Vec::new(),
+            has_link: false,
+            pager: exocell_pager::Mode::default(),
+            memory_guarantee: None,
+            intra: exocell_vmm::intra::Intra::default(),
+            disk: None,
+            keeps_disk: false,
+            labels: BTreeMap::new(),
+            stop_signal: None,
+            stop_seconds: None,
+            restart: Policy::No,
+            restarts: 0,
+            health: None,
+            idle: true,
+            depot: None,
+            plug: false,
+            tied: false,
+            warm: None,
+            capabilities,
+            changes: Changes::default(),
+            locations: Vec::new(),
+            fills: Vec::new(),
+            copies: BTreeMap::new(),
+            created_ms: crate::now_ms(),
+        })
     }
 
     /// What the image store knows its image by.

@@ -22,6 +22,9 @@ fn main() -> std::process::ExitCode {
     if let Some(code) = stage::entered(STAGES) {
         return code.into();
     }
+    if exocell_shim::is_called() {
+        return exocell_shim::run().into();
+    }
     let cli = match args::parse() {
         Ok(cli) => cli,
         Err(code) => return code.into(),

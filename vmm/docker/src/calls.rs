@@ -274,6 +274,8 @@ fn container(
         health: admitted.health,
         disk: None,
         idle: false,
+        depot: None,
+        plug: false,
         tied: false,
         warm: None,
         changes: exocell_cell::changes::Changes::default(),

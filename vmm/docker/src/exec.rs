@@ -197,6 +197,7 @@ pub async fn create(server: &Arc<Server>, key: &str, call: Call) -> ApiResult<Re
         stdin: wire.attach_stdin,
         lasting: false,
         privileged: wire.privileged,
+        rules: None,
         args,
     };
     bounds::check_exec(&program)?;

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use exocell_cell::agent::{FrameReader, Kind, Patient, Reply, TRANSFER_MAX};
 use exocell_cell::control::Client;
-use exocell_cell::{CellSpec, Layout, Record, Strength, now_ms, warm};
+use exocell_cell::{CellSpec, Layout, Record, warm};
 use serde_json::{Value, json};
 use tokio::sync::OwnedMutexGuard;
 
@@ -147,50 +147,7 @@ fn idle(container: &Container) -> ApiResult<CellSpec> {
 }
 
 pub(crate) fn bare(image: &str, caps: &Value) -> ApiResult<CellSpec> {
-    let id = CellSpec::new_id()?;
-    Ok(CellSpec {
-        version: CellSpec::VERSION,
-        name: format!("files-{}", &id[..12]),
-        id,
-        strength: Strength::Vm,
-        image: image.to_owned(),
-        entrypoint: None,
-        command: Vec::new(),
-        env: Vec::new(),
-        working_dir: None,
-        user: None,
-        hostname: None,
-        settings: exocell_cell::settings::Settings::default(),
-        tty: false,
-        stdin: false,
-        remove: true,
-        read_only: false,
-        publish: Vec::new(),
-        within: None,
-        networks: Vec::new(),
-        has_link: false,
-        pager: exocell_cell::pager::Mode::default(),
-        memory_guarantee: None,
-        intra: exocell_cell::intra::Intra::default(),
-        image_id: None,
-        keeps_disk: false,
-        labels: std::collections::BTreeMap::new(),
-        stop_signal: None,
-        stop_seconds: None,
-        restart: exocell_cell::policy::Policy::No,
-        restarts: 0,
-        health: None,
-        disk: None,
-        idle: true,
-        tied: false,
-        warm: None,
-        changes: exocell_cell::changes::Changes::default(),
-        locations: Vec::new(),
-        fills: Vec::new(),
-        copies: std::collections::BTreeMap::new(),
-        capabilities: caps.to_string(),
-        created_ms: now_ms(),
-    })
+    Ok(CellSpec::idle(image, caps.to_string())?)
 }
 
 /// Reaches into the image `id`. Blocks.

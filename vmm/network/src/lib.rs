@@ -9,6 +9,7 @@ pub mod guard;
 pub mod link;
 pub mod names;
 pub mod packet;
+pub mod plug;
 pub mod policy;
 pub mod relay;
 pub mod secrets;

@@ -30,14 +30,20 @@ pub struct FolderRoot {
 impl FolderRoot {
     /// Makes `path`, which is to be the same file as `planned`, the caller's root, or all that it
     /// has for one that is no directory. What is mounted below comes with it; devices and set-id
-    /// bits count for nothing there, and without `writable` nothing can be changed.
+    /// bits count for nothing there, and without `writable` nothing can be changed. What the host
+    /// mounts there later comes as well if it `grows`, with the flags that the host gives it.
     ///
     /// The caller is in mount and process namespaces of its own and has one thread.
     ///
     /// # Errors
     /// [`JailError::Root`] with the step that the host did not allow.
-    pub fn enter(path: &Path, planned: &File, writable: bool) -> Result<Self, JailError> {
-        Self::make(path, planned, writable, true)
+    pub fn enter(
+        path: &Path,
+        planned: &File,
+        writable: bool,
+        grows: bool,
+    ) -> Result<Self, JailError> {
+        Self::make(path, planned, writable, grows, true)
     }
 
     /// The same with an empty directory as the root. No path leads to the folder: it is held.
@@ -45,14 +51,19 @@ impl FolderRoot {
     /// # Errors
     /// As of [`Self::enter`].
     pub fn hold(path: &Path, planned: &File) -> Result<Self, JailError> {
-        Self::make(path, planned, false, false)
+        Self::make(path, planned, false, false, false)
     }
 
-    fn make(path: &Path, planned: &File, writable: bool, shown: bool) -> Result<Self, JailError> {
+    fn make(
+        path: &Path,
+        planned: &File,
+        writable: bool,
+        grows: bool,
+        shown: bool,
+    ) -> Result<Self, JailError> {
         let none: Option<&str> = None;
-        step("make mounts private", || {
-            mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none)
-        })?;
+        let kind = if grows { MsFlags::MS_SLAVE } else { MsFlags::MS_PRIVATE };
+        step("make mounts its own", || mount(none, "/", none, MsFlags::MS_REC | kind, none))?;
         let at = path.display();
         let tree = step(&format!("take {at}"), || clone_tree(path))?;
         let is_same = |one: &File| -> io::Result<bool> {

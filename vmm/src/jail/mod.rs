@@ -24,7 +24,10 @@ pub mod stage;
 pub use filter::{ThreadClass, restrict_calls};
 pub use folder::{FolderRoot, close_all_but};
 pub use group::Group;
-pub use namespaces::{HostNetwork, IdentityMap, Spawned, fork_into, leave_network, spawn};
+pub use mounts::Tree;
+pub use namespaces::{
+    HostNetwork, IdentityMap, Spawned, fork_into, leave_network, make_tun, spawn,
+};
 pub use paths::{PathAccess, PathGrant, landlock_abi, restrict_paths, restrict_to_sockets};
 pub use privileges::{Capability, forgo_capabilities, keep_capabilities};
 pub use root::JailRoot;

@@ -7,6 +7,44 @@ use std::path::Path;
 use nix::NixPath;
 use nix::errno::Errno;
 
+/// A mount that lies nowhere yet.
+#[derive(Debug)]
+pub struct Tree(OwnedFd);
+
+impl Tree {
+    /// One more mount of what lies at `path`, and of what is mounted below it.
+    ///
+    /// # Errors
+    /// The host's (open_tree(2)).
+    pub fn take(path: &Path) -> std::io::Result<Self> {
+        Ok(Self(clone_tree(path)?))
+    }
+
+    /// The same without what is mounted below.
+    ///
+    /// # Errors
+    /// The host's.
+    pub fn take_alone(path: &Path) -> std::io::Result<Self> {
+        Ok(Self(open_tree(libc::AT_FDCWD, path, 0)?))
+    }
+
+    /// Takes set-id bits and devices from all of it, and without `writable` every change.
+    ///
+    /// # Errors
+    /// The host's (mount_setattr(2)).
+    pub fn restrict(&self, writable: bool) -> std::io::Result<()> {
+        Ok(restrict_tree(&self.0, writable)?)
+    }
+
+    /// Has it lie at `target`.
+    ///
+    /// # Errors
+    /// The host's (move_mount(2)).
+    pub fn put(&self, target: &Path) -> std::io::Result<()> {
+        Ok(attach(&self.0, target)?)
+    }
+}
+
 /// A mount of `path` and of what is mounted below it, which is nowhere (open_tree(2)).
 pub(super) fn clone_tree(path: &Path) -> nix::Result<OwnedFd> {
     open_tree(libc::AT_FDCWD, path, libc::AT_RECURSIVE)

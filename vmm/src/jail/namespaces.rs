@@ -3,8 +3,10 @@
 use std::fs;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::net::UnixStream;
 
+use nix::errno::Errno;
 use nix::unistd::{ForkResult, Pid};
 
 use super::{Group, JailError};
@@ -174,4 +176,32 @@ pub fn spawn(
             Ok(Spawned { pid, pidfd })
         }
     }
+}
+
+/// Makes a tun device called `name` in the caller's network namespace, for packets of IP without a
+/// header; it goes with the descriptor, which does not block.
+///
+/// # Errors
+/// The host has no such devices, or one of that name (Documentation/networking/tuntap.rst).
+pub fn make_tun(name: &str) -> io::Result<OwnedFd> {
+    let device = std::fs::File::options()
+        .read(true)
+        .write(true)
+        .custom_flags(libc::O_NONBLOCK)
+        .open("/dev/net/tun")?;
+    // SAFETY: ifreq is plain data, for which zeroes are a valid value. Needed because it has no
+    // constructor.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    if name.len() >= request.ifr_name.len() {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
+        *to = from as libc::c_char;
+    }
+    request.ifr_ifru.ifru_flags = (libc::IFF_TUN | libc::IFF_NO_PI) as libc::c_short;
+    // SAFETY: the descriptor is open and the structure, which the call reads and writes, outlives
+    // it. Needed because nix has no such ioctl.
+    let made = unsafe { libc::ioctl(device.as_raw_fd(), libc::TUNSETIFF, &raw mut request) };
+    Errno::result(made)?;
+    Ok(device.into())
 }

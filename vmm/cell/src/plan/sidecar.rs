@@ -184,6 +184,8 @@ impl SidecarPlan {
                 domain_name: spec.settings.domain_name.clone().unwrap_or_default(),
                 read_only: spec.read_only,
                 keeps_files: !spec.remove,
+                depot: None,
+                shares_with: None,
             },
             start: start(spec, &caps, &image.config, tty)?,
             health: health(spec, &image.config)?,

@@ -56,8 +56,8 @@ pub(crate) fn revoke(
 
 /// What a workload offers to clients; a refusal is told as it is.
 pub(crate) trait Services: Send + Sync {
-    /// Has one more container in the guest, of the image in a file.
-    fn contain(&self, wanted: Contain, image: OwnedFd) -> Result<Contained, String>;
+    /// Has one more container in the guest, of the image in a file or with a root in the depot.
+    fn contain(&self, wanted: Contain, image: Option<OwnedFd>) -> Result<Contained, String>;
     /// Removes what the container of cell `id` has kept.
     fn forget(&self, id: &str) -> Result<(), String>;
     /// A stream to the guest's agent.
@@ -68,6 +68,10 @@ pub(crate) trait Services: Send + Sync {
     fn change_network(&self, allow: &[String], deny: &[String]) -> Result<Vec<String>, String>;
     /// Puts the workload into a network between cells, by a socket that has joined it.
     fn join(&self, port: Port) -> Result<(), String>;
+    /// Has its network device lead to a tun device of the host's.
+    fn plug(&self, _: &exocell_agent::NetworkSetup, _: OwnedFd) -> Result<(), String> {
+        Err("the cell was not made to be plugged into a network".to_owned())
+    }
     /// Takes it out of one.
     fn leave(&self, network: &str) -> Result<(), String>;
     /// The networks whose switch has ended, and the workload's address in each.
@@ -234,6 +238,10 @@ fn serve_one(
             .map(|socket| own.linked(Port::new(socket, &own.network, addresses, address)))
             .and_then(|port| services.join(port))
             .and_then(|()| note_networks(shared, own.network.clone(), Some(own))),
+        ControlRequest::Plug { setup } => receive_descriptor(stream)
+            .map_err(|error| format!("no device came: {error}"))
+            .and_then(|device| awake(record).map(|()| device))
+            .and_then(|device| services.plug(&setup, device)),
         ControlRequest::Leave { network } => awake(record)
             .and_then(|()| services.leave(&network))
             .and_then(|()| note_networks(shared, network, None)),

@@ -5,7 +5,8 @@
 //!        │ ────────── Connect ─────────────> a stream within the container
 //!        └ hangs up, or ends ──────────────> agent: Discard
 //! ```
-//! One thread waits for each of them, as for any client.
+//! One thread waits for each of them, as for any client. Where the cell has a depot, no image comes
+//! and there is no window; who asks is the operator of that ([`crate::inside`]).
 
 use std::fs::File;
 use std::net::Shutdown;
@@ -32,7 +33,7 @@ const HOSTNAME_BYTES_MAX: usize = 64;
 pub(crate) struct Contained {
     number: u32,
     agent: VsockHandle,
-    _window: Window,
+    _window: Option<Window>,
 }
 
 impl Contained {
@@ -47,29 +48,30 @@ impl Contained {
         if !image.metadata().is_ok_and(|found| found.is_file()) {
             return Err("the container's image is no file".to_owned());
         }
-        let names = [&wanted.hostname, &wanted.domain_name];
-        if !CellSpec::is_id(&wanted.id) || names.iter().any(|name| name.len() > HOSTNAME_BYTES_MAX)
-        {
-            return Err("the container is called as none can be".to_owned());
-        }
+        check_names(&wanted)?;
         let window = windows.open(image).map_err(|error| error.to_string())?;
         let number = window.offset_bytes / Windows::WINDOW_BYTES;
         let number = u32::try_from(number).map_err(|_| "there were too many containers")?;
-        let told = exocell_agent::Contain {
-            container: number,
-            name: wanted.id,
-            offset_bytes: window.offset_bytes,
-            length_bytes: window.length_bytes,
-            hostname: wanted.hostname,
-            domain_name: wanted.domain_name,
-            read_only: wanted.read_only,
-            keeps_files: wanted.keeps_files,
-        };
-        // From here on the guest may have it, whatever it says.
-        let contained = Self { number, agent: agent.clone(), _window: window };
-        let stream = connect(agent, ANSWER_MAX).map_err(|error| error.to_string())?;
-        client::contain(&stream, &stream, &told).map_err(|error| error.to_string())?;
-        Ok(contained)
+        let (offset_bytes, length_bytes) = (window.offset_bytes, window.length_bytes);
+        let told = exocell_agent::Contain { offset_bytes, length_bytes, ..told(number, wanted) };
+        Self { number, agent: agent.clone(), _window: Some(window) }.make(&told)
+    }
+
+    /// Has the guest make room for `wanted`, the `number`th, whose root is in the depot.
+    pub fn begin_in_depot(
+        agent: &VsockHandle,
+        number: u32,
+        wanted: Contain,
+    ) -> Result<Self, String> {
+        check_names(&wanted)?;
+        Self { number, agent: agent.clone(), _window: None }.make(&told(number, wanted))
+    }
+
+    /// From here on the guest may have it, whatever it says.
+    fn make(self, told: &exocell_agent::Contain) -> Result<Self, String> {
+        let stream = connect(&self.agent, ANSWER_MAX).map_err(|error| error.to_string())?;
+        client::contain(&stream, &stream, told).map_err(|error| error.to_string())?;
+        Ok(self)
     }
 
     /// A stream to the agent, for one request within the container.
@@ -77,6 +79,28 @@ impl Contained {
         let stream = self.agent.connect(AGENT_PORT).map_err(|error| error.to_string())?;
         client::within(&stream, self.number).map_err(|error| error.to_string())?;
         Ok(stream)
+    }
+}
+
+fn check_names(wanted: &Contain) -> Result<(), String> {
+    let names = [&wanted.hostname, &wanted.domain_name];
+    match CellSpec::is_id(&wanted.id) && names.iter().all(|name| name.len() <= HOSTNAME_BYTES_MAX) {
+        true => Ok(()),
+        false => Err("the container is called as none can be".to_owned()),
+    }
+}
+
+fn told(number: u32, wanted: Contain) -> exocell_agent::Contain {
+    exocell_agent::Contain {
+        container: number,
+        name: wanted.id,
+        hostname: wanted.hostname,
+        domain_name: wanted.domain_name,
+        read_only: wanted.read_only,
+        keeps_files: wanted.keeps_files,
+        depot: wanted.depot,
+        shares_with: wanted.shares_with,
+        ..exocell_agent::Contain::default()
     }
 }
 
@@ -131,7 +155,13 @@ pub(super) fn serve(
     stream: &UnixStream,
     wanted: Contain,
 ) -> Result<(), String> {
-    let image = receive_descriptor(stream).map_err(|error| format!("no image came: {error}"))?;
+    let image = match wanted.depot {
+        Some(_) => None,
+        None => {
+            let image = receive_descriptor(stream);
+            Some(image.map_err(|error| format!("no image came: {error}"))?)
+        }
+    };
     let contained = awake(record).and_then(|()| services.contain(wanted, image))?;
     let endless = stream.set_read_timeout(None);
     endless.map_err(|error| format!("cannot wait for its end: {error}"))?;

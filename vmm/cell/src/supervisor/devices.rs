@@ -7,9 +7,11 @@ use std::sync::Arc;
 use std::sync::mpsc::Sender;
 
 use exocell_agent::CONTROL_PORT;
+use exocell_network::link;
+use exocell_network::plug::PlugLink;
 use exocell_vmm::devices::{
-    BlockMetrics, ConsoleConfig, DeviceError, DeviceLoop, Metrics, VsockConfig, VsockHandle,
-    VsockListener, Windows,
+    BlockMetrics, ConsoleConfig, DeviceError, DeviceLoop, Metrics, NetConfig, VsockConfig,
+    VsockHandle, VsockListener, Windows,
 };
 use exocell_vmm::jail::{self, ThreadClass};
 
@@ -130,9 +132,27 @@ pub(super) fn start_network(
     listener: UnixListener,
     memory: &File,
 ) -> Result<(network::Control, network::Written, Arc<dyn Metrics>), CellError> {
+    let (config, control, decisions) = network.link()?;
+    Ok((control, decisions, serve_network(config, listener, memory)?))
+}
+
+/// The same for a device that is plugged into a network of the host's later.
+pub(super) fn start_plug(
+    link: PlugLink,
+    listener: UnixListener,
+    memory: &File,
+) -> Result<Arc<dyn Metrics>, CellError> {
+    let config = NetConfig { link: Box::new(link), mtu: link::MTU, leaves_checksums: false };
+    serve_network(config, listener, memory)
+}
+
+fn serve_network(
+    config: NetConfig,
+    listener: UnixListener,
+    memory: &File,
+) -> Result<Arc<dyn Metrics>, CellError> {
     let failed =
         |error: DeviceError| CellError::Guest(format!("its network device cannot start: {error}"));
-    let (config, control, decisions) = network.link()?;
     let mut device_loop = DeviceLoop::new(memory).map_err(failed)?;
     let counted = device_loop.add_net(listener, config).map_err(failed)?;
     thread("network", move || {
@@ -141,5 +161,5 @@ pub(super) fn start_network(
             let _ = device_loop.run();
         }
     })?;
-    Ok((control, decisions, counted))
+    Ok(counted)
 }

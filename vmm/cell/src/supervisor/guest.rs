@@ -13,13 +13,14 @@ use std::io::Write;
 use std::net::Ipv4Addr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use exocell_agent::client::{self, ExecEvent};
-use exocell_agent::{AGENT_PORT, FrameError, Patient};
+use exocell_agent::{AGENT_PORT, FrameError, NetworkSetup, Patient};
+use exocell_network::plug::Plug;
 use exocell_network::switch::Port;
 use exocell_pager::{Account, Member, Mode, Pressure};
 use exocell_vmm::devices::vsock::CONNECTIONS_MAX;
@@ -72,6 +73,7 @@ pub(crate) struct Guest {
 /// What clients can reach of a guest.
 struct Reach {
     network: Option<network::Control>,
+    plug: Option<Plug>,
     agent: VsockHandle,
     memory: File,
     /// Bytes; never more than the memory file's.
@@ -86,13 +88,19 @@ struct Reach {
     disk: Option<File>,
     /// Behind the image's disk, where other containers may have theirs.
     windows: Option<Windows>,
+    /// Containers that there have been in the depot.
+    contained_count: AtomicU32,
     blocks: Vec<Arc<BlockMetrics>>,
     counted: Counted,
     folders: Folders,
 }
 
 impl Services for Reach {
-    fn contain(&self, wanted: Contain, image: OwnedFd) -> Result<Contained, String> {
+    fn contain(&self, wanted: Contain, image: Option<OwnedFd>) -> Result<Contained, String> {
+        let Some(image) = image else {
+            let number = self.contained_count.fetch_add(1, Ordering::Relaxed) + 1;
+            return Contained::begin_in_depot(&self.agent, number, wanted);
+        };
         let windows = self.windows.as_ref().ok_or(
             "the cell cannot be written (--read-only), so that it has no place for another \
              container",
@@ -151,6 +159,14 @@ impl Services for Reach {
             network.leave_place(place);
             format!("the guest did not take its address: {error}")
         })
+    }
+
+    fn plug(&self, setup: &NetworkSetup, device: OwnedFd) -> Result<(), String> {
+        let plug =
+            self.plug.as_ref().ok_or("the cell was not made to be plugged into a network")?;
+        plug.put(device).map_err(|error| error.to_string())?;
+        let stream = connect(&self.agent, ANSWER_MAX).map_err(|error| error.to_string())?;
+        client::plug(&stream, &stream, setup).map_err(|error| error.to_string())
     }
 
     fn leave(&self, network: &str) -> Result<(), String> {
@@ -295,14 +311,21 @@ pub(crate) fn start(
     let sockets = doors.into_iter().map(Served::new).collect();
     let folders = grant(inheritance, devices.folders, sockets)?;
     let mut counted = devices.counted;
-    let network = network
-        .zip(devices.network)
-        .map(|(network, listener)| devices::start_network(network, listener, plan.memory.file()));
-    let network = network.transpose()?.map(|(network, decisions, device)| {
-        counted.push(("network".to_owned(), device));
-        (network, decisions)
-    });
-    let (network, decisions) = network.unzip();
+    let (mut plug, mut started) = (None, None);
+    if let Some(listener) = devices.network {
+        let (device, memory) = ("network".to_owned(), plan.memory.file());
+        if let Some(network) = network {
+            let (control, decisions, counts) = devices::start_network(network, listener, memory)?;
+            counted.push((device, counts));
+            started = Some((control, decisions));
+        } else {
+            let (own, link) =
+                Plug::pair().map_err(CellError::host("cannot make a link to plug in"))?;
+            counted.push((device, devices::start_plug(link, listener, memory)?));
+            plug = Some(own);
+        }
+    }
+    let (network, decisions) = started.unzip();
     jail::restrict_calls(ThreadClass::Control)?;
     if let Some(decisions) = decisions {
         thread("audit", move || network::Log::here().write(&decisions))?;
@@ -322,6 +345,7 @@ pub(crate) fn start(
         kernel,
         reach: Arc::new(Reach {
             network,
+            plug,
             agent: devices.vsock,
             memory: plan.memory.file().try_clone().map_err(CellError::host("dup"))?,
             memory_limit: AtomicU64::new(plan.memory.bytes()),
@@ -332,6 +356,7 @@ pub(crate) fn start(
             _aside: aside,
             disk: devices.disk,
             windows: devices.windows,
+            contained_count: AtomicU32::new(0),
             blocks: devices.blocks,
             counted,
             folders,

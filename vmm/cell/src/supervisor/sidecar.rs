@@ -121,7 +121,7 @@ impl Line {
 }
 
 impl Services for Line {
-    fn contain(&self, _: Contain, _: OwnedFd) -> Result<Contained, String> {
+    fn contain(&self, _: Contain, _: Option<OwnedFd>) -> Result<Contained, String> {
         self.refuse("its guest is that of the cell")
     }
 

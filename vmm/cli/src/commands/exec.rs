@@ -30,6 +30,7 @@ pub fn exec(layout: &Layout, args: ExecArgs) -> Result<u8, CellError> {
         cwd: args.process.workdir.unwrap_or_default(),
         user: args.process.user.unwrap_or_default(),
         privileged: args.privileged,
+        rules: None,
         tty: args.tty.then(|| size.unwrap_or(plan::TTY_SIZE_DEFAULT)),
         stdin: args.interactive,
         lasting: false,

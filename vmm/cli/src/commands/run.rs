@@ -593,6 +593,8 @@ pub(super) fn spec(
         capabilities: caps.to_json(),
         disk: None,
         idle: false,
+        depot: None,
+        plug: false,
         tied: false,
         warm: None,
         locations: Vec::new(),

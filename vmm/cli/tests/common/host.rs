@@ -16,7 +16,7 @@ pub fn namespace(pid: i32) -> Option<Namespace> {
     (link != own).then_some(link)
 }
 
-fn pids() -> Vec<i32> {
+pub fn pids() -> Vec<i32> {
     let entries = fs::read_dir("/proc").expect("/proc").flatten();
     entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
 }

@@ -4,6 +4,7 @@
 
 pub mod cell;
 pub mod compiled;
+pub mod containerd;
 pub mod docker;
 pub mod e2b;
 pub mod emulator;

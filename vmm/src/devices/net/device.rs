@@ -25,8 +25,10 @@ const ETHERNET_BYTES: usize = 14;
 /// VIRTIO_NET_HDR_F_DATA_VALID: the checksum needs no look.
 const DATA_VALID: u8 = 2;
 
-/// VIRTIO_NET_F_CSUM, _GUEST_CSUM, _MTU, _MAC, _MRG_RXBUF.
-const FEATURES: u64 = 1 | 1 << 1 | 1 << 3 | 1 << 5 | 1 << 15;
+/// VIRTIO_NET_F_GUEST_CSUM, _MTU, _MAC, _MRG_RXBUF.
+const FEATURES: u64 = 1 << 1 | 1 << 3 | 1 << 5 | 1 << 15;
+/// VIRTIO_NET_F_CSUM.
+const LEAVES_CHECKSUMS: u64 = 1;
 /// The guest's hardware address; locally administered.
 pub const MAC: [u8; 6] = [0x02, 0x65, 0x78, 0x6f, 0x00, 0x02];
 /// The other end's.
@@ -40,16 +42,18 @@ pub(crate) struct Net {
     /// Hardware address, status, queue pairs, MTU (virtio 1.2, 5.1.4).
     config: [u8; 12],
     packet: Vec<u8>,
+    leaves_checksums: bool,
     metrics: Arc<NetMetrics>,
 }
 
 impl Net {
     pub fn new(config: NetConfig, metrics: Arc<NetMetrics>) -> Self {
-        let NetConfig { link, mtu } = config;
+        let NetConfig { link, mtu, leaves_checksums } = config;
         let mut config = [0; 12];
         config[..6].copy_from_slice(&MAC);
         config[10..].copy_from_slice(&mtu.to_le_bytes());
-        Self { link, config, packet: vec![0; usize::from(mtu)], metrics }
+        let packet = vec![0; usize::from(mtu)];
+        Self { link, config, packet, leaves_checksums, metrics }
     }
 
     fn take_packets(&mut self, io: &mut Io<'_, '_>) {
@@ -180,7 +184,7 @@ impl Device for Net {
     }
 
     fn features(&self) -> u64 {
-        FEATURES
+        if self.leaves_checksums { FEATURES | LEAVES_CHECKSUMS } else { FEATURES }
     }
 
     fn config(&self) -> &[u8] {

@@ -2,7 +2,8 @@
 //!
 //! There is no Ethernet beyond the device: the link is between two, so it drops
 //! what the guest asks about neighbours and says nothing of them. The driver is
-//! told to leave checksums out, and large packets travel in several buffers.
+//! told to leave checksums out where the link wants none, and large packets travel in several
+//! buffers.
 
 mod device;
 mod metrics;
@@ -44,4 +45,6 @@ pub struct NetConfig {
     pub link: Box<dyn Link>,
     /// Bytes of the largest packet, headers of IP included.
     pub mtu: u16,
+    /// Whether the driver leaves checksums out of what it sends.
+    pub leaves_checksums: bool,
 }

@@ -46,7 +46,8 @@ fn a_packet_waits_at_rest_until_the_guest_has_room_for_all_of_it() {
     let packet: Vec<u8> = (0..3000).map(|at| at as u8).collect();
     let link = Packets { outbox: [packet.clone()].into(), ..Packets::default() };
     let turns = link.turns.clone();
-    let metrics = devices.add_net(listener, NetConfig { link: Box::new(link), mtu: 65_520 });
+    let metrics = devices
+        .add_net(listener, NetConfig { link: Box::new(link), mtu: 65_520, leaves_checksums: true });
     let metrics = metrics.unwrap();
     let _running = Running::new(devices);
     let mut guest = Guest::start(&path, &memory, 2);

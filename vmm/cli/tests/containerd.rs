@@ -1,0 +1,266 @@
+//! Cells under Debian's containerd, driven by its own client.
+
+mod common;
+
+use common::containerd::Containerd;
+use common::host::{self, kill, namespace, processes};
+use common::pty::OnTerminal;
+use common::{Started, eventually, finish, text, unique};
+
+#[test]
+fn a_program_has_what_the_bundle_says() {
+    let containerd = Containerd::start("");
+    let said = containerd.shell(&["--env", "A=b c"], "echo $A; echo e >&2; pwd; id -u; exit 7");
+    let said = said.exited(7);
+    assert_eq!((said.text(), said.stderr.as_str()), ("b c\n/\n0", "e\n"));
+    let said = containerd.shell(&["--cwd", "/var/tmp", "--user", "7:8"], "pwd; id -u; id -g").ok();
+    assert_eq!(said.text(), "/var/tmp\n7\n8");
+    // The kernel is the cell's.
+    let host = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
+    assert_ne!(containerd.shell(&[], "uname -r").ok().text(), host.trim());
+    let said = containerd.shell(&["--memory-limit", "67108864"], "cat /sys/fs/cgroup/memory.max");
+    assert_eq!(said.ok().text(), "67108864");
+    containerd.shell(&["--read-only"], "! touch /x").ok();
+    let limits = containerd.shell(&["--rootfs-propagation", "shared"], "true");
+    assert!(limits.code != 0 && limits.stderr.contains("rootfsPropagation"), "{}", limits.stderr);
+    let lost = containerd.shell(&[], "kill -9 $$");
+    assert_eq!(lost.code, 137);
+    let id = unique("none");
+    let none = finish(&mut containerd.run_command(&["--rm"], &id, &["/no/such"]), b"");
+    assert!(none.code != 0 && none.stderr.contains("executable file not found"), "{}", none.stderr);
+    assert!(containerd.ctr(&["task", "ls", "-q"]).ok().text().is_empty());
+}
+
+#[test]
+fn streams_are_passed_on_both_ways() {
+    let containerd = Containerd::start("");
+    let id = unique("cat");
+    let said = finish(&mut containerd.run_command(&["--rm"], &id, &["cat"]), b"in and out\n").ok();
+    assert_eq!(said.text(), "in and out");
+    // More than any pipe holds.
+    let many = containerd.shell(&[], "head -c 3000000 /dev/zero; echo end").ok();
+    assert_eq!(many.stdout.len(), 3_000_004);
+    let id = unique("tty");
+    let script = ["sh", "-c", "tty; stty size; read line; stty size; echo got-$line"];
+    let mut command = containerd.run_command(&["--rm", "--tty"], &id, &script);
+    let mut terminal = OnTerminal::start(&mut command, 31, 99);
+    terminal.await_text("/dev/pts/");
+    terminal.await_text("31 99");
+    terminal.resize(12, 34);
+    kill(terminal.child.id() as i32, "SIGWINCH");
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    terminal.type_in("key\r");
+    terminal.await_text("12 34");
+    terminal.await_text("got-key");
+    assert!(common::wait(&mut terminal.child, common::LIMIT).unwrap().success());
+    let log = containerd.path("out");
+    let uri = format!("file://{}", log.display());
+    let id = unique("log");
+    let flags = ["--detach", "--log-uri", &uri];
+    finish(&mut containerd.run_command(&flags, &id, &["sh", "-c", "echo logged"]), b"").ok();
+    eventually("it ends", || containerd.task(&id).is_some_and(|(_, state)| state == "STOPPED"));
+    assert_eq!(std::fs::read_to_string(log).unwrap(), "logged\n");
+}
+
+#[test]
+fn files_land_in_the_snapshot_and_the_hosts_are_bound() {
+    let containerd = Containerd::start("");
+    let data = containerd.path("data");
+    std::fs::create_dir(&data).unwrap();
+    std::fs::write(data.join("given"), "from the host").unwrap();
+    let single = containerd.path("single");
+    std::fs::write(&single, "one").unwrap();
+    let mounts = [
+        format!("type=bind,src={},dst=/data,options=rbind:rw", data.display()),
+        format!("type=bind,src={},dst=/fixed,options=rbind:ro", data.display()),
+        format!("type=bind,src={},dst=/etc/one,options=rbind:ro", single.display()),
+    ];
+    let flags: Vec<&str> = mounts.iter().flat_map(|mount| ["--mount", mount]).collect();
+    let script = "cat /data/given /etc/one; echo made > /data/made; echo x > /left; mkdir /d; \
+                  ln -s left /link; ! touch /fixed/x 2>/dev/null; ! touch /etc/one 2>/dev/null";
+    let id = unique("files");
+    let mut command = containerd.run_command(&flags, &id, &["sh", "-ec", script]);
+    assert_eq!(finish(&mut command, b"").ok().text(), "from the hostone");
+    assert_eq!(std::fs::read_to_string(data.join("made")).unwrap(), "made\n");
+    assert!(!data.join("x").exists());
+    // Whoever looks at the snapshot finds it.
+    let at = containerd.path("snapshot");
+    std::fs::create_dir(&at).unwrap();
+    let mount = containerd.ctr(&["snapshots", "mounts", text(&at), &id]).ok();
+    let mut shell = std::process::Command::new("sh");
+    let script =
+        format!("{} && cat {1}/left && readlink {1}/link; umount {1}", mount.text(), at.display());
+    let mounted = finish(shell.args(["-c", &script]), b"").ok();
+    assert_eq!(mounted.text(), "x\nleft");
+    let socket =
+        format!("type=bind,src={},dst=/s,options=rbind:rw", containerd.path("sock").display());
+    let refused = containerd.shell(&["--mount", &socket], "true");
+    assert!(refused.code != 0 && refused.stderr.contains("no cell reaches"), "{}", refused.stderr);
+}
+
+#[test]
+fn a_container_is_created_before_it_starts() {
+    let containerd = Containerd::start("");
+    let id = unique("made");
+    let fixed = ["container", "create", "--runtime", "io.containerd.exocell.v1"];
+    let more = ["docker.io/exocell/base:latest", &id, "sh", "-c", "echo started"];
+    containerd.ctr(&[&fixed[..], &more].concat()).ok();
+    let mut task = Started::new(&mut containerd.command(&["task", "start", &id]));
+    task.close_stdin();
+    let task = task.finish(common::LIMIT).unwrap().ok();
+    assert_eq!(task.text(), "started");
+}
+
+#[test]
+fn programs_run_beside_the_containers_own() {
+    let containerd = Containerd::start("");
+    let id = containerd.waits(&[]);
+    let (pid, state) = containerd.task(&id).unwrap();
+    assert!(state == "RUNNING" && namespace(pid).is_some(), "{state} {pid}");
+    assert_eq!(containerd.exec(&id, "cat /proc/1/comm; exit 3").exited(3).text(), "sleep");
+    let mut first = Started::new(&mut containerd.command(&[
+        "task",
+        "exec",
+        "--exec-id",
+        "first",
+        &id,
+        "sleep",
+        "1000",
+    ]));
+    eventually("it runs", || containerd.exec(&id, "pgrep -x sleep | wc -l").ok().text() == "2");
+    assert!(containerd.exec(&id, "true").code == 0);
+    containerd.ctr(&["task", "kill", "--exec-id", "first", "--signal", "SIGTERM", &id]).ok();
+    first.close_stdin();
+    assert_eq!(first.finish(common::LIMIT).unwrap().code, 143);
+    let mut command = containerd.command(&[
+        "task",
+        "exec",
+        "--tty",
+        "--exec-id",
+        "t",
+        &id,
+        "sh",
+        "-c",
+        "tty; stty size",
+    ]);
+    let terminal = OnTerminal::start(&mut command, 20, 77);
+    terminal.await_text("/dev/pts/");
+    terminal.await_text("20 77");
+    let listed = containerd.ctr(&["task", "ps", &id]).ok();
+    assert!(listed.text().lines().any(|line| line.split_whitespace().next() == Some("1")));
+    let figures = containerd.ctr(&["task", "metrics", "--format", "json", &id]).ok().json();
+    assert!(figures["memory"]["usage"].as_u64().is_some_and(|bytes| bytes > 0), "{figures}");
+    assert!(figures["pids"]["current"].as_u64().is_some_and(|count| count > 0), "{figures}");
+    // Nobody runs while it is paused, and it goes on after.
+    containerd.ctr(&["task", "pause", &id]).ok();
+    assert_eq!(containerd.task(&id).unwrap().1, "PAUSED");
+    let refused = containerd.exec(&id, "true");
+    assert!(refused.code != 0 && refused.stderr.contains("paused"), "{}", refused.stderr);
+    containerd.ctr(&["task", "resume", &id]).ok();
+    containerd.exec(&id, "true").ok();
+    let refused = containerd.ctr(&["task", "checkpoint", &id]);
+    assert!(refused.code != 0 && refused.stderr.contains("checkpoint"), "{}", refused.stderr);
+    containerd.ctr(&["task", "kill", "--signal", "SIGTERM", &id]).ok();
+    eventually("it ends", || containerd.task(&id).is_some_and(|(_, state)| state == "STOPPED"));
+    containerd.remove(&id);
+    eventually("its cell is gone", || namespace(pid).is_none());
+}
+
+#[test]
+fn events_come_in_their_order() {
+    let containerd = Containerd::start("");
+    let mut events = Started::new(&mut containerd.command(&["events"]));
+    std::thread::sleep(std::time::Duration::from_millis(500));
+    let id = containerd.waits(&[]);
+    containerd.exec(&id, "exit 4").exited(4);
+    containerd.remove(&id);
+    std::thread::sleep(std::time::Duration::from_millis(500));
+    events.child.kill().unwrap();
+    let said = events.finish(common::LIMIT).unwrap();
+    let topic = |line: &str| {
+        line.split_whitespace().find(|word| word.starts_with("/tasks/")).map(str::to_owned)
+    };
+    let topics: Vec<String> = said.text().lines().filter_map(topic).collect();
+    let expected = [
+        "/tasks/create",
+        "/tasks/start",
+        "/tasks/exec-added",
+        "/tasks/exec-started",
+        "/tasks/exit",
+        "/tasks/exit",
+        "/tasks/delete",
+    ];
+    assert_eq!(topics, expected, "{}", said.text());
+}
+
+/// Nothing of the cell with the processes `of` is left, nor of containerd's task.
+#[track_caller]
+fn is_gone(containerd: &Containerd, id: &str, of: &host::Namespace) {
+    eventually("its processes are gone", || processes(of).is_empty());
+    eventually("its task is gone", || {
+        containerd.task(id).is_none_or(|(_, state)| state == "STOPPED")
+    });
+    containerd.ctr(&["task", "delete", "--force", id]);
+    let left = |what: &str| {
+        let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap();
+        assert!(!mounts.contains(text(containerd.folder())), "{what}: {mounts}");
+        let cells = common::run(["ps", "--all", "--format", "{{.Names}}"]).ok();
+        assert!(!cells.text().contains(id), "{what}: {}", cells.text());
+    };
+    left(id);
+    assert!(containerd.shim(id).is_none());
+}
+
+#[test]
+fn nothing_is_left_of_what_is_killed() {
+    let mut containerd = Containerd::start("");
+    // The shim.
+    let id = containerd.waits(&[]);
+    let (pid, _) = containerd.task(&id).unwrap();
+    let own = namespace(pid).unwrap();
+    kill(containerd.shim(&id).expect("a shim"), "SIGKILL");
+    is_gone(&containerd, &id, &own);
+    // The cell's supervisor: containerd hears of the end.
+    let id = containerd.waits(&[]);
+    let (pid, _) = containerd.task(&id).unwrap();
+    let own = namespace(pid).unwrap();
+    kill(pid, "SIGKILL");
+    eventually("its end is told", || {
+        containerd.task(&id).is_some_and(|(_, state)| state == "STOPPED")
+    });
+    assert_eq!(containerd.ctr(&["task", "delete", &id]).code, 137);
+    is_gone(&containerd, &id, &own);
+    // containerd: the container runs on, and is found again.
+    let id = containerd.waits(&[]);
+    let (pid, _) = containerd.task(&id).unwrap();
+    let own = namespace(pid).unwrap();
+    containerd.kill();
+    assert!(!processes(&own).is_empty());
+    containerd.resume();
+    assert_eq!(containerd.task(&id), Some((pid, "RUNNING".to_owned())));
+    containerd.exec(&id, "exit 5").exited(5);
+    containerd.remove(&id);
+    is_gone(&containerd, &id, &own);
+}
+
+#[test]
+fn what_a_cell_does_not_do_is_refused_by_name() {
+    let containerd = Containerd::start("");
+    for (flags, word) in [
+        (&["--net-host"][..], "hostNetwork"),
+        (&["--seccomp"], "seccomp"),
+        (&["--with-ns", "pid:/proc/1/ns/pid"], "pid namespace"),
+        (&["--with-ns", "network:/proc/1/ns/net"], "network namespace"),
+        (&["--device", "/dev/null"], "never"),
+    ] {
+        let refused = containerd.shell(flags, "true");
+        if word == "never" {
+            refused.ok();
+            continue;
+        }
+        assert!(refused.code != 0 && refused.stderr.contains(word), "{word}: {}", refused.stderr);
+    }
+    assert!(containerd.ctr(&["task", "ls", "-q"]).ok().text().is_empty());
+    let lenient = Containerd::start("leave_out = [\"seccomp\"]\nmemory_mib = 256\n");
+    lenient.shell(&["--seccomp"], "true").ok();
+}

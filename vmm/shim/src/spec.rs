@@ -1,0 +1,417 @@
+//! From a container's OCI runtime specification to what the guest's init carries out.
+//!
+//! ```text
+//! config.json ── what the host has to do: root, binds, network ──> depot, cell
+//!      ├──────── what the guest does: all that `exocell_cell::oci` has a field for
+//!      └──────── all else ──> refused by its name
+//! ```
+//! What is asked for and not done is refused, unless it changes nothing in a cell. Then a comment
+//! here says why.
+
+use std::path::{Path, PathBuf};
+
+use exocell_cell::agent::oci::{CAPABILITIES, Spec};
+use exocell_cell::oci;
+use serde_json::{Map, Value, json};
+
+use crate::config::{Config, LeftOut};
+use crate::error::{Result, ShimError};
+use crate::hooks::Hooks;
+use crate::resources;
+
+type Object = Map<String, Value>;
+
+/// What a container is to be.
+#[derive(Debug)]
+pub struct Wanted {
+    /// What the guest carries out. The source of a bind is its name in the depot.
+    pub spec: Spec,
+    /// The directory on which the root is, unless containerd hands mounts over.
+    pub root: PathBuf,
+    pub binds: Vec<Bind>,
+    /// Empty where it is the pod's.
+    pub hostname: String,
+    /// The network namespace of the host that it is to be in; `None` is one of its own, in which
+    /// there is nothing.
+    pub network: Option<PathBuf>,
+    /// Processes of the host whose namespaces it is to share.
+    pub shares_with: Vec<u32>,
+    /// Programs of the host's that are to run when it changes its state.
+    pub hooks: Hooks,
+    pub annotations: std::collections::BTreeMap<String, String>,
+}
+
+/// A file or directory of the host that a container has.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Bind {
+    /// In the container's directory of the depot.
+    pub name: String,
+    pub source: PathBuf,
+    pub destination: String,
+    pub writable: bool,
+    /// Whether what the host has mounted below comes, too.
+    pub recursive: bool,
+}
+
+/// Refuses `what`, with the way out.
+pub fn refused(what: impl std::fmt::Display, remedy: &str) -> ShimError {
+    ShimError::invalid(format!("{what} is not carried out in a cell: {remedy}"))
+}
+
+/// Reads the specification of the container whose bundle is at `folder`.
+///
+/// # Errors
+/// Names what of it a cell does not carry out.
+pub fn translate(specification: Value, folder: &Path, config: &Config) -> Result<Wanted> {
+    let mut specification = object("the specification", specification)?;
+    let hooks = hooks(specification.remove("hooks"))?;
+    let annotations = specification.remove("annotations").filter(|value| !value.is_null());
+    let annotations = annotations.map(serde_json::from_value).transpose();
+    let annotations = annotations
+        .map_err(|error| ShimError::invalid(format!("the annotations: {error}")))?
+        .unwrap_or_default();
+    let process = taken_object(&mut specification, "process")?;
+    specification.insert("process".to_owned(), check_process(process, config)?.into());
+    let mut linux = taken_object(&mut specification, "linux")?;
+    let (network, shares_with) = namespaces(&mut linux)?;
+    let linux = check_linux(linux, config)?;
+    specification.insert("linux".to_owned(), linux.into());
+    let (mounts, binds) = mounts(specification.remove("mounts"))?;
+    specification.insert("mounts".to_owned(), mounts);
+    let hostname = specification.remove("hostname");
+    let hostname = hostname.and_then(|name| name.as_str().map(str::to_owned)).unwrap_or_default();
+    let root = specification.get("root").and_then(|root| root.get("path")).and_then(Value::as_str);
+    let root = folder.join(root.unwrap_or("rootfs"));
+    // Of docker's engine: what is null is not there.
+    specification.retain(|_, value| !value.is_null());
+    let spec = oci::read(&Value::Object(specification).to_string())?;
+    if spec.process.args.is_empty() {
+        return Err(ShimError::invalid("the specification names no program (process.args)"));
+    }
+    Ok(Wanted { spec, root, binds, hostname, network, shares_with, hooks, annotations })
+}
+
+/// A process of an exec, as the guest's init is told of it.
+///
+/// # Errors
+/// Names what of it a cell does not carry out.
+pub fn process(wanted: Value, config: &Config) -> Result<exocell_cell::agent::oci::Process> {
+    let checked = check_process(object("the process", wanted)?, config)?;
+    serde_json::from_value(checked.into()).map_err(|error| {
+        ShimError::invalid(format!("a cell does not carry out all of it: {error}"))
+    })
+}
+
+fn object(what: &str, value: Value) -> Result<Object> {
+    match value {
+        Value::Object(object) => Ok(object),
+        Value::Null => Ok(Object::new()),
+        _ => Err(ShimError::invalid(format!("{what} is no JSON object"))),
+    }
+}
+
+fn taken_object(from: &mut Object, name: &str) -> Result<Object> {
+    object(name, from.remove(name).unwrap_or_default())
+}
+
+/// Whether a value says nothing.
+fn is_empty(value: &Value) -> bool {
+    match value {
+        Value::Null => true,
+        Value::Bool(flag) => !flag,
+        Value::Number(number) => number.as_f64() == Some(0.0),
+        Value::String(text) => text.is_empty(),
+        Value::Array(list) => list.is_empty(),
+        Value::Object(object) => object.is_empty(),
+    }
+}
+
+/// Takes `name` away; what it says, if it says anything.
+pub fn said(from: &mut Object, name: &str) -> Option<Value> {
+    from.remove(name).filter(|value| !is_empty(value))
+}
+
+/// Those that run outside of the container: in it there is no program of the host's.
+fn hooks(hooks: Option<Value>) -> Result<Hooks> {
+    let mut hooks = object("hooks", hooks.unwrap_or_default())?;
+    hooks.retain(|_, list| !is_empty(list));
+    if let Some(kind) =
+        ["createContainer", "startContainer"].iter().find(|kind| hooks.contains_key(**kind))
+    {
+        return Err(refused(
+            format_args!("the hook {kind}"),
+            "it would run in the container, which has no program of the host's; leave it out",
+        ));
+    }
+    serde_json::from_value(hooks.into()).map_err(|error| {
+        ShimError::invalid(format!("a cell does not carry out all hooks: {error}"))
+    })
+}
+
+fn check_process(mut process: Object, config: &Config) -> Result<Object> {
+    let labels = [("selinuxLabel", LeftOut::Selinux), ("apparmorProfile", LeftOut::Apparmor)];
+    for (name, kind) in labels {
+        if said(&mut process, name).is_some() {
+            config.leave_out(kind, &format!("process.{name}"))?;
+        }
+    }
+    for name in ["scheduler", "ioPriority", "execCPUAffinity", "commandLine"] {
+        if said(&mut process, name).is_some() {
+            return Err(refused(format_args!("process.{name}"), "leave it out"));
+        }
+    }
+    process.retain(|_, value| !value.is_null());
+    if let Some(Value::Object(user)) = process.get_mut("user") {
+        // Windows's name of the user.
+        said(user, "username");
+        user.retain(|_, value| !value.is_null());
+    }
+    if let Some(Value::Object(sets)) = process.get_mut("capabilities") {
+        sets.retain(|_, value| !value.is_null());
+        check_capabilities(sets)?;
+    }
+    Ok(process)
+}
+
+/// One that this kernel does not know is told of here, and not when the program is to start.
+fn check_capabilities(sets: &Object) -> Result<()> {
+    let names = sets.values().filter_map(Value::as_array).flatten().filter_map(Value::as_str);
+    let is_known =
+        |name: &&str| CAPABILITIES.iter().any(|known| name.strip_prefix("CAP_") == Some(known));
+    match names.into_iter().find(|name| !is_known(name)) {
+        None => Ok(()),
+        Some(name) => Err(ShimError::invalid(format!("there is no capability {name:?}"))),
+    }
+}
+
+fn check_linux(mut linux: Object, config: &Config) -> Result<Object> {
+    // The host's groups say nothing of a guest's programs; what they use is told by Stats.
+    linux.remove("cgroupsPath");
+    if said(&mut linux, "seccomp").is_some() {
+        config.leave_out(LeftOut::Seccomp, "linux.seccomp")?;
+    }
+    if said(&mut linux, "mountLabel").is_some() {
+        config.leave_out(LeftOut::Selinux, "linux.mountLabel")?;
+    }
+    if let Some(propagation) = said(&mut linux, "rootfsPropagation")
+        && matches!(propagation.as_str(), Some("shared" | "rshared"))
+    {
+        // All others say that the host learns of no mount, which it does not.
+        return Err(refused("linux.rootfsPropagation shared", "a guest's mounts stay in it"));
+    }
+    for name in ["uidMappings", "gidMappings", "intelRdt", "personality", "timeOffsets"] {
+        if said(&mut linux, name).is_some() {
+            return Err(refused(format_args!("linux.{name}"), "leave it out"));
+        }
+    }
+    let devices = linux.remove("devices").unwrap_or_default();
+    linux.insert("devices".to_owned(), resources::devices(devices)?);
+    let limits = taken_object(&mut linux, "resources")?;
+    linux.insert("resources".to_owned(), resources::translate(limits)?.into());
+    linux.retain(|_, value| !value.is_null());
+    Ok(linux)
+}
+
+/// The network namespace of the host's that is named, and the processes whose namespaces are.
+/// What is left of `linux` names those that each container has of its own.
+fn namespaces(linux: &mut Object) -> Result<(Option<PathBuf>, Vec<u32>)> {
+    let named = linux.remove("namespaces").unwrap_or_default();
+    let named = named.as_array().cloned().unwrap_or_default();
+    let (mut network, mut shares_with, mut kinds) = (None, Vec::new(), Vec::new());
+    for namespace in &named {
+        let kind = namespace.get("type").and_then(Value::as_str).unwrap_or_default();
+        let path = namespace.get("path").and_then(Value::as_str).filter(|path| !path.is_empty());
+        match (kind, path) {
+            ("network", Some(path)) => network = Some(PathBuf::from(path)),
+            ("ipc" | "uts", Some(path)) => shares_with.push(owner(kind, path)?),
+            ("pid", Some(_)) => {
+                return Err(refused("a pid namespace of others", "give the container its own"));
+            }
+            ("cgroup" | "mount", Some(_)) | ("user" | "time", _) => {
+                return Err(refused(format_args!("the namespace {kind}"), "leave it out"));
+            }
+            _ => {}
+        }
+        kinds.push(kind.to_owned());
+    }
+    for (kind, what) in [
+        ("network", "the host's network (hostNetwork)"),
+        ("pid", "the host's processes (hostPID)"),
+        ("ipc", "the host's IPC (hostIPC)"),
+        ("uts", "the host's name"),
+    ] {
+        if !kinds.iter().any(|named| named == kind) {
+            return Err(refused(
+                what,
+                "a cell is apart from the host; ask for a namespace of its own",
+            ));
+        }
+    }
+    let own = ["pid", "mount", "ipc", "uts", "cgroup"].map(|kind| json!({ "type": kind }));
+    linux.insert("namespaces".to_owned(), own.to_vec().into());
+    Ok((network, shares_with))
+}
+
+/// The process in `/proc/PID/ns/KIND`.
+fn owner(kind: &str, path: &str) -> Result<u32> {
+    let pid = path.strip_prefix("/proc/").and_then(|rest| rest.split_once("/ns/"));
+    let pid = pid.and_then(|(pid, _)| pid.parse().ok());
+    pid.ok_or_else(|| {
+        refused(format_args!("the {kind} namespace {path}"), "only that of its pod can be shared")
+    })
+}
+
+/// What the guest mounts, and what of the host is bound.
+fn mounts(wanted: Option<Value>) -> Result<(Value, Vec<Bind>)> {
+    let wanted = wanted.unwrap_or_default();
+    let (mut mounts, mut binds) = (Vec::new(), Vec::new());
+    for mount in wanted.as_array().into_iter().flatten() {
+        let mut mount = object("a mount", mount.clone())?;
+        let text =
+            |name: &str| mount.get(name).and_then(Value::as_str).unwrap_or_default().to_owned();
+        let (kind, source, destination) = (text("type"), text("source"), text("destination"));
+        for name in ["uidMappings", "gidMappings"] {
+            if said(&mut mount, name).is_some() {
+                return Err(refused(format_args!("{name} of {destination}"), "leave it out"));
+            }
+        }
+        mount.retain(|_, value| !value.is_null());
+        let options = mount.get("options").and_then(Value::as_array).cloned().unwrap_or_default();
+        let options: Vec<&str> = options.iter().filter_map(Value::as_str).collect();
+        check_propagation(&options, &destination)?;
+        let has = |word: &str| options.contains(&word);
+        if has("bind") || has("rbind") || kind == "bind" {
+            let name = format!("m{}", binds.len());
+            let (writable, recursive) = (!has("ro"), has("rbind"));
+            let others = options.iter().copied().filter(|word| !word.ends_with("bind"));
+            let options: Vec<&str> = std::iter::once("rbind").chain(others).collect();
+            binds.push(Bind {
+                name: name.clone(),
+                source: source.into(),
+                destination: destination.clone(),
+                writable,
+                recursive,
+            });
+            mounts.push(json!({
+                "destination": destination, "type": "bind", "source": name, "options": options,
+            }));
+            continue;
+        }
+        if !["proc", "sysfs", "cgroup", "cgroup2", "mqueue", "tmpfs", "devpts"].contains(&&*kind) {
+            return Err(refused(
+                format_args!("the mount of {kind:?} on {destination}"),
+                "a guest has proc, sysfs, cgroup, mqueue, tmpfs, devpts, and what is bound",
+            ));
+        }
+        mounts.push(mount.into());
+    }
+    Ok((mounts.into(), binds))
+}
+
+/// Mounts go neither way between host and guest while a container runs.
+fn check_propagation(options: &[&str], destination: &str) -> Result<()> {
+    let shared = ["shared", "rshared", "slave", "rslave", "unbindable", "runbindable"];
+    match options.iter().find(|option| shared.contains(option)) {
+        None => Ok(()),
+        Some(option) => Err(refused(
+            format_args!("the option {option} of the mount on {destination}"),
+            "mounts are private (rprivate)",
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plain() -> Value {
+        json!({
+            "ociVersion": "1.1.0",
+            "process": {
+                "user": { "uid": 5, "gid": 6, "additionalGids": [7] }, "args": ["sh"],
+                "env": ["A=b"], "cwd": "/w", "noNewPrivileges": true,
+                "capabilities": { "bounding": ["CAP_CHOWN"], "ambient": null },
+                "rlimits": [{ "type": "RLIMIT_NOFILE", "hard": 9, "soft": 8 }],
+            },
+            "root": { "path": "rootfs", "readonly": true },
+            "hostname": "h",
+            "mounts": [
+                { "destination": "/proc", "type": "proc", "source": "proc" },
+                { "destination": "/data", "type": "bind", "source": "/srv", "options": ["rbind", "ro"] },
+            ],
+            "linux": {
+                "cgroupsPath": "/x/y",
+                "namespaces": [{ "type": "pid" }, { "type": "ipc" }, { "type": "uts" },
+                    { "type": "mount" }, { "type": "network" }],
+                "resources": { "memory": { "limit": 1000 }, "devices": [{ "allow": false, "access": "rwm" }] },
+                "maskedPaths": ["/proc/kcore"],
+            },
+            "annotations": { "a": "b" },
+        })
+    }
+
+    fn read(specification: Value) -> Result<Wanted> {
+        translate(specification, Path::new("/b"), &Config::default())
+    }
+
+    #[test]
+    fn a_specification_is_carried_out_as_a_whole() {
+        let wanted = read(plain()).unwrap();
+        let process = &wanted.spec.process;
+        assert_eq!((process.user.uid, process.user.gid, process.cwd.as_str()), (5, 6, "/w"));
+        assert!(process.no_new_privileges && wanted.spec.root.unwrap().readonly);
+        assert_eq!((wanted.root, wanted.hostname.as_str()), (PathBuf::from("/b/rootfs"), "h"));
+        let [bind] = &wanted.binds[..] else { panic!("{:?}", wanted.binds) };
+        assert_eq!((bind.source.as_path(), bind.writable), (Path::new("/srv"), false));
+        assert_eq!(wanted.spec.mounts[1].source, bind.name);
+        assert_eq!(wanted.spec.linux.namespaces.len(), 5);
+        assert_eq!(wanted.spec.linux.resources.unwrap().memory.unwrap().limit, Some(1000));
+        assert_eq!(wanted.annotations["a"], "b");
+        // Nobody but init's own operator has annotations for init.
+        assert!(wanted.spec.annotations.is_empty());
+    }
+
+    #[test]
+    fn what_is_not_carried_out_is_refused_by_name() {
+        for (path, value, name) in [
+            ("/hooks", json!({ "startContainer": [{ "path": "/h" }] }), "startContainer"),
+            ("/process/selinuxLabel", json!("x"), "selinuxLabel"),
+            ("/process/scheduler", json!({ "policy": "SCHED_FIFO" }), "scheduler"),
+            ("/process/capabilities/bounding", json!(["CAP_GOD"]), "CAP_GOD"),
+            ("/process/what", json!(1), "what"),
+            ("/process/args", json!([]), "process.args"),
+            ("/linux/seccomp", json!({ "defaultAction": "SCMP_ACT_ERRNO" }), "seccomp"),
+            ("/linux/uidMappings", json!([{}]), "uidMappings"),
+            ("/linux/what", json!({}), "what"),
+            ("/linux/namespaces", json!([{ "type": "pid" }]), "hostNetwork"),
+            (
+                "/linux/resources/hugepageLimits",
+                json!([{ "pageSize": "2MB", "limit": 1 }]),
+                "hugepage",
+            ),
+            ("/mounts/0/type", json!("nfs"), "nfs"),
+            ("/mounts/1/options", json!(["rbind", "rshared"]), "rshared"),
+            ("/vm", json!({ "kernel": {} }), "vm"),
+        ] {
+            let mut specification = plain();
+            let (parent, last) = path.rsplit_once('/').unwrap();
+            specification.pointer_mut(parent).unwrap()[match last.parse::<usize>() {
+                Ok(_) => unreachable!(),
+                Err(_) => last,
+            }] = value;
+            let error = read(specification).map(|wanted| wanted.spec).unwrap_err().to_string();
+            assert!(error.contains(name), "{path}: {error}");
+        }
+    }
+
+    #[test]
+    fn what_says_nothing_is_not_refused() {
+        let mut specification = plain();
+        specification["hooks"] =
+            json!({ "startContainer": [], "createRuntime": [{ "path": "/h" }] });
+        specification["process"]["apparmorProfile"] = json!("");
+        specification["linux"]["seccomp"] = Value::Null;
+        specification["linux"]["uidMappings"] = json!([]);
+        assert_eq!(read(specification).unwrap().hooks.create_runtime.len(), 1);
+    }
+}
