@@ -266,6 +266,9 @@ fn isolates_do_without_what_their_list_refuses() {
 
 /// Everything an operator and a guest do in the course of a day.
 fn workload(shared: &std::path::Path, log: &std::path::Path) {
+    let path = shared.with_file_name("x.sock");
+    let local = UnixListener::bind(&path).unwrap();
+    let socket = format!("{}:/run/x.sock", path.display());
     let volume = format!("{}:/shared", shared.display());
     let server = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = server.local_addr().unwrap().port();
@@ -274,9 +277,6 @@ fn workload(shared: &std::path::Path, log: &std::path::Path) {
     let rules = named.iter().flat_map(|rule| ["--allow-net", rule.as_str()]);
     // In the other modes programs' calls are traced as the guest kernel's.
     let intra = ["--intra", "aspace"];
-    let path = shared.with_file_name("x.sock");
-    let local = UnixListener::bind(&path).unwrap();
-    let socket = format!("{}:/run/x.sock", path.display());
     let fixed = [
         "-v",
         &volume,

@@ -101,7 +101,7 @@ pub fn boot(
     FrameWriter::new(write).write_json(Kind::Request, &request)?;
     let mut frames = FrameReader::new(read);
     loop {
-        match read_reply(&mut frames)? {
+        match reply_of(&mut frames)? {
             Reply::Ready(times) => return Ok(times),
             Reply::GoesOn => goes_on(),
             _ => return Err(ClientError::UnexpectedReply { request: "boot" }),

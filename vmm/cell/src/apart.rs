@@ -88,3 +88,13 @@ pub(crate) fn leave_operator() -> Result<(), CellError> {
     nix::unistd::dup2_stdout(&null).map_err(failed)?;
     nix::unistd::dup2_stderr(&null).map_err(failed)
 }
+
+/// CPU weight 100 is nice 0; each nice level is a factor of 1.25
+/// (kernel/sched/core.c, sched_prio_to_weight).
+pub(crate) fn set_priority(weight: u32) {
+    let steps = (100.0 / f64::from(weight.max(1))).ln() / 1.25f64.ln();
+    let nice = (steps.round() as i32).clamp(-20, 19);
+    // SAFETY: setpriority takes integers only. Needed because nix does not
+    // wrap it. Raising takes a privilege; without it the cell stays at 0.
+    unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, nice) };
+}

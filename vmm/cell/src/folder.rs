@@ -26,7 +26,7 @@ use exocell_vmm::jail::{self, Capability, FolderRoot, IdentityMap, PathAccess, T
 use exocell_xgate::{CapabilitySet, Folder, Rights};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
-use crate::control::{receive_descriptor, send_descriptor};
+use crate::descriptors::{receive_descriptor, send_descriptor};
 use crate::{CellError, CellSpec, Layout, Record, apart, granted};
 
 /// How long a process may take to confirm the end of access.
@@ -167,7 +167,7 @@ impl Share {
         let kept = [self.held.as_raw_fd(), memory.as_raw_fd(), control.as_raw_fd()];
         jail::close_all_but(&kept).map_err(CellError::host("cannot close descriptors"))?;
         nix::sys::prctl::set_name(c"folder").map_err(host("cannot be named"))?;
-        crate::supervisor::set_priority(weight);
+        apart::set_priority(weight);
         nix::sys::stat::umask(nix::sys::stat::Mode::empty());
         let root =
             FolderRoot::enter(&self.granted.host, &self.held, self.is_writable(), self.grows)?;

@@ -15,6 +15,7 @@ pub mod commit;
 pub mod compile;
 pub mod compose;
 pub mod control;
+mod descriptors;
 mod disk;
 pub mod end;
 pub mod engine;

@@ -31,7 +31,7 @@ use nix::sys::socket::{
 use nix::sys::stat::Mode;
 use nix::sys::time::TimeVal;
 
-use crate::control::{receive_answer, send_descriptor};
+use crate::descriptors::{receive_answer, send_descriptor};
 use crate::{CellError, Layout, apart, engine};
 
 /// How long a server may let a connection wait that it has no room for, in seconds.
@@ -127,7 +127,7 @@ impl Socket {
         let name = std::ffi::CString::new(engine::DOOR).unwrap_or_default();
         nix::sys::prctl::set_name(&name)
             .map_err(|errno| CellError::host("cannot be named")(errno.into()))?;
-        crate::supervisor::set_priority(weight);
+        apart::set_priority(weight);
         let FolderRoot { root, file, descriptors } = FolderRoot::hold(&self.path, &self.directory)?;
         drop((root, descriptors));
         let Some(directory) = file else {

@@ -17,9 +17,8 @@ use exocell_xgate::{Kind as CapabilityKind, Table};
 use super::contained::{self, Contained};
 use super::{Event, Shared, thread, warmth};
 use crate::changes::Changes;
-use crate::control::{
-    Contain, ControlReply, ControlRequest, Counters, Order, receive_descriptor, send_descriptor,
-};
+use crate::control::{Contain, ControlReply, ControlRequest, Counters, Order};
+use crate::descriptors::{receive_descriptor, send_descriptor};
 use crate::events::Action;
 use crate::launch::Inheritance;
 use crate::limits::Limits;

@@ -20,7 +20,8 @@ use exocell_vmm::devices::{VsockHandle, Window, Windows};
 
 use super::clients::{Services, awake};
 use super::guest::connect;
-use crate::control::{Contain, ControlReply, ControlRequest, receive_descriptor, send_descriptor};
+use crate::control::{Contain, ControlReply, ControlRequest};
+use crate::descriptors::{receive_descriptor, send_descriptor};
 use crate::{CellSpec, Record};
 
 /// How long the guest may take to make room for a container, and to end it: more than its init

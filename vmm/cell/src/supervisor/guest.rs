@@ -48,7 +48,7 @@ use crate::plan::VmPlan;
 use crate::plan::device::Device;
 use crate::record::Status;
 use crate::socket::Socket;
-use crate::{CellError, network};
+use crate::{CellError, apart, network};
 
 /// How long a guest may take to detach a mount.
 const ANSWER_MAX: Duration = Duration::from_secs(5);
@@ -276,7 +276,7 @@ pub(crate) fn start(
     deadline: Option<Instant>,
 ) -> Result<Guest, CellError> {
     let since = |at: Instant| at.elapsed().as_micros() as u64;
-    set_priority(plan.cpu_weight);
+    apart::set_priority(plan.cpu_weight);
     let network = plan.network.take().map(network::start).transpose()?;
     let beside = inheritance.group.as_ref().map_or(0, |_| plan.limits.beside_bytes_max());
     let mut aside = Member::join(&plan.budget, plan.guarantee_bytes, beside)
@@ -375,16 +375,6 @@ pub(crate) fn start(
 fn host_pressure(pager: Mode) -> Result<Option<Pressure>, CellError> {
     let opened = (pager != Mode::Off).then(Pressure::open).transpose();
     opened.map_err(CellError::host("cannot read how much memory the host has"))
-}
-
-/// CPU weight 100 is nice 0; each nice level is a factor of 1.25
-/// (kernel/sched/core.c, sched_prio_to_weight).
-pub(crate) fn set_priority(weight: u32) {
-    let steps = (100.0 / f64::from(weight.max(1))).ln() / 1.25f64.ln();
-    let nice = (steps.round() as i32).clamp(-20, 19);
-    // SAFETY: setpriority takes integers only. Needed because nix does not
-    // wrap it. Raising takes a privilege; without it the cell stays at 0.
-    unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, nice) };
 }
 
 /// The sockets that the plan's devices listen on, in their order.

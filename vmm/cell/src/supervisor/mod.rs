@@ -45,8 +45,6 @@ use crate::output::Output;
 use crate::record::{Record, StartTimes, State, Status};
 use crate::{CellError, logging, now_ms};
 
-pub(crate) use guest::set_priority;
-
 use clients::Pending;
 pub(crate) use input::{Input, Signal, Sink};
 use warmth::Warmth;
