@@ -15,7 +15,8 @@ use std::time::Duration;
 
 use exocell_agent::{FrameReader, FrameWriter, Kind, Patient};
 
-use crate::control::{Client, Contain, ControlReply, ControlRequest, receive_descriptor};
+use crate::control::{Client, Contain, ControlReply, ControlRequest};
+use crate::descriptors::receive_descriptor;
 use crate::{CellError, Record};
 
 /// How long the supervisor may take to answer.
