@@ -235,7 +235,7 @@ pub async fn commit(server: &Arc<Server>, call: Call) -> ApiResult<Response> {
     let tag = named(query)?;
     let changes = changes(query);
     let place = call.place.clone();
-    let wanted = wanted(call.json().await?)?;
+    let wanted = of_body(call.json().await?)?;
     let container = seen.container.clone();
     let config =
         server.blocking(move |server| committed(&server.images()?, &container, &wanted, &changes));
@@ -292,7 +292,7 @@ async fn has_ended(server: &Arc<Server>, key: &str) -> bool {
 }
 
 /// The configuration in the body of a commit; `null` is none.
-fn wanted(mut body: Value) -> ApiResult<Config> {
+fn of_body(mut body: Value) -> ApiResult<Config> {
     if let Some(fields) = body.as_object_mut() {
         fields.retain(|name, _| !COMMIT_QUERY.contains(&name.to_ascii_lowercase().as_str()));
     }
