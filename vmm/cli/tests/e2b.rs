@@ -12,6 +12,7 @@ use common::{eventually, finish, pip, text};
 
 const PINS: &str = include_str!("e2b/pins.txt");
 const TOUR: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/e2b/tour.py");
+const TEMPLATES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/e2b/templates.py");
 const TOUR_JS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/e2b/tour.mjs");
 const LOCK: &str = include_str!("e2b/package-lock.json");
 const PACKAGE: &str = include_str!("e2b/package.json");
@@ -27,6 +28,20 @@ fn the_sdk_for_python_is_given_a_tour() {
     let told = finish(&mut client, b"").ok();
     let steps = "lists files signed_urls commands background pty watches ports pauses \
                  snapshots ends refused async";
+    assert_eq!(told.text().split_whitespace().collect::<Vec<_>>().join(" "), steps);
+    eventually("nothing is left", || server.records().is_empty() && server.notes().is_empty());
+}
+
+#[test]
+fn the_sdk_for_python_builds_templates() {
+    let packages = pip::wheels("e2b", PINS);
+    let small = Small::new();
+    let server = Server::with(&["--template", &small.template()]);
+    let mut client = server.client("python3");
+    client.arg(TEMPLATES);
+    client.env("PYTHONPATH", text(&packages)).env("PYTHONDONTWRITEBYTECODE", "1");
+    let told = finish(&mut client, b"").ok();
+    let steps = "built started failed refused";
     assert_eq!(told.text().split_whitespace().collect::<Vec<_>>().join(" "), steps);
     eventually("nothing is left", || server.records().is_empty() && server.notes().is_empty());
 }

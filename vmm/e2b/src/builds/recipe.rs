@@ -20,12 +20,20 @@ const BASE: &str = "base";
 const USER: &str = "user";
 const HOME: &str = "/home/user";
 
-/// Makes the user in an image that lacks him, as a sandbox would.
-const MAKE_USER: &str = "grep -q '^user:' /etc/passwd && exit 0; i=1000; \
-while grep -q \"^[^:]*:[^:]*:$i:\" /etc/passwd /etc/group; do i=$((i + 1)); done; \
-s=/bin/sh; [ -x /bin/bash ] && s=/bin/bash; \
-echo \"user:x:$i:\" >> /etc/group; echo \"user:x:$i:$i::/home/user:$s\" >> /etc/passwd; \
-mkdir -p /home/user; chown $i:$i /home/user; \
+/// Makes the user in an image that lacks him, as a sandbox would; by what a shell has built in, as
+/// far as that goes.
+const MAKE_USER: &str = "\
+: >> /etc/passwd; : >> /etc/group; root=; \
+while IFS=: read -r name rest; do \
+[ \"$name\" = user ] && exit 0; [ \"$name\" = root ] && root=1; done < /etc/passwd; \
+free() { for file in /etc/passwd /etc/group; do while IFS=: read -r name pass id rest; do \
+[ \"$id\" = \"$1\" ] && return 1; done < $file; done; return 0; }; \
+own=1000; until free $own; do own=$((own + 1)); done; \
+shell=/bin/sh; [ -x /bin/bash ] && shell=/bin/bash; \
+[ -n \"$root\" ] || echo \"root:x:0:0:root:/root:$shell\" >> /etc/passwd; \
+echo \"user:x:$own:\" >> /etc/group; \
+echo \"user:x:$own:$own::/home/user:$shell\" >> /etc/passwd; \
+chown $own:$own /home/user; \
 [ ! -d /etc/sudoers.d ] || { echo 'user ALL=(ALL:ALL) NOPASSWD: ALL' > /etc/sudoers.d/user; \
 chmod 440 /etc/sudoers.d/user; }";
 /// Runs its first word by bash, as clients expect, or by sh where there is no bash.
@@ -102,10 +110,11 @@ impl Recipe {
             force: wanted.force || wanted.steps.iter().any(|step| step.force == Some(true)),
             lines: Vec::new(),
         };
-        recipe.lines.push("USER root".to_owned());
+        // A directory that is missing is made.
+        recipe.lines.extend(["USER 0", "WORKDIR /etc"].map(str::to_owned));
+        recipe.lines.push(format!("WORKDIR {HOME}"));
         recipe.run(MAKE_USER, &["/bin/sh", "-c"]);
         recipe.lines.push(format!("USER {USER}"));
-        recipe.lines.push(format!("WORKDIR {HOME}"));
         let mut user = USER.to_owned();
         for step in &wanted.steps {
             recipe.step(step, &mut user)?;
@@ -302,7 +311,7 @@ mod tests {
         assert_eq!(recipe.labels[0], ("exocell.e2b.start".to_owned(), "go".to_owned()));
         let text = recipe.dockerfile("sha256:0");
         assert!(text.contains("ENV A=\"b \\\"c\\\" \\$d\"\nENV E=\"\"\n"), "{text}");
-        assert!(text.contains("USER root\nRUN ["), "{text}");
+        assert!(text.contains("USER root\nRUN [\"/bin/sh\""), "{text}");
         let copy = "COPY --from=files-0 --chown=user --chmod=755 [\"/app\",\"/srv/app\"]";
         assert!(text.contains(copy), "{text}");
         let read = dockerfile::read(&text).unwrap();
@@ -343,10 +352,10 @@ mod tests {
             let one = |at: usize| steps(json!([all[at]]));
             for recipe in (0..4).filter_map(|at| one(at).ok()) {
                 let text = recipe.dockerfile("sha256:0");
-                prop_assert_eq!(text.lines().count() - 2 * recipe.archives.len(), 6, "{}", text);
+                prop_assert_eq!(text.lines().count() - 2 * recipe.archives.len(), 7, "{}", text);
                 if let Ok(read) = dockerfile::read(&text) {
                     let last = read.stages.last().unwrap();
-                    prop_assert!(last.steps.len() == 5, "{}", text);
+                    prop_assert!(last.steps.len() == 6, "{}", text);
                     let runs = last.steps.iter();
                     let runs = runs.filter(|it| matches!(it.instruction, Instruction::Run { .. }));
                     prop_assert!(runs.count() <= 2);

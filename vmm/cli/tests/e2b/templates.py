@@ -1,0 +1,76 @@
+"""Templates by E2B's SDK for Python, unmodified: built, started, and refused."""
+
+import os
+import tempfile
+import uuid
+
+from e2b import BuildException, Sandbox, SandboxException, Template
+
+NAME = f"tour-{uuid.uuid4().hex[:8]}"
+
+
+def raises(kind, work, words):
+    try:
+        work()
+    except kind as error:
+        assert words in str(error), f"{words!r} is not in {error}"
+        return
+    raise AssertionError(f"no {kind}")
+
+
+with tempfile.TemporaryDirectory() as context:
+    os.makedirs(os.path.join(context, "app/deep"))
+    for name, text in [("app/one.txt", "one"), ("app/deep/two.txt", "two"), ("run.sh", "cat \"$@\"")]:
+        with open(os.path.join(context, name), "w", encoding="utf-8") as file:
+            file.write(text)
+    template = (
+        Template(file_context_path=context)
+        .from_template("small")
+        .set_envs({"A": "b \"c\" $d"})
+        .copy("app", "/srv/app")
+        .copy("run.sh", "/srv/run.sh", mode=0o755)
+        .run_cmd("echo \"$A\" > made; echo 'a line\nof two' >> made")
+        .run_cmd("echo $HOME > /by-root", user="root")
+        .set_workdir("/srv/app")
+        .run_cmd("cat one.txt > /home/user/copied")
+        .set_start_cmd("while :; do echo x > /tmp/started; sleep 1000; done", "cat /tmp/started")
+    )
+    lines = []
+    assert not Template.exists(NAME)
+    info = Template.build(template, NAME, tags=["v1"], on_build_logs=lambda it: lines.append(it.message))
+    assert Template.exists(NAME) and info.name == NAME
+    assert any("Step" in line for line in lines), lines
+print("built", flush=True)
+
+for name in (NAME, f"{NAME}:v1", info.template_id):
+    with Sandbox.create(name, timeout=120) as box:
+        read = box.files.read
+        assert read("made") == "b \"c\" $d\na line\nof two\n", read("made")
+        assert read("copied") == "one" and read("/srv/app/deep/two.txt") == "two"
+        assert read("/by-root") == "/root\n"
+        assert box.files.get_info("/srv/run.sh").mode == 0o755
+        assert box.files.get_info("/srv/app/one.txt").owner == "user"
+        assert read("/tmp/started") == "x\n"
+        [started] = box.commands.list()
+        assert started.args[-1].startswith("while :;")
+        assert box.commands.run("echo $A").stdout == "b \"c\" $d\n"
+print("started", flush=True)
+
+raises(
+    BuildException,
+    lambda: Template.build(Template().from_template("small").run_cmd("exit 3"), f"{NAME}-failed"),
+    "returned a non-zero code: 3",
+)
+raises(SandboxException, lambda: Sandbox.create(f"{NAME}-failed"), "was not found")
+print("failed", flush=True)
+
+small = Template().from_template("small")
+for words, work in [
+    ("memoryMB", lambda: Template.build(small, NAME, memory_mb=1 << 20)),
+    ("template's name", lambda: Template.build(small, "Not/A/Name")),
+    ("was not found", lambda: Template.build(Template().from_image("no/such:image"), NAME)),
+]:
+    raises(BuildException, work, words)
+for tag in (NAME, f"{NAME}:v1"):
+    assert Sandbox.delete_snapshot(tag)
+print("refused")
