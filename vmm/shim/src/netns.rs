@@ -83,11 +83,18 @@ pub fn find(path: &Path) -> Result<Option<Found>> {
     found.join().map_err(|_| ShimError::internal("the network's thread panicked"))?
 }
 
-/// Whether the namespace at `path` is this process's: the host's.
-pub fn is_own(path: &Path) -> bool {
+/// Whether the network namespace at `path` is this process's: the host's.
+///
+/// # Errors
+/// There is none.
+pub fn is_own(path: &Path) -> Result<bool> {
     use std::os::unix::fs::MetadataExt;
-    let identity = |path: &Path| std::fs::metadata(path).ok().map(|own| (own.dev(), own.ino()));
-    identity(path).is_some_and(|found| Some(found) == identity(Path::new("/proc/self/ns/net")))
+    let identity = |path: &Path| {
+        let failed = format!("cannot open the network namespace {}", path.display());
+        let found = std::fs::metadata(path).map_err(ShimError::host(failed))?;
+        Ok::<_, ShimError>((found.dev(), found.ino()))
+    };
+    Ok(identity(path)? == identity(Path::new("/proc/self/ns/net"))?)
 }
 
 /// The namespace of process `pid` if there is more in it than a loopback.
