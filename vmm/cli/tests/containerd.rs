@@ -2,6 +2,9 @@
 
 mod common;
 
+use std::io::ErrorKind;
+use std::net::{Ipv4Addr, UdpSocket};
+
 use containerd_shim_protos::api::{
     CheckpointTaskRequest, CreateTaskRequest, DeleteRequest, KillRequest, StartRequest,
     StateRequest, Status, UpdateTaskRequest, WaitRequest,
@@ -394,4 +397,68 @@ fn containers_of_a_pod_are_in_one_guest() {
     let error = task.create(none(), &create).unwrap_err().to_string();
     assert!(error.contains("its own pod"), "{error}");
     containerd.remove(&id);
+}
+
+/// A network namespace with an interface that leads to the host, as CNI makes them.
+struct Pod {
+    name: String,
+    host: Ipv4Addr,
+    guest: Ipv4Addr,
+}
+
+impl Pod {
+    fn make() -> Self {
+        let number = std::process::id() % 200;
+        let name = format!("exopod{number}");
+        let (host, guest) =
+            (Ipv4Addr::new(10, 211, number as u8, 1), Ipv4Addr::new(10, 211, number as u8, 2));
+        let outside = format!("exov{number}");
+        let script = format!(
+            "ip netns add {name} && ip link add {outside} type veth peer name eth0 netns {name} && \
+             ip address add {host}/24 dev {outside} && ip link set {outside} up && \
+             ip -n {name} address add {guest}/24 dev eth0 && ip -n {name} link set eth0 up && \
+             ip -n {name} route add default via {host}"
+        );
+        let pod = Self { name, host, guest };
+        Self::shell(&script);
+        pod
+    }
+
+    #[track_caller]
+    fn shell(script: &str) {
+        let script = format!("PATH=$PATH:/usr/sbin:/sbin; {script}");
+        finish(std::process::Command::new("sh").args(["-c", &script]), b"").ok();
+    }
+}
+
+impl Drop for Pod {
+    fn drop(&mut self) {
+        // The interface goes with it.
+        Self::shell(&format!("ip netns delete {}", self.name));
+    }
+}
+
+#[test]
+fn a_network_namespace_of_the_hosts_is_the_guests() {
+    let containerd = Containerd::start("");
+    let pod = Pod::make();
+    let path = format!("network:/run/netns/{}", pod.name);
+    let id = containerd.waits(&["--with-ns", &path]);
+    // The guest itself says that nobody listens: packets pass both ways.
+    let socket = UdpSocket::bind((pod.host, 0)).unwrap();
+    socket.connect((pod.guest, 9)).unwrap();
+    socket.set_read_timeout(Some(std::time::Duration::from_millis(500))).unwrap();
+    eventually("the guest answers", || {
+        let _ = socket.send(b"is anybody there");
+        matches!(socket.recv(&mut [0; 8]), Err(e) if e.kind() == ErrorKind::ConnectionRefused)
+    });
+    let routes = containerd.exec(&id, "cat /proc/net/route /proc/net/fib_trie").ok();
+    assert!(routes.text().contains(&pod.guest.to_string()), "{}", routes.text());
+    containerd.remove(&id);
+    let left = finish(
+        std::process::Command::new("sh")
+            .args(["-c", &format!("PATH=$PATH:/usr/sbin:/sbin ip -n {} link", pod.name)]),
+        b"",
+    );
+    assert!(!left.ok().text().contains("exocell0"));
 }

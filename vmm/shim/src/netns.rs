@@ -117,6 +117,8 @@ fn set_up() -> Result<Option<Found>> {
     let mut settings = vec![
         ("net/ipv4/ip_forward".to_owned(), "1"),
         (format!("net/ipv4/conf/{interface}/proxy_arp"), "1"),
+        // The guest's packets come from an address that the interface has, too.
+        (format!("net/ipv4/conf/{TUN}/accept_local"), "1"),
         // At once: nobody else answers.
         (format!("net/ipv4/neigh/{interface}/proxy_delay"), "0"),
     ];
