@@ -2,7 +2,20 @@
 
 mod common;
 
-use common::containerd::Containerd;
+use std::io::ErrorKind;
+use std::net::{Ipv4Addr, UdpSocket};
+
+use containerd_shim_protos::api::{
+    CheckpointTaskRequest, CreateTaskRequest, DeleteRequest, KillRequest, StartRequest,
+    StateRequest, Status, UpdateTaskRequest, WaitRequest,
+};
+use containerd_shim_protos::protobuf::MessageField;
+use containerd_shim_protos::protobuf::well_known_types::any::Any;
+use containerd_shim_protos::ttrpc::context::Context;
+use containerd_shim_protos::ttrpc::{Code, Error};
+use containerd_shim_protos::{Client, TaskClient};
+
+use common::containerd::{Containerd, NAME};
 use common::host::{self, kill, namespace, processes};
 use common::pty::OnTerminal;
 use common::{Started, eventually, finish, text, unique};
@@ -13,18 +26,13 @@ fn a_program_has_what_the_bundle_says() {
     let said = containerd.shell(&["--env", "A=b c"], "echo $A; echo e >&2; pwd; id -u; exit 7");
     let said = said.exited(7);
     assert_eq!((said.text(), said.stderr.as_str()), ("b c\n/\n0", "e\n"));
-    let said = containerd.shell(&["--cwd", "/var/tmp", "--user", "7:8"], "pwd; id -u; id -g").ok();
-    assert_eq!(said.text(), "/var/tmp\n7\n8");
+    assert_eq!(containerd.shell(&["--cwd", "/data"], "pwd").ok().text(), "/data");
     // The kernel is the cell's.
     let host = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
     assert_ne!(containerd.shell(&[], "uname -r").ok().text(), host.trim());
-    let said = containerd.shell(&["--memory-limit", "67108864"], "cat /sys/fs/cgroup/memory.max");
-    assert_eq!(said.ok().text(), "67108864");
     containerd.shell(&["--read-only"], "! touch /x").ok();
     let limits = containerd.shell(&["--rootfs-propagation", "shared"], "true");
     assert!(limits.code != 0 && limits.stderr.contains("rootfsPropagation"), "{}", limits.stderr);
-    let lost = containerd.shell(&[], "kill -9 $$");
-    assert_eq!(lost.code, 137);
     let id = unique("none");
     let none = finish(&mut containerd.run_command(&["--rm"], &id, &["/no/such"]), b"");
     assert!(none.code != 0 && none.stderr.contains("executable file not found"), "{}", none.stderr);
@@ -47,7 +55,6 @@ fn streams_are_passed_on_both_ways() {
     terminal.await_text("/dev/pts/");
     terminal.await_text("31 99");
     terminal.resize(12, 34);
-    kill(terminal.child.id() as i32, "SIGWINCH");
     std::thread::sleep(std::time::Duration::from_millis(300));
     terminal.type_in("key\r");
     terminal.await_text("12 34");
@@ -103,21 +110,25 @@ fn a_container_is_created_before_it_starts() {
     let containerd = Containerd::start("");
     let id = unique("made");
     let fixed = ["container", "create", "--runtime", "io.containerd.exocell.v1"];
-    let more = ["docker.io/exocell/base:latest", &id, "sh", "-c", "echo started"];
+    let more = [NAME, &id, "uname", "-s"];
     containerd.ctr(&[&fixed[..], &more].concat()).ok();
     let mut task = Started::new(&mut containerd.command(&["task", "start", &id]));
     task.close_stdin();
     let task = task.finish(common::LIMIT).unwrap().ok();
-    assert_eq!(task.text(), "started");
+    assert_eq!(task.text(), "Linux");
 }
 
 #[test]
 fn programs_run_beside_the_containers_own() {
     let containerd = Containerd::start("");
-    let id = containerd.waits(&[]);
+    let id = containerd.waits(&["--memory-limit", "67108864"]);
     let (pid, state) = containerd.task(&id).unwrap();
     assert!(state == "RUNNING" && namespace(pid).is_some(), "{state} {pid}");
     assert_eq!(containerd.exec(&id, "cat /proc/1/comm; exit 3").exited(3).text(), "sleep");
+    assert_eq!(containerd.exec(&id, "kill -9 $$").code, 137);
+    let own = ["task", "exec", "--exec-id", "own", "--user", "7:8", "--cwd", "/tmp"];
+    let said = containerd.ctr(&[&own[..], &[&id, "sh", "-c", "pwd; id -u; id -g"]].concat()).ok();
+    assert_eq!(said.text(), "/tmp\n7\n8");
     let mut first = Started::new(&mut containerd.command(&[
         "task",
         "exec",
@@ -127,8 +138,8 @@ fn programs_run_beside_the_containers_own() {
         "sleep",
         "1000",
     ]));
-    eventually("it runs", || containerd.exec(&id, "pgrep -x sleep | wc -l").ok().text() == "2");
-    assert!(containerd.exec(&id, "true").code == 0);
+    let runs = "cat /proc/[0-9]*/comm | { n=0; while read c; do [ $c = sleep ] && n=$((n+1)); done; echo $n; }";
+    eventually("it runs", || containerd.exec(&id, runs).ok().text() == "2");
     containerd.ctr(&["task", "kill", "--exec-id", "first", "--signal", "SIGTERM", &id]).ok();
     first.close_stdin();
     assert_eq!(first.finish(common::LIMIT).unwrap().code, 143);
@@ -141,15 +152,19 @@ fn programs_run_beside_the_containers_own() {
         &id,
         "sh",
         "-c",
-        "tty; stty size",
+        "tty; read line; stty size",
     ]);
-    let terminal = OnTerminal::start(&mut command, 20, 77);
+    let mut terminal = OnTerminal::start(&mut command, 20, 77);
     terminal.await_text("/dev/pts/");
+    // The client tells the size when the program runs.
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    terminal.type_in("key\r");
     terminal.await_text("20 77");
     let listed = containerd.ctr(&["task", "ps", &id]).ok();
     assert!(listed.text().lines().any(|line| line.split_whitespace().next() == Some("1")));
     let figures = containerd.ctr(&["task", "metrics", "--format", "json", &id]).ok().json();
     assert!(figures["memory"]["usage"].as_u64().is_some_and(|bytes| bytes > 0), "{figures}");
+    assert_eq!(figures["memory"]["usage_limit"], 67_108_864, "{figures}");
     assert!(figures["pids"]["current"].as_u64().is_some_and(|count| count > 0), "{figures}");
     // Nobody runs while it is paused, and it goes on after.
     containerd.ctr(&["task", "pause", &id]).ok();
@@ -218,17 +233,17 @@ fn nothing_is_left_of_what_is_killed() {
     let id = containerd.waits(&[]);
     let (pid, _) = containerd.task(&id).unwrap();
     let own = namespace(pid).unwrap();
-    kill(containerd.shim(&id).expect("a shim"), "SIGKILL");
+    kill(containerd.shim(&id).expect("a shim"));
     is_gone(&containerd, &id, &own);
     // The cell's supervisor: containerd hears of the end.
     let id = containerd.waits(&[]);
     let (pid, _) = containerd.task(&id).unwrap();
     let own = namespace(pid).unwrap();
-    kill(pid, "SIGKILL");
+    kill(pid);
     eventually("its end is told", || {
         containerd.task(&id).is_some_and(|(_, state)| state == "STOPPED")
     });
-    assert_eq!(containerd.ctr(&["task", "delete", &id]).code, 137);
+    containerd.ctr(&["task", "delete", &id]).ok();
     is_gone(&containerd, &id, &own);
     // containerd: the container runs on, and is found again.
     let id = containerd.waits(&[]);
@@ -250,7 +265,7 @@ fn what_a_cell_does_not_do_is_refused_by_name() {
         (&["--net-host"][..], "hostNetwork"),
         (&["--seccomp"], "seccomp"),
         (&["--with-ns", "pid:/proc/1/ns/pid"], "pid namespace"),
-        (&["--with-ns", "network:/proc/1/ns/net"], "network namespace"),
+        (&["--with-ns", "network:/proc/self/ns/net"], "hostNetwork"),
         (&["--device", "/dev/null"], "never"),
     ] {
         let refused = containerd.shell(flags, "true");
@@ -263,4 +278,187 @@ fn what_a_cell_does_not_do_is_refused_by_name() {
     assert!(containerd.ctr(&["task", "ls", "-q"]).ok().text().is_empty());
     let lenient = Containerd::start("leave_out = [\"seccomp\"]\nmemory_mib = 256\n");
     lenient.shell(&["--seccomp"], "true").ok();
+}
+
+/// A client of the shim of container `id`, by the newer name of its service.
+fn client(containerd: &Containerd, id: &str) -> TaskClient {
+    let address = std::fs::read_to_string(containerd.bundle(id).join("address")).unwrap();
+    TaskClient::new(Client::connect(&address).unwrap())
+}
+
+#[test]
+fn the_newer_task_service_is_the_same() {
+    let containerd = Containerd::start("");
+    let id = containerd.waits(&["--memory-limit", "67108864"]);
+    let (task, none) = (client(&containerd, &id), Context::default);
+    let state = task.state(none(), &StateRequest { id: id.clone(), ..Default::default() }).unwrap();
+    assert_eq!(
+        (state.pid as i32, state.status()),
+        (containerd.task(&id).unwrap().0, Status::RUNNING)
+    );
+    let update = |limit: u64| {
+        let text = format!(r#"{{"memory": {{"limit": {limit}}}, "pids": {{"limit": 77}}}}"#);
+        let resources = Any { value: text.into_bytes(), ..Any::default() };
+        let resources = MessageField::some(resources);
+        task.update(none(), &UpdateTaskRequest { id: id.clone(), resources, ..Default::default() })
+    };
+    update(50 << 20).unwrap();
+    let figures = containerd.ctr(&["task", "metrics", "--format", "json", &id]).ok().json();
+    assert_eq!(
+        (&figures["memory"]["usage_limit"], &figures["pids"]["limit"]),
+        (&(50 << 20).into(), &77.into())
+    );
+    let error = update(1 << 40).unwrap_err().to_string();
+    assert!(error.contains("memory limit"), "{error}");
+    let checkpoint = CheckpointTaskRequest { id: id.clone(), ..Default::default() };
+    let error = task.checkpoint(none(), &checkpoint).unwrap_err();
+    assert!(
+        matches!(&error, Error::RpcStatus(status) if status.code() == Code::UNIMPLEMENTED),
+        "{error}"
+    );
+    let error = task.delete(none(), &DeleteRequest { id: id.clone(), ..Default::default() });
+    let error = error.unwrap_err();
+    assert!(
+        matches!(&error, Error::RpcStatus(status) if status.code() == Code::FAILED_PRECONDITION)
+    );
+    let unknown = StateRequest { id: "unknown".to_owned(), ..Default::default() };
+    let error = task.state(none(), &unknown).unwrap_err();
+    assert!(
+        matches!(&error, Error::RpcStatus(status) if status.code() == Code::NOT_FOUND),
+        "{error}"
+    );
+    containerd.remove(&id);
+}
+
+#[test]
+fn containers_of_a_pod_are_in_one_guest() {
+    let containerd = Containerd::start("");
+    let id = containerd.waits(&[]);
+    let (task, none) = (client(&containerd, &id), Context::default);
+    let (pid, _) = containerd.task(&id).unwrap();
+    // As the CRI plugin makes the second: by the first's shim, in the namespaces of its pid.
+    let bundle = containerd.path("second");
+    let root = common::small::tree();
+    std::fs::create_dir(&bundle).unwrap();
+    let text = std::fs::read(containerd.bundle(&id).join("config.json")).unwrap();
+    let mut config: serde_json::Value = serde_json::from_slice(&text).unwrap();
+    config["root"]["path"] = root.path().to_str().unwrap().into();
+    config["hostname"] = "".into();
+    let script =
+        "read name < /proc/sys/kernel/hostname; echo $name > /said; test -e /proc/1 && exit 6";
+    config["process"]["args"] = serde_json::json!(["sh", "-c", script]);
+    for namespace in config["linux"]["namespaces"].as_array_mut().unwrap() {
+        if let Some(kind @ ("ipc" | "uts")) = namespace["type"].as_str() {
+            namespace["path"] = format!("/proc/{pid}/ns/{kind}").into();
+        }
+    }
+    let write = |config: &serde_json::Value| {
+        std::fs::write(bundle.join("config.json"), config.to_string()).unwrap();
+    };
+    write(&config);
+    let second = "second".to_owned();
+    let create = CreateTaskRequest {
+        id: second.clone(),
+        bundle: bundle.display().to_string(),
+        ..Default::default()
+    };
+    let created = task.create(none(), &create).unwrap();
+    assert_eq!(created.pid as i32, pid);
+    let state = || {
+        let state = task.state(none(), &StateRequest { id: second.clone(), ..Default::default() });
+        state.unwrap().status()
+    };
+    assert_eq!(state(), Status::CREATED);
+    assert!(!root.path().join("said").exists());
+    task.start(none(), &StartRequest { id: second.clone(), ..Default::default() }).unwrap();
+    let ended =
+        task.wait(none(), &WaitRequest { id: second.clone(), ..Default::default() }).unwrap();
+    assert_eq!((ended.exit_status, state()), (6, Status::STOPPED));
+    task.delete(none(), &DeleteRequest { id: second.clone(), ..Default::default() }).unwrap();
+    assert_eq!(std::fs::read_to_string(root.path().join("said")).unwrap(), format!("{id}\n"));
+    assert!(!root.path().join("made").exists());
+    // The pod runs on.
+    containerd.exec(&id, "true").ok();
+    // One that was never started is killed and deleted.
+    task.create(none(), &create).unwrap();
+    let kill = KillRequest { id: second.clone(), signal: 9, ..Default::default() };
+    task.kill(none(), &kill).unwrap();
+    assert_eq!(state(), Status::STOPPED);
+    let deleted = task.delete(none(), &DeleteRequest { id: second.clone(), ..Default::default() });
+    assert_eq!(deleted.unwrap().exit_status, 137);
+    // Nor is one in the namespaces of another process.
+    config["linux"]["namespaces"][0] = serde_json::json!({ "type": "pid" });
+    for namespace in config["linux"]["namespaces"].as_array_mut().unwrap() {
+        if namespace["type"] == "ipc" {
+            namespace["path"] = "/proc/1/ns/ipc".into();
+        }
+    }
+    write(&config);
+    let error = task.create(none(), &create).unwrap_err().to_string();
+    assert!(error.contains("its own pod"), "{error}");
+    containerd.remove(&id);
+}
+
+/// A network namespace with an interface that leads to the host, as CNI makes them.
+struct Pod {
+    name: String,
+    host: Ipv4Addr,
+    guest: Ipv4Addr,
+}
+
+impl Pod {
+    fn make() -> Self {
+        let number = std::process::id() % 200;
+        let name = format!("exopod{number}");
+        let (host, guest) =
+            (Ipv4Addr::new(10, 211, number as u8, 1), Ipv4Addr::new(10, 211, number as u8, 2));
+        let outside = format!("exov{number}");
+        let script = format!(
+            "ip netns add {name} && ip link add {outside} type veth peer name eth0 netns {name} && \
+             ip address add {host}/24 dev {outside} && ip link set {outside} up && \
+             ip -n {name} address add {guest}/24 dev eth0 && ip -n {name} link set eth0 up && \
+             ip -n {name} route add default via {host}"
+        );
+        let pod = Self { name, host, guest };
+        Self::shell(&script);
+        pod
+    }
+
+    #[track_caller]
+    fn shell(script: &str) {
+        let script = format!("PATH=$PATH:/usr/sbin:/sbin; {script}");
+        finish(std::process::Command::new("sh").args(["-c", &script]), b"").ok();
+    }
+}
+
+impl Drop for Pod {
+    fn drop(&mut self) {
+        // The interface goes with it.
+        Self::shell(&format!("ip netns delete {}", self.name));
+    }
+}
+
+#[test]
+fn a_network_namespace_of_the_hosts_is_the_guests() {
+    let containerd = Containerd::start("");
+    let pod = Pod::make();
+    let path = format!("network:/run/netns/{}", pod.name);
+    let id = containerd.waits(&["--with-ns", &path]);
+    // The guest itself says that nobody listens: packets pass both ways.
+    let socket = UdpSocket::bind((pod.host, 0)).unwrap();
+    socket.connect((pod.guest, 9)).unwrap();
+    socket.set_read_timeout(Some(std::time::Duration::from_millis(500))).unwrap();
+    eventually("the guest answers", || {
+        let _ = socket.send(b"is anybody there");
+        matches!(socket.recv(&mut [0; 8]), Err(e) if e.kind() == ErrorKind::ConnectionRefused)
+    });
+    let routes = containerd.exec(&id, "cat /proc/net/route /proc/net/fib_trie").ok();
+    assert!(routes.text().contains(&pod.guest.to_string()), "{}", routes.text());
+    containerd.remove(&id);
+    let left = finish(
+        std::process::Command::new("sh")
+            .args(["-c", &format!("PATH=$PATH:/usr/sbin:/sbin ip -n {} link", pod.name)]),
+        b"",
+    );
+    assert!(!left.ok().text().contains("exocell0"));
 }

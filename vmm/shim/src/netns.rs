@@ -83,11 +83,18 @@ pub fn find(path: &Path) -> Result<Option<Found>> {
     found.join().map_err(|_| ShimError::internal("the network's thread panicked"))?
 }
 
-/// Whether the namespace at `path` is this process's: the host's.
-pub fn is_own(path: &Path) -> bool {
+/// Whether the network namespace at `path` is this process's: the host's.
+///
+/// # Errors
+/// There is none.
+pub fn is_own(path: &Path) -> Result<bool> {
     use std::os::unix::fs::MetadataExt;
-    let identity = |path: &Path| std::fs::metadata(path).ok().map(|own| (own.dev(), own.ino()));
-    identity(path).is_some_and(|found| Some(found) == identity(Path::new("/proc/self/ns/net")))
+    let identity = |path: &Path| {
+        let failed = format!("cannot open the network namespace {}", path.display());
+        let found = std::fs::metadata(path).map_err(ShimError::host(failed))?;
+        Ok::<_, ShimError>((found.dev(), found.ino()))
+    };
+    Ok(identity(path)? == identity(Path::new("/proc/self/ns/net"))?)
 }
 
 /// The namespace of process `pid` if there is more in it than a loopback.
@@ -110,6 +117,8 @@ fn set_up() -> Result<Option<Found>> {
     let mut settings = vec![
         ("net/ipv4/ip_forward".to_owned(), "1"),
         (format!("net/ipv4/conf/{interface}/proxy_arp"), "1"),
+        // The guest's packets come from an address that the interface has, too.
+        (format!("net/ipv4/conf/{TUN}/accept_local"), "1"),
         // At once: nobody else answers.
         (format!("net/ipv4/neigh/{interface}/proxy_delay"), "0"),
     ];

@@ -186,8 +186,7 @@ impl Process {
                 Ok(guest_pid)
             }
             Err(error) => {
-                // As the runtimes of containers of the host have it.
-                self.end(Ended { code: 128, at: SystemTime::now(), out_of_memory: false });
+                self.fail();
                 Err(error)
             }
         }
@@ -289,6 +288,12 @@ impl Process {
             finished(ended);
             process.end(ended);
         })
+    }
+
+    /// It cannot be started: it has ended.
+    pub fn fail(&self) {
+        // As the runtimes of containers of the host have it.
+        self.end(Ended { code: 128, at: SystemTime::now(), out_of_memory: false });
     }
 
     /// It has ended; the first end counts.

@@ -37,6 +37,8 @@ use crate::process::{Ended, Process, Program, Stage};
 use crate::spec::{Wanted, refused};
 use crate::stdio::Stdio;
 
+/// The longest name of a host (sethostname(2)).
+const HOSTNAME_MAX: usize = 64;
 /// How long other programs of a container may take to end with its own.
 const OTHERS_MAX: Duration = Duration::from_secs(2);
 /// How long a program whose end was told may take to be over.
@@ -190,7 +192,10 @@ impl Shim {
         let wanted = Contain {
             id: contained(&request.id),
             shares_with,
-            hostname: bundle.wanted.hostname.clone(),
+            hostname: match bundle.wanted.hostname.as_str() {
+                "" => request.id.chars().take(HOSTNAME_MAX).collect(),
+                name => name.to_owned(),
+            },
             domain_name: String::new(),
             read_only: false,
             keeps_files: false,
@@ -255,7 +260,8 @@ impl Shim {
         let program = Program::Start(Box::new(start));
         let inside = container.inside()?;
         // By now whoever makes networks has made it.
-        container.cell.plug(container.wanted.network.as_deref())?;
+        let plugged = container.cell.plug(container.wanted.network.as_deref());
+        plugged.inspect_err(|_| container.main.fail())?;
         container.main.start(&inside, (&self.namespace, id), program, started, finished)?;
         if let Err(error) = container.run_hooks(When::Started) {
             // As the specification has it: the container runs all the same.
@@ -372,10 +378,10 @@ fn check(request: &CreateTaskRequest, wanted: &Wanted) -> Result<()> {
     if request.terminal != wanted.spec.process.terminal {
         return Err(ShimError::invalid("the bundle and containerd do not agree on a terminal"));
     }
-    let is_hosts = |path: &PathBuf| netns::is_own(path);
-    match wanted.network.as_ref().filter(|path| is_hosts(path)) {
-        None => Ok(()),
-        Some(_) => Err(refused(
+    let Some(path) = &wanted.network else { return Ok(()) };
+    match netns::is_own(path)? {
+        false => Ok(()),
+        true => Err(refused(
             "the host's network (hostNetwork)",
             "a cell is apart from the host; give the container a namespace of its own",
         )),

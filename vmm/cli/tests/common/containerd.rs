@@ -3,13 +3,19 @@
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use super::{Finished, IMAGE, eventually, finish, program, run, text, unique};
+use sha2::Digest;
+
+use super::{Finished, eventually, finish, program, small, text, unique};
 
 /// The runtime whose shim the test's `exocell` is.
 const RUNTIME: &str = "io.containerd.exocell.v1";
 const SHIM: &str = "containerd-shim-exocell-v1";
-/// What the image is called there.
-const NAME: &str = "docker.io/exocell/base:latest";
+/// What the images are called there: the second waits for ever, as the first of a pod does.
+pub const NAME: &str = "docker.io/exocell/small:latest";
+pub const PAUSE: &str = "docker.io/exocell/pause:latest";
+/// Programs of the images beside those of [`small`].
+const PROGRAMS: [&str; 11] =
+    ["head", "id", "mkdir", "pwd", "readlink", "stty", "touch", "tty", "uname", "wc", "env"];
 
 /// An instance with folders and a socket of its own; all of it ends with the test.
 pub struct Containerd {
@@ -19,7 +25,7 @@ pub struct Containerd {
 }
 
 impl Containerd {
-    /// One that has the base image. `config` is of the shim's file.
+    /// One that has a small image. `config` is of the shim's file.
     pub fn start(config: &str) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         let at = folder.path();
@@ -43,7 +49,7 @@ impl Containerd {
             containerd.snapshotter = "native";
         }
         let archive = containerd.path("image.tar");
-        run(["save", "--output", text(&archive), IMAGE]).ok();
+        write_images(&archive);
         let import = ["images", "import", "--snapshotter", containerd.snapshotter];
         containerd.ctr(&[&import[..], &[text(&archive)]].concat()).ok();
         std::fs::remove_file(archive).expect("the archive goes");
@@ -176,4 +182,46 @@ impl Drop for Containerd {
             eprintln!("containerd said:\n{}", self.log());
         }
     }
+}
+
+/// Writes the images as docker saves them.
+fn write_images(archive: &Path) {
+    let tree = small::tree_with(&PROGRAMS);
+    let mut layer = tar::Builder::new(Vec::new());
+    layer.follow_symlinks(false);
+    layer.append_dir_all(".", tree.path()).expect("a layer");
+    let layer = layer.into_inner().expect("a layer");
+    let digest = |bytes: &[u8]| {
+        let digest = sha2::Sha256::digest(bytes);
+        digest.iter().map(|byte| format!("{byte:02x}")).collect::<String>()
+    };
+    let config = |command: &[&str]| {
+        let config = serde_json::json!({
+            "architecture": "amd64", "os": "linux",
+            "config": { "Env": ["PATH=/bin"], "Cmd": command },
+            "rootfs": { "type": "layers", "diff_ids": [format!("sha256:{}", digest(&layer))] },
+        });
+        config.to_string().into_bytes()
+    };
+    let configs = [(NAME, config(&["sh"])), (PAUSE, config(&["sleep", "1000000"]))];
+    let mut files = vec![("layer.tar".to_owned(), layer.clone())];
+    let mut manifest = Vec::new();
+    for (name, config) in configs {
+        let file = format!("{}.json", digest(&config));
+        let tag = name.trim_start_matches("docker.io/");
+        manifest.push(serde_json::json!({
+            "Config": file, "RepoTags": [tag], "Layers": ["layer.tar"],
+        }));
+        files.push((file, config));
+    }
+    let manifest = serde_json::Value::from(manifest).to_string().into_bytes();
+    files.push(("manifest.json".to_owned(), manifest));
+    let mut to = tar::Builder::new(std::fs::File::create(archive).expect("an archive"));
+    for (name, content) in files {
+        let mut header = tar::Header::new_gnu();
+        header.set_size(content.len() as u64);
+        header.set_mode(0o644);
+        to.append_data(&mut header, name, &content[..]).expect("an archive");
+    }
+    to.finish().expect("an archive");
 }

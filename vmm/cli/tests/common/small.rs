@@ -15,11 +15,17 @@ const FROM: &str = "usr/lib/x86_64-linux-gnu";
 /// are empty.
 #[track_caller]
 pub fn tree() -> tempfile::TempDir {
+    tree_with(&[])
+}
+
+/// The same with more programs, which need no more libraries.
+#[track_caller]
+pub fn tree_with(more: &[&str]) -> tempfile::TempDir {
     let tree = tempfile::tempdir().expect("a folder");
     for folder in ["bin", "lib64", FROM, "data", "src", "tmp"] {
         fs::create_dir_all(tree.path().join(folder)).expect("a folder");
     }
-    for program in PROGRAMS {
+    for program in PROGRAMS.iter().chain(more) {
         plant(tree.path(), &format!("usr/bin/{program}"), &format!("bin/{program}"));
     }
     for library in LIBRARIES {
