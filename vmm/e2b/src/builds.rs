@@ -407,6 +407,7 @@ fn carry_out(
         pulls: false,
         secrets: Vec::new(),
         grant,
+        network: None,
         hosts: Vec::new(),
         shm_bytes: None,
         hidden: Vec::new(),

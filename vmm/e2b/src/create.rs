@@ -425,6 +425,8 @@ fn spec(server: &Server, note: &Note, image: String) -> CellSpec {
             ..Default::default()
         }),
         idle: false,
+        depot: None,
+        plug: false,
         tied: false,
         warm: None,
         capabilities: table.to_string(),

@@ -239,6 +239,7 @@ async fn plan(
         cwd,
         user,
         privileged: false,
+        rules: None,
         tty: pty.map(|pty| pty.size.fit()),
         stdin,
         lasting: true,
