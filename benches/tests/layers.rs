@@ -95,8 +95,9 @@ const CIRCLES: &[(&str, usize)] = &[
     ("exocell-benches", 6),
     ("exocell-cell", 13),
     ("exocell-docker", 2),
+    ("exocell-e2b", 8),
     ("exocell-images", 2),
-    ("exocell-init", 8),
+    ("exocell-init", 7),
     ("exocell-network", 2),
     ("exocell-vmm", 3),
 ];

@@ -48,6 +48,7 @@
 #![forbid(unsafe_code)]
 
 pub mod client;
+mod entry;
 pub mod files;
 mod frame;
 mod message;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::files::{FileEntry, FileRequest};
+use crate::entry::{FileEntry, FileRequest};
 use crate::oci::{Process, Resources, Spec};
 
 /// What the host asks for; the first frame of a stream.

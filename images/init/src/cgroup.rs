@@ -313,7 +313,8 @@ impl Group {
     /// How many of its processes the kernel has ended for lack of memory.
     pub fn oom_kills(&self) -> u64 {
         let said = self.memory_events.as_ref().map(said).unwrap_or_default();
-        crate::stats::number(&said, "oom_kill")
+        let count = said.lines().find_map(|line| line.strip_prefix("oom_kill "));
+        count.and_then(|count| count.trim().parse().ok()).unwrap_or(0)
     }
 
     /// Has the guest kernel take back `bytes` of memory that programs can do without; it

@@ -27,9 +27,8 @@ use nix::unistd::sethostname;
 
 use crate::capabilities::Sets;
 use crate::cgroup::Group;
-use crate::depot::Binds;
 use crate::error::{Context, InitError};
-use crate::mounts::{self, InChild};
+use crate::mounts::{self, Binds, InChild};
 use crate::{limits, own_proc, sys};
 
 /// What a thread enters to see and do what the program does.

@@ -8,7 +8,6 @@
 //! them to the rest. What is bound is taken before the root is switched, after which the depot lies
 //! nowhere.
 
-use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Write};
 
@@ -19,15 +18,13 @@ use nix::mount::{MsFlags, mount};
 use nix::unistd::syncfs;
 use rustix::fs::{Mode, OFlags, openat};
 
-use crate::beside::switch;
 use crate::error::{Context, InitError};
+use crate::mounting::switch;
+use crate::mounts::Binds;
 use crate::root::{Cell, DEPOT};
 use crate::{dev, mounting, network};
 
 const RESOLV_CONF: &str = "/etc/resolv.conf";
-
-/// Mounts that lie nowhere, by the names that the specification has for them.
-pub type Binds = BTreeMap<String, File>;
 
 /// Whether something of a depot can be called so.
 fn is_name(name: &str) -> bool {

@@ -5,7 +5,8 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
-use nix::mount::MsFlags;
+use nix::mount::{MntFlags, MsFlags, umount2};
+use nix::unistd::{chdir, chroot, pivot_root};
 use rustix::mount::{
     FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, OpenTreeFlags, fsconfig_create,
     fsconfig_set_flag, fsconfig_set_string, fsmount, fsopen, move_mount, open_tree,
@@ -74,6 +75,19 @@ pub fn change(mount: &File, flags: MsFlags) -> io::Result<()> {
 pub fn put(mount: &File, target: &File) -> io::Result<()> {
     let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
     Ok(move_mount(mount.as_fd(), c"", target.as_fd(), c"", flags)?)
+}
+
+/// Makes `merged`, a mount below the working directory, the root of this thread's namespace, and
+/// detaches all the rest.
+pub fn switch(merged: &str) -> nix::Result<()> {
+    chroot(".")?;
+    // What lies on it is the cell's own root.
+    umount2(".", MntFlags::MNT_DETACH)?;
+    chdir(merged)?;
+    // The old root comes to lie on the new one.
+    pivot_root(".", ".")?;
+    umount2(".", MntFlags::MNT_DETACH)?;
+    chdir("/")
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 //! What shows its process's other namespaces (`proc`, `cgroup`), and what lies below, is mounted by
 //! the program's process itself ([`InChild`]); the rest by the thread that starts it.
 
+use std::collections::BTreeMap;
 use std::ffi::CString;
 use std::fs::File;
 use std::io;
@@ -11,11 +12,13 @@ use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use exocell_agent::oci::{Mount, Spec};
 use nix::mount::{MsFlags, mount};
 
-use crate::depot::Binds;
 use crate::dev::{make_devices, make_mount_point};
 use crate::error::{Context, InitError};
 use crate::mounting;
 use crate::paths::{Missing, MountPoints};
+
+/// Mounts that lie nowhere, by the names that the specification has for them.
+pub type Binds = BTreeMap<String, File>;
 
 const SAFE: MsFlags = MsFlags::MS_NOSUID.union(MsFlags::MS_NODEV).union(MsFlags::MS_NOEXEC);
 /// What the boot has laid out, whatever else a specification says of them: nodes, and the
