@@ -31,13 +31,23 @@ def _begin():
         print_method = ObjectName("_repr_e2b_chart_")
         _return_type = (dict, str)
 
+        # By class: matplotlib takes figures out of every formatter when it begins.
+        def __call__(self, it):
+            kind = type(it)
+            if (kind.__module__, kind.__name__) != ("matplotlib.figure", "Figure"):
+                return None
+            try:
+                return _chart(it)
+            except Exception:
+                # What has no known form is shown as an image alone.
+                return None
+
     display = get_ipython().display_formatter
-    data, chart = Data(parent=display), Chart(parent=display)
+    data = Data(parent=display)
     data.for_type_by_name("pandas", "DataFrame", _table)
     data.for_type_by_name("pandas.core.frame", "DataFrame", _table)
-    chart.for_type_by_name("matplotlib.figure", "Figure", _chart)
     display.formatters["e2b/data"] = data
-    display.formatters["e2b/chart"] = chart
+    display.formatters["e2b/chart"] = Chart(parent=display)
 
 
 _begin()

@@ -60,6 +60,7 @@ const MIB: u64 = 1 << 20;
 /// Labels of a template's image: what its sandboxes have, where it is less than the server gives.
 pub const CPUS: &str = "exocell.e2b.cpus";
 pub const MEMORY_MB: &str = "exocell.e2b.memory_mb";
+pub use recipe::{LABEL_USER, LABEL_WORKDIR};
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 enum Stage {

@@ -23,7 +23,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::net::UnixStream;
 
-use crate::builds::{CPUS, MEMORY_MB};
+use crate::builds::{CPUS, LABEL_USER, LABEL_WORKDIR, MEMORY_MB};
 use crate::envd::process;
 use crate::error::{Problem, Result};
 use crate::http::{Call, JSON_BYTES_MAX, Response, json_reply, read_json};
@@ -255,6 +255,8 @@ async fn plan(
         metadata: wanted.metadata.unwrap_or_default(),
         image_env: found.config.env.clone(),
         env: wanted.env_vars.unwrap_or_default(),
+        user: found.config.labels.get(LABEL_USER).map_or(USER, String::as_str).to_owned(),
+        workdir: found.config.labels.get(LABEL_WORKDIR).cloned(),
         access_token: token()?,
         traffic_token: match asked.allow_public_traffic {
             Some(false) => Some(token()?),

@@ -38,6 +38,10 @@ pub struct Note {
     /// Of every command: the image's, then the client's.
     pub image_env: Vec<String>,
     pub env: BTreeMap<String, String>,
+    /// Who runs commands where nobody says.
+    pub user: String,
+    /// Where relative paths begin, if not at the user's home.
+    pub workdir: Option<String>,
     pub access_token: String,
     /// Of whoever reaches other ports than the protocol's, where not everyone may.
     pub traffic_token: Option<String>,

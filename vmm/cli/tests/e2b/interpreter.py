@@ -52,7 +52,7 @@ def charts(box):
 def errors(box):
     done = box.run_code("print('before')\n1 / 0")
     assert (done.error.name, done.error.value) == ("ZeroDivisionError", "division by zero")
-    assert "1 / 0" in done.error.traceback and done.logs.stdout == ["before\n"]
+    assert "ZeroDivisionError" in done.error.traceback and done.logs.stdout == ["before\n"]
     assert box.run_code("def").error.name == "SyntaxError"
     done = box.run_code("import os; os._exit(3)")
     assert done.error.name == "KernelDied", done

@@ -33,7 +33,7 @@ with tempfile.TemporaryDirectory() as context:
         .run_cmd("echo $HOME > /by-root", user="root")
         .set_workdir("/srv/app")
         .run_cmd("cat one.txt > /home/user/copied")
-        .set_start_cmd("while :; do echo x > /tmp/started; sleep 1000; done", "cat /tmp/started")
+        .set_start_cmd("while :; do echo x > ~/started; sleep 1000; done", "cat ~/started")
     )
     lines = []
     assert not Template.exists(NAME)
@@ -45,15 +45,15 @@ print("built", flush=True)
 for name in (NAME, f"{NAME}:v1", info.template_id):
     with Sandbox.create(name, timeout=120) as box:
         read = box.files.read
-        assert read("made") == "b \"c\" $d\na line\nof two\n", read("made")
-        assert read("copied") == "one" and read("/srv/app/deep/two.txt") == "two"
+        assert read("~/made") == "b \"c\" $d\na line\nof two\n", read("~/made")
+        assert read("/home/user/copied") == read("one.txt") == "one" and read("/srv/app/deep/two.txt") == "two"
         assert read("/by-root") == "/root\n"
         assert box.files.get_info("/srv/run.sh").mode == 0o755
         assert box.files.get_info("/srv/app/one.txt").owner == "user"
-        assert read("/tmp/started") == "x\n"
+        assert read("~/started") == "x\n"
         [started] = box.commands.list()
         assert started.args[-1].startswith("while :;")
-        assert box.commands.run("echo $A").stdout == "b \"c\" $d\n"
+        assert box.commands.run("echo $A; pwd").stdout == "b \"c\" $d\n/srv/app\n"
 print("started", flush=True)
 
 raises(

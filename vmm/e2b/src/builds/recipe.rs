@@ -3,6 +3,8 @@
 //! Words of a client stand in it as JSON (the exec form), or are held to what needs no quoting:
 //! none becomes an instruction of its own.
 
+use std::path::PathBuf;
+
 use exocell_cell::agent::printable;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -78,6 +80,10 @@ pub struct Recipe {
     lines: Vec<String>,
 }
 
+/// Labels of a template's image: who runs commands in its sandboxes, and where, where nobody says.
+pub const LABEL_USER: &str = "exocell.e2b.user";
+pub const LABEL_WORKDIR: &str = "exocell.e2b.workdir";
+
 /// What an archive is called in the context.
 pub fn archive_name(at: usize) -> String {
     format!("files-{at}.tar")
@@ -116,8 +122,18 @@ impl Recipe {
         recipe.run(MAKE_USER, &["/bin/sh", "-c"]);
         recipe.lines.push(format!("USER {USER}"));
         let mut user = USER.to_owned();
+        let mut workdir: Option<PathBuf> = None;
         for step in &wanted.steps {
             recipe.step(step, &mut user)?;
+            if let ("WORKDIR", [path]) = (step.kind.as_str(), step.args.as_slice()) {
+                let before = workdir.take().unwrap_or_else(|| PathBuf::from(HOME));
+                workdir = Some(before.join(path));
+            }
+        }
+        let (name, _) = user.split_once(':').unwrap_or((&user, ""));
+        recipe.labels.push((LABEL_USER.to_owned(), name.to_owned()));
+        if let Some(path) = workdir {
+            recipe.labels.push((LABEL_WORKDIR.to_owned(), path.to_string_lossy().into_owned()));
         }
         for (name, text) in
             [("exocell.e2b.start", &wanted.start_cmd), ("exocell.e2b.ready", &wanted.ready_cmd)]
@@ -308,7 +324,10 @@ mod tests {
         ]));
         let recipe = recipe.unwrap();
         assert_eq!((recipe.from.as_str(), recipe.archives.len()), ("python:3", 1));
-        assert_eq!(recipe.labels[0], ("exocell.e2b.start".to_owned(), "go".to_owned()));
+        let label = |name: &str| recipe.labels.iter().find(|(own, _)| own == name).map(|it| &it.1);
+        assert_eq!(label("exocell.e2b.start").unwrap(), "go");
+        assert_eq!(label(LABEL_USER).unwrap(), "root");
+        assert_eq!(label(LABEL_WORKDIR).unwrap(), "/srv");
         let text = recipe.dockerfile("sha256:0");
         assert!(text.contains("ENV A=\"b \\\"c\\\" \\$d\"\nENV E=\"\"\n"), "{text}");
         assert!(text.contains("USER root\nRUN [\"/bin/sh\""), "{text}");

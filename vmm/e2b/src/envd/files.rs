@@ -20,7 +20,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
 
 use super::signature::Signed;
-use super::{checked_user, of_user, user};
+use super::{checked_user, of_user, placed, user};
 use crate::error::{Problem, Result};
 use crate::http::{Body, Call, ChunkReader, PAUSE_MAX, Response, chunks, json_reply, reply};
 use crate::sandbox::Sandbox;
@@ -40,16 +40,17 @@ fn admit(sandbox: &Sandbox, call: &Call, operation: &'static str) -> Result<Stri
             "missing signature query parameter, or access token (X-Access-Token)",
         ));
     }
+    let note = sandbox.note();
     match call.query.get("username") {
-        Some(name) => checked_user(name),
-        None => user(&call.headers),
+        Some(name) => checked_user(&note, name),
+        None => user(&note, &call.headers),
     }
 }
 
 /// Sends a file.
 pub async fn get(sandbox: &Arc<Sandbox>, call: &Call) -> Result<Response> {
     let user = admit(sandbox, call, "read")?;
-    let path = call.query.get("path").unwrap_or_default().to_owned();
+    let path = placed(&sandbox.note(), call.query.get("path").unwrap_or_default());
     let request = FileRequest { user, path, action: FileAction::Read };
     let own = sandbox.clone();
     let (sender, body) = Body::stream();
@@ -157,6 +158,7 @@ impl Upload {
             return Err(Problem::invalid("a file has no path"));
         }
         let action = FileAction::Write { metadata: self.metadata.clone() };
+        let path = placed(&self.sandbox.note(), &path);
         let request = FileRequest { user: self.user.clone(), path, action };
         let (sender, reader) = chunks();
         let (told, heard) = oneshot::channel();

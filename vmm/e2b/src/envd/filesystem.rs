@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::connect::{Stream, answer, only, refused, time_limit, unary};
 use super::watchers::{self, Watching};
-use super::{of_user, user};
+use super::{of_user, placed, user};
 use crate::error::{Problem, Result};
 use crate::http::{Call, Response};
 use crate::sandbox::Sandbox;
@@ -32,7 +32,7 @@ struct Order {
 }
 
 pub async fn serve(sandbox: Arc<Sandbox>, verb: &str, call: Call) -> Response {
-    let user = match user(&call.headers) {
+    let user = match user(&sandbox.note(), &call.headers) {
         Ok(user) => user,
         Err(problem) => return refused(&call, &problem),
     };
@@ -60,7 +60,12 @@ async fn change(sandbox: &Arc<Sandbox>, user: String, verb: &str, call: Call) ->
         "ListDir" => (order.path, FileAction::List { depth: order.depth.max(1) }),
         _ => (order.source, FileAction::Move { to: order.destination }),
     };
-    let request = FileRequest { user, path, action };
+    let note = sandbox.note();
+    let action = match action {
+        FileAction::Move { to } => FileAction::Move { to: placed(&note, &to) },
+        other => other,
+    };
+    let request = FileRequest { user, path: placed(&note, &path), action };
     match &request.action {
         FileAction::List { .. } => {
             let listed = sandbox.ask(move |guest| files::list(guest, guest, &request)).await;
@@ -136,10 +141,10 @@ pub fn event(event: &FileEvent, told: Option<Value>) -> Option<Value> {
     Some(shown)
 }
 
-fn watching(order: &Order, user: String) -> Watching {
+fn watching(sandbox: &Sandbox, order: &Order, user: String) -> Watching {
     Watching {
         user,
-        path: order.path.clone(),
+        path: placed(&sandbox.note(), &order.path),
         recursive: order.recursive,
         include_entry: order.include_entry,
     }
@@ -157,7 +162,7 @@ async fn watch(sandbox: Arc<Sandbox>, user: String, call: Call) -> Response {
     };
     let (stream, response) = Stream::open();
     tokio::spawn(async move {
-        match watchers::begin(&sandbox, watching(&order, user)).await {
+        match watchers::begin(&sandbox, watching(&sandbox, &order, user)).await {
             Ok(watch) => watchers::stream(&sandbox, watch, stream, limit, every).await,
             Err(problem) => stream.end(Err(problem)).await,
         }
@@ -167,7 +172,7 @@ async fn watch(sandbox: Arc<Sandbox>, user: String, call: Call) -> Response {
 
 async fn create_watcher(sandbox: &Arc<Sandbox>, user: String, call: Call) -> Result<Value> {
     let order: Order = unary(call).await?;
-    let id = watchers::create(sandbox, watching(&order, user)).await?;
+    let id = watchers::create(sandbox, watching(sandbox, &order, user)).await?;
     Ok(json!({ "watcherId": id }))
 }
 

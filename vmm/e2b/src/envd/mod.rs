@@ -19,9 +19,10 @@ use base64::engine::general_purpose::STANDARD;
 use hyper::{HeaderMap, Method, StatusCode};
 use serde_json::json;
 
-use crate::create::{ENVD_VERSION, USER};
+use crate::create::ENVD_VERSION;
 use crate::error::{Problem, Result};
 use crate::http::{Call, Response, empty, json_reply, refusal};
+use crate::note::Note;
 use crate::sandbox::Sandbox;
 use crate::state::Server;
 
@@ -68,22 +69,34 @@ pub async fn serve(server: &Arc<Server>, sandbox: Arc<Sandbox>, call: Call) -> R
 }
 
 /// Who a call is for: the name of its Basic authorization, which has no password.
-fn user(headers: &HeaderMap) -> Result<String> {
-    let Some(value) = headers.get(hyper::header::AUTHORIZATION) else { return Ok(USER.to_owned()) };
+fn user(note: &Note, headers: &HeaderMap) -> Result<String> {
+    let Some(value) = headers.get(hyper::header::AUTHORIZATION) else {
+        return Ok(note.user.clone());
+    };
     let wrong = || Problem::unauthorized("the authorization names no user: say Basic NAME:");
     let text = value.to_str().ok().and_then(|text| text.strip_prefix("Basic "));
     let bytes = text.and_then(|text| STANDARD.decode(text.trim()).ok()).ok_or_else(wrong)?;
     let text = String::from_utf8(bytes).map_err(|_| wrong())?;
-    checked_user(text.split_once(':').map_or(text.as_str(), |(name, _)| name))
+    checked_user(note, text.split_once(':').map_or(text.as_str(), |(name, _)| name))
 }
 
 /// The user `name`, or the usual one where it is empty.
-fn checked_user(name: &str) -> Result<String> {
+fn checked_user(note: &Note, name: &str) -> Result<String> {
     let plain = |c: char| c.is_ascii_alphanumeric() || "_.-".contains(c);
     match name {
-        "" => Ok(USER.to_owned()),
+        "" => Ok(note.user.clone()),
         name if name.len() <= USER_BYTES_MAX && name.chars().all(plain) => Ok(name.to_owned()),
         _ => Err(Problem::unauthorized("this cannot be the name of a user")),
+    }
+}
+
+/// Where `path` is for the guest: a relative one begins at the template's directory, if it has one.
+fn placed(note: &Note, path: &str) -> String {
+    match &note.workdir {
+        Some(from) if !path.starts_with(['/', '~']) => {
+            format!("{}/{path}", from.trim_end_matches('/'))
+        }
+        _ => path.to_owned(),
     }
 }
 
@@ -101,21 +114,33 @@ mod tests {
 
     #[test]
     fn a_user_is_the_name_of_the_authorization() {
+        let note = Note { user: "user".to_owned(), ..Note::default() };
         let of = |value: Option<&str>| {
             let mut headers = HeaderMap::new();
             if let Some(value) = value {
                 headers.insert("authorization", value.parse().unwrap());
             }
-            user(&headers)
+            user(&note, &headers)
         };
         let basic = |text: &str| format!("Basic {}", STANDARD.encode(text));
-        assert_eq!(of(None).unwrap(), USER);
+        assert_eq!(of(None).unwrap(), "user");
         assert_eq!(of(Some(&basic("root:"))).unwrap(), "root");
         assert_eq!(of(Some(&basic("root"))).unwrap(), "root");
-        assert_eq!(of(Some(&basic(":"))).unwrap(), USER);
+        assert_eq!(of(Some(&basic(":"))).unwrap(), "user");
         let long = "x".repeat(10_000);
         for wrong in ["Basic !", "Bearer x", &basic("a\nb:"), &basic("a/b:"), &basic(&long)] {
             assert_eq!(of(Some(wrong)).unwrap_err().status, 401, "{wrong}");
         }
+    }
+
+    #[test]
+    fn relative_paths_begin_where_the_template_says() {
+        let mut note = Note::default();
+        assert_eq!(placed(&note, "a"), "a");
+        note.workdir = Some("/srv/".to_owned());
+        assert_eq!(
+            ["a", "", "/a", "~", "~/a"].map(|path| placed(&note, path)),
+            ["/srv/a", "/srv/", "/a", "~", "~/a"]
+        );
     }
 }

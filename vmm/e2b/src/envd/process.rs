@@ -19,8 +19,8 @@ use tokio::sync::mpsc;
 
 use super::connect::{Messages, Stream, answer, last_answer, only, refused, time_limit, unary};
 use super::programs::{self, End, Event, Program, Selector};
-use super::user;
-use crate::create::{USER, check_pairs};
+use super::{placed, user};
+use crate::create::check_pairs;
 use crate::error::{Problem, Result};
 use crate::http::{Call, Response};
 use crate::note::{Command, Note};
@@ -131,7 +131,8 @@ pub async fn serve(
 
 async fn start(server: &Arc<Server>, sandbox: &Arc<Sandbox>, call: Call) -> Response {
     let every = keepalive(&call);
-    let (limit, user) = match time_limit(&call).and_then(|limit| Ok((limit, user(&call.headers)?)))
+    let (limit, user) = match time_limit(&call)
+        .and_then(|limit| Ok((limit, user(&sandbox.note(), &call.headers)?)))
     {
         Ok(read) => read,
         Err(problem) => return refused(&call, &problem),
@@ -164,7 +165,8 @@ pub async fn begin(
     let args = ["-l", "-c", line].map(str::to_owned).to_vec();
     let process = Config { cmd: "/bin/bash".to_owned(), args, ..Config::default() };
     let wanted = Start { process, stdin: Some(false), ..Start::default() };
-    let (command, program) = plan(sandbox, wanted, USER.to_owned(), None).await?;
+    let user = sandbox.note().user;
+    let (command, program) = plan(sandbox, wanted, user, None).await?;
     Ok(programs::start(server, sandbox, command, program).await?.1)
 }
 
@@ -261,7 +263,9 @@ async fn plan(
 /// Where the command begins: at the user's home, if nothing is said. It has to be there.
 async fn directory(sandbox: &Arc<Sandbox>, user: &str, cwd: Option<&str>) -> Result<String> {
     let named = cwd.filter(|cwd| !cwd.is_empty());
-    let path = named.unwrap_or("~").to_owned();
+    let note = sandbox.note();
+    let usual = note.workdir.clone().unwrap_or_else(|| "~".to_owned());
+    let path = named.map_or(usual, |path| placed(&note, path));
     let request = FileRequest { user: user.to_owned(), path, action: FileAction::Stat };
     let found: Result<FileEntry> = sandbox
         .ask(move |guest| -> std::result::Result<_, ClientError> {
