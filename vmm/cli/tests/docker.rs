@@ -384,7 +384,7 @@ fn what_cells_do_not_have_is_refused_by_name() {
     assert!(run(&["-p", "80:80/sctp"]).contains("publishing 80/sctp is not supported"));
     assert!(run(&["--pid", "host"]).contains("pid mode host"));
     assert!(run(&["--device", "/dev/mem"]).contains("no device of the host"));
-    assert!(run(&["-v", "/dev/null:/x"]).contains("neither a folder nor a regular file"));
+    assert!(run(&["-v", "/dev/null:/x"]).contains("no folder, regular file or socket"));
     let warned = server.docker(&["run", "--rm", IMAGE, "true"]).ok();
     assert!(warned.stderr.contains("--allow-net"), "{}", warned.stderr);
     server.idle("r");

@@ -7,7 +7,8 @@
 //! ROOT/docker/disks/ID.ext4        its disk, which outlives its cells
 //! ROOT/docker/volumes/NAME         a volume's files
 //! ROOT/docker/volume-notes/NAME.json  its labels
-//! ROOT/docker/lock                 held by the server
+//! ROOT/docker/lock                 held by the server; says where it listens
+//! ROOT/docker/cells.sock           where cells come that have the server's socket
 //! ```
 //! A file whose container was `started` and has no record any more is the
 //! file of a container that is gone; whoever finds it removes it.
