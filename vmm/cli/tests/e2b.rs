@@ -13,6 +13,7 @@ use common::{eventually, finish, pip, text};
 const PINS: &str = include_str!("e2b/pins.txt");
 const TOUR: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/e2b/tour.py");
 const TEMPLATES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/e2b/templates.py");
+const INTERPRETER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/e2b/interpreter.py");
 const TOUR_JS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/e2b/tour.mjs");
 const LOCK: &str = include_str!("e2b/package-lock.json");
 const PACKAGE: &str = include_str!("e2b/package.json");
@@ -44,6 +45,25 @@ fn the_sdk_for_python_builds_templates() {
     let steps = "built started failed refused";
     assert_eq!(told.text().split_whitespace().collect::<Vec<_>>().join(" "), steps);
     eventually("nothing is left", || server.records().is_empty() && server.notes().is_empty());
+}
+
+/// The image is some minutes' work, so this one is run by hand.
+#[test]
+#[ignore = "needs the image exocell/code-interpreter, of images/code-interpreter"]
+fn the_code_interpreter_is_given_a_tour() {
+    let packages = pip::wheels("e2b", PINS);
+    let server = Server::with(&[
+        "--template",
+        "code-interpreter-v1=exocell/code-interpreter",
+        "--memory",
+        "1g",
+    ]);
+    let mut client = server.client("python3");
+    client.arg(INTERPRETER);
+    client.env("PYTHONPATH", text(&packages)).env("PYTHONDONTWRITEBYTECODE", "1");
+    let told = finish(&mut client, b"").ok();
+    let steps = "results charts errors contexts async";
+    assert_eq!(told.text().split_whitespace().collect::<Vec<_>>().join(" "), steps);
 }
 
 #[test]

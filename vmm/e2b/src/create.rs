@@ -135,9 +135,9 @@ pub async fn create(server: &Arc<Server>, tenant: &Tenant, call: Call) -> Result
     let wanted: Create = read_json(&body)?;
     wanted.check()?;
     let request = key.map(|key| (key, hash));
-    // One of a tenant's requests with keys after the other: a second one finds the first's.
+    // A second one waits for the first, and finds what that has made.
     let _held = match &request {
-        Some(_) => Some(server.admission.lock().await),
+        Some((key, _)) => Some(server.turn(&tenant.name, key).lock_owned().await),
         None => None,
     };
     if let Some(known) = known(server, tenant, request.as_ref())? {

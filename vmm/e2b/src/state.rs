@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::os::unix::net::UnixStream as BlockingStream;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use exocell_cell::agent::{Kind, Reply};
 use exocell_cell::control::{Client, ControlRequest};
@@ -31,8 +31,8 @@ pub struct Server {
     pub notes: Notes,
     pub builds: Builds,
     pub starts: Semaphore,
-    /// Held while it is looked whether a tenant may have one more.
-    pub admission: tokio::sync::Mutex<()>,
+    /// Requests of clients that are being answered, by tenant and key.
+    requests: Mutex<HashMap<(String, String), Weak<tokio::sync::Mutex<()>>>>,
     /// Sandboxes that are being started, by tenant.
     pub starting: Mutex<HashMap<String, usize>>,
     sandboxes: Mutex<HashMap<String, Arc<Sandbox>>>,
@@ -46,7 +46,7 @@ impl Server {
             notes,
             builds,
             starts: Semaphore::new(STARTS_MAX),
-            admission: tokio::sync::Mutex::default(),
+            requests: Mutex::default(),
             starting: Mutex::default(),
             sandboxes: Mutex::default(),
         }
@@ -58,6 +58,18 @@ impl Server {
 
     fn lock(&self) -> MutexGuard<'_, HashMap<String, Arc<Sandbox>>> {
         self.sandboxes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// To be held while a request is answered that a client may send twice.
+    pub fn turn(&self, tenant: &str, key: &str) -> Arc<tokio::sync::Mutex<()>> {
+        let mut all = self.requests.lock().unwrap_or_else(PoisonError::into_inner);
+        all.retain(|_, turn| turn.strong_count() > 0);
+        let own = all.entry((tenant.to_owned(), key.to_owned())).or_default();
+        own.upgrade().unwrap_or_else(|| {
+            let turn = Arc::default();
+            *own = Arc::downgrade(&turn);
+            turn
+        })
     }
 
     pub fn all(&self) -> Vec<Arc<Sandbox>> {

@@ -78,9 +78,12 @@ impl Server {
 
     /// Starts the server, after a kill too, where it was.
     pub fn resume(&mut self) {
+        let is_named = self.flags.iter().any(|flag| flag == "--memory");
+        let memory: &[&str] = if is_named { &[] } else { &["--memory", "256m"] };
         let mut child = self
-            .exocell(&["serve", "--memory", "256m", "--disk", "256m", "--e2b", &self.address])
+            .exocell(&["serve", "--disk", "256m", "--e2b", &self.address])
             .args(&self.flags)
+            .args(memory)
             .stdout(Stdio::piped())
             .spawn()
             .expect("exocell serve");
