@@ -91,9 +91,11 @@ const LAYERS: &[(&str, &[&str])] = &[
 /// and how many. The numbers may only become smaller; where there is no circle
 /// left, the line goes.
 const CIRCLES: &[(&str, usize)] = &[
+    ("exocell-agent", 3),
     ("exocell-benches", 6),
     ("exocell-cell", 13),
     ("exocell-docker", 2),
+    ("exocell-e2b", 8),
     ("exocell-images", 2),
     ("exocell-init", 8),
     ("exocell-network", 2),

@@ -11,8 +11,9 @@ use exocell_agent::{FrameWriter, Kind, Reply};
 use nix::sys::socket;
 
 use crate::error::{Context, InitError};
-use crate::session::STACK_BYTES;
 
+/// Stack of the thread that passes bytes on inwards.
+const STACK_BYTES: usize = 64 * 1024;
 /// How long a port may take to accept.
 const CONNECT_MAX: Duration = Duration::from_secs(5);
 
