@@ -18,10 +18,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use exocell_agent::Contain;
 use exocell_agent::oci::Spec;
 use nix::errno::Errno;
-use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::stat::{Mode, SFlag, makedev, mknod};
-use nix::unistd::{chdir, chroot, fchdir, pivot_root, sethostname};
+use nix::unistd::{fchdir, sethostname};
 
 use crate::cgroup::Group;
 use crate::container::Container;
@@ -162,7 +162,7 @@ impl Beside {
             *self.image.lock().unwrap_or_else(PoisonError::into_inner) = Some(kept);
             Some(opened)
         };
-        switch(&merged).context(|| "switching to the container's root")?;
+        root::switch_to(&merged).context(|| "switching to the container's root")?;
         self.name_host()?;
         dev::mount_beside(image.as_ref())?;
         let named = Named { hostname: &wanted.hostname, domain_name: &wanted.domain_name };
@@ -266,19 +266,6 @@ fn errno(error: std::io::Error) -> Errno {
 
 fn group_name(number: u32) -> String {
     format!("c{number}")
-}
-
-/// Makes `merged`, a mount below the working directory, the root of this thread's namespace, and
-/// detaches all the rest.
-pub fn switch(merged: &str) -> nix::Result<()> {
-    chroot(".")?;
-    // What lies on it is the cell's own root.
-    umount2(".", MntFlags::MNT_DETACH)?;
-    chdir(merged)?;
-    // The old root comes to lie on the new one.
-    pivot_root(".", ".")?;
-    umount2(".", MntFlags::MNT_DETACH)?;
-    chdir("/")
 }
 
 #[cfg(test)]

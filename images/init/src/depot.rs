@@ -19,9 +19,8 @@ use nix::mount::{MsFlags, mount};
 use nix::unistd::syncfs;
 use rustix::fs::{Mode, OFlags, openat};
 
-use crate::beside::switch;
 use crate::error::{Context, InitError};
-use crate::root::{Cell, DEPOT};
+use crate::root::{Cell, DEPOT, switch_to};
 use crate::{dev, mounting, network};
 
 const RESOLV_CONF: &str = "/etc/resolv.conf";
@@ -51,7 +50,7 @@ pub fn enter(name: &str, spec: &Spec, network: Option<&NetworkSetup>) -> Result<
     let root = format!("{home}/{DEPOT_ROOT}");
     let (none, bind) = (None::<&str>, MsFlags::MS_BIND | MsFlags::MS_REC);
     mount(Some(root.as_str()), root.as_str(), none, bind, none)
-        .and_then(|()| switch(&root))
+        .and_then(|()| switch_to(&root))
         .context(|| "switching to the container's root")?;
     dev::mount_in_depot()?;
     let is_given = spec.mounts.iter().any(|mount| mount.destination == RESOLV_CONF);

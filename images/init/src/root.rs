@@ -13,7 +13,7 @@ use nix::fcntl::{OFlag, openat};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
 use nix::sys::stat::Mode;
-use nix::unistd::{chdir, chroot, sethostname};
+use nix::unistd::{chdir, chroot, pivot_root, sethostname};
 
 use crate::cgroup::{Group, Groups};
 use crate::error::{Context, InitError};
@@ -179,6 +179,19 @@ fn switch() -> Result<(), InitError> {
         chdir("/")
     };
     enter().context(|| "switching to the new root")
+}
+
+/// Makes `merged`, a mount below the working directory, the root of this thread's namespace, and
+/// detaches all the rest.
+pub fn switch_to(merged: &str) -> nix::Result<()> {
+    chroot(".")?;
+    // What lies on it is the cell's own root.
+    umount2(".", MntFlags::MNT_DETACH)?;
+    chdir(merged)?;
+    // The old root comes to lie on the new one.
+    pivot_root(".", ".")?;
+    umount2(".", MntFlags::MNT_DETACH)?;
+    chdir("/")
 }
 
 /// What a container is called.
