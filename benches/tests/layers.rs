@@ -92,7 +92,6 @@ const LAYERS: &[(&str, &[&str])] = &[
 /// and how many. The numbers may only become smaller; where there is no circle
 /// left, the line goes.
 const CIRCLES: &[(&str, usize)] = &[
-    ("exocell-agent", 3),
     ("exocell-benches", 6),
     ("exocell-cell", 13),
     ("exocell-docker", 2),

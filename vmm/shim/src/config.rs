@@ -6,7 +6,7 @@ use exocell_cell::{Layout, plan};
 use serde::Deserialize;
 
 use crate::error::{Result, ShimError};
-use crate::spec::refused;
+use crate::refusal::refused;
 
 /// The file, and what names another one.
 pub const FILE: &str = "/etc/exocell/containerd.toml";

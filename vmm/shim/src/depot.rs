@@ -23,7 +23,8 @@ use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use crate::bundle::Bundle;
 use crate::error::{Result, ShimError};
 use crate::mounts;
-use crate::spec::{Bind, refused};
+use crate::refusal::refused;
+use crate::spec::Bind;
 
 /// The depot of one cell.
 #[derive(Debug)]

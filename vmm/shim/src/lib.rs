@@ -41,6 +41,7 @@ mod metrics;
 mod mounts;
 mod netns;
 mod process;
+mod refusal;
 mod resources;
 mod serve;
 mod service;

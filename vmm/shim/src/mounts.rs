@@ -7,7 +7,7 @@ use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, unshare};
 
 use crate::error::{Result, ShimError};
-use crate::spec::refused;
+use crate::refusal::refused;
 
 /// The longest options that mount(2) takes, in bytes: a page, with a byte to end them.
 const DATA_BYTES_MAX: usize = 4095;

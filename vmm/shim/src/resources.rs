@@ -4,7 +4,7 @@ use exocell_cell::agent::oci::Resources;
 use serde_json::{Map, Value, json};
 
 use crate::error::{Result, ShimError};
-use crate::spec::{refused, said};
+use crate::refusal::{refused, said};
 
 /// Devices that a guest's kernel has: kind, major, and the first and last minor number.
 const DEVICES: [(&str, u64, u64, u64); 10] = [

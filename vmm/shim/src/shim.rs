@@ -34,7 +34,8 @@ use crate::group::{self, Group};
 use crate::hooks::{self, Told};
 use crate::netns;
 use crate::process::{Ended, Process, Program, Stage};
-use crate::spec::{Wanted, refused};
+use crate::refusal::refused;
+use crate::spec::Wanted;
 use crate::stdio::Stdio;
 
 /// The longest name of a host (sethostname(2)).

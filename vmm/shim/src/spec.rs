@@ -17,6 +17,7 @@ use serde_json::{Map, Value, json};
 use crate::config::{Config, LeftOut};
 use crate::error::{Result, ShimError};
 use crate::hooks::Hooks;
+use crate::refusal::{is_empty, refused, said};
 use crate::resources;
 
 type Object = Map<String, Value>;
@@ -51,11 +52,6 @@ pub struct Bind {
     pub writable: bool,
     /// Whether what the host has mounted below comes, too.
     pub recursive: bool,
-}
-
-/// Refuses `what`, with the way out.
-pub fn refused(what: impl std::fmt::Display, remedy: &str) -> ShimError {
-    ShimError::invalid(format!("{what} is not carried out in a cell: {remedy}"))
 }
 
 /// Reads the specification of the container whose bundle is at `folder`.
@@ -112,23 +108,6 @@ fn object(what: &str, value: Value) -> Result<Object> {
 
 fn taken_object(from: &mut Object, name: &str) -> Result<Object> {
     object(name, from.remove(name).unwrap_or_default())
-}
-
-/// Whether a value says nothing.
-fn is_empty(value: &Value) -> bool {
-    match value {
-        Value::Null => true,
-        Value::Bool(flag) => !flag,
-        Value::Number(number) => number.as_f64() == Some(0.0),
-        Value::String(text) => text.is_empty(),
-        Value::Array(list) => list.is_empty(),
-        Value::Object(object) => object.is_empty(),
-    }
-}
-
-/// Takes `name` away; what it says, if it says anything.
-pub fn said(from: &mut Object, name: &str) -> Option<Value> {
-    from.remove(name).filter(|value| !is_empty(value))
 }
 
 /// Those that run outside of the container: in it there is no program of the host's.

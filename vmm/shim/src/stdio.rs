@@ -22,7 +22,7 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::unistd::pipe2;
 
 use crate::error::{Result, ShimError};
-use crate::spec::refused;
+use crate::refusal::refused;
 
 /// How often it is looked whether output that nobody takes is given up.
 const LOOK_MS: u16 = 200;
