@@ -335,7 +335,9 @@ mod tests {
     fn a_cell_owns_what_it_and_its_containers_have_made() {
         let caller = Caller::of_cell(cell(own()));
         let [id, other] = ["a".repeat(64), "b".repeat(64)];
-        assert!(caller.has_made(&[id.clone()]) && caller.has_made(&[id, other.clone()]));
+        assert!(
+            caller.has_made(std::slice::from_ref(&id)) && caller.has_made(&[id, other.clone()])
+        );
         assert!(!caller.has_made(&[other]) && !caller.has_made(&[]));
         assert!(Caller::default().has_made(&[]));
     }

@@ -24,6 +24,9 @@ use crate::sandbox::{self, Sandbox, blocking, listened};
 /// Sandboxes that are being started at once; who comes then waits.
 const STARTS_MAX: usize = 8;
 
+/// Whose turn it is among requests that are alike.
+type Turn = Weak<tokio::sync::Mutex<()>>;
+
 /// See the module's head.
 pub struct Server {
     pub options: Options,
@@ -32,7 +35,7 @@ pub struct Server {
     pub builds: Builds,
     pub starts: Semaphore,
     /// Requests of clients that are being answered, by tenant and key.
-    requests: Mutex<HashMap<(String, String), Weak<tokio::sync::Mutex<()>>>>,
+    requests: Mutex<HashMap<(String, String), Turn>>,
     /// Sandboxes that are being started, by tenant.
     pub starting: Mutex<HashMap<String, usize>>,
     sandboxes: Mutex<HashMap<String, Arc<Sandbox>>>,

@@ -127,9 +127,7 @@ fn shortened(data: &[String]) -> Option<(PathBuf, String)> {
         base.truncate(length);
     }
     let base: PathBuf = base.iter().collect();
-    if base.parent().is_none() {
-        return None;
-    }
+    base.parent()?;
     let relative = layers.iter().map(|layer| layer.strip_prefix(&base).ok()?.to_str());
     let relative = relative.collect::<Option<Vec<_>>>()?.join(":");
     let others = data.iter().filter(|option| !option.starts_with("lowerdir="));

@@ -113,7 +113,7 @@ pub fn devices(wanted: Value) -> Result<Value> {
         let is_own = |&(known, own, first, last): &(&str, u64, u64, u64)| {
             known == kind && own == major && (first..=last).contains(&minor)
         };
-        if !DEVICES.iter().any(|known| is_own(known)) || !path.starts_with("/dev/") {
+        if !DEVICES.iter().any(is_own) || !path.starts_with("/dev/") {
             return Err(refused(
                 format_args!("the device {path} ({kind} {major}:{minor})"),
                 "a cell has no device of the host; leave it out",
