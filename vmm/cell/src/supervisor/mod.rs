@@ -238,7 +238,12 @@ fn run(inheritance: &mut Inheritance, workload: Workload, host_pid: i32) -> Resu
         true => shared.output.started(0),
         false => workload.run_program(&shared)?,
     }
-    let end = decide(&inbox, &shared, deadline, |program_started_us| {
+    // What ends the guest kills its programs first.
+    let killed_with = match inheritance.spec.within {
+        Some(_) => GUEST_END_MAX,
+        None => Duration::ZERO,
+    };
+    let end = decide(&inbox, &shared, deadline, killed_with, |program_started_us| {
         status.times.program_started_us = program_started_us;
         info!(at_us = program_started_us, "program started");
         // Only a figure; the state is on disk already.
@@ -368,12 +373,19 @@ impl End {
     }
 }
 
+/// What a program ends with that SIGKILL ended.
+const SIGKILL_CODE: u8 = 128 + libc::SIGKILL as u8;
+/// How long after the end by SIGKILL of a program that is in another cell's guest the news may come
+/// that this cell has ended.
+const GUEST_END_MAX: Duration = Duration::from_millis(500);
+
 /// Waits for the first thing that ends the cell. A stop gives the program its
-/// grace; the deadline does not.
+/// grace; the deadline does not. For `killed_with` it is heard why a program was killed.
 fn decide(
     inbox: &Receiver<Event>,
     shared: &Shared,
     deadline: Option<Instant>,
+    killed_with: Duration,
     mut on_start: impl FnMut(u64),
 ) -> End {
     let mut stop_at: Option<Instant> = None;
@@ -398,7 +410,9 @@ fn decide(
             }
             Ok(Event::Program(reply)) => {
                 // One whose guest ends is killed there.
-                return match inbox.try_recv() {
+                let was_killed = matches!(reply, Reply::Exited { code: SIGKILL_CODE, .. });
+                let patience = if was_killed { killed_with } else { Duration::ZERO };
+                return match inbox.recv_timeout(patience) {
                     Ok(Event::CellEnded(other)) => End::with_other(&other),
                     _ => End::from_reply(reply),
                 };
