@@ -92,7 +92,7 @@ mod tests {
             crate::args::Cli::try_parse_from(words).err().and_then(|error| of(&error))
         };
         for (words, told) in [
-            (&["push", "i"][..], "push is docker's and not there"),
+            (&["search", "i"][..], "search is docker's and not there"),
             (&["run", "--gpus", "all", "i"], "--gpus is docker's"),
             (&["run", "--memory-swap=1g", "i"], "--memory-swap is docker's"),
         ] {
