@@ -1,7 +1,7 @@
 //! The depot of a cell: what of the host its containers have, below one directory.
 //!
 //! ```text
-//! /run/exocell/containerd/KEY.depot      a file system in memory, in the shim's mount namespace
+//! /run/exocell-containerd/KEY.depot      a file system in memory, in the shim's mount namespace
 //!   └─ c1 ┬─ root    the root file system that containerd handed over
 //!         └─ m0, m1  what the specification binds: files and directories of the host
 //! ```

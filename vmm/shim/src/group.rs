@@ -12,7 +12,7 @@ use crate::args::Args;
 use crate::error::{Result, ShimError};
 
 /// Where sockets and depots of shims are; root's alone.
-const RUN: &str = "/run/exocell/containerd";
+const RUN: &str = "/run/exocell-containerd";
 /// By the CRI plugin, of every container of a pod: the id of the pod's first.
 const SANDBOX_ID: &str = "io.kubernetes.cri.sandbox-id";
 
