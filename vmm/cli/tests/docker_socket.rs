@@ -45,7 +45,7 @@ impl Runner {
             fs::write(folder.path().join(name).join("file"), name).unwrap();
         }
         let socket = format!("{}:/var/run/docker.sock", text(&server.socket()));
-        let work = format!("{}/work:/work", text(folder.path()));
+        let work = format!("{}/work:/shared", text(folder.path()));
         let read = format!("{}/read:/read:ro", text(folder.path()));
         let fixed = ["run", "-d", "--name", "runner", "--network", "none", "--memory", "200m"];
         let binds = ["-v", &socket, "-v", &work, "-v", &read];
@@ -171,7 +171,7 @@ fn a_container_has_no_more_than_the_cell_that_made_it() {
     refused_with(&runner, json!({ "Binds": [format!("{absent}:/x")] }), 400);
     assert!(fs::metadata(&absent).is_err());
     // A link of the cell's leads nowhere, and a socket that is in its folder is none that it has.
-    runner.server.docker(&["exec", "runner", "ln", "-s", "/etc", "/work/link"]).ok();
+    runner.server.docker(&["exec", "runner", "ln", "-s", "/etc", "/shared/link"]).ok();
     refused_with(&runner, json!({ "Binds": [runner.at("work/link") + ":/x"] }), 400);
     let _listens = std::os::unix::net::UnixListener::bind(runner.at("work/x.sock")).unwrap();
     refused(json!({ "Binds": [runner.at("work/x.sock") + ":/x"] }), &["that the cell runner has"]);
@@ -332,7 +332,7 @@ fn what_a_cell_may_do_is_known_to_the_next_server_and_ends_with_its_right() {
     assert_eq!(runner.ask("GET", "/containers/own/json", Value::Null).0, 200);
     runner.refused("GET", &format!("/containers/{other}/json"), Value::Null, &["not made"]);
     // A folder that was revoked is none to hand on.
-    runner.exocell(&["update", "--revoke", "folder:/work", "runner"]).ok();
+    runner.exocell(&["update", "--revoke", "folder:/shared", "runner"]).ok();
     let bind = json!({ "Binds": [runner.at("work") + ":/x"] });
     runner.refused("POST", &create("late"), Runner::wanted(bind), &["that the cell runner has"]);
     runner.exocell(&["update", "--revoke", "folder:/var/run/docker.sock", "runner"]).ok();
