@@ -1,6 +1,7 @@
 //! The layers of docs/src/internals/layers.md, held against `cargo metadata`: each crate
 //! may use the project crates named here, and no others. Within a crate, no
-//! top-level modules import each other in a circle.
+//! top-level modules import each other in a circle. The tests change no feature of
+//! what the command is built from.
 
 #[path = "layers/modules.rs"]
 mod modules;
@@ -198,6 +199,29 @@ fn no_modules_of_a_crate_import_each_other_in_a_circle() {
         }
     }
     assert_eq!(wrong, Vec::<String>::new());
+}
+
+/// Each crate that cargo would build with `args`, and its features, a line each.
+fn features(args: &[&str]) -> BTreeSet<String> {
+    let output = Command::new(env!("CARGO"))
+        .args(["tree", "--locked", "--offline", "--prefix", "none", "--no-dedupe"])
+        .args(["--format", "{p} {f}", "--manifest-path"])
+        .arg(concat!(env!("CARGO_MANIFEST_DIR"), "/../Cargo.toml"))
+        .args(args)
+        .output()
+        .expect("cargo runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).expect("UTF-8").lines().map(str::to_owned).collect()
+}
+
+/// Else `make test` builds it, and all that stands on it, for a second time: minutes.
+#[test]
+fn what_the_command_is_built_from_has_the_same_features_in_the_tests() {
+    let built = features(&["--package", "exocell-cli", "--edges", "normal,build"]);
+    let everything = ["--workspace", "--exclude", "exocell-init"];
+    let tested = features(&[&everything[..], &["--edges", "normal,build,dev"]].concat());
+    assert!(built.len() > 100, "the tree was not read: {built:?}");
+    assert_eq!(built.difference(&tested).collect::<Vec<_>>(), [""; 0]);
 }
 
 #[test]

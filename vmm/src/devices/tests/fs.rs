@@ -7,13 +7,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use event_manager::{EventManager, SubscriberOps};
 use exocell_folders::{Descriptors, Folder, Limits, Owners, Rights, Server, What};
-use virtio_queue::desc::RawDescriptor;
 use virtio_queue::desc::split::Descriptor;
-use virtio_queue::mock::MockSplitQueue;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
 use super::guest::*;
 use super::hostile::Nobody;
+use super::rings::Written;
 use crate::devices::fs::{END, Fs};
 use crate::devices::transport::{Device, Io, Ring};
 use crate::devices::*;
@@ -121,17 +120,15 @@ fn serve_told(word: Option<u8>) -> (Arc<exocell_folders::Metrics>, UnixStream, b
     mem.write_slice(&head, GuestAddress(AT)).unwrap();
     let body = [7_u32, 38].map(u32::to_le_bytes).concat();
     mem.write_slice(&body, GuestAddress(AT + 40)).unwrap();
-    let mock = MockSplitQueue::create(&mem, GuestAddress(0x1_0000), SLOTS);
+    let written = Written::at(&mem, GuestAddress(0x1_0000), SLOTS);
     for chain in 0..SLOTS / 2 {
         let at = chain * 2;
-        let request = Descriptor::new(AT, 64, 1, at + 1);
-        let reply = Descriptor::new(0x4000, 256, WRITE, 0);
-        mock.desc_table().store(at, RawDescriptor::from(request)).unwrap();
-        mock.desc_table().store(at + 1, RawDescriptor::from(reply)).unwrap();
-        mock.avail().ring().ref_at(chain.into()).unwrap().store(at);
+        written.descriptor(at, Descriptor::new(AT, 64, 1, at + 1));
+        written.descriptor(at + 1, Descriptor::new(0x4000, 256, WRITE, 0));
+        written.offer(chain, at);
     }
-    mock.avail().idx().store(SLOTS / 2);
-    let mut rings = vec![Ring::running(mock.create_queue().unwrap(), device.transport())];
+    written.index(SLOTS / 2);
+    let mut rings = vec![Ring::running(written.queue(), device.transport())];
     let mut manager = EventManager::<Nobody>::new().unwrap();
     let id = manager.add_subscriber(Nobody);
     let mut ops = manager.event_ops(id).unwrap();

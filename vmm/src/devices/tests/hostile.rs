@@ -6,12 +6,11 @@ use std::sync::Arc;
 
 use event_manager::{EventManager, EventOps, Events, MutEventSubscriber, SubscriberOps};
 use proptest::prelude::*;
-use virtio_queue::desc::RawDescriptor;
 use virtio_queue::desc::split::Descriptor;
-use virtio_queue::mock::MockSplitQueue;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
 use super::net::Packets;
+use super::rings::Written;
 use crate::devices::block::Block;
 use crate::devices::console::Console;
 use crate::devices::net::Net;
@@ -71,16 +70,15 @@ fn run(device: &mut impl Device, attack: &Attack) {
     let mut rings = Vec::new();
     for queue in 0..device.queues() as u64 {
         let start = GuestAddress(RINGS + 0x1_0000 * queue);
-        let mock = MockSplitQueue::create(&mem, start, ENTRIES);
+        let written = Written::at(&mem, start, ENTRIES);
         for (at, &(address, len, flags, next)) in (0..).zip(&attack.descriptors) {
-            let descriptor = Descriptor::new(address, len, flags, next);
-            mock.desc_table().store(at, RawDescriptor::from(descriptor)).unwrap();
+            written.descriptor(at, Descriptor::new(address, len, flags, next));
         }
-        for (at, head) in attack.available.iter().enumerate() {
-            mock.avail().ring().ref_at(at).unwrap().store(*head);
+        for (at, head) in (0..).zip(&attack.available) {
+            written.offer(at, *head);
         }
-        mock.avail().idx().store(attack.index);
-        rings.push(Ring::running(mock.create_queue().unwrap(), device.transport()));
+        written.index(attack.index);
+        rings.push(Ring::running(written.queue(), device.transport()));
     }
     let mut manager = EventManager::<Nobody>::new().unwrap();
     let id = manager.add_subscriber(Nobody);

@@ -7,4 +7,5 @@ mod fs;
 mod guest;
 mod hostile;
 mod net;
+mod rings;
 mod vsock;
