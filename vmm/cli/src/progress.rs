@@ -30,7 +30,7 @@ impl Bar {
         let message = printable(message);
         match &self.bar {
             Some(bar) => bar.set_message(message.into_owned()),
-            None => eprintln!("{message}"),
+            None => crate::show::tell!("{message}"),
         }
     }
 

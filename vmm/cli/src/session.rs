@@ -314,7 +314,7 @@ impl Signals {
     /// Ends this command as the signal would have.
     fn give_up(&self, signal: Signal) -> ! {
         drop(lock(&self.raw).take());
-        eprintln!(
+        crate::show::tell!(
             "exocell: the cell did not take {signal}; this command ends, the program may go on: \
              exocell stop ends the cell"
         );

@@ -15,6 +15,19 @@ macro_rules! say {
 }
 pub(crate) use say;
 
+/// Says something beside the result, on standard error. Whoever does not listen is not told.
+macro_rules! tell {
+    ($($argument:tt)*) => {
+        $crate::show::aside(format_args!($($argument)*))
+    };
+}
+pub(crate) use tell;
+
+pub fn aside(text: std::fmt::Arguments<'_>) {
+    // A closed pipe must not end what goes on.
+    let _ = writeln!(std::io::stderr(), "{text}");
+}
+
 pub fn line(text: std::fmt::Arguments<'_>) {
     if writeln!(std::io::stdout(), "{text}").is_err() {
         std::process::exit(0);
@@ -27,9 +40,9 @@ pub fn complain(error: &CellError) {
     let text = error.to_string();
     match error {
         CellError::Kernel(_) | CellError::Caps(_) => {
-            eprintln!("exocell: {}", printable_lines(&text))
+            tell!("exocell: {}", printable_lines(&text))
         }
-        _ => eprintln!("exocell: {}", printable(&text)),
+        _ => tell!("exocell: {}", printable(&text)),
     }
 }
 

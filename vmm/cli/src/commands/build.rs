@@ -61,7 +61,7 @@ pub fn build(layout: &Layout, args: BuildArgs) -> Result<u8, CellError> {
     }
     if !args.quiet {
         for tag in &options.tags {
-            eprintln!("Successfully tagged {tag}");
+            crate::show::tell!("Successfully tagged {tag}");
         }
     }
     say!("{id}");
@@ -293,7 +293,9 @@ struct Terminal<'a> {
 impl Client for Terminal<'_> {
     fn say(&mut self, text: &str) {
         if !self.quiet {
-            eprint!("{}", exocell_cell::agent::printable_lines(text));
+            let text = exocell_cell::agent::printable_lines(text);
+            // A closed pipe must not end the build.
+            let _ = std::io::Write::write_all(&mut std::io::stderr(), text.as_bytes());
         }
     }
 

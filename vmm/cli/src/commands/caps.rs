@@ -34,7 +34,7 @@ pub fn caps(layout: &Layout, command: CapsCommand) -> Result<u8, CellError> {
                 Ok(0)
             }
             Err(error) => {
-                eprintln!("exocell: {error}");
+                crate::show::tell!("exocell: {error}");
                 Ok(1)
             }
         },

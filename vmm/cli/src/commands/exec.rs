@@ -1,5 +1,7 @@
 //! `exocell exec`: one more program in a running cell.
 
+use std::io::IsTerminal;
+
 use exocell_cell::agent::client::{self, ClientError};
 use exocell_cell::agent::{Exec, FrameError, Patient};
 use exocell_cell::control::Client;
@@ -12,6 +14,9 @@ use crate::session::{self, Manner, Outcome, SendSignal, Signalled};
 use crate::terminal;
 
 pub fn exec(layout: &Layout, args: ExecArgs) -> Result<u8, CellError> {
+    if args.tty && args.interactive && !std::io::stdin().is_terminal() {
+        return Err(CellError::Usage("standard input is no terminal; leave out -t".to_owned()));
+    }
     let (stream, spec) = guest(layout, &args.cell)?;
     if let Some(directory) = &args.process.workdir
         && !is_directory(layout, &args.cell, directory)?
@@ -54,7 +59,7 @@ pub fn exec(layout: &Layout, args: ExecArgs) -> Result<u8, CellError> {
     match session::follow(&stream, &manner, guest_pid, send_signal)? {
         Outcome::Exited { code, .. } => Ok(code),
         Outcome::Detached => {
-            eprintln!("exocell: left the program, which goes on");
+            crate::show::tell!("exocell: left the program, which goes on");
             Ok(0)
         }
         Outcome::Lost => Err(CellError::Guest(

@@ -59,7 +59,7 @@ fn create(layout: &Layout, networks: &Networks, args: NetworkCreateArgs) -> Resu
         ..Wanted::default()
     })?;
     if !idle.is_empty() {
-        eprintln!("exocell: {} changes nothing of a network here", idle.join(" "));
+        crate::show::tell!("exocell: {} changes nothing of a network here", idle.join(" "));
     }
     say!("{}", network.id);
     Ok(())

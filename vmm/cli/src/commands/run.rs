@@ -195,7 +195,9 @@ pub(super) fn show(layout: &Layout, started: &Started, showing: &Showing) -> Res
 /// Says what becomes of a cell that was left.
 pub(super) fn left(record: &Record) {
     let id = &record.id[..12];
-    eprintln!("\r\nexocell: left {id}, which goes on; exocell attach {id} comes back to it");
+    crate::show::tell!(
+        "\r\nexocell: left {id}, which goes on; exocell attach {id} comes back to it"
+    );
 }
 
 /// A way for signals that input cannot hold up: the control socket.
@@ -226,7 +228,7 @@ fn settle(
         && started.record.is_restarting(&spec, &status)
     {
         let id = &id[..12];
-        eprintln!(
+        crate::show::tell!(
             "exocell: {id} starts again as its restart policy says; exocell logs -f {id} follows \
              it, exocell stop {id} ends it"
         );
@@ -236,7 +238,7 @@ fn settle(
         Outcome::Detached => Ok(0),
         Outcome::Lost => {
             let how = ended.map_or_else(String::new, |how| format!(" ({how})"));
-            eprintln!("exocell: the supervisor of {} ended early{how}", &id[..12]);
+            crate::show::tell!("exocell: the supervisor of {} ended early{how}", &id[..12]);
             Ok(128 + 9)
         }
     }
@@ -261,7 +263,7 @@ fn report(started: &Started, code: &Result<u8, CellError>, out_of_memory: bool) 
     };
     let error = code.as_ref().err().map(ToString::to_string);
     let error = error.as_deref().map(printable);
-    eprintln!(
+    crate::show::tell!(
         "{}",
         serde_json::json!({
             "id": started.record.id, "exit_code": exit_code, "error": error,

@@ -100,7 +100,10 @@ fn progress(finished: &Finished<'_>) {
             show::bytes(usage.host_bytes_max)
         )
     });
-    eprintln!("[{done}/{of}] {instance_id}: {verdict} ({:.1} s{used})", took.as_secs_f64());
+    crate::show::tell!(
+        "[{done}/{of}] {instance_id}: {verdict} ({:.1} s{used})",
+        took.as_secs_f64()
+    );
 }
 
 fn summarize(report: &Report) {

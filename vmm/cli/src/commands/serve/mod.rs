@@ -49,7 +49,7 @@ pub fn serve(layout: &Layout, args: &ServeArgs) -> Result<u8, CellError> {
         for other in fronts {
             scope.spawn(move || {
                 if let Err(error) = other() {
-                    eprintln!("exocell: {error}");
+                    crate::show::tell!("exocell: {error}");
                     std::process::exit(125);
                 }
             });
@@ -111,7 +111,7 @@ fn e2b(layout: &Layout, args: &ServeArgs, address: &str) -> Result<u8, CellError
     };
     let ready = |at: SocketAddr, key: Option<&Path>| {
         if let Some(key) = key {
-            eprintln!("exocell: the key for E2B's clients is in {}", key.display());
+            crate::show::tell!("exocell: the key for E2B's clients is in {}", key.display());
         }
         say!("exocell serves http://{at}");
     };

@@ -109,7 +109,7 @@ fn worker(task: &mut Task) -> Result<Vec<u8>, Fault> {
         if let Some(worker) = kept
             && let Err(error) = worker.serve(&requests)
         {
-            eprintln!("requests: {error}");
+            crate::show::tell!("requests: {error}");
         }
         std::process::exit(0);
     })?;
