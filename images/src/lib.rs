@@ -47,8 +47,8 @@ pub use pack::{Packed, pack};
 pub use progress::{Progress, ProgressEvent, Silent};
 pub use reference::Reference;
 pub use source::{
-    Credentials, Looked, Platform, ProxyOptions, Pushed, RegistryOptions, Source, layout_server,
-    log_in, look, push, registry_server, version,
+    Connection, Credentials, Grant, Judge, Looked, Platform, ProxyOptions, Pushed, RegistryOptions,
+    Source, layout_server, log_in, look, push, registry_server, version,
 };
 pub use store::{Draft, ImageRecord, Store};
 pub use tar::{FirstEntry, first_entry, pass};

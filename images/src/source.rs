@@ -23,7 +23,8 @@ use crate::{Digest, digest};
 pub(crate) use directory::{Extents, extents, import_directory, meta};
 use files::Files;
 pub use registry::{
-    Credentials, Looked, Platform, ProxyOptions, Pushed, RegistryOptions, log_in, look, push,
+    Connection, Credentials, Grant, Judge, Looked, Platform, ProxyOptions, Pushed, RegistryOptions,
+    log_in, look, push,
 };
 use remote::{Distant, Remote};
 

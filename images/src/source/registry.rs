@@ -2,17 +2,20 @@
 //! authentication).
 
 mod auth;
+mod judge;
 mod look;
 mod place;
 mod push;
 
 use std::cell::RefCell;
 use std::io::{self, Read};
+use std::net::IpAddr;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use ureq::http::{Response, StatusCode, Uri, header};
+use ureq::unversioned::transport::DefaultConnector;
 use ureq::{Agent, Body, Proxy, ProxyBuilder};
 
 use super::oci::{Blobs, Descriptor, plan_document};
@@ -21,6 +24,7 @@ use crate::error::{ImageError, Result, shown};
 use crate::limits::ImportLimits;
 use crate::reference::Reference;
 use crate::{Digest, digest};
+pub use judge::{Connection, Judge};
 pub use look::{Looked, Platform, log_in, look};
 use place::{Place, is_loopback};
 pub use push::{Pushed, push};
@@ -60,6 +64,20 @@ pub struct RegistryOptions {
     pub login_hosts: Vec<String>,
     /// For a process that has no environment.
     pub proxy: Option<ProxyOptions>,
+    /// Whose rules of the network the connections are held to; the operator's where there are
+    /// none. What connects makes its judge of them.
+    pub grant: Option<Grant>,
+    #[serde(skip)]
+    pub judge: Option<Judge>,
+}
+
+/// What someone may reach who has images fetched.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Grant {
+    /// In the words of whoever judges.
+    pub rules: String,
+    /// Addresses of this host, which it reaches by a rule that names them alone.
+    pub own: Vec<IpAddr>,
 }
 
 /// The proxy that the environment names, in the variables that other programs know too.
@@ -183,7 +201,7 @@ impl Registry {
             })?;
             agent = agent.proxy(Some(proxy));
         }
-        let agent = agent
+        let config = agent
             .http_status_as_error(false)
             .https_only(!plain_http)
             // They are followed here, where it is known who may be told what.
@@ -200,8 +218,15 @@ impl Registry {
             what: reference.repository.clone(),
             why: "its name is no host".to_owned(),
         })?;
+        let agent = match &options.judge {
+            Some(judge) if options.proxy.is_none() => {
+                let resolver = judge::Judged::new(place.clone(), judge.clone());
+                Agent::with_parts(config, DefaultConnector::default(), resolver)
+            }
+            _ => config.into(),
+        };
         Ok(Self {
-            agent: agent.into(),
+            agent,
             host: host.to_owned(),
             place,
             base,

@@ -2,17 +2,21 @@
 
 use std::fs::File;
 use std::io::{Read, Seek, Write};
+use std::net::IpAddr;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use exocell_agent::printable;
 use exocell_images::{
-    ImageError, Looked, Progress, Pushed, Reference, Refusal, RegistryOptions, Store,
-    registry_server,
+    Connection, Grant, ImageError, Judge, Looked, Progress, Pushed, Reference, Refusal,
+    RegistryOptions, Store, registry_server,
 };
+use exocell_network::address::{self, Class};
+use exocell_network::{Denied, Policy};
 use exocell_vmm::jail::stage::{Fault, Given, Limits, Order, Running, Shown, Stage, Task};
 use exocell_vmm::jail::{HostNetwork, ThreadClass};
+use exocell_xgate::{CapabilitySet, Protocol};
 use serde::{Deserialize, Serialize};
 
 use crate::jailed::{Step, TIME_MAX, Teller, another_answer, host, refused};
@@ -62,6 +66,67 @@ enum Fetched {
     Looked(Looked),
     Pushed(Pushed),
     Refused(Refusal),
+}
+
+/// What a cell may reach that has an image pulled: what its own rules of the network cover, at the
+/// addresses to which its own programs would be let.
+#[must_use]
+pub fn grant(caps: &CapabilitySet) -> Grant {
+    let rules = Policy::new(caps.network().cloned().unwrap_or_default()).to_text();
+    let own = nix::ifaddrs::getifaddrs().into_iter().flatten().filter_map(|own| {
+        let address = own.address?;
+        let v4 = address.as_sockaddr_in().map(|at| IpAddr::V4(at.ip()));
+        v4.or_else(|| address.as_sockaddr_in6().map(|at| IpAddr::V6(at.ip())))
+    });
+    Grant { rules, own: own.collect() }
+}
+
+/// `options` with a judge of what they let whoever asks reach.
+fn judged(options: RegistryOptions) -> RegistryOptions {
+    let judge = match options.grant.clone() {
+        Some(grant) => Judge::new(held(grant)),
+        None => Judge::new(elsewhere),
+    };
+    RegistryOptions { judge: Some(judge), ..options }
+}
+
+/// A registry is reached by the rules; where it sends us, what is everybody's.
+fn held(grant: Grant) -> impl Fn(&Connection<'_>) -> Result<(), String> + Send + Sync {
+    let policy = Policy::from_text(&grant.rules).unwrap_or_default();
+    move |to| {
+        let is_own = |address: IpAddr| grant.own.contains(&address);
+        let (host, port) = (to.host.trim_matches(['[', ']']), to.port);
+        let permitted = match (to.is_registry, host.parse()) {
+            (true, Ok(address)) => policy.permits_address(Protocol::Tcp, address, port, is_own),
+            (true, Err(_)) => {
+                let name = host.trim_end_matches('.').to_ascii_lowercase();
+                policy.permits_address_of(Protocol::Tcp, &name, to.address, port, is_own)
+            }
+            (false, _) => {
+                let reached = address::reached(to.address);
+                match address::class(reached) {
+                    Some(class) => Err(Denied::Special(reached, class)),
+                    None if address::is_private(reached) => Err(Denied::Private(reached)),
+                    None if is_own(reached) => Err(Denied::Own(reached)),
+                    None => Ok(()),
+                }
+            }
+        };
+        permitted.map_err(|denied| denied.to_string())
+    }
+}
+
+/// A registry that is not of this host does not send us to services of this host.
+fn elsewhere(to: &Connection<'_>) -> Result<(), String> {
+    let reached = address::reached(to.address);
+    match address::class(reached) {
+        Some(class @ (Class::Loopback | Class::LinkLocal | Class::Metadata))
+            if !to.is_registry && !to.registry_is_here =>
+        {
+            Err(Denied::Special(reached, class).to_string())
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Tries the login in `options` at `registry`, a host with or without a port, in a jailed process.
@@ -165,14 +230,14 @@ fn fetch(task: &mut Task) -> Result<Vec<u8>, Fault> {
     let done = match task.request()? {
         Fetch::Serve { reference, options } => {
             let (reference, socket) = (read(reference)?, UnixStream::from(task.take(0)?));
-            registry_server(&socket, &reference, &options)?;
+            registry_server(&socket, &reference, &judged(options))?;
             return Ok(Vec::new());
         }
         Fetch::LogIn { registry, options } => {
-            exocell_images::log_in(&registry, &options).map(|()| Fetched::LoggedIn)
+            exocell_images::log_in(&registry, &judged(options)).map(|()| Fetched::LoggedIn)
         }
         Fetch::Look { reference, options } => {
-            exocell_images::look(&read(reference)?, &options).map(Fetched::Looked)
+            exocell_images::look(&read(reference)?, &judged(options)).map(Fetched::Looked)
         }
         Fetch::Push { reference, options } => {
             let reference = read(reference)?;
@@ -180,10 +245,56 @@ fn fetch(task: &mut Task) -> Result<Vec<u8>, Fault> {
             let mut config = Vec::new();
             File::from(task.take(2)?).read_to_end(&mut config)?;
             let mut told = Teller::of(task);
+            let options = judged(options);
             exocell_images::push(&reference, &options, &layer, packed, &config, &mut told)
                 .map(Fetched::Pushed)
         }
     };
     let answer = done.unwrap_or_else(|error| Fetched::Refused(error.refusal()));
     serde_json::to_vec(&answer).map_err(|error| Fault::Jail(error.to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn to<'a>(is_registry: bool, host: &'a str, address: &str) -> Connection<'a> {
+        let address = address.parse().unwrap();
+        Connection { is_registry, registry_is_here: false, host, port: 443, address }
+    }
+
+    #[test]
+    fn a_cells_pull_goes_where_its_own_programs_may() {
+        let own = vec!["192.31.196.1".parse().unwrap()];
+        let rules = "connect *:443\nconnect registry.example:443\nconnect 10.0.0.5:443\n";
+        let judge = held(Grant { rules: rules.to_owned(), own });
+        for (connection, permitted) in [
+            (to(true, "any.example", "9.9.9.9"), true),
+            (to(true, "any.example", "10.0.0.1"), false),
+            (to(true, "registry.example", "10.0.0.1"), true),
+            (to(true, "registry.example", "127.0.0.1"), false),
+            (to(true, "registry.example", "192.31.196.1"), false),
+            (to(true, "localhost", "127.0.0.1"), false),
+            (to(true, "10.0.0.5", "10.0.0.5"), true),
+            (to(true, "10.0.0.6", "10.0.0.6"), false),
+            // Where the registry sends us is to be everybody's.
+            (to(false, "cdn.example", "9.9.9.9"), true),
+            (to(false, "registry.example", "10.0.0.1"), false),
+            (to(false, "cdn.example", "169.254.169.254"), false),
+            (to(false, "cdn.example", "192.31.196.1"), false),
+        ] {
+            assert_eq!(judge(&connection).is_ok(), permitted, "{connection:?}");
+        }
+    }
+
+    #[test]
+    fn a_registry_sends_an_operator_to_no_service_of_this_host() {
+        assert!(elsewhere(&to(true, "localhost", "127.0.0.1")).is_ok());
+        assert!(elsewhere(&to(false, "cdn.example", "10.0.0.1")).is_ok());
+        for address in ["127.0.0.1", "::1", "169.254.169.254", "::ffff:127.0.0.1"] {
+            assert!(elsewhere(&to(false, "cdn.example", address)).is_err(), "{address}");
+        }
+        let here = Connection { registry_is_here: true, ..to(false, "localhost", "127.0.0.1") };
+        assert!(elsewhere(&here).is_ok());
+    }
 }

@@ -39,7 +39,11 @@ struct Runner {
 impl Runner {
     /// With a folder that it may write, and one that it may read, and more `flags`.
     fn start(flags: &[&str]) -> Self {
-        let (server, folder) = (Server::start(), tempfile::tempdir().unwrap());
+        Self::at_server(Server::start(), "none", flags)
+    }
+
+    fn at_server(server: Server, network: &str, flags: &[&str]) -> Self {
+        let folder = tempfile::tempdir().unwrap();
         for name in ["work", "read"] {
             fs::create_dir(folder.path().join(name)).unwrap();
             fs::write(folder.path().join(name).join("file"), name).unwrap();
@@ -47,7 +51,7 @@ impl Runner {
         let socket = format!("{}:/var/run/docker.sock", text(&server.socket()));
         let work = format!("{}/work:/shared", text(folder.path()));
         let read = format!("{}/read:/read:ro", text(folder.path()));
-        let fixed = ["run", "-d", "--name", "runner", "--network", "none", "--memory", "200m"];
+        let fixed = ["run", "-d", "--name", "runner", "--network", network, "--memory", "200m"];
         let binds = ["-v", &socket, "-v", &work, "-v", &read];
         let command = [IMAGE, "sleep", "infinity"];
         server.docker(&[&fixed[..], &binds, flags, &command].concat()).ok();
@@ -359,4 +363,103 @@ fn a_cell_of_another_state_root_is_refused_by_the_server() {
     for (status, said) in answers {
         assert!(status == 403 && said.to_string().contains("another state root"), "{said}");
     }
+}
+
+#[test]
+fn a_cells_containers_ask_its_name_servers_and_lose_what_it_has_lost() {
+    let server = Server::with(&["--allow-net", "good.example:80"]);
+    let runner = Runner::at_server(server, "bridge", &[]);
+    let dns = json!({ "Dns": ["10.77.0.2"] });
+    let words = ["name servers of the cell runner"];
+    runner.refused("POST", &create("dns"), Runner::wanted(dns), &words);
+    // What it may reach itself its containers may, as long as it may.
+    let bridge = json!({ "NetworkMode": "bridge" });
+    let made = runner.asked(&[
+        ("POST", create("own"), Runner::wanted(bridge)),
+        ("POST", "/containers/own/start".to_owned(), Value::Null),
+        ("POST", "/containers/own/stop?t=0".to_owned(), Value::Null),
+    ]);
+    let statuses: Vec<u64> = made.iter().map(|(status, _)| *status).collect();
+    assert_eq!(statuses, [201, 204, 204], "{made:#?}");
+    runner.exocell(&["update", "--deny-net", "good.example:80", "runner"]).ok();
+    let words = ["at most the cell's own rights", "good.example"];
+    runner.refused("POST", "/containers/own/start", Value::Null, &words);
+}
+
+#[test]
+fn images_of_tenants_are_none_of_a_cells_and_its_own_have_its_name() {
+    let runner = Runner::start(&[]);
+    let secret = format!("exocell-e2b/{}/snap:1", unique("ann"));
+    runner.exocell(&["tag", IMAGE, &secret]).ok();
+    // It is the same image by another name, and so no tenant's alone.
+    let (status, _) = runner.ask("GET", &format!("/images/{secret}/json"), Value::Null);
+    assert_eq!(status, 200);
+    let tree = common::small::tree();
+    let own = format!("exocell-e2b/{}/snap:1", unique("bob"));
+    let from = format!("{}/", text(tree.path()));
+    runner.exocell(&["image", "import", &from, "--tag", &own]).ok();
+    let calls = [
+        ("GET", format!("/images/{own}/json"), Value::Null),
+        ("GET", format!("/images/{own}/history"), Value::Null),
+        ("POST", create("theirs"), json!({ "Image": own, "Cmd": ["true"] })),
+    ];
+    let statuses: Vec<u64> = runner.asked(&calls).iter().map(|(status, _)| *status).collect();
+    assert_eq!(statuses, [404; 3]);
+    for path in ["/images/json", "/system/df"] {
+        let listed = runner.ask("GET", path, Value::Null).1.to_string();
+        assert!(listed.contains(IMAGE) && !listed.contains(&own), "{path}: {listed}");
+    }
+    // Nor does a prune of the operator's take it.
+    runner.server.docker(&["image", "prune", "-a", "-f"]).ok();
+    runner.exocell(&["image", "inspect", &own]).ok();
+    for name in [&own, "python:3", "localhost/other/x", "runner/x"] {
+        let path = format!("/commit?container=runner&repo={name}");
+        runner.refused("POST", &path, Value::Null, &["localhost/runner/"]);
+    }
+    for name in [&own, &secret] {
+        runner.exocell(&["image", "rm", name]).ok();
+    }
+}
+
+#[test]
+fn what_all_share_is_not_one_cells() {
+    let runner = Runner::start(&[]);
+    let wanted =
+        |at: usize| ("POST", "/networks/create".to_owned(), json!({ "Name": format!("n{at}") }));
+    let calls: Vec<_> = (0..17).map(wanted).collect();
+    let statuses: Vec<u64> = runner.asked(&calls).iter().map(|(status, _)| *status).collect();
+    assert_eq!(statuses, [[201; 16].as_slice(), &[403]].concat());
+    let wanted =
+        |at: usize| ("POST", "/volumes/create".to_owned(), json!({ "Name": format!("v{at}") }));
+    let calls: Vec<_> = (0..65).map(wanted).collect();
+    let statuses: Vec<u64> = runner.asked(&calls).iter().map(|(status, _)| *status).collect();
+    assert_eq!(statuses, [[201; 64].as_slice(), &[403]].concat());
+    let binds = json!({ "Binds": ["one-more:/x"] });
+    runner.refused("POST", &create("more"), Runner::wanted(binds), &["64 volumes"]);
+    // The operator has places left, and whose folders are whose is not told.
+    runner.server.docker(&["network", "create", "operators"]).ok();
+    let flags = ["run", "-d", "--network", "none", "--name", "other", "-v", "/usr:/host:ro"];
+    runner.server.docker(&[&flags[..], &[IMAGE, "sleep", "infinity"]].concat()).ok();
+    let listed = runner.ask("GET", "/containers/json", Value::Null).1;
+    let row = |name: &str| {
+        let rows = listed.as_array().unwrap();
+        rows.iter().find(|row| row["Names"][0] == format!("/{name}")).unwrap()["Mounts"].clone()
+    };
+    assert_eq!(row("other"), json!([]));
+    assert!(row("runner").to_string().contains("/shared"), "{listed}");
+}
+
+#[test]
+fn a_pull_of_a_cells_reaches_no_more_than_its_programs() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.set_nonblocking(true).unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let server = Server::with(&["--allow-net", &format!("*:{port}")]);
+    let runner = Runner::at_server(server, "bridge", &[]);
+    // The rule covers the name. Where it leads is this host, to which the cell itself is not let.
+    let pull = format!("/images/create?fromImage=localhost:{port}/x&tag=1");
+    let (status, said) = runner.ask("POST", &pull, Value::Null);
+    assert!(status == 200 && said.to_string().contains("loopback"), "{said}");
+    let heard = listener.accept().map(|(_, from)| from);
+    assert_eq!(heard.unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
 }

@@ -4,6 +4,7 @@
 //! likes. Of all others it may end and remove what it finds, as Docker's clients tidy up, and learn
 //! that they are there. Which calls there are for it is in [`crate::policy`].
 
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -33,6 +34,8 @@ pub struct Cell {
     pub folders: Vec<Own>,
     /// The networks between cells that it is in.
     pub networks: Vec<String>,
+    /// Who is asked for names, if the operator named somebody.
+    pub dns: Vec<IpAddr>,
 }
 
 /// A folder, file or socket of the host that a cell has.
@@ -182,6 +185,16 @@ impl Cell {
         self.within(&Value::Object(own.collect()), &[]).map(drop)
     }
 
+    /// Whether a container of its own may start with `table`, of which networks that it may have
+    /// others join are `networks`: rights that the cell has lost since are gone.
+    ///
+    /// # Errors
+    /// 403 for what is more than the cell has.
+    pub fn check_table(&self, table: &str, networks: &[String]) -> ApiResult<()> {
+        let table: Value = serde_json::from_str(table).unwrap_or_default();
+        self.within(&table, networks).map(drop)
+    }
+
     /// Whether it has the volume at `path`, with the right to write if that is wanted.
     pub fn has_volume(&self, path: &Path, writable: bool) -> bool {
         let real = path.canonicalize().unwrap_or_else(|_| path.to_owned());
@@ -247,7 +260,7 @@ mod tests {
     fn cell(table: Value) -> Cell {
         let caps = CapabilitySet::parse(&table.to_string(), Path::new("/")).unwrap();
         let (name, folders, networks) = ("runner".to_owned(), Vec::new(), Vec::new());
-        Cell { line: vec!["a".repeat(64)], name, caps, folders, networks }
+        Cell { line: vec!["a".repeat(64)], name, caps, folders, networks, dns: Vec::new() }
     }
 
     fn own() -> Value {

@@ -27,7 +27,7 @@ use crate::live::Life;
 use crate::networks::Endpoints;
 use crate::state::Server;
 use crate::wire::Create;
-use crate::{networks, policy, views};
+use crate::{networks, policy, shares, views};
 
 /// What the filters of a list may name.
 const FILTERS: [&str; 12] = [
@@ -66,6 +66,7 @@ pub async fn create(server: &Arc<Server>, call: Call) -> ApiResult<Response> {
             server.containers.check_free(&name)?;
             policy::check_count(server, &caller)?;
             let image = server.images()?.resolve(&wanted.config.image)?;
+            shares::check_sees(&caller, &image, &wanted.config.image)?;
             let volumes = server.containers.volumes();
             let networks = networks::attachments(&Networks::of(server.layout()), &wanted)?;
             let inherited = inherited(server, &caller, &wanted.host.volumes_from)?;
@@ -131,9 +132,21 @@ fn bound(
         // One that is not there is told of at the start, and looked at then as well.
         caller.check_owns(&server.containers.find(&within.cell)?.container)?;
     }
+    // Who answers for a name says where a rule for that name leads: the operator's to choose.
+    let dns = &mut spec.settings.dns;
+    if dns.is_empty() {
+        dns.clone_from(&cell.dns);
+    }
+    if *dns != cell.dns {
+        return Err(caller::refused(format!(
+            "a container that a cell makes asks the name servers of the cell {} (Dns)",
+            cell.name
+        )));
+    }
     spec.capabilities = cell.bounded(&spec.capabilities, weighs, &own)?;
     // Nothing is made on the host but what the cell has.
     container.mounts.iter_mut().for_each(|mount| mount.make &= mount.volume.is_some());
+    shares::check_volumes(server, caller, shares::new_volumes(server, container))?;
     check_volumes(server, caller, container)
 }
 
@@ -332,7 +345,7 @@ pub async fn list(server: &Arc<Server>, call: &Call) -> ApiResult<Response> {
         false => None,
     };
     let rows = rows.take(limit.unwrap_or(usize::MAX)).map(|(_, seen)| {
-        let row = views::row(seen, &endpoints);
+        let row = views::row(seen, &endpoints, call.caller.owns(&seen.container));
         sizes.iter().fold(row, |row, images| views::with_sizes(row, seen, images))
     });
     Ok(reply(StatusCode::OK, &rows.collect::<Vec<_>>()))

@@ -12,6 +12,7 @@ use crate::error::{ApiError, ApiResult};
 use crate::filters::Filters;
 use crate::http::{Call, Response, json as reply};
 use crate::images::tell;
+use crate::shares::is_tenants;
 use crate::state::Server;
 
 /// How long the supervisor of a cell that has ended may hold its image.
@@ -92,7 +93,7 @@ pub async fn prune(server: &Arc<Server>, call: &Call) -> ApiResult<Response> {
         let store = server.images()?;
         let containers = server.containers.all()?;
         let unwanted = store.list()?.into_iter().filter(|image| {
-            (all || image.tags.is_empty())
+            (all && !is_tenants(image) || image.tags.is_empty())
                 && until_ms.is_none_or(|until| image.imported.saturating_mul(1000) < until)
                 && filters.labels(&image.config.labels)
                 && !containers.iter().any(|seen| uses(seen, image))

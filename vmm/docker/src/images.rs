@@ -28,6 +28,7 @@ use crate::http::{Body, BodyReader, BodySender, Call, Response, empty, json as r
 use crate::place::Place;
 use crate::reach;
 use crate::registry;
+use crate::shares;
 use crate::state::Server;
 use crate::target::Query;
 use crate::wire::{Config, Create};
@@ -66,6 +67,7 @@ fn digests(image: &ImageRecord) -> Vec<String> {
 pub async fn list(server: &Arc<Server>, call: &Call) -> ApiResult<Response> {
     let filters = Filters::of(&call.target.query, &FILTERS)?;
     let (until_ms, version) = (filters.until_ms()?, call.target.version);
+    let caller = call.caller.clone();
     let rows = server.blocking(move |server| {
         let store = server.images()?;
         let made = |name: &str| {
@@ -81,7 +83,8 @@ pub async fn list(server: &Arc<Server>, call: &Call) -> ApiResult<Response> {
                 && image_passes(image, &filters)
         };
         let all = store.list()?;
-        Ok(all.iter().filter(passes).map(|image| row(image, version)).collect::<Vec<_>>())
+        let seen = all.iter().filter(|image| shares::sees(&caller, image));
+        Ok(seen.filter(passes).map(|image| row(image, version)).collect::<Vec<_>>())
     });
     Ok(reply(StatusCode::OK, &rows.await?))
 }
@@ -135,10 +138,12 @@ fn document(store: &Store, name: &str) -> ApiResult<Document> {
 }
 
 /// `GET /images/{name}/json`
-pub async fn inspect(server: &Arc<Server>, name: String, version: u32) -> ApiResult<Response> {
+pub async fn inspect(server: &Arc<Server>, name: String, call: &Call) -> ApiResult<Response> {
+    let (version, caller) = (call.target.version, call.caller.clone());
     let shown = server.blocking(move |server| {
         let store = server.images()?;
         let image = store.resolve(&name)?;
+        shares::check_sees(&caller, &image, &name)?;
         let document = document(&store, &name)?;
         let layers = document.rootfs.map(|rootfs| rootfs.diff_ids).unwrap_or_default();
         let tagged = exocell_cell::clock::rfc3339_ms(image.imported * 1000);
@@ -184,10 +189,12 @@ fn config(image: &ImageConfig, own: Value) -> Value {
 }
 
 /// `GET /images/{name}/history`
-pub async fn history(server: &Arc<Server>, name: String) -> ApiResult<Response> {
+pub async fn history(server: &Arc<Server>, name: String, call: &Call) -> ApiResult<Response> {
+    let caller = call.caller.clone();
     let rows = server.blocking(move |server| {
         let store = server.images()?;
         let image = store.resolve(&name)?;
+        shares::check_sees(&caller, &image, &name)?;
         let mut steps = document(&store, &name)?.history;
         if steps.is_empty() {
             steps.push(History { comment: "imported".to_owned(), ..History::default() });
@@ -372,9 +379,12 @@ pub async fn create(server: &Arc<Server>, call: Call) -> ApiResult<Response> {
     let Some(reference) = wanted(query)? else {
         return Err(ApiError::bad_request("no image is named (fromImage, fromSrc)"));
     };
-    let options = registry::options(registry::credentials(&call)?);
+    let mut options = registry::options(registry::credentials(&call)?);
+    options.grant = call.caller.cell().map(|cell| exocell_cell::registry::grant(&cell.caps));
+    let turn = server.shares.pull(&call.caller)?;
     let (sender, body) = Body::stream();
     server.begin(move |server| {
+        let _turn = turn;
         let shown = reference.to_string();
         sender.line_now(&json!({ "status": format!("Pulling from {shown}"), "id": shown }));
         let source = Source::Registry { reference, options };

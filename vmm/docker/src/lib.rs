@@ -48,6 +48,7 @@ mod reach;
 mod registry;
 mod route;
 mod save;
+mod shares;
 mod shelf;
 mod state;
 mod stats;
@@ -66,6 +67,7 @@ pub use filters::{Filters, OF_IMAGES, image_passes};
 pub use listen::{GIVEN, Options, serve};
 pub use push::push_to;
 pub use save::save_to;
+pub use shares::is_tenants;
 
 /// Makes the volume `name` where it is missing; where its files are. One without a name is called
 /// by an id, and made for the cell `owner`; whether it is to go with that is said beside.

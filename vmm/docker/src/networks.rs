@@ -24,6 +24,7 @@ use crate::fields;
 use crate::filters::Filters;
 use crate::http::{Call, Response, empty, json as reply};
 use crate::ports;
+use crate::shares;
 use crate::state::Server;
 use crate::wire::{Create, Endpoint, or_default};
 
@@ -463,7 +464,7 @@ pub fn check_own(networks: &Networks, caller: &Caller, network: &str) -> ApiResu
 
 /// `POST /networks/create`
 pub async fn create(server: &Arc<Server>, call: Call) -> ApiResult<Response> {
-    let made_by = call.caller.line();
+    let (made_by, caller) = (call.caller.line(), call.caller.clone());
     let wanted: NetworkCreate = call.fields(fields::NETWORK_CREATE).await?;
     let attachable = wanted.attachable.then_some("attachable");
     let wanted = Wanted { made_by, ..wanted.wanted()? };
@@ -474,6 +475,7 @@ pub async fn create(server: &Arc<Server>, call: Call) -> ApiResult<Response> {
         false => format!("these options are noted and change nothing: {}", unused.join(", ")),
     };
     let made = server.blocking(move |server| {
+        shares::check_networks(server, &caller)?;
         Networks::of(server.layout()).create(wanted).map_err(|error| match error {
             CellError::Usage(message) if message.contains("already exists") => {
                 ApiError::conflict(message)

@@ -7,12 +7,16 @@ use std::path::Path;
 use std::sync::Arc;
 
 use exocell_cell::granted::Links;
+use exocell_cell::networks::Networks;
 use exocell_cell::xgate::CapabilitySet;
 use exocell_cell::{CellError, Record, State};
 
 use crate::caller::{CONTAINERS_MAX, Caller, Cell, Own, refused};
+use crate::containers::Container;
 use crate::error::{ApiError, ApiResult};
 use crate::http::Call;
+use crate::networks;
+use crate::shares;
 use crate::state::Server;
 
 /// What is looked at before a call of a cell's is carried out.
@@ -115,7 +119,8 @@ pub async fn permit(server: &Arc<Server>, method: &str, call: &mut Call) -> ApiR
             let container = server.find(key).await?.container;
             call.caller.check_owns(&container)?;
             if found == Rule::Start && container.id() != cell.id() {
-                cell.check_limits(&container.spec.capabilities)?;
+                let networks = own_networks(server, &call.caller, &container).await?;
+                cell.check_table(&container.spec.capabilities, &networks)?;
                 cell.check_places(&container.mounts, &container.spec.locations)?;
             }
             if let Some(key) = call.target.segments.get_mut(1) {
@@ -133,12 +138,35 @@ pub async fn permit(server: &Arc<Server>, method: &str, call: &mut Call) -> ApiR
     }
 }
 
+/// The networks of a container that whoever calls may have it join now.
+async fn own_networks(
+    server: &Arc<Server>,
+    caller: &Caller,
+    container: &Container,
+) -> ApiResult<Vec<String>> {
+    let caller = caller.clone();
+    let joined: Vec<String> =
+        container.spec.networks.iter().map(|joined| joined.network.clone()).collect();
+    let own = server.blocking(move |server| {
+        let networks = Networks::of(server.layout());
+        let is_own = |name: &String| networks::check_own(&networks, &caller, name).is_ok();
+        Ok(joined.into_iter().filter(is_own).collect())
+    });
+    own.await
+}
+
 async fn commit(server: &Arc<Server>, call: &mut Call) -> ApiResult<()> {
     let key = call.target.query.get("container").unwrap_or_default().to_owned();
     let container = server.find(&key).await?.container;
     call.caller.check_owns(&container)?;
     call.target.query.set("container", container.id());
-    let Some(name) = crate::images::named(&call.target.query)? else { return Ok(()) };
+    let cell = call.caller.cell();
+    let name = crate::images::named(&call.target.query)?;
+    if let (Some(cell), Some(name)) = (cell, &name) {
+        shares::check_name(cell, name)?;
+    }
+    cell.map_or(Ok(()), |cell| server.shares.commit(cell))?;
+    let Some(name) = name else { return Ok(()) };
     let taken = server.blocking(move |server| {
         let taken = server.images()?.resolve(&name.to_string()).is_ok();
         Ok(taken.then(|| name.to_string()))
@@ -211,7 +239,8 @@ fn read(server: &Server, id: &str) -> ApiResult<Cell> {
     let mut line = server.containers.maker_of(id);
     line.push(id.to_owned());
     let networks = spec.networks.iter().map(|own| own.network.clone()).collect();
-    Ok(Cell { line, name: spec.name, caps, folders, networks })
+    let dns = spec.settings.dns;
+    Ok(Cell { line, name: spec.name, caps, folders, networks, dns })
 }
 
 /// Whether a cell may have one more container made.

@@ -137,10 +137,8 @@ async fn image(
             save::save(server, names).await
         }
         ("GET", [name @ .., "get"]) => save::save(server, vec![name.join("/")]).await,
-        ("GET", [name @ .., "json"]) => {
-            images::inspect(server, name.join("/"), call.target.version).await
-        }
-        ("GET", [name @ .., "history"]) => images::history(server, name.join("/")).await,
+        ("GET", [name @ .., "json"]) => images::inspect(server, name.join("/"), &call).await,
+        ("GET", [name @ .., "history"]) => images::history(server, name.join("/"), &call).await,
         ("POST", [name @ .., "tag"]) => images::tag(server, name.join("/"), &call).await,
         ("POST", [name @ .., "push"]) => push::push(server, name.join("/"), &call).await,
         ("DELETE", [_, ..]) => discard::remove(server, rest.join("/"), &call).await,

@@ -15,6 +15,7 @@ use crate::error::{ApiError, ApiResult};
 use crate::events::{Event, Events};
 use crate::exec::Execs;
 use crate::live::Live;
+use crate::shares::Shares;
 
 /// The server: containers on disk, and what is known of them beyond that.
 pub struct Server {
@@ -24,6 +25,7 @@ pub struct Server {
     pub execs: Execs,
     /// Held while a name is given away.
     pub naming: tokio::sync::Mutex<()>,
+    pub shares: Shares,
     lives: Mutex<HashMap<String, Arc<Live>>>,
 }
 
@@ -35,6 +37,7 @@ impl Server {
             events: Arc::default(),
             execs: Execs::default(),
             naming: tokio::sync::Mutex::default(),
+            shares: Shares::default(),
             lives: Mutex::default(),
         }
     }

@@ -14,6 +14,7 @@ use crate::error::{ApiError, ApiResult};
 use crate::http::{Call, Response, text, with_header};
 use crate::images;
 use crate::networks::Endpoints;
+use crate::shares;
 use crate::state::Server;
 use crate::target::{VERSION_MAX, VERSION_MIN};
 use crate::views;
@@ -110,7 +111,8 @@ pub async fn disk_usage(server: &Arc<Server>, call: &Call) -> ApiResult<Response
         let total: u64 = images.iter().map(|image| image.size_bytes).sum();
         let uses =
             |id: &str| containers.iter().filter(|seen| seen.container.image_id == id).count();
-        let rows = images.iter().map(|image| {
+        let seen = images.iter().filter(|image| shares::sees(&call.caller, image));
+        let rows = seen.map(|image| {
             let mut row = images::row(image, call.target.version);
             row["SharedSize"] = 0.into();
             row["Containers"] = uses(&image.id.to_string()).into();
@@ -120,7 +122,7 @@ pub async fn disk_usage(server: &Arc<Server>, call: &Call) -> ApiResult<Response
     }
     if wants("container") {
         let rows = containers.iter().map(|seen| {
-            let row = views::row(seen, &endpoints);
+            let row = views::row(seen, &endpoints, call.caller.owns(&seen.container));
             views::with_sizes(row, seen, &images)
         });
         shown["Containers"] = rows.collect();

@@ -146,8 +146,8 @@ pub fn inspect(server: &Server, seen: &Seen, endpoints: &Endpoints) -> Value {
     })
 }
 
-/// A row of `GET /containers/json`.
-pub fn row(seen: &Seen, endpoints: &Endpoints) -> Value {
+/// A row of `GET /containers/json`. Paths of the host are for whoever `owns` the container.
+pub fn row(seen: &Seen, endpoints: &Endpoints, owns: bool) -> Value {
     let container = &seen.container;
     let open: &[_] = if seen.is_running() { &container.spec.publish } else { &[] };
     json!({
@@ -162,7 +162,7 @@ pub fn row(seen: &Seen, endpoints: &Endpoints) -> Value {
             "Annotations": container.host["Annotations"],
         },
         "NetworkSettings": { "Networks": endpoints.show(container) },
-        "Mounts": container.mounts.iter().map(mount).collect::<Vec<_>>(),
+        "Mounts": container.mounts.iter().filter(|_| owns).map(mount).collect::<Vec<_>>(),
     })
 }
 

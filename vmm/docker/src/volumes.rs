@@ -21,6 +21,7 @@ use crate::filters::Filters;
 use crate::http::{Call, Response, empty, json as reply};
 use crate::ids::new_id;
 use crate::notes::Notes;
+use crate::shares;
 use crate::state::Server;
 
 /// The API version, as its part after `1.`, from which on a prune leaves volumes that have names.
@@ -106,7 +107,7 @@ pub async fn list(server: &Arc<Server>, call: &Call) -> ApiResult<Response> {
 
 /// `POST /volumes/create`
 pub async fn create(server: &Arc<Server>, call: Call) -> ApiResult<Response> {
-    let made_by = call.caller.line();
+    let (made_by, caller) = (call.caller.line(), call.caller.clone());
     let wanted: Wanted = call.fields(fields::VOLUME_CREATE).await?;
     if !matches!(wanted.driver.as_deref(), None | Some("" | "local"))
         || !wanted.driver_opts.unwrap_or_default().is_empty()
@@ -127,6 +128,8 @@ pub async fn create(server: &Arc<Server>, call: Call) -> ApiResult<Response> {
     let made = name.clone();
     let shown = server.blocking(move |server| {
         server.containers.check_volumes(&[made.as_str()])?;
+        let is_new = !server.containers.shelf().path(&made).exists();
+        shares::check_volumes(server, &caller, usize::from(is_new))?;
         server.containers.shelf().make(&made, &notes).map_err(failed("make", &made))?;
         let volume = Volume::of(server, &made);
         let volume = volume.ok_or_else(|| failed("find", &made)(io::ErrorKind::NotFound.into()))?;

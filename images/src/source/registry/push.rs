@@ -186,15 +186,21 @@ impl Registry {
             return Err(self.refusal(path, response));
         }
         let to = response.headers().get(header::LOCATION).and_then(|to| to.to_str().ok());
+        // One that brings a user of its own is none: it would say who we are.
         to.and_then(|to| place::resolve(&uri, to))
+            .filter(|to| Place::of(to).is_some())
             .ok_or_else(|| self.failed(path, "it does not say where blobs are to be sent"))
     }
 
     /// Tells the registry that nothing will be sent there.
     fn give_up(&self, to: &Uri) {
+        // Of another host it is not known what it would take away.
+        if !self.is_own(to) {
+            return;
+        }
         let mut request = self.agent.delete(to);
         let authorization = self.authorization.borrow().clone();
-        if let Some(authorization) = authorization.filter(|_| self.is_own(to)) {
+        if let Some(authorization) = authorization {
             request = request.header(header::AUTHORIZATION, authorization);
         }
         // It forgets that by itself, later.

@@ -84,7 +84,8 @@ pub fn prune(layout: &Layout, store: &Store, all: bool) -> Result<(), CellError>
         let cells = Record::all(layout)?;
         let images = cells.iter().map(|(_, spec, _)| spec.image_name());
         let used: Vec<_> = images.filter_map(|name| store.resolve(name).ok()).collect();
-        for image in store.list()?.into_iter().filter(|image| !used.contains(image)) {
+        let kept = |image: &ImageRecord| used.contains(image) || exocell_docker::is_tenants(image);
+        for image in store.list()?.into_iter().filter(|image| !kept(image)) {
             match remove_when_released(store, &image.id.to_string(), true) {
                 Ok(()) => removed.push(image),
                 Err(ImageError::InUse { .. }) => {}
@@ -204,7 +205,7 @@ fn push(layout: &Layout, args: &PushArgs) -> Result<(), CellError> {
         exocell_docker::push_to(layout, &reference, &options, &mut told)
     })?;
     if is_there {
-        eprintln!("exocell: the registry had the layer already");
+        crate::show::tell!("exocell: the registry had the layer already");
     }
     say!("{}", pushed.digest);
     Ok(())
@@ -215,7 +216,8 @@ fn options(reference: &Reference, plain_http: bool) -> Result<RegistryOptions, C
     let proxy = ProxyOptions::read(|name| std::env::var(name).ok());
     let hosts = hosts(&std::env::var(HOSTS_VARIABLE).unwrap_or_default());
     let credentials = credentials()?.filter(|_| may_have(&reference.registry, &hosts));
-    Ok(RegistryOptions { plain_http, credentials, login_hosts: hosts, proxy })
+    let own = RegistryOptions::default();
+    Ok(RegistryOptions { plain_http, credentials, login_hosts: hosts, proxy, ..own })
 }
 
 /// Pulls the image of a cell that is to be, where its command says so.
@@ -288,7 +290,7 @@ fn show<T>(
             bar.set(done, None);
         }
         ProgressEvent::Skipped { path, why } => {
-            eprintln!("exocell: left out {}: {}", printable(path), printable(why));
+            crate::show::tell!("exocell: left out {}: {}", printable(path), printable(why));
         }
         ProgressEvent::Finishing => bar.step("writing the file system"),
         _ => {}
