@@ -206,7 +206,8 @@ fn folder(flag: &str, text: &str, base: &Path) -> Result<Wish, CapsError> {
     for option in options.split(',').filter(|option| !option.is_empty()) {
         match option {
             "ro" => rights.remove(Rights::WRITE),
-            "rw" => {}
+            // Labels of SELinux: a folder is reached by a process of its own, whoever labelled it.
+            "rw" | "z" | "Z" => {}
             "overlay" => {
                 rights.remove(Rights::WRITE);
                 rights.insert(Rights::OVERLAY);

@@ -42,6 +42,8 @@ pub const VCPUS_MAX: u32 = 16;
 pub const TTY_SIZE_DEFAULT: TtySize = TtySize { rows: 24, cols: 80 };
 /// The disks that others may have, too: the image's, the command's where the cell starts isolates,
 /// and that of their models.
+/// Bytes of a page.
+const PAGE_BYTES: u64 = 4096;
 const ROOT_DISK: &str = "rootfs";
 const COMMAND_DISK: &str = "command";
 const MODELS_DISK: &str = "models";
@@ -356,7 +358,7 @@ fn memory(caps: &CapabilitySet) -> Result<u64, CellError> {
     let bytes = caps.require_memory_bytes()?;
     check_memory(bytes)?;
     // The guest kernel wants whole pages.
-    Ok(bytes & !4095)
+    Ok(bytes & !(PAGE_BYTES - 1))
 }
 
 fn guarantee(spec: &CellSpec, memory_bytes: u64) -> Result<u64, CellError> {
@@ -369,8 +371,10 @@ fn guarantee(spec: &CellSpec, memory_bytes: u64) -> Result<u64, CellError> {
             )),
         };
     }
-    let least = exocell_pager::guarantee_bytes_min(memory_bytes);
-    let guarantee_bytes = spec.memory_guarantee.unwrap_or(least) & !4095;
+    // Whole pages: a limit need not be a whole number of them.
+    let least = exocell_pager::guarantee_bytes_min(memory_bytes).next_multiple_of(PAGE_BYTES);
+    let least = least.min(memory_bytes);
+    let guarantee_bytes = spec.memory_guarantee.unwrap_or(least) & !(PAGE_BYTES - 1);
     if guarantee_bytes < least || guarantee_bytes > memory_bytes {
         return Err(CellError::Usage(format!(
             "{guarantee_bytes} bytes cannot be guaranteed to this cell; choose {} to {} MiB (--memory-guarantee)",
@@ -520,6 +524,16 @@ pub fn is_module(path: &Path) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn whatever_the_limit_is_so_much_as_a_kernel_needs_can_be_guaranteed() {
+        let spec = CellSpec::idle("image", "{}".to_owned()).unwrap();
+        for bytes in [32 << 20, 100_000_000, 128_000_000, 1_000_000_000, (1 << 30) + 4096] {
+            let memory_bytes = bytes & !(PAGE_BYTES - 1);
+            let guaranteed = guarantee(&spec, memory_bytes).unwrap();
+            assert!(guaranteed % PAGE_BYTES == 0 && guaranteed <= memory_bytes, "{bytes}");
+        }
+    }
 
     #[test]
     fn memory_is_more_than_a_guest_needs_and_less_than_the_host_has() {

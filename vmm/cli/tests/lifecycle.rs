@@ -194,6 +194,19 @@ fn kill_sends_the_signal_asked_for() {
 }
 
 #[test]
+fn a_kill_runs_no_handler_of_another_signal() {
+    let folder = tempfile::tempdir().unwrap();
+    let shared = format!("{}:/shared", common::text(folder.path()));
+    let script =
+        "trap 'echo term > /shared/term; exit 0' TERM; echo up; while :; do sleep 0.1; done";
+    let cell = Cell::start("kill-only", &["-v", &shared], &["sh", "-c", script]);
+    eventually("the trap is set", || cell.verb(&["logs"]).text() == "up");
+    cell.verb(&["kill"]).ok();
+    assert_eq!(cell.inspect()["exit_code"], 137);
+    assert!(!folder.path().join("term").exists());
+}
+
+#[test]
 fn rm_needs_force_for_a_running_cell() {
     let cell = Cell::idle("rm-force", &[]);
     let id = cell.inspect()["id"].as_str().unwrap().to_owned();

@@ -1,7 +1,8 @@
 //! Ports of the host that lead into a cell: read, given numbers, opened.
 
-use std::io;
+use std::io::{self, ErrorKind};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, UdpSocket};
+use std::time::{Duration, Instant};
 
 use exocell_xgate::NetworkScope;
 use serde::{Deserialize, Serialize};
@@ -10,6 +11,10 @@ use crate::CellError;
 
 /// Ports that one text names at most.
 const RANGE_MAX: u16 = 1024;
+/// How long a port may still be that of a cell which has ended: its processes are gone a moment
+/// after its record is let go. And how soon it is tried again.
+const ENDED_CELL_MAX: Duration = Duration::from_secs(1);
+const ENDED_CELL_LOOK: Duration = Duration::from_millis(20);
 
 /// A port of the host that leads to one of the cell: `[[ADDRESS:]PORTS:]PORT[/udp]`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -177,7 +182,15 @@ impl Publish {
         }
         let by = if self.is_udp { " by UDP" } else { "" };
         let failed = || CellError::host(format!("cannot listen on {}{by} (--publish)", self.host));
-        let (_, listening) = self.bind(self.host).map_err(failed())?;
+        let until = Instant::now() + ENDED_CELL_MAX;
+        let (_, listening) = loop {
+            match self.bind(self.host) {
+                Err(error) if error.kind() == ErrorKind::AddrInUse && Instant::now() < until => {
+                    std::thread::sleep(ENDED_CELL_LOOK);
+                }
+                bound => break bound.map_err(failed())?,
+            }
+        };
         match &listening {
             Listening::Streams(listener) => {
                 listener.set_nonblocking(true).map_err(failed())?;
@@ -196,6 +209,21 @@ mod tests {
 
     fn all(texts: &[&str]) -> Vec<Publish> {
         texts.iter().flat_map(|text| Publish::read(text).unwrap()).collect()
+    }
+
+    #[test]
+    fn a_port_of_a_cell_that_ends_is_waited_for() {
+        let scope = NetworkScope { listen: vec!["80".parse().unwrap()], ..NetworkScope::default() };
+        let ending = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = ending.local_addr().unwrap().port();
+        let [publish] = &all(&[&format!("{port}:80")])[..] else { panic!("one") };
+        std::thread::scope(|scope_of_threads| {
+            scope_of_threads.spawn(move || {
+                std::thread::sleep(ENDED_CELL_LOOK * 2);
+                drop(ending);
+            });
+            publish.listen(&scope).unwrap();
+        });
     }
 
     #[test]

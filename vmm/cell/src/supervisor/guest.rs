@@ -537,8 +537,10 @@ impl Guest {
             let until = Instant::now() + orderly_max;
             // One that is paused could not write anything back.
             let _ = self.reach.pause(false);
+            // Whatever still runs is killed, as the rest of a PID namespace is whose first process
+            // has ended (pid_namespaces(7)): a kill must run no handler of SIGTERM.
             let ends = connect(&self.reach.agent, orderly_max)
-                .is_ok_and(|stream| client::shutdown(&stream, &stream, 100).is_ok());
+                .is_ok_and(|stream| client::shutdown(&stream, &stream, 0).is_ok());
             // One that does not answer would not end either.
             if ends {
                 self.is_gone(until.saturating_duration_since(Instant::now()));

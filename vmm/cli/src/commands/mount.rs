@@ -101,10 +101,15 @@ pub fn folders(
 ) -> Result<Folders, CellError> {
     let mut found = Folders::default();
     for text in &args.volume {
-        check_volume(text)?;
-        match text.starts_with('/') && !text.contains(':') {
-            true => found.add_anonymous(layout, "--volume", text, owner)?,
-            false => found.texts.push(("--volume", text.clone())),
+        if let Some((name, rest)) = named(text) {
+            let source = volume(layout, "--volume", name, None)?;
+            let target = rest.split(':').next().unwrap_or_default();
+            found.fills.push(target.into());
+            found.texts.push(("--volume", format!("{source}:{rest}")));
+        } else if text.starts_with('/') && !text.contains(':') {
+            found.add_anonymous(layout, "--volume", text, owner)?;
+        } else {
+            found.texts.push(("--volume", text.clone()));
         }
     }
     for mount in all(&args.mount)? {
@@ -234,18 +239,12 @@ fn volume(
     })
 }
 
-/// A word without a `/` is a volume's name for docker, and a folder's here.
-fn check_volume(text: &str) -> Result<(), CellError> {
-    let Some((host, guest)) = text.split_once(':') else { return Ok(()) };
-    let is_word = !host.is_empty() && !host.contains('/') && !host.starts_with('.');
-    if !is_word || Path::new(host).exists() {
-        return Ok(());
-    }
-    let guest = guest.split(':').next().unwrap_or_default();
-    Err(CellError::Usage(format!(
-        "--volume: there is no folder {host} here; make it, or take the volume of that name \
-         (--mount type=volume,source={host},target={guest})"
-    )))
+/// The volume that `NAME:GUEST[:OPTIONS]` names, and the rest. A word is a volume's name, as docker
+/// has it, but for one of a folder that is here.
+fn named(text: &str) -> Option<(&str, &str)> {
+    let (name, rest) = text.split_once(':')?;
+    let is_word = !name.is_empty() && !name.contains('/') && !name.starts_with('.');
+    (is_word && rest.starts_with('/') && !Path::new(name).exists()).then_some((name, rest))
 }
 
 #[cfg(test)]
@@ -318,8 +317,14 @@ mod tests {
             let error = Mount::read(text).unwrap_err().to_string();
             assert!(error.starts_with("--mount: ") && error.contains(word), "{error}");
         }
-        let refused = check_volume("no-such-folder:/x:ro").unwrap_err().to_string();
-        assert!(refused.contains("source=no-such-folder,target=/x"), "{refused}");
-        check_volume("./no-such-folder:/x").unwrap();
+    }
+
+    #[test]
+    fn a_word_is_a_volumes_name_where_no_folder_is_called_so() {
+        assert_eq!(named("no-such-folder:/x:ro"), Some(("no-such-folder", "/x:ro")));
+        // The directory in which tests run has one.
+        for folder in ["src:/x", "./no-such-folder:/x", "/a:/x", "/a", "a", ":/x", "a:x"] {
+            assert_eq!(named(folder), None, "{folder}");
+        }
     }
 }
