@@ -73,6 +73,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("exocell-docker", &["exocell-cell"]),
     // What starts a cell from a process with threads is the Docker server's.
     ("exocell-e2b", &["exocell-cell", "exocell-docker"]),
+    ("exocell-mcp", &["exocell-cell"]),
     ("exocell-shim", &["exocell-cell"]),
     ("exocell-swebench", &[]),
     (
@@ -82,6 +83,7 @@ const LAYERS: &[(&str, &[&str])] = &[
             "exocell-cell",
             "exocell-docker",
             "exocell-e2b",
+            "exocell-mcp",
             "exocell-service",
             "exocell-shim",
             "exocell-swebench",

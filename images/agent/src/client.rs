@@ -429,6 +429,11 @@ impl<W> Clone for ExecInput<W> {
 }
 
 impl<W: Write> ExecInput<W> {
+    /// What goes on `stream` after the program's start was told.
+    pub fn new(stream: W) -> Self {
+        Self(Arc::new(Mutex::new(FrameWriter::new(stream))))
+    }
+
     fn writer(&self) -> MutexGuard<'_, FrameWriter<W>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

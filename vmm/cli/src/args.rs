@@ -107,6 +107,7 @@ pub enum Command {
     #[command(subcommand)]
     Kernel(KernelCommand),
     Serve(ServeArgs),
+    Mcp(McpArgs),
     /// Evaluate patches of SWE-bench in cells.
     #[command(subcommand)]
     Swebench(SwebenchCommand),
@@ -208,9 +209,10 @@ pub struct RunArgs {
     pub settings: SettingsArgs,
     #[command(flatten)]
     pub health: HealthArgs,
-    /// Share a host folder: HOST:GUEST[:ro]; isolates also :overlay, for changes of their own. A path
+    /// Share a host folder: HOST:GUEST[:ro]; isolates also :overlay, for changes of their own. A
+    /// word that is no folder here is the name of a volume, which is made if there is none. A path
     /// of the cell alone is a new volume without a name, as the image's VOLUMEs are.
-    #[arg(short, long = "volume", value_name = "[HOST:]GUEST[:ro]")]
+    #[arg(short, long = "volume", value_name = "[HOST|NAME:]GUEST[:ro]")]
     pub volume: Vec<String>,
     /// The same in docker's words: type=bind,source=HOST,target=GUEST[,readonly], type=volume with
     /// a name as its source or none, which gets what the image has there while it is empty
@@ -252,16 +254,16 @@ pub struct RunArgs {
     /// Default: $EXOCELL_INTRA, else aspace.
     #[arg(long, value_name = "MODE")]
     pub intra: Option<exocell_cell::intra::Intra>,
-    /// Memory limit, like 256m.
+    /// Memory limit, like 512m [default: the table's, or 256m].
     #[arg(short, long, value_name = "BYTES")]
     pub memory: Option<String>,
-    /// Processors, or a part of one, like 0.5.
+    /// Processors, or a part of one, like 0.5 [default: the table's, or 1].
     #[arg(long, value_name = "N")]
     pub cpus: Option<String>,
-    /// Size of the private overlay, like 2g.
+    /// Size of the private overlay, like 2g [default: the table's, or 1g].
     #[arg(long, value_name = "BYTES")]
     pub disk: Option<String>,
-    /// Processes and threads that may exist at once.
+    /// Processes and threads that may exist at once [default: the table's, or 512].
     #[arg(long, value_name = "N")]
     pub pids_limit: Option<String>,
     /// Replace the image's entrypoint; '' takes it away.
@@ -1178,6 +1180,39 @@ pub enum ModuleCommand {
     },
 }
 
+/// Serve the Model Context Protocol: agents make sandboxes, run commands in them, read and write
+/// their files and reach their ports.
+///
+/// By default one client speaks through standard input and output, and its sandboxes end with it.
+/// What a sandbox may do is said here, by flags of `exocell run` after `--`; no client can change
+/// it. Without flags it has no network and no folder of this host, and lives for an hour.
+#[derive(Args)]
+#[command(after_help = "Examples:
+  claude mcp add sandbox -- exocell mcp
+  exocell mcp --image python:3.12 --sandboxes 4 -- --memory 1g --allow-net pypi.org:443
+  exocell mcp -- --caps agent.toml --volume /home/me/project:/project:ro
+  exocell mcp --http 127.0.0.1:3001 &
+  curl -H \"Authorization: Bearer $(cat ROOT/mcp/key)\" http://127.0.0.1:3001/mcp ...")]
+pub struct McpArgs {
+    /// An image that sandboxes may be made of (may be repeated); the first where a client names
+    /// none. It needs /bin/sh and cat.
+    #[arg(long, value_name = "IMAGE", default_value = "exocell/base")]
+    pub image: Vec<String>,
+    /// Sandboxes at once.
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub sandboxes: u32,
+    /// Listen at ADDRESS:PORT for clients that have a key, by streamable HTTP at /mcp, instead of
+    /// standard input.
+    #[arg(long, value_name = "ADDR")]
+    pub http: Option<String>,
+    /// The file of the key, which is made if there is none [default: ROOT/mcp/key].
+    #[arg(long, value_name = "FILE", requires = "http")]
+    pub key_file: Option<PathBuf>,
+    /// Flags of exocell run, for every sandbox.
+    #[arg(last = true, value_name = "FLAGS")]
+    pub flags: Vec<String>,
+}
+
 #[derive(Subcommand)]
 pub enum SwebenchCommand {
     Run(SwebenchRunArgs),
@@ -1294,7 +1329,7 @@ pub struct ManArgs {
 pub fn parse() -> Result<Cli, u8> {
     Cli::try_parse().map_err(|error| {
         if let Some(hint) = crate::hints::of(&error) {
-            eprintln!("exocell: {hint}");
+            crate::show::tell!("exocell: {hint}");
             return 125;
         }
         // Nothing is left to tell when the terminal is gone.

@@ -17,6 +17,7 @@ mod image_list;
 mod kernel;
 mod logs;
 mod man;
+mod mcp;
 mod module;
 mod mount;
 mod network;
@@ -85,6 +86,7 @@ pub fn dispatch(cli: Cli) -> Result<u8, CellError> {
         Command::Kernel(command) => kernel::kernel(&layout, &command),
         Command::Swebench(command) => swebench::swebench(&layout, &command),
         Command::Serve(args) => serve::serve(&layout, &args),
+        Command::Mcp(args) => mcp::mcp(&layout, args),
         Command::LaunchContainer { id } => {
             Ok(exocell_docker::launcher::launch_container(&layout, &id))
         }

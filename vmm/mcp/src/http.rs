@@ -1,0 +1,90 @@
+//! Streamable HTTP at `/mcp`, for whoever has the key. Requests of a page that a browser shows are
+//! refused by their Host and Origin.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http_body_util::combinators::BoxBody;
+use http_body_util::{BodyExt, Full};
+use hyper::body::{Bytes, Incoming};
+use hyper::header::{AUTHORIZATION, WWW_AUTHENTICATE};
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper::{Request, Response, StatusCode};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use rmcp::transport::streamable_http_server::session::local::LocalSessionManager;
+use rmcp::transport::{StreamableHttpServerConfig, StreamableHttpService};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use crate::key::Key;
+use crate::tools::Tools;
+
+const CONNECTIONS_MAX: usize = 256;
+const HEAD_TIME_MAX: Duration = Duration::from_secs(10);
+const HEAD_BYTES_MAX: usize = 64 << 10;
+/// The longest request: a file of 4 MiB in base64, and a little.
+const BODY_BYTES_MAX: usize = 8 << 20;
+const PATH: &str = "/mcp";
+
+type Service = StreamableHttpService<Tools, LocalSessionManager>;
+type Reply = Response<BoxBody<Bytes, Infallible>>;
+
+/// Serves clients for ever.
+pub async fn serve(listener: TcpListener, tools: Tools, key: Key) {
+    let own = listener.local_addr().map(|at| at.to_string()).unwrap_or_default();
+    let config = StreamableHttpServerConfig::default()
+        .with_allowed_hosts(["localhost", "127.0.0.1", "::1", own.as_str()])
+        .enforce_origin_validation()
+        .with_max_request_body_bytes(BODY_BYTES_MAX);
+    let service = Service::new(move || Ok(tools.clone()), Arc::default(), config);
+    let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    loop {
+        let Ok(place) = places.clone().acquire_owned().await else { return };
+        match listener.accept().await {
+            Ok((stream, _)) => {
+                tokio::spawn(converse(service.clone(), key, stream, place));
+            }
+            // Out of descriptors: some will be free again.
+            Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
+        }
+    }
+}
+
+async fn converse(service: Service, key: Key, stream: TcpStream, place: OwnedSemaphorePermit) {
+    let _ = stream.set_nodelay(true);
+    let answer = service_fn(move |request: Request<Incoming>| {
+        let service = service.clone();
+        async move { Ok::<_, Infallible>(answer(&service, key, request).await) }
+    });
+    let connection = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEAD_TIME_MAX)
+        .max_buf_size(HEAD_BYTES_MAX)
+        .serve_connection(TokioIo::new(stream), answer);
+    // What a client broke off is its own affair.
+    let _ = connection.await;
+    drop(place);
+}
+
+async fn answer(service: &Service, key: Key, request: Request<Incoming>) -> Reply {
+    let given = request.headers().get(AUTHORIZATION).and_then(|value| value.to_str().ok());
+    let given = given.and_then(|value| value.strip_prefix("Bearer "));
+    if !given.is_some_and(|given| key.is(given.trim())) {
+        let mut reply = refuse(StatusCode::UNAUTHORIZED, "say Authorization: Bearer KEY\n");
+        let bearer = hyper::header::HeaderValue::from_static("Bearer");
+        reply.headers_mut().insert(WWW_AUTHENTICATE, bearer);
+        return reply;
+    }
+    if request.uri().path().trim_end_matches('/') != PATH {
+        return refuse(StatusCode::NOT_FOUND, "the protocol is spoken at /mcp\n");
+    }
+    service.handle(request).await
+}
+
+fn refuse(status: StatusCode, why: &'static str) -> Reply {
+    let mut reply = Response::new(Full::new(Bytes::from_static(why.as_bytes())).boxed());
+    *reply.status_mut() = status;
+    reply
+}
