@@ -531,7 +531,7 @@ mod tests {
         for bytes in [32 << 20, 100_000_000, 128_000_000, 1_000_000_000, (1 << 30) + 4096] {
             let memory_bytes = bytes & !(PAGE_BYTES - 1);
             let guaranteed = guarantee(&spec, memory_bytes).unwrap();
-            assert!(guaranteed % PAGE_BYTES == 0 && guaranteed <= memory_bytes, "{bytes}");
+            assert!(guaranteed.is_multiple_of(PAGE_BYTES) && guaranteed <= memory_bytes, "{bytes}");
         }
     }
 

@@ -146,7 +146,8 @@ fn bound(
     spec.capabilities = cell.bounded(&spec.capabilities, weighs, &own)?;
     // Nothing is made on the host but what the cell has.
     container.mounts.iter_mut().for_each(|mount| mount.make &= mount.volume.is_some());
-    shares::check_volumes(server, caller, shares::new_volumes(server, container))?;
+    let shelf = server.containers.shelf();
+    shares::check_volumes(&shelf, caller, shares::new_volumes(&shelf, container))?;
     check_volumes(server, caller, container)
 }
 

@@ -475,8 +475,9 @@ pub async fn create(server: &Arc<Server>, call: Call) -> ApiResult<Response> {
         false => format!("these options are noted and change nothing: {}", unused.join(", ")),
     };
     let made = server.blocking(move |server| {
-        shares::check_networks(server, &caller)?;
-        Networks::of(server.layout()).create(wanted).map_err(|error| match error {
+        let networks = Networks::of(server.layout());
+        shares::check_networks(&networks, &caller)?;
+        networks.create(wanted).map_err(|error| match error {
             CellError::Usage(message) if message.contains("already exists") => {
                 ApiError::conflict(message)
             }

@@ -10,7 +10,7 @@ use exocell_cell::networks::Networks;
 use crate::caller::{Caller, Cell, refused};
 use crate::containers::Container;
 use crate::error::{ApiError, ApiResult};
-use crate::state::Server;
+use crate::shelf::Shelf;
 
 /// Networks that one cell has had made, at once.
 pub const NETWORKS_MAX: usize = 16;
@@ -152,12 +152,11 @@ pub fn check_name(cell: &Cell, name: &Reference) -> ApiResult<()> {
 ///
 /// # Errors
 /// 403 where it has as many as it may.
-pub fn check_networks(server: &Server, caller: &Caller) -> ApiResult<()> {
+pub fn check_networks(networks: &Networks, caller: &Caller) -> ApiResult<()> {
     if caller.cell().is_none() {
         return Ok(());
     }
-    let all = Networks::of(server.layout()).all()?;
-    let count = all.iter().filter(|network| caller.has_made(&network.made_by)).count();
+    let count = networks.all()?.iter().filter(|network| caller.has_made(&network.made_by)).count();
     check_count("networks", count, NETWORKS_MAX)
 }
 
@@ -165,11 +164,10 @@ pub fn check_networks(server: &Server, caller: &Caller) -> ApiResult<()> {
 ///
 /// # Errors
 /// 403 where it has as many as it may.
-pub fn check_volumes(server: &Server, caller: &Caller, more: usize) -> ApiResult<()> {
+pub fn check_volumes(shelf: &Shelf, caller: &Caller, more: usize) -> ApiResult<()> {
     if caller.cell().is_none() || more == 0 {
         return Ok(());
     }
-    let shelf = server.containers.shelf();
     let names = shelf.names();
     let names = names.map_err(|error| ApiError::internal(format!("the volumes: {error}")))?;
     let count = names.iter().filter(|name| caller.has_made(&shelf.notes(name).made_by)).count();
@@ -177,8 +175,7 @@ pub fn check_volumes(server: &Server, caller: &Caller, more: usize) -> ApiResult
 }
 
 /// How many volumes a container has that are not there yet.
-pub fn new_volumes(server: &Server, container: &Container) -> usize {
-    let shelf = server.containers.shelf();
+pub fn new_volumes(shelf: &Shelf, container: &Container) -> usize {
     let names = container.mounts.iter().filter_map(|mount| mount.volume.as_deref());
     names.filter(|name| !shelf.path(name).exists()).count()
 }

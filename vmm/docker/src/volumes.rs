@@ -128,9 +128,9 @@ pub async fn create(server: &Arc<Server>, call: Call) -> ApiResult<Response> {
     let made = name.clone();
     let shown = server.blocking(move |server| {
         server.containers.check_volumes(&[made.as_str()])?;
-        let is_new = !server.containers.shelf().path(&made).exists();
-        shares::check_volumes(server, &caller, usize::from(is_new))?;
-        server.containers.shelf().make(&made, &notes).map_err(failed("make", &made))?;
+        let shelf = server.containers.shelf();
+        shares::check_volumes(&shelf, &caller, usize::from(!shelf.path(&made).exists()))?;
+        shelf.make(&made, &notes).map_err(failed("make", &made))?;
         let volume = Volume::of(server, &made);
         let volume = volume.ok_or_else(|| failed("find", &made)(io::ErrorKind::NotFound.into()))?;
         Ok(volume.shown)

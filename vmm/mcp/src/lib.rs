@@ -3,10 +3,10 @@
 //!
 //! ```text
 //! client ──> stdio | http ──> tools, resources ──> sandboxes ──> a cell each
-//!                                    └──> command, files, ports: what is done in one
+//!                                    └──> command, files, expose: what is done in one
 //! ```
 //! Read it in this order: [`serve`] -> `tools` (what a client may call) -> `sandbox` (a cell and
-//! its life) -> `command`, `files`, `ports`. The protocol itself is the `rmcp` crate's.
+//! its life) -> `command`, `files`, `expose`. The protocol itself is the `rmcp` crate's.
 //!
 //! What a sandbox may do is the operator's to say, by flags of `exocell run`; a client cannot
 //! change it. What a client and a guest send is bounded: see each module's constants.
@@ -14,6 +14,7 @@
 
 mod command;
 mod error;
+mod expose;
 mod files;
 mod http;
 mod key;

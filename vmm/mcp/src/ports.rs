@@ -1,24 +1,15 @@
-//! Ports of a sandbox on the host's loopback: whoever connects is led in by the operator's own
-//! way. The sandbox needs no right to the network for that.
+//! Which ports of a sandbox are open on this host; `expose` opens them.
 
 use std::collections::BTreeMap;
-use std::net::{Ipv4Addr, SocketAddr};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::time::Duration;
+use std::net::SocketAddr;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use exocell_cell::agent::client;
-use tokio::io::copy_bidirectional;
-use tokio::net::{TcpListener, TcpStream, UnixStream};
-use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 
 use crate::error::Refusal;
-use crate::sandbox::Sandbox;
 
 /// Ports of one sandbox that may be open.
 const PORTS_MAX: usize = 16;
-/// Connections to each of them.
-const CONNECTIONS_MAX: usize = 64;
 
 /// The open ports of a sandbox.
 #[derive(Default)]
@@ -34,6 +25,28 @@ impl Ports {
         self.lock().iter().map(|(port, (at, _))| (*port, *at)).collect()
     }
 
+    /// Notes that `port` is open at `at`, where the task that `serve` begins serves it; one that is
+    /// open already stays where it is.
+    ///
+    /// # Errors
+    /// Too many are open.
+    pub fn add(
+        &self,
+        port: u16,
+        at: SocketAddr,
+        serve: impl FnOnce() -> JoinHandle<()>,
+    ) -> Result<SocketAddr, Refusal> {
+        let mut open = self.lock();
+        if let Some((at, _)) = open.get(&port) {
+            return Ok(*at);
+        }
+        if open.len() >= PORTS_MAX {
+            return Err(Refusal::new(format!("a sandbox has at most {PORTS_MAX} ports open")));
+        }
+        open.insert(port, (at, serve()));
+        Ok(at)
+    }
+
     pub fn close(&self) {
         std::mem::take(&mut *self.lock()).into_values().for_each(|(_, task)| task.abort());
     }
@@ -43,59 +56,4 @@ impl Drop for Ports {
     fn drop(&mut self) {
         self.close();
     }
-}
-
-/// Opens a port; one that is open stays where it is.
-///
-/// # Errors
-/// It is no port, too many are open, or the host has none left.
-pub async fn expose(sandbox: &Arc<Sandbox>, port: u16) -> Result<SocketAddr, Refusal> {
-    if port == 0 {
-        return Err(Refusal::new("port: 0 is none"));
-    }
-    let failed = |error| Refusal::new(format!("no port of the host: {error}"));
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.map_err(failed)?;
-    let mut open = sandbox.ports.lock();
-    if let Some((at, _)) = open.get(&port) {
-        return Ok(*at);
-    }
-    if open.len() >= PORTS_MAX {
-        return Err(Refusal::new(format!("a sandbox has at most {PORTS_MAX} ports open")));
-    }
-    let at = listener.local_addr().map_err(failed)?;
-    let task = tokio::spawn(accept(Arc::downgrade(sandbox), listener, port));
-    open.insert(port, (at, task));
-    Ok(at)
-}
-
-async fn accept(sandbox: Weak<Sandbox>, listener: TcpListener, port: u16) {
-    let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
-    loop {
-        let Ok(place) = places.clone().acquire_owned().await else { return };
-        match listener.accept().await {
-            Ok((stream, _)) => {
-                let Some(sandbox) = sandbox.upgrade() else { return };
-                tokio::spawn(async move {
-                    // A connection that comes to nothing is closed, as by a host without a listener.
-                    let _ = lead(&sandbox, stream, port).await;
-                    drop(place);
-                });
-            }
-            // Out of descriptors: some will be free again.
-            Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
-        }
-    }
-}
-
-async fn lead(sandbox: &Arc<Sandbox>, mut from: TcpStream, port: u16) -> Result<(), Refusal> {
-    let failed = |error: std::io::Error| Refusal::new(format!("no way into the sandbox: {error}"));
-    let line = sandbox.ask(move |guest, _| {
-        client::dial(&guest, &guest, port)?;
-        guest.into_endless().map_err(failed)
-    });
-    let line = line.await?;
-    line.set_nonblocking(true).map_err(failed)?;
-    let mut line = UnixStream::from_std(line).map_err(failed)?;
-    let _ = from.set_nodelay(true);
-    copy_bidirectional(&mut from, &mut line).await.map(drop).map_err(failed)
 }

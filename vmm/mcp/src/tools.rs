@@ -15,7 +15,7 @@ use tokio::sync::Semaphore;
 
 use crate::error::Refusal;
 use crate::sandbox::{Sandbox, Sandboxes};
-use crate::{command, files, ports, resources};
+use crate::{command, expose, files, resources};
 
 /// Calls that are carried out at once; more wait.
 const CALLS_MAX: usize = 64;
@@ -188,7 +188,7 @@ impl Tools {
     ) -> Result<Json<Exposed>, Refusal> {
         let _place = self.place().await?;
         let sandbox = self.sandboxes.find(&wanted.sandbox).await?;
-        let at = ports::expose(&sandbox, wanted.port).await?;
+        let at = expose::expose(&sandbox, wanted.port).await?;
         Ok(Json(Exposed { port: wanted.port, address: at.to_string() }))
     }
 
