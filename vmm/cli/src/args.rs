@@ -178,6 +178,10 @@ pub struct RunArgs {
     /// One more capability, as NAME=VALUE (see: exocell caps explain).
     #[arg(long = "cap", value_name = "NAME=VALUE")]
     pub cap: Vec<String>,
+    /// Settings of Anthropic's sandbox runtime: the domains and paths that its file allows, and the
+    /// current directory, at their own paths.
+    #[arg(long, value_name = "FILE")]
+    pub srt: Option<PathBuf>,
     /// Keep standard input open.
     #[arg(short, long)]
     pub interactive: bool,

@@ -284,3 +284,26 @@ fn many_orphans_are_reaped() {
     let left: u32 = shell(&[], script).ok().text().trim().parse().unwrap();
     assert!(left < 60, "{left} processes");
 }
+
+#[test]
+fn settings_of_another_sandbox_are_a_cells_rights() {
+    let place = tempfile::tempdir().unwrap();
+    for folder in [".git/hooks", "secrets"] {
+        std::fs::create_dir_all(place.path().join(folder)).unwrap();
+    }
+    std::fs::write(place.path().join("secrets/key"), "hidden").unwrap();
+    let settings = place.path().join("settings.json");
+    let said = r#"{"network":{"allowedDomains":["pypi.org"],"deniedDomains":[]},
+        "filesystem":{"allowWrite":["."],"denyWrite":[],"denyRead":["secrets"]}}"#;
+    std::fs::write(&settings, said).unwrap();
+    let script = "pwd; echo new > new; echo bad 2> /dev/null > .git/hooks/pre-commit; \
+        mv .git other 2> /dev/null; ls secrets; ls -d .git";
+    let words = ["run", "--rm", "--srt", "settings.json", IMAGE, "sh", "-c", script];
+    let told = finish(exocell(words).current_dir(place.path()), b"").ok();
+    assert_eq!(told.text(), format!("{}\n.git", text(place.path())));
+    assert_eq!(std::fs::read_to_string(place.path().join("new")).unwrap(), "new\n");
+    assert!(!place.path().join(".git/hooks/pre-commit").exists());
+    std::fs::write(&settings, r#"{"network":{"allowUnixSockets":["/run/x"]}}"#).unwrap();
+    let refused = finish(exocell(words).current_dir(place.path()), b"");
+    refused.exited(125).complains_of(&["--srt settings.json", "allowUnixSockets"]);
+}

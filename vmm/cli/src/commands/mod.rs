@@ -24,6 +24,7 @@ mod network;
 mod pool;
 mod run;
 mod serve;
+mod srt;
 mod staging;
 mod stats;
 mod swebench;

@@ -28,15 +28,16 @@ use exocell_cell::{
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::Pid;
 
-use super::{again, docker, image, mount, network};
+use super::{again, docker, image, mount, network, srt};
 use crate::args::{HealthArgs, ProcessArgs, RunArgs, SettingsArgs, StrengthArg};
 use crate::session::{self, Manner, Outcome, SendSignal, Signalled};
 use crate::show::say;
 use crate::terminal;
 
-pub fn run(layout: &Layout, args: RunArgs) -> Result<u8, CellError> {
+pub fn run(layout: &Layout, mut args: RunArgs) -> Result<u8, CellError> {
     let request = Request::begin();
     docker::check(&args)?;
+    srt::apply(layout, &mut args)?;
     image::pull_as_told(layout, &args.image, args.pull)?;
     let id = CellSpec::new_id()?;
     let ended = run_as(layout, args, &id, request);
