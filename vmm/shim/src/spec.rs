@@ -18,7 +18,7 @@ use crate::config::{Config, LeftOut};
 use crate::error::{Result, ShimError};
 use crate::hooks::Hooks;
 use crate::refusal::{is_empty, refused, said};
-use crate::resources;
+use crate::{resources, seccomp};
 
 type Object = Map<String, Value>;
 
@@ -37,6 +37,12 @@ pub struct Wanted {
     pub network: Option<PathBuf>,
     /// Processes of the host whose namespaces it is to share.
     pub shares_with: Vec<u32>,
+    /// Whether that of pids is among them.
+    pub shares_pids: bool,
+    /// The filter of its programs' system calls; empty where there is none.
+    pub filter: Vec<u64>,
+    /// The host's control group for it (`linux.cgroupsPath`); empty where none is named.
+    pub cgroups_path: String,
     /// Programs of the host's that are to run when it changes its state.
     pub hooks: Hooks,
     pub annotations: std::collections::BTreeMap<String, String>,
@@ -69,7 +75,14 @@ pub fn translate(specification: Value, folder: &Path, config: &Config) -> Result
     let process = taken_object(&mut specification, "process")?;
     specification.insert("process".to_owned(), check_process(process, config)?.into());
     let mut linux = taken_object(&mut specification, "linux")?;
-    let (network, shares_with) = namespaces(&mut linux)?;
+    let Namespaces { network, shares_with, shares_pids } = namespaces(&mut linux)?;
+    let cgroups_path =
+        linux.remove("cgroupsPath").and_then(|path| path.as_str().map(str::to_owned));
+    let filter = match said(&mut linux, "seccomp") {
+        Some(_) if config.leaves_out(LeftOut::Seccomp) => Vec::new(),
+        Some(profile) => seccomp::compile(profile)?,
+        None => Vec::new(),
+    };
     let linux = check_linux(linux, config)?;
     specification.insert("linux".to_owned(), linux.into());
     let (mounts, binds) = mounts(specification.remove("mounts"))?;
@@ -84,7 +97,19 @@ pub fn translate(specification: Value, folder: &Path, config: &Config) -> Result
     if spec.process.args.is_empty() {
         return Err(ShimError::invalid("the specification names no program (process.args)"));
     }
-    Ok(Wanted { spec, root, binds, hostname, network, shares_with, hooks, annotations })
+    Ok(Wanted {
+        spec,
+        root,
+        binds,
+        hostname,
+        network,
+        shares_with,
+        shares_pids,
+        filter,
+        cgroups_path: cgroups_path.unwrap_or_default(),
+        hooks,
+        annotations,
+    })
 }
 
 /// A process of an exec, as the guest's init is told of it.
@@ -164,11 +189,6 @@ fn check_capabilities(sets: &Object) -> Result<()> {
 }
 
 fn check_linux(mut linux: Object, config: &Config) -> Result<Object> {
-    // The host's groups say nothing of a guest's programs; what they use is told by Stats.
-    linux.remove("cgroupsPath");
-    if said(&mut linux, "seccomp").is_some() {
-        config.leave_out(LeftOut::Seccomp, "linux.seccomp")?;
-    }
     if said(&mut linux, "mountLabel").is_some() {
         config.leave_out(LeftOut::Selinux, "linux.mountLabel")?;
     }
@@ -191,20 +211,29 @@ fn check_linux(mut linux: Object, config: &Config) -> Result<Object> {
     Ok(linux)
 }
 
-/// The network namespace of the host's that is named, and the processes whose namespaces are.
-/// What is left of `linux` names those that each container has of its own.
-fn namespaces(linux: &mut Object) -> Result<(Option<PathBuf>, Vec<u32>)> {
+/// The namespaces of others that a container is to be in.
+struct Namespaces {
+    network: Option<PathBuf>,
+    shares_with: Vec<u32>,
+    shares_pids: bool,
+}
+
+/// What of the host's namespaces is named. What is left of `linux` names those that each container
+/// has of its own.
+fn namespaces(linux: &mut Object) -> Result<Namespaces> {
     let named = linux.remove("namespaces").unwrap_or_default();
     let named = named.as_array().cloned().unwrap_or_default();
     let (mut network, mut shares_with, mut kinds) = (None, Vec::new(), Vec::new());
+    let mut shares_pids = false;
     for namespace in &named {
         let kind = namespace.get("type").and_then(Value::as_str).unwrap_or_default();
         let path = namespace.get("path").and_then(Value::as_str).filter(|path| !path.is_empty());
         match (kind, path) {
             ("network", Some(path)) => network = Some(PathBuf::from(path)),
             ("ipc" | "uts", Some(path)) => shares_with.push(owner(kind, path)?),
-            ("pid", Some(_)) => {
-                return Err(refused("a pid namespace of others", "give the container its own"));
+            ("pid", Some(path)) => {
+                shares_with.push(owner(kind, path)?);
+                shares_pids = true;
             }
             ("cgroup" | "mount", Some(_)) | ("user" | "time", _) => {
                 return Err(refused(format_args!("the namespace {kind}"), "leave it out"));
@@ -228,7 +257,7 @@ fn namespaces(linux: &mut Object) -> Result<(Option<PathBuf>, Vec<u32>)> {
     }
     let own = ["pid", "mount", "ipc", "uts", "cgroup"].map(|kind| json!({ "type": kind }));
     linux.insert("namespaces".to_owned(), own.to_vec().into());
-    Ok((network, shares_with))
+    Ok(Namespaces { network, shares_with, shares_pids })
 }
 
 /// The process in `/proc/PID/ns/KIND`.
@@ -346,6 +375,7 @@ mod tests {
         assert_eq!(wanted.spec.linux.namespaces.len(), 5);
         assert_eq!(wanted.spec.linux.resources.unwrap().memory.unwrap().limit, Some(1000));
         assert_eq!(wanted.annotations["a"], "b");
+        assert_eq!((wanted.cgroups_path.as_str(), wanted.filter.len()), ("/x/y", 0));
         // Nobody but init's own operator has annotations for init.
         assert!(wanted.spec.annotations.is_empty());
     }
@@ -359,7 +389,7 @@ mod tests {
             ("/process/capabilities/bounding", json!(["CAP_GOD"]), "CAP_GOD"),
             ("/process/what", json!(1), "what"),
             ("/process/args", json!([]), "process.args"),
-            ("/linux/seccomp", json!({ "defaultAction": "SCMP_ACT_ERRNO" }), "seccomp"),
+            ("/linux/seccomp", json!({ "defaultAction": "SCMP_ACT_NOTIFY" }), "SCMP_ACT_NOTIFY"),
             ("/linux/uidMappings", json!([{}]), "uidMappings"),
             ("/linux/what", json!({}), "what"),
             ("/linux/namespaces", json!([{ "type": "pid" }]), "hostNetwork"),
@@ -381,6 +411,17 @@ mod tests {
             let error = read(specification).map(|wanted| wanted.spec).unwrap_err().to_string();
             assert!(error.contains(name), "{path}: {error}");
         }
+    }
+
+    #[test]
+    fn programs_of_the_pod_may_be_seen() {
+        let mut specification = plain();
+        specification["linux"]["namespaces"][0] =
+            json!({ "type": "pid", "path": "/proc/7/ns/pid" });
+        specification["linux"]["seccomp"] = json!({ "defaultAction": "SCMP_ACT_ALLOW" });
+        let wanted = read(specification).unwrap();
+        assert_eq!((wanted.shares_with, wanted.shares_pids), (vec![7], true));
+        assert!(!wanted.filter.is_empty());
     }
 
     #[test]
