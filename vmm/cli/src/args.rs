@@ -1,5 +1,6 @@
 //! The command line: docker's verbs and flags where docker has them.
 
+mod containerd;
 mod network;
 
 use std::ffi::OsString;
@@ -107,6 +108,9 @@ pub enum Command {
     #[command(subcommand)]
     Kernel(KernelCommand),
     Serve(ServeArgs),
+    /// Run the containers of a containerd in cells.
+    #[command(subcommand)]
+    Containerd(ContainerdCommand),
     /// Evaluate patches of SWE-bench in cells.
     #[command(subcommand)]
     Swebench(SwebenchCommand),
@@ -142,6 +146,7 @@ pub enum Command {
     Man(ManArgs),
 }
 
+pub use containerd::*;
 pub use network::*;
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]

@@ -6,6 +6,7 @@ mod budget;
 mod build;
 mod caps;
 mod cells;
+mod containerd;
 mod copy;
 mod docker;
 mod doctor;
@@ -84,6 +85,7 @@ pub fn dispatch(cli: Cli) -> Result<u8, CellError> {
         Command::Caps(command) => caps::caps(&layout, command),
         Command::Kernel(command) => kernel::kernel(&layout, &command),
         Command::Swebench(command) => swebench::swebench(&layout, &command),
+        Command::Containerd(command) => containerd::containerd(&layout, &command),
         Command::Serve(args) => serve::serve(&layout, &args),
         Command::LaunchContainer { id } => {
             Ok(exocell_docker::launcher::launch_container(&layout, &id))
@@ -91,7 +93,7 @@ pub fn dispatch(cli: Cli) -> Result<u8, CellError> {
         Command::RestartCell { id } => again::keep(&layout, &id),
         Command::RestartCellApart { id } => restart::keep(&layout, &id).map(|()| 0),
         Command::Module(command) => module::module(&layout, command),
-        Command::Doctor(args) => doctor::doctor(&args),
+        Command::Doctor(args) => doctor::doctor(&layout, &args),
         Command::Bench(args) => bench::bench(&layout, &args),
         Command::Man(args) => man::man(&layout, &args),
         Command::System(command) => system::system(&layout, &command),
