@@ -55,6 +55,11 @@ pub enum Command {
     Cp(CpArgs),
     Inspect(InspectArgs),
     Stats(StatsArgs),
+    /// Print figures of all running cells for Prometheus, under cAdvisor's names.
+    #[command(
+        after_help = "Example: exocell metrics > /var/lib/prometheus/node-exporter/exocell.prom"
+    )]
+    Metrics,
     Wait(WaitArgs),
     Stop(StopArgs),
     Kill(KillArgs),

@@ -18,6 +18,7 @@ mod image_list;
 mod kernel;
 mod logs;
 mod man;
+mod metrics;
 mod module;
 mod mount;
 mod network;
@@ -61,6 +62,7 @@ pub fn dispatch(cli: Cli) -> Result<u8, CellError> {
         Command::Cp(args) => copy::cp(&layout, &args),
         Command::Inspect(args) => cells::inspect(&layout, &args),
         Command::Stats(args) => stats::stats(&layout, &args),
+        Command::Metrics => metrics::metrics(&layout),
         Command::Wait(args) => cells::wait(&layout, &args),
         Command::Stop(args) => cells::stop(&layout, &args),
         Command::Kill(args) => cells::kill(&layout, &args),
