@@ -173,6 +173,69 @@ fn volumes_are_as_kubernetes_makes_them() {
     assert_eq!((read("end"), read("empty/file")), ("why\n".to_owned(), "kept\n".to_owned()));
 }
 
+/// Mounts of a test's own, which others may follow.
+struct Shared(std::path::PathBuf);
+
+impl Shared {
+    fn make(at: &std::path::Path) -> Self {
+        use nix::mount::{MsFlags, mount};
+        let none = None::<&str>;
+        std::fs::create_dir_all(at).unwrap();
+        mount(Some("test"), at, Some("tmpfs"), MsFlags::empty(), none).unwrap();
+        mount(none, at, none, MsFlags::MS_SHARED, none).unwrap();
+        Self(at.to_owned())
+    }
+
+    fn mount_below(&self, name: &str) {
+        let at = self.0.join(name);
+        std::fs::create_dir(&at).unwrap();
+        let flags = nix::mount::MsFlags::empty();
+        nix::mount::mount(Some("later"), &at, Some("tmpfs"), flags, None::<&str>).unwrap();
+        std::fs::write(at.join("file"), "later").unwrap();
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        for name in ["late", ""] {
+            let _ = nix::mount::umount2(&self.0.join(name), nix::mount::MntFlags::MNT_DETACH);
+        }
+    }
+}
+
+#[test]
+fn what_the_host_mounts_later_comes_where_it_is_asked_for() {
+    let Some(cri) = Cri::start("") else { return };
+    let shared = Shared::make(&cri.containerd.path("shared"));
+    let mount = |to: &str, propagation: u8| json!({ "container_path": to, "host_path": shared.0, "propagation": propagation });
+    let pod = cri.pod(json!({}));
+    let stays = cri.container(
+        &pod,
+        "echo begun; until test -e /stays/end; do sleep 0.1; done; ls /stays/late",
+        json!({ "mounts": [mount("/stays", 0)] }),
+    );
+    let pod = cri.pod(json!({}));
+    let follows = cri.container(
+        &pod,
+        "echo begun; until cat /follows/late/file 2>/dev/null; do sleep 0.1; done",
+        json!({ "mounts": [mount("/follows", 1)] }),
+    );
+    for id in [&stays, &follows] {
+        eventually("it has begun", || cri.crictl(&["logs", id]).text().contains("begun"));
+    }
+    shared.mount_below("late");
+    eventually("it ends", || cri.state(&follows) == "CONTAINER_EXITED");
+    assert_eq!(cri.crictl(&["logs", &follows]).ok().text(), "begun\nlater");
+    std::fs::write(shared.0.join("end"), "").unwrap();
+    eventually("it ends", || cri.state(&stays) == "CONTAINER_EXITED");
+    assert_eq!(cri.crictl(&["logs", &stays]).ok().text(), "begun");
+    // What a guest mounts stays in it.
+    let both = json!({ "mounts": [mount("/both", 2)] });
+    let refused = cri.create(&pod, "true", both);
+    let refused = cri.crictl(&["start", &refused]);
+    assert!(refused.code != 0 && refused.stderr.contains("stay in it"), "{}", refused.stderr);
+}
+
 #[test]
 fn a_security_context_is_kept_to() {
     let Some(cri) = Cri::start("") else { return };

@@ -58,6 +58,8 @@ pub struct Bind {
     pub writable: bool,
     /// Whether what the host has mounted below comes, too.
     pub recursive: bool,
+    /// Whether what the host mounts below later comes, too (`rslave`).
+    pub follows: bool,
 }
 
 /// Reads the specification of the container whose bundle is at `folder`.
@@ -286,12 +288,15 @@ fn mounts(wanted: Option<Value>) -> Result<(Value, Vec<Bind>)> {
         mount.retain(|_, value| !value.is_null());
         let options = mount.get("options").and_then(Value::as_array).cloned().unwrap_or_default();
         let options: Vec<&str> = options.iter().filter_map(Value::as_str).collect();
-        check_propagation(&options, &destination)?;
         let has = |word: &str| options.contains(&word);
-        if has("bind") || has("rbind") || kind == "bind" {
+        let is_bind = has("bind") || has("rbind") || kind == "bind";
+        check_propagation(&options, &destination, is_bind)?;
+        if is_bind {
             let name = format!("m{}", binds.len());
             let (writable, recursive) = (!has("ro"), has("rbind"));
-            let others = options.iter().copied().filter(|word| !word.ends_with("bind"));
+            let follows = has("rslave") || has("slave");
+            let others = options.iter().copied();
+            let others = others.filter(|word| !word.ends_with("bind") && !word.ends_with("slave"));
             let options: Vec<&str> = std::iter::once("rbind").chain(others).collect();
             binds.push(Bind {
                 name: name.clone(),
@@ -299,6 +304,7 @@ fn mounts(wanted: Option<Value>) -> Result<(Value, Vec<Bind>)> {
                 destination: destination.clone(),
                 writable,
                 recursive,
+                follows,
             });
             mounts.push(json!({
                 "destination": destination, "type": "bind", "source": name, "options": options,
@@ -316,14 +322,16 @@ fn mounts(wanted: Option<Value>) -> Result<(Value, Vec<Bind>)> {
     Ok((mounts.into(), binds))
 }
 
-/// Mounts go neither way between host and guest while a container runs.
-fn check_propagation(options: &[&str], destination: &str) -> Result<()> {
-    let shared = ["shared", "rshared", "slave", "rslave", "unbindable", "runbindable"];
-    match options.iter().find(|option| shared.contains(option)) {
+/// What a guest mounts stays in it; what the host mounts comes below a bind that asks for it.
+fn check_propagation(options: &[&str], destination: &str, is_bind: bool) -> Result<()> {
+    let none = ["shared", "rshared", "unbindable", "runbindable"];
+    let refused_here =
+        |option: &&&str| none.contains(*option) || (option.ends_with("slave") && !is_bind);
+    match options.iter().find(refused_here) {
         None => Ok(()),
         Some(option) => Err(refused(
             format_args!("the option {option} of the mount on {destination}"),
-            "mounts are private (rprivate)",
+            "what a guest mounts stays in it (rprivate), or a bind follows the host (rslave)",
         )),
     }
 }
@@ -345,7 +353,8 @@ mod tests {
             "hostname": "h",
             "mounts": [
                 { "destination": "/proc", "type": "proc", "source": "proc" },
-                { "destination": "/data", "type": "bind", "source": "/srv", "options": ["rbind", "ro"] },
+                { "destination": "/data", "type": "bind", "source": "/srv",
+                  "options": ["rbind", "ro", "rslave"] },
             ],
             "linux": {
                 "cgroupsPath": "/x/y",
@@ -371,6 +380,7 @@ mod tests {
         assert_eq!((wanted.root, wanted.hostname.as_str()), (PathBuf::from("/b/rootfs"), "h"));
         let [bind] = &wanted.binds[..] else { panic!("{:?}", wanted.binds) };
         assert_eq!((bind.source.as_path(), bind.writable), (Path::new("/srv"), false));
+        assert!(bind.follows && !wanted.spec.mounts[1].options.contains(&"rslave".to_owned()));
         assert_eq!(wanted.spec.mounts[1].source, bind.name);
         assert_eq!(wanted.spec.linux.namespaces.len(), 5);
         assert_eq!(wanted.spec.linux.resources.unwrap().memory.unwrap().limit, Some(1000));
@@ -400,6 +410,7 @@ mod tests {
             ),
             ("/mounts/0/type", json!("nfs"), "nfs"),
             ("/mounts/1/options", json!(["rbind", "rshared"]), "rshared"),
+            ("/mounts/0/options", json!(["rslave"]), "rslave"),
             ("/vm", json!({ "kernel": {} }), "vm"),
         ] {
             let mut specification = plain();
