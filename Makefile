@@ -13,6 +13,7 @@
 #   EXOCELL_TEST_BASE       the base image's root directory, as `exocell image import` takes it
 #   EXOCELL_TEST_HOST       a kernel for the emulator; empty where there is none
 #   EXOCELL_TEST_PLUGINS    a folder with docker's plugins compose and buildx; empty where there is none
+#   EXOCELL_TEST_CRICTL     the client of the Container Runtime Interface; empty where there is none
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -69,6 +70,7 @@ test: build kernel base-image
 	export EXOCELL_INIT=$(init) EXOCELL_TEST_BIN=$(exocell) EXOCELL_TEST_BASE=$$(realpath $(base_tree))
 	export EXOCELL_TEST_KERNEL=$$($(exocell) kernel status --json | sed -n 's/.*"path": *"\([^"]*\)".*/\1/p')
 	export EXOCELL_TEST_HOST=$$(scripts/emulated-host) EXOCELL_TEST_PLUGINS=$$(scripts/docker-plugins)
+	export EXOCELL_TEST_CRICTL=$$(scripts/crictl)
 	$(static_cargo) test --release --locked -p exocell-init --target $(static_target)
 	cargo test --release --locked --workspace --exclude exocell-init --no-fail-fast
 

@@ -136,6 +136,11 @@ pub struct Start {
     pub spec: Spec,
     /// Whether `Stdin` frames follow; otherwise standard input is /dev/null.
     pub stdin: bool,
+    /// What decides on the system calls of all programs of the container (seccomp(2)): the
+    /// instructions of a filter, each the 8 bytes of `struct sock_filter`. No filter where there are
+    /// none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub filter: Vec<u64>,
 }
 
 /// How the guest init sets up the cell before any program runs.
@@ -210,6 +215,9 @@ pub struct NetworkSetup {
     /// [`crate::AUTHORITY_FOLDER`].
     #[serde(default)]
     pub authority: Option<String>,
+    /// Whether what comes from the link for 127.0.0.1 is for programs, too.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub to_loopback: bool,
 }
 
 /// An address among neighbours, who share its first `prefix` bits.
@@ -242,6 +250,9 @@ pub struct Contain {
     /// The name of another container, whose program runs: it has the IPC and the host name of that.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shares_with: Option<String>,
+    /// Whether its programs and those of that one see each other, too.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub shares_pids: bool,
     pub hostname: String,
     #[serde(default)]
     pub domain_name: String,

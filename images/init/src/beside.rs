@@ -120,6 +120,11 @@ impl Beside {
         self.wanted.shares_with.as_deref()
     }
 
+    /// Whether its programs and those of that one see each other.
+    pub fn shares_pids(&self) -> bool {
+        self.wanted.shares_pids
+    }
+
     /// Has this thread be in new namespaces whose root is the container's, for a program of `spec`,
     /// and in those of `shared`, the container that it shares with.
     ///

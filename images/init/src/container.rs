@@ -39,6 +39,9 @@ const ENTERED: [(&str, CloneFlags); 4] = [
     ("cgroup", CloneFlags::CLONE_NEWCGROUP),
 ];
 
+/// The most instructions of a filter of system calls (linux/bpf_common.h, BPF_MAXINSNS).
+const FILTER_MAX: usize = 4096;
+
 /// What the program's process does by itself, once it is there.
 pub struct Inside {
     pub mounts: Vec<InChild>,
@@ -52,6 +55,8 @@ pub struct Rules {
     /// Whether the sets are for root, and others get what they would by execve(2).
     pub capabilities_by_user: bool,
     pub no_new_privileges: bool,
+    /// What decides on their system calls ([`exocell_agent::Start::filter`]).
+    pub filter: Vec<u64>,
     pub limits: Vec<limits::Limit>,
     pub umask: u32,
     pub oom_score_adj: Option<i32>,
@@ -74,6 +79,19 @@ impl Rules {
         Self::of_process(&spec.process, spec)
     }
 
+    /// The same, for programs whose system calls `filter` decides on.
+    ///
+    /// # Errors
+    /// It is longer than a filter may be.
+    pub fn with_filter(self, filter: &[u64]) -> Result<Self, InitError> {
+        match filter.len() <= FILTER_MAX {
+            true => Ok(Self { filter: filter.to_vec(), ..self }),
+            false => Err(InitError::invalid(format!(
+                "a filter of system calls has {FILTER_MAX} instructions or less"
+            ))),
+        }
+    }
+
     /// What `process` says, in the container of `spec`.
     pub fn of_process(process: &Process, spec: &Spec) -> Result<Self, InitError> {
         let named = spec.annotations.contains_key(ANNOTATION_USER);
@@ -85,6 +103,7 @@ impl Rules {
             capabilities: process.capabilities.as_ref().map(Sets::read).transpose()?,
             capabilities_by_user: named,
             no_new_privileges: process.no_new_privileges,
+            filter: Vec::new(),
             limits: process.rlimits.iter().map(limits::read).collect::<Result<_, _>>()?,
             umask: process.user.umask.unwrap_or(0o022),
             oom_score_adj: process.oom_score_adj,
@@ -135,7 +154,7 @@ impl Container {
         enter().context(|| "entering the program's namespaces")
     }
 
-    /// Has this thread have the IPC and the host name of the program, and nothing else of it.
+    /// Has this thread have the IPC and the host name of the program.
     pub fn share(&self) -> Result<(), InitError> {
         let shared = CloneFlags::CLONE_NEWIPC | CloneFlags::CLONE_NEWUTS;
         let mut shared = self.entered.iter().filter(|(_, flag)| shared.contains(*flag));

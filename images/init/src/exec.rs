@@ -59,9 +59,10 @@ pub fn start(
         stdin: request.stdin,
         ..Exec::default()
     };
-    let rules = Rules::read(spec)?;
+    let rules = Rules::read(spec)?.with_filter(&request.filter)?;
     container::check_namespaces(spec)?;
     let _running = member.begin()?;
+    let shared = member.beside().map(|beside| agent.shared(beside)).transpose()?.flatten();
     // Before the program's own file systems are in this thread's way.
     let (streams, inside) = match member.beside() {
         None => {
@@ -71,19 +72,28 @@ pub fn start(
         }
         Some(beside) => {
             let Entered { terminals, image, binds } =
-                beside.enter(cell, spec, agent.shared(beside)?.as_deref())?;
+                beside.enter(cell, spec, shared.as_deref())?;
             let streams = open_streams(&wanted, Some(&*terminals), Some(&cell.null))?;
             (streams, container::lay_out(spec, group, image.as_ref(), binds)?)
         }
     };
-    let place = Place::New(&inside);
+    let shares_pids = member.beside().is_some_and(|beside| beside.shares_pids());
+    let place = match shared.as_deref().filter(|_| shares_pids) {
+        Some(other) => Place::Joining(&inside, other),
+        None => Place::New(&inside),
+    };
     let session = Session { agent, member, place, rules: &rules, group: None };
     let mut begun = session.begin(&wanted, streams)?;
-    if !rules.init {
+    if !rules.init && matches!(session.place, Place::New(_)) {
         agent.reaper.watch_first(begun.pid);
     }
     let container = begun.container.take();
-    session.follow(&wanted, begun, stream, frames, || member.set_container(container))
+    let done = session.follow(&wanted, begun, stream, frames, || member.set_container(container));
+    if matches!(session.place, Place::Joining(..)) {
+        // The kernel ends the programs of a pid namespace with its first; this one is not.
+        let _ = group.kill();
+    }
+    done
 }
 
 /// Runs the program of `request` beside the container's own, to its end.
@@ -115,12 +125,14 @@ pub fn run(
         None => Place::Here,
     };
     if let Some(process) = &request.rules {
-        rules = Rules::of_process(process, &Spec::default())?;
+        let filter = std::mem::take(&mut rules.filter);
+        rules = Rules { filter, ..Rules::of_process(process, &Spec::default())? };
     }
     rules.init = false;
     if request.privileged {
         rules.capabilities = None;
         rules.no_new_privileges = false;
+        rules.filter.clear();
     }
     let session = Session { agent, member, place, rules: &rules, group };
     let begun = session.begin(request, streams)?;
@@ -154,7 +166,7 @@ impl Session<'_> {
         let cwd = if request.cwd.is_empty() { &self.rules.cwd } else { &request.cwd };
         let cwd = match self.place {
             Place::Beside(_) => find_cwd(cwd)?,
-            Place::New(_) | Place::Here => make_cwd(cwd)?,
+            Place::New(_) | Place::Joining(..) | Place::Here => make_cwd(cwd)?,
         };
         let program = resolve(request, cwd, &identity, self.rules)?;
         give_streams(&stdio, identity.uid)?;
@@ -164,7 +176,7 @@ impl Session<'_> {
             Place::New(inside) if !program.init => self
                 .make_first(&program, stdio, inside)
                 .map_err(|failure| self.explain(request, failure))?,
-            Place::Beside(_) | Place::New(_) => {
+            Place::Beside(_) | Place::New(_) | Place::Joining(..) => {
                 self.make(&program, stdio).map_err(|failure| self.explain(request, failure))?
             }
         };
@@ -304,7 +316,7 @@ impl Session<'_> {
             own_proc::write(&format!("{pid}/oom_score_adj"), &adjustment.to_string());
         }
         let container = match self.place {
-            Place::New(_) => {
+            Place::New(_) | Place::Joining(..) => {
                 held.enter_namespaces().inspect_err(|_| {
                     let _ = self.agent.reaper.signal(pid, libc::SIGKILL as u8);
                 })?;
@@ -409,6 +421,7 @@ fn resolve(
         limits: rules.limits.clone(),
         capabilities: rules.capabilities_of(identity.uid),
         no_new_privileges: rules.no_new_privileges,
+        filter: rules.filter.clone(),
         init: rules.init,
     })
 }

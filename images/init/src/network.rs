@@ -11,7 +11,7 @@ use exocell_agent::{
 use nix::mount::{MsFlags, mount};
 
 use crate::error::{Context, InitError};
-use crate::{log, paths, root, sys};
+use crate::{log, own_proc, paths, root, sys};
 
 /// How often an interface that is not there yet is looked for, a millisecond apart.
 const TRIES: u32 = 1000;
@@ -39,6 +39,10 @@ pub fn set_up(setup: &NetworkSetup) -> Result<(), InitError> {
         sys::set_mtu(name, mtu).context(|| format!("the largest packet of {name}"))?;
     }
     sys::set_address_v4(name, setup.address_v4).context(|| format!("the address of {name}"))?;
+    if setup.to_loopback {
+        let path = format!("sys/net/ipv4/conf/{name}/route_localnet");
+        own_proc::try_write(&path, "1").context(|| format!("the loopback by {name}"))?;
+    }
     // A kernel may be without IPv6; IPv4 leads to the same peers.
     if !setup.address_v6.is_unspecified()
         && let Err(error) = sys::set_address_v6(name, setup.address_v6)

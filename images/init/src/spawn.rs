@@ -26,7 +26,7 @@
 //! one by which it is let go on; and beside other programs no right that its program has not.
 //! Without that a cell's root would take all of it by ptrace(2) or pidfd_getfd(2). For the same
 //! reason a first process that stays what it is, since it only reaps (`Program::init`), is a
-//! helper's too.
+//! helper's too, and so is the first of a container that shares its pids with another.
 
 use std::ffi::CString;
 use std::fs::File;
@@ -79,6 +79,8 @@ pub struct Program {
     /// `None` leaves it what root, or another user, has.
     pub capabilities: Option<Sets>,
     pub no_new_privileges: bool,
+    /// Instructions of a filter of system calls; none for no filter.
+    pub filter: Vec<u64>,
     /// Whether a first process of the pid namespace is its parent.
     pub init: bool,
 }
@@ -98,6 +100,8 @@ pub enum Place<'a> {
     Beside(&'a Container),
     /// In a new one, as its first process.
     New(&'a Inside),
+    /// In a new one whose programs and those of another see each other.
+    Joining(&'a Inside, &'a Container),
 }
 
 /// What the child was doing when it failed.
@@ -111,12 +115,13 @@ pub enum Step {
     Limits,
     Cwd,
     User,
+    Filter,
     Exec,
 }
 
 impl Step {
     fn from_byte(byte: u8) -> Self {
-        const ALL: [Step; 8] = [
+        const ALL: [Step; 9] = [
             Step::Session,
             Step::Streams,
             Step::Cgroup,
@@ -124,6 +129,7 @@ impl Step {
             Step::Limits,
             Step::Cwd,
             Step::User,
+            Step::Filter,
             Step::Exec,
         ];
         ALL.into_iter().find(|step| *step as u8 == byte).unwrap_or(Step::Exec)
@@ -294,11 +300,14 @@ pub struct Helper {
 }
 
 impl Helper {
-    /// Starts one for `program`, beside those of `beside` or else first with `inside`; its
-    /// process id. It waits when it is ready.
+    /// Starts one for `program`, which is to be at `place`; its process id. It waits when it is
+    /// ready.
     pub fn start(program: &Program, stdio: &Stdio, place: &Place<'_>) -> nix::Result<(i32, Self)> {
         let (mounts, beside) = match place {
             Place::New(inside) => (Some(inside.mounts.as_slice()), None),
+            Place::Joining(inside, other) => {
+                (Some(inside.mounts.as_slice()), Some(other.pid_namespace()))
+            }
             Place::Beside(container) => (None, Some(container.pid_namespace())),
             Place::Here => return Err(Errno::EINVAL),
         };
@@ -430,6 +439,7 @@ mod tests {
             limits: vec![Limit { number: 7, soft: 1, hard: u64::MAX }],
             capabilities: Some(Sets { bounding: 1, ambient: 5, ..Sets::default() }),
             no_new_privileges: true,
+            filter: vec![0x7fff_0000_0000_0006],
             init: false,
         };
         let mounts = [

@@ -141,6 +141,9 @@ pub struct Contain {
     /// name of that.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shares_with: Option<String>,
+    /// Whether their programs see each other, too.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub shares_pids: bool,
 }
 
 fn sigterm() -> u8 {

@@ -117,6 +117,7 @@ impl PlannedNetwork {
             search: self.search.clone(),
             dns_options: self.dns_options.clone(),
             joined: self.ports.iter().map(joined).collect(),
+            to_loopback: false,
         }
     }
 }

@@ -474,7 +474,7 @@ pub(crate) fn start(
         read_only: spec.read_only,
     };
     let wanted = oci::spec(program, &spec.settings, caps)?;
-    Ok(Start { spec: wanted, stdin: spec.stdin && caps.stdio() })
+    Ok(Start { spec: wanted, stdin: spec.stdin && caps.stdio(), ..Start::default() })
 }
 
 /// How the program of the cell is looked after: as `spec` says, or else its image.

@@ -1,5 +1,6 @@
 //! The command line: docker's verbs and flags where docker has them.
 
+mod containerd;
 mod network;
 
 use std::ffi::OsString;
@@ -54,6 +55,11 @@ pub enum Command {
     Cp(CpArgs),
     Inspect(InspectArgs),
     Stats(StatsArgs),
+    /// Print figures of all running cells for Prometheus, under cAdvisor's names.
+    #[command(
+        after_help = "Example: exocell metrics > /var/lib/prometheus/node-exporter/exocell.prom"
+    )]
+    Metrics,
     Wait(WaitArgs),
     Stop(StopArgs),
     Kill(KillArgs),
@@ -108,6 +114,9 @@ pub enum Command {
     Kernel(KernelCommand),
     Serve(ServeArgs),
     Mcp(McpArgs),
+    /// Run the containers of a containerd in cells.
+    #[command(subcommand)]
+    Containerd(ContainerdCommand),
     /// Evaluate patches of SWE-bench in cells.
     #[command(subcommand)]
     Swebench(SwebenchCommand),
@@ -143,6 +152,7 @@ pub enum Command {
     Man(ManArgs),
 }
 
+pub use containerd::*;
 pub use network::*;
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]

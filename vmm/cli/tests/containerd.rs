@@ -161,7 +161,9 @@ fn programs_run_beside_the_containers_own() {
     terminal.type_in("key\r");
     terminal.await_text("20 77");
     let listed = containerd.ctr(&["task", "ps", &id]).ok();
-    assert!(listed.text().lines().any(|line| line.split_whitespace().next() == Some("1")));
+    let listed: Vec<_> =
+        listed.text().lines().skip(1).filter_map(|line| line.split_whitespace().next()).collect();
+    assert_eq!(listed, [pid.to_string()]);
     let figures = containerd.ctr(&["task", "metrics", "--format", "json", &id]).ok().json();
     assert!(figures["memory"]["usage"].as_u64().is_some_and(|bytes| bytes > 0), "{figures}");
     assert_eq!(figures["memory"]["usage_limit"], 67_108_864, "{figures}");
@@ -263,8 +265,7 @@ fn what_a_cell_does_not_do_is_refused_by_name() {
     let containerd = Containerd::start("");
     for (flags, word) in [
         (&["--net-host"][..], "hostNetwork"),
-        (&["--seccomp"], "seccomp"),
-        (&["--with-ns", "pid:/proc/1/ns/pid"], "pid namespace"),
+        (&["--with-ns", "pid:/proc/1/ns/pid"], "namespace of process 1"),
         (&["--with-ns", "network:/proc/self/ns/net"], "hostNetwork"),
         (&["--device", "/dev/null"], "never"),
     ] {
@@ -276,8 +277,45 @@ fn what_a_cell_does_not_do_is_refused_by_name() {
         assert!(refused.code != 0 && refused.stderr.contains(word), "{word}: {}", refused.stderr);
     }
     assert!(containerd.ctr(&["task", "ls", "-q"]).ok().text().is_empty());
+    // A profile is carried out, unless the operator has it left out.
+    let said = containerd.shell(&["--seccomp"], "cat /proc/self/status").ok();
+    assert!(said.text().contains("Seccomp:\t2"), "{}", said.text());
     let lenient = Containerd::start("leave_out = [\"seccomp\"]\nmemory_mib = 256\n");
-    lenient.shell(&["--seccomp"], "true").ok();
+    let said = lenient.shell(&["--seccomp"], "cat /proc/self/status").ok();
+    assert!(said.text().contains("Seccomp:\t0"), "{}", said.text());
+}
+
+#[test]
+fn the_runtime_is_installed_and_taken_away_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    let (config, bin) = (path("config.toml"), path("bin"));
+    std::fs::create_dir(&bin).unwrap();
+    let own = "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".cni]\n  bin_dir = \"/x\"\n";
+    std::fs::write(&config, own).unwrap();
+    let run = |words: &[&str]| {
+        let places = ["--config", text(&config), "--bin-dir", text(&bin)];
+        common::run([&["containerd"], words, &places].concat())
+    };
+    let link = bin.join("containerd-shim-exocell-v1");
+    let said = run(&["install", "--dry-run"]).ok();
+    assert!(said.text().contains("would link") && !link.exists(), "{}", said.text());
+    assert!(run(&["status"]).exited(1).text().contains("exocell containerd install"));
+    run(&["install"]).ok();
+    run(&["install"]).ok();
+    run(&["status"]).ok();
+    let mut version = std::process::Command::new(&link);
+    let said = finish(version.arg("-v"), b"").ok();
+    assert!(said.text().starts_with("containerd-shim-exocell-v1:"), "{}", said.text());
+    // As containerd itself reads it.
+    let mut dump = std::process::Command::new("containerd");
+    let said = finish(dump.arg("--config").arg(&config).args(["config", "dump"]), b"").ok();
+    for line in ["runtime_type = \"io.containerd.exocell.v1\"", "bin_dir = \"/x\""] {
+        assert!(said.text().contains(line), "{line}: {}", said.text());
+    }
+    run(&["uninstall"]).ok();
+    assert!(!link.exists());
+    assert_eq!(std::fs::read_to_string(&config).unwrap(), own);
 }
 
 /// A client of the shim of container `id`, by the newer name of its service.

@@ -357,6 +357,29 @@ fn a_guest_that_does_not_answer_costs_each_command_a_bounded_time() {
     finish(&mut exocell(["rm", &name]), b"").ok();
 }
 
+/// Each figure of each cell is a line with its labels, after what the figure is.
+#[test]
+fn figures_are_there_for_prometheus() {
+    let root = PrivateRoot::with_image();
+    root.run(["run", "-d", "--name", "counted", TINY, "sleep", "100"]).ok();
+    root.run(["run", "--name", "over", TINY, "true"]).ok();
+    let said = root.run(["metrics"]).ok();
+    for line in ["exocell_cells{state=\"running\"} 1", "exocell_cells{state=\"exited\"} 1"] {
+        assert!(said.text().lines().any(|own| own == line), "{line}: {}", said.text());
+    }
+    for name in ["container_cpu_usage_seconds_total", "container_memory_working_set_bytes"] {
+        let mut lines = said.text().lines();
+        let kind = lines.position(|line| line.starts_with(&format!("# TYPE {name} ")));
+        assert!(kind.is_some(), "{}", said.text());
+        let (labels, value) = lines.next().unwrap().split_once("} ").unwrap();
+        assert!(labels.starts_with(&format!("{name}{{id=\"/exocell/")), "{labels}");
+        assert!(labels.contains("name=\"counted\"") && labels.contains(TINY), "{labels}");
+        assert!(value.parse::<f64>().unwrap() > 0.0, "{value}");
+    }
+    assert!(!said.text().contains("\"over\""), "{}", said.text());
+    root.run(["rm", "-f", "counted", "over"]).ok();
+}
+
 /// Who follows the events hears of each step, and of cells that are gone.
 #[test]
 fn events_tell_what_becomes_of_cells() {

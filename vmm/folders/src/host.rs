@@ -4,7 +4,7 @@
 use std::ffi::{CStr, CString};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat, StatVfsMountFlags};
 use rustix::io::Errno;
 
 /// The longest file name, in bytes (`NAME_MAX`).
@@ -36,11 +36,32 @@ pub fn name(bytes: &[u8]) -> Result<&[u8], Errno> {
 pub struct Ident {
     pub dev: u64,
     pub ino: u64,
+    /// Whether it was found below a mount that is read-only. What is held there is never written, so
+    /// the same file is another one where it may be.
+    pub is_fixed: bool,
 }
 
 impl Ident {
     pub fn of(stat: &Stat) -> Self {
-        Self { dev: stat.st_dev, ino: stat.st_ino }
+        Self { dev: stat.st_dev, ino: stat.st_ino, is_fixed: false }
+    }
+
+    /// That of `held`, found in the directory `dir`.
+    ///
+    /// # Errors
+    /// The host's.
+    pub fn of_found(held: impl AsFd, stat: &Stat, dir: Ident) -> Result<Self, Errno> {
+        let is_fixed = match stat.st_dev == dir.dev {
+            true => dir.is_fixed,
+            // Something is mounted here.
+            false => rustix::fs::fstatvfs(held)?.f_flag.contains(StatVfsMountFlags::RDONLY),
+        };
+        Ok(Self { is_fixed, ..Self::of(stat) })
+    }
+
+    /// The same file below mounts of the other kind.
+    pub fn other(self) -> Self {
+        Self { is_fixed: !self.is_fixed, ..self }
     }
 
     /// A number that is the inode's on the folder's own device and differs from it on devices
@@ -190,9 +211,10 @@ mod tests {
 
     #[test]
     fn inodes_of_other_devices_have_other_numbers() {
-        let root = Ident { dev: 0xfe01, ino: 2 };
-        assert_eq!(Ident { dev: 0xfe01, ino: 77 }.number(root), 77);
-        assert_ne!(Ident { dev: 0xfe02, ino: 77 }.number(root), 77);
+        let ident = |dev, ino| Ident { dev, ino, is_fixed: false };
+        let root = ident(0xfe01, 2);
+        assert_eq!(ident(0xfe01, 77).number(root), 77);
+        assert_ne!(ident(0xfe02, 77).number(root), 77);
     }
 
     #[test]

@@ -222,7 +222,8 @@ impl Nodes {
                 errno => errno,
             })?;
             let stat = rustix::fs::fstat(&found)?;
-            if !parked.is(&found, Ident::of(&stat)) {
+            let ident = Ident { is_fixed: parked.ident.is_fixed, ..Ident::of(&stat) };
+            if !parked.is(&found, ident) {
                 return Err(Errno::STALE);
             }
             dir = found;
@@ -234,6 +235,7 @@ impl Nodes {
     fn unpark(&mut self, number: u64, mut node: Node) {
         let Some(known) = self.table.get_mut(number) else { return };
         if let Known::Parked(parked) = known {
+            node.ident = parked.ident;
             node.lookups = parked.lookups;
             node.cached = parked.cached;
             node.place = Some(parked.place.clone());

@@ -71,6 +71,42 @@ fn trees_are_made_moved_and_linked() {
 }
 
 #[test]
+fn what_is_fixed_at_one_place_is_written_at_another() {
+    use nix::mount::{MsFlags, mount as mounted};
+    use nix::sched::{CloneFlags, unshare};
+    if !nix::unistd::geteuid().is_root() {
+        return;
+    }
+    // In mounts of this thread's own.
+    unshare(CloneFlags::CLONE_NEWNS).unwrap();
+    let none = None::<&str>;
+    mounted(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none).unwrap();
+    let (source, dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    mounted(Some("t"), source.path(), Some("tmpfs"), MsFlags::empty(), none).unwrap();
+    fs::write(source.path().join("f"), "before").unwrap();
+    for (name, flags) in [("fixed", MsFlags::MS_RDONLY), ("open", MsFlags::empty())] {
+        let at = dir.path().join(name);
+        fs::create_dir(&at).unwrap();
+        mounted(Some(source.path()), &at, none, MsFlags::MS_BIND, none).unwrap();
+        mounted(none, &at, none, MsFlags::MS_BIND | MsFlags::MS_REMOUNT | flags, none).unwrap();
+    }
+    for names in [["fixed/f", "open/f"], ["open/f", "fixed/f"]] {
+        let mut guest = mount(dir.path(), RW);
+        let [fixed, open] = {
+            let [first, second] = names.map(|name| guest.find(name).unwrap().node);
+            if names[0] == "fixed/f" { [first, second] } else { [second, first] }
+        };
+        assert_ne!(fixed, open);
+        assert_eq!(guest.find("fixed/f").unwrap().node, fixed);
+        assert_eq!(guest.open(fixed, libc::O_RDWR).err(), Some(Errno::ROFS));
+        let handle = guest.open(open, libc::O_RDWR).unwrap();
+        assert_eq!(guest.write(handle, 0, b"after!"), Ok(6));
+        let handle = guest.open(fixed, libc::O_RDONLY).unwrap();
+        assert_eq!(guest.read(handle, 0, 6).unwrap(), b"after!");
+    }
+}
+
+#[test]
 fn set_id_bits_and_devices_are_not_made() {
     let dir = tempfile::tempdir().unwrap();
     let mut guest = mount(dir.path(), RW);

@@ -50,6 +50,13 @@ pub fn annotations(path: &Path) -> Result<BTreeMap<String, String>> {
     Ok(found.annotations.unwrap_or_default())
 }
 
+/// The control group that the container whose bundle is at `path` names; empty where there is none.
+pub fn cgroups_path(path: &Path) -> String {
+    let read: Option<Value> = text(path).ok().and_then(|text| serde_json::from_str(&text).ok());
+    let named = read.as_ref().and_then(|read| read.pointer("/linux/cgroupsPath")?.as_str());
+    named.unwrap_or_default().to_owned()
+}
+
 fn text(path: &Path) -> Result<String> {
     let file = path.join("config.json");
     let mut text = String::new();

@@ -14,6 +14,7 @@ use exocell_cell::{CellSpec, Layout, Record, end};
 use serde_json::json;
 use tracing::warn;
 
+use crate::cgroups::Home;
 use crate::config::Config;
 use crate::depot::Depot;
 use crate::error::{Result, ShimError};
@@ -39,6 +40,7 @@ pub struct Cell {
     /// Bytes that its guest has.
     pub memory_bytes: u64,
     pub depot: Depot,
+    home: Option<Home>,
     /// It ends when this is closed.
     session: UnixStream,
     is_plugged: Mutex<bool>,
@@ -77,8 +79,15 @@ impl Cell {
             .into(),
             ..CellSpec::idle(&format!("containerd:{}", group.id), table.to_string())?
         };
-        let session = launch::launch(&layout, &spec)?;
-        await_ready(&session)?;
+        let home = Home::make(&wanted.cgroups_path)?;
+        let folders = home.as_ref().map_or(&[][..], Home::folders);
+        let session = launch::launch(&layout, &spec, folders)
+            .and_then(|session| await_ready(&session).map(|()| session));
+        let session = session.inspect_err(|_| {
+            if let Some(home) = &home {
+                home.remove();
+            }
+        })?;
         let (record, _, status) = Record::find(&layout, &spec.id)?;
         let pid = u32::try_from(status.supervisor_pid).unwrap_or(0);
         Ok(Self {
@@ -87,6 +96,7 @@ impl Cell {
             pid,
             memory_bytes,
             depot,
+            home,
             session,
             is_plugged: Mutex::new(false),
         })
@@ -118,6 +128,9 @@ impl Cell {
         // One that removes itself goes without being asked; this waits for it, and settles what a
         // supervisor that was killed has left.
         remove(&self.layout, &self.record.id);
+        if let Some(home) = &self.home {
+            home.remove();
+        }
     }
 }
 

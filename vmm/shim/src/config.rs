@@ -79,12 +79,17 @@ impl Config {
         Layout::new(root.unwrap_or_else(Layout::default_root))
     }
 
+    /// Whether the operator has it left out.
+    pub fn leaves_out(&self, kind: LeftOut) -> bool {
+        self.leave_out.contains(&kind)
+    }
+
     /// Lets `what` be left out if the operator says so.
     ///
     /// # Errors
     /// The operator does not.
     pub fn leave_out(&self, kind: LeftOut, what: &str) -> Result<()> {
-        if self.leave_out.contains(&kind) {
+        if self.leaves_out(kind) {
             return Ok(());
         }
         let name = format!("{kind:?}").to_lowercase();

@@ -13,6 +13,7 @@ use containerd_shim_protos::api::DeleteResponse;
 use containerd_shim_protos::protobuf::{Message, MessageField};
 
 use crate::args::Args;
+use crate::cgroups::Home;
 use crate::config::Config;
 use crate::error::{Result, ShimError};
 use crate::events::timestamp;
@@ -32,6 +33,9 @@ pub fn delete(args: &Args) -> Result<()> {
         cell::remove(&Config::read()?.layout(), group.cell_id());
         let _ = std::fs::remove_file(group.socket());
         let _ = std::fs::remove_dir(group.depot());
+        if let Ok(Some(home)) = Home::of(&bundle::cgroups_path(&folder)) {
+            home.remove();
+        }
     }
     let answer = DeleteResponse {
         exit_status: KILLED,

@@ -41,6 +41,16 @@ pub struct Place {
     mounted: Vec<PathBuf>,
 }
 
+/// How something of the host is there.
+#[derive(Debug, Clone, Copy)]
+struct Flags {
+    writable: bool,
+    /// With what is mounted below.
+    recursive: bool,
+    /// With what the host mounts below later.
+    follows: bool,
+}
+
 impl Depot {
     /// Makes it at `path`; the caller is in a mount namespace of its own.
     ///
@@ -110,13 +120,14 @@ impl Place {
             fs::create_dir(at).map_err(ShimError::host(format!("cannot make {}", at.display())))?;
         }
         mounts::mount_all(rootfs, at)?;
-        let put = self.put(at, DEPOT_ROOT, true, true);
+        let whole = Flags { writable: true, recursive: true, follows: false };
+        let put = self.put(at, DEPOT_ROOT, whole);
         mounts::unmount(at, rootfs.len());
         put
     }
 
     fn add_bind(&mut self, bind: &Bind) -> Result<()> {
-        let Bind { name, source, destination, writable, recursive } = bind;
+        let Bind { name, source, destination, writable, recursive, follows } = bind;
         let found = fs::canonicalize(source)
             .and_then(|real| Ok((fs::metadata(&real)?.file_type(), real)))
             .map_err(ShimError::host(format!("cannot bind {} on {destination}", source.display())));
@@ -137,24 +148,23 @@ impl Place {
             ));
         }
         self.make(name, kind.is_dir())?;
-        match recursive {
-            true => self.put(&real, name, *writable, true),
-            false => self.put(&real, name, *writable, false),
-        }
+        let (writable, recursive, follows) = (*writable, *recursive, *follows);
+        self.put(&real, name, Flags { writable, recursive, follows })
     }
 
-    fn put(&mut self, source: &Path, name: &str, writable: bool, recursive: bool) -> Result<()> {
+    fn put(&mut self, source: &Path, name: &str, flags: Flags) -> Result<()> {
         let target = self.path.join(name);
-        let taken = if recursive { Tree::take(source) } else { Tree::take_alone(source) };
+        let taken = if flags.recursive { Tree::take(source) } else { Tree::take_alone(source) };
+        // The depot is shared with those who serve it: what lies in it follows the host in their
+        // mounts, too, or in none.
+        let kept = |tree: &Tree| if flags.follows { Ok(()) } else { tree.keep() };
         taken
-            .and_then(|tree| tree.restrict(writable).map(|()| tree))
+            .and_then(|tree| tree.restrict(flags.writable).map(|()| tree))
+            .and_then(|tree| kept(&tree).map(|()| tree))
             .and_then(|tree| tree.put(&target))
             .map_err(ShimError::host(format!("cannot mount {}", source.display())))?;
-        self.mounted.push(target.clone());
-        // What the host mounts below later is not for the container.
-        let none = None::<&str>;
-        mount(none, &target, none, MsFlags::MS_PRIVATE | MsFlags::MS_REC, none)
-            .map_err(ShimError::host(format!("cannot keep {} as it is", source.display())))
+        self.mounted.push(target);
+        Ok(())
     }
 }
 

@@ -19,8 +19,8 @@ use exocell_cell::xgate::CapabilitySet;
 use exocell_cell::{CellError, CellSpec, Layout, logging};
 use serde::{Deserialize, Serialize};
 
-use crate::NAME;
 use crate::error::{Result, ShimError};
+use crate::{NAME, cgroups};
 
 /// The longest order, in bytes.
 const ORDER_BYTES_MAX: u32 = 1 << 20;
@@ -30,16 +30,19 @@ const ORDER_BYTES_MAX: u32 = 1 << 20;
 struct Order {
     root: PathBuf,
     spec: CellSpec,
+    /// The host's control groups that its processes are to be in.
+    groups: Vec<PathBuf>,
 }
 
-/// Starts a cell; the shim's end of its session.
+/// Starts a cell, in the control groups `groups`; the shim's end of its session.
 ///
 /// # Errors
 /// Why there is none.
-pub fn launch(layout: &Layout, spec: &CellSpec) -> Result<UnixStream> {
+pub fn launch(layout: &Layout, spec: &CellSpec, groups: &[PathBuf]) -> Result<UnixStream> {
     let failed = "cannot run the launcher";
     let (session, operator) = UnixStream::pair().map_err(ShimError::host(failed))?;
-    let order = Order { root: layout.root().to_owned(), spec: spec.clone() };
+    let (root, groups) = (layout.root().to_owned(), groups.to_vec());
+    let order = Order { root, spec: spec.clone(), groups };
     let text = serde_json::to_vec(&order).map_err(ShimError::host(failed))?;
     let length = u32::try_from(text.len()).map_err(ShimError::host(failed))?;
     let child = Command::new("/proc/self/exe")
@@ -75,12 +78,15 @@ pub fn launch_here() -> Result<()> {
     let level = std::env::var(logging::LEVEL_VARIABLE).ok().and_then(|level| level.parse().ok());
     let default = logging::Settings::default();
     logging::begin(logging::Settings { level: level.unwrap_or(default.level), ..default });
-    let Order { root, mut spec } = read_order()?;
+    let Order { root, mut spec, groups } = read_order()?;
     let layout = Layout::new(root);
     let operator = std::io::stdin().as_fd().try_clone_to_owned();
     let operator = operator.map_err(ShimError::host("cannot take over the session"))?;
     let caps = CapabilitySet::parse(&spec.capabilities, Path::new("/")).map_err(CellError::from)?;
     let (workload, caps) = Workload::plan(&layout, &mut spec, caps, None, Vec::new())?;
+    if let Workload::Vm(plan) = &workload {
+        cgroups::enter(&groups, plan.limits.bytes_max())?;
+    }
     launch_for(&layout, spec, caps, workload, request, operator.into())?;
     Ok(())
 }

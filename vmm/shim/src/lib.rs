@@ -29,6 +29,7 @@
 mod args;
 mod bundle;
 mod cell;
+mod cgroups;
 mod config;
 mod delete;
 mod depot;
@@ -43,6 +44,7 @@ mod netns;
 mod process;
 mod refusal;
 mod resources;
+mod seccomp;
 mod serve;
 mod service;
 mod shim;

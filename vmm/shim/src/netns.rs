@@ -9,6 +9,9 @@
 //! guest sends goes the ways that CNI has laid. So inbound and outbound, TCP, UDP and ICMP, and what
 //! filters packets in the namespace or outside are as for any container.
 //!
+//! What a program in the namespace sends to 127.0.0.1 goes to the guest's loopback the same way:
+//! that is how ports of a pod are forwarded.
+//!
 //! What is set up is asked of iproute2, and changed by it, in a thread that is in that namespace.
 
 use std::fs::File;
@@ -27,6 +30,10 @@ use crate::error::{Result, ShimError};
 /// The tun device's name in the namespace, and the guest's of its own interface.
 const TUN: &str = "exocell0";
 const GUEST: &str = "eth0";
+/// Whose packets for 127.0.0.1 come to the guest: the namespace's own, which has a program there
+/// only when somebody forwards a port (CRI's PortForward). An address of the link (RFC 3927) that no
+/// guest has.
+const FORWARDER: &str = "169.254.77.1";
 
 /// A network that a cell can be plugged into.
 pub struct Found {
@@ -119,6 +126,8 @@ fn set_up() -> Result<Option<Found>> {
         (format!("net/ipv4/conf/{interface}/proxy_arp"), "1"),
         // The guest's packets come from an address that the interface has, too.
         (format!("net/ipv4/conf/{TUN}/accept_local"), "1"),
+        // Both ways between the forwarder and the guest's own loopback.
+        (format!("net/ipv4/conf/{TUN}/route_localnet"), "1"),
         // At once: nobody else answers.
         (format!("net/ipv4/neigh/{interface}/proxy_delay"), "0"),
     ];
@@ -135,6 +144,10 @@ fn set_up() -> Result<Option<Found>> {
         ip(&["route", "add", &address, "dev", TUN])?;
         ip(&["route", "delete", "local", &address, "table", "local"])?;
     }
+    ip(&["address", "add", FORWARDER, "dev", TUN, "scope", "link"])?;
+    // The namespace's own, where its loopback is up.
+    let _ = ip(&["route", "delete", "local", "127.0.0.1", "table", "local"]);
+    ip(&["route", "add", "127.0.0.1", "dev", TUN, "src", FORWARDER, "table", "local"])?;
     for address in v6 {
         let address = address.to_string();
         ip(&["-6", "route", "add", &address, "dev", TUN])?;
@@ -152,6 +165,7 @@ fn set_up() -> Result<Option<Found>> {
         search: Vec::new(),
         dns_options: Vec::new(),
         authority: None,
+        to_loopback: true,
     };
     Ok(Some(Found { setup, device }))
 }

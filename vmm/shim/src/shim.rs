@@ -201,6 +201,7 @@ impl Shim {
             read_only: false,
             keeps_files: false,
             depot: Some(place.name.clone()),
+            shares_pids: bundle.wanted.shares_pids,
         };
         let inside = Inside::begin(&cell.record, wanted)?;
         let stdio = Stdio {
@@ -246,7 +247,9 @@ impl Shim {
     pub fn start(self: &Arc<Self>, id: &str) -> Result<u32> {
         let container = self.find(id)?;
         let pid = container.cell.pid;
-        let start = Start { spec: container.wanted.spec.clone(), stdin: false };
+        let wanted = &container.wanted;
+        let start =
+            Start { spec: wanted.spec.clone(), stdin: false, filter: wanted.filter.clone() };
         let started = |_| {
             self.events.send(&TaskStart { container_id: id.to_owned(), pid, ..Default::default() });
         };

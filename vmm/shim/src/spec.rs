@@ -18,7 +18,7 @@ use crate::config::{Config, LeftOut};
 use crate::error::{Result, ShimError};
 use crate::hooks::Hooks;
 use crate::refusal::{is_empty, refused, said};
-use crate::resources;
+use crate::{resources, seccomp};
 
 type Object = Map<String, Value>;
 
@@ -37,6 +37,12 @@ pub struct Wanted {
     pub network: Option<PathBuf>,
     /// Processes of the host whose namespaces it is to share.
     pub shares_with: Vec<u32>,
+    /// Whether that of pids is among them.
+    pub shares_pids: bool,
+    /// The filter of its programs' system calls; empty where there is none.
+    pub filter: Vec<u64>,
+    /// The host's control group for it (`linux.cgroupsPath`); empty where none is named.
+    pub cgroups_path: String,
     /// Programs of the host's that are to run when it changes its state.
     pub hooks: Hooks,
     pub annotations: std::collections::BTreeMap<String, String>,
@@ -52,6 +58,8 @@ pub struct Bind {
     pub writable: bool,
     /// Whether what the host has mounted below comes, too.
     pub recursive: bool,
+    /// Whether what the host mounts below later comes, too (`rslave`).
+    pub follows: bool,
 }
 
 /// Reads the specification of the container whose bundle is at `folder`.
@@ -69,7 +77,14 @@ pub fn translate(specification: Value, folder: &Path, config: &Config) -> Result
     let process = taken_object(&mut specification, "process")?;
     specification.insert("process".to_owned(), check_process(process, config)?.into());
     let mut linux = taken_object(&mut specification, "linux")?;
-    let (network, shares_with) = namespaces(&mut linux)?;
+    let Namespaces { network, shares_with, shares_pids } = namespaces(&mut linux)?;
+    let cgroups_path =
+        linux.remove("cgroupsPath").and_then(|path| path.as_str().map(str::to_owned));
+    let filter = match said(&mut linux, "seccomp") {
+        Some(_) if config.leaves_out(LeftOut::Seccomp) => Vec::new(),
+        Some(profile) => seccomp::compile(profile)?,
+        None => Vec::new(),
+    };
     let linux = check_linux(linux, config)?;
     specification.insert("linux".to_owned(), linux.into());
     let (mounts, binds) = mounts(specification.remove("mounts"))?;
@@ -84,7 +99,19 @@ pub fn translate(specification: Value, folder: &Path, config: &Config) -> Result
     if spec.process.args.is_empty() {
         return Err(ShimError::invalid("the specification names no program (process.args)"));
     }
-    Ok(Wanted { spec, root, binds, hostname, network, shares_with, hooks, annotations })
+    Ok(Wanted {
+        spec,
+        root,
+        binds,
+        hostname,
+        network,
+        shares_with,
+        shares_pids,
+        filter,
+        cgroups_path: cgroups_path.unwrap_or_default(),
+        hooks,
+        annotations,
+    })
 }
 
 /// A process of an exec, as the guest's init is told of it.
@@ -164,11 +191,6 @@ fn check_capabilities(sets: &Object) -> Result<()> {
 }
 
 fn check_linux(mut linux: Object, config: &Config) -> Result<Object> {
-    // The host's groups say nothing of a guest's programs; what they use is told by Stats.
-    linux.remove("cgroupsPath");
-    if said(&mut linux, "seccomp").is_some() {
-        config.leave_out(LeftOut::Seccomp, "linux.seccomp")?;
-    }
     if said(&mut linux, "mountLabel").is_some() {
         config.leave_out(LeftOut::Selinux, "linux.mountLabel")?;
     }
@@ -191,20 +213,29 @@ fn check_linux(mut linux: Object, config: &Config) -> Result<Object> {
     Ok(linux)
 }
 
-/// The network namespace of the host's that is named, and the processes whose namespaces are.
-/// What is left of `linux` names those that each container has of its own.
-fn namespaces(linux: &mut Object) -> Result<(Option<PathBuf>, Vec<u32>)> {
+/// The namespaces of others that a container is to be in.
+struct Namespaces {
+    network: Option<PathBuf>,
+    shares_with: Vec<u32>,
+    shares_pids: bool,
+}
+
+/// What of the host's namespaces is named. What is left of `linux` names those that each container
+/// has of its own.
+fn namespaces(linux: &mut Object) -> Result<Namespaces> {
     let named = linux.remove("namespaces").unwrap_or_default();
     let named = named.as_array().cloned().unwrap_or_default();
     let (mut network, mut shares_with, mut kinds) = (None, Vec::new(), Vec::new());
+    let mut shares_pids = false;
     for namespace in &named {
         let kind = namespace.get("type").and_then(Value::as_str).unwrap_or_default();
         let path = namespace.get("path").and_then(Value::as_str).filter(|path| !path.is_empty());
         match (kind, path) {
             ("network", Some(path)) => network = Some(PathBuf::from(path)),
             ("ipc" | "uts", Some(path)) => shares_with.push(owner(kind, path)?),
-            ("pid", Some(_)) => {
-                return Err(refused("a pid namespace of others", "give the container its own"));
+            ("pid", Some(path)) => {
+                shares_with.push(owner(kind, path)?);
+                shares_pids = true;
             }
             ("cgroup" | "mount", Some(_)) | ("user" | "time", _) => {
                 return Err(refused(format_args!("the namespace {kind}"), "leave it out"));
@@ -228,7 +259,7 @@ fn namespaces(linux: &mut Object) -> Result<(Option<PathBuf>, Vec<u32>)> {
     }
     let own = ["pid", "mount", "ipc", "uts", "cgroup"].map(|kind| json!({ "type": kind }));
     linux.insert("namespaces".to_owned(), own.to_vec().into());
-    Ok((network, shares_with))
+    Ok(Namespaces { network, shares_with, shares_pids })
 }
 
 /// The process in `/proc/PID/ns/KIND`.
@@ -257,12 +288,15 @@ fn mounts(wanted: Option<Value>) -> Result<(Value, Vec<Bind>)> {
         mount.retain(|_, value| !value.is_null());
         let options = mount.get("options").and_then(Value::as_array).cloned().unwrap_or_default();
         let options: Vec<&str> = options.iter().filter_map(Value::as_str).collect();
-        check_propagation(&options, &destination)?;
         let has = |word: &str| options.contains(&word);
-        if has("bind") || has("rbind") || kind == "bind" {
+        let is_bind = has("bind") || has("rbind") || kind == "bind";
+        check_propagation(&options, &destination, is_bind)?;
+        if is_bind {
             let name = format!("m{}", binds.len());
             let (writable, recursive) = (!has("ro"), has("rbind"));
-            let others = options.iter().copied().filter(|word| !word.ends_with("bind"));
+            let follows = has("rslave") || has("slave");
+            let others = options.iter().copied();
+            let others = others.filter(|word| !word.ends_with("bind") && !word.ends_with("slave"));
             let options: Vec<&str> = std::iter::once("rbind").chain(others).collect();
             binds.push(Bind {
                 name: name.clone(),
@@ -270,6 +304,7 @@ fn mounts(wanted: Option<Value>) -> Result<(Value, Vec<Bind>)> {
                 destination: destination.clone(),
                 writable,
                 recursive,
+                follows,
             });
             mounts.push(json!({
                 "destination": destination, "type": "bind", "source": name, "options": options,
@@ -287,14 +322,16 @@ fn mounts(wanted: Option<Value>) -> Result<(Value, Vec<Bind>)> {
     Ok((mounts.into(), binds))
 }
 
-/// Mounts go neither way between host and guest while a container runs.
-fn check_propagation(options: &[&str], destination: &str) -> Result<()> {
-    let shared = ["shared", "rshared", "slave", "rslave", "unbindable", "runbindable"];
-    match options.iter().find(|option| shared.contains(option)) {
+/// What a guest mounts stays in it; what the host mounts comes below a bind that asks for it.
+fn check_propagation(options: &[&str], destination: &str, is_bind: bool) -> Result<()> {
+    let none = ["shared", "rshared", "unbindable", "runbindable"];
+    let refused_here =
+        |option: &&&str| none.contains(*option) || (option.ends_with("slave") && !is_bind);
+    match options.iter().find(refused_here) {
         None => Ok(()),
         Some(option) => Err(refused(
             format_args!("the option {option} of the mount on {destination}"),
-            "mounts are private (rprivate)",
+            "what a guest mounts stays in it (rprivate), or a bind follows the host (rslave)",
         )),
     }
 }
@@ -316,7 +353,8 @@ mod tests {
             "hostname": "h",
             "mounts": [
                 { "destination": "/proc", "type": "proc", "source": "proc" },
-                { "destination": "/data", "type": "bind", "source": "/srv", "options": ["rbind", "ro"] },
+                { "destination": "/data", "type": "bind", "source": "/srv",
+                  "options": ["rbind", "ro", "rslave"] },
             ],
             "linux": {
                 "cgroupsPath": "/x/y",
@@ -342,10 +380,12 @@ mod tests {
         assert_eq!((wanted.root, wanted.hostname.as_str()), (PathBuf::from("/b/rootfs"), "h"));
         let [bind] = &wanted.binds[..] else { panic!("{:?}", wanted.binds) };
         assert_eq!((bind.source.as_path(), bind.writable), (Path::new("/srv"), false));
+        assert!(bind.follows && !wanted.spec.mounts[1].options.contains(&"rslave".to_owned()));
         assert_eq!(wanted.spec.mounts[1].source, bind.name);
         assert_eq!(wanted.spec.linux.namespaces.len(), 5);
         assert_eq!(wanted.spec.linux.resources.unwrap().memory.unwrap().limit, Some(1000));
         assert_eq!(wanted.annotations["a"], "b");
+        assert_eq!((wanted.cgroups_path.as_str(), wanted.filter.len()), ("/x/y", 0));
         // Nobody but init's own operator has annotations for init.
         assert!(wanted.spec.annotations.is_empty());
     }
@@ -359,7 +399,7 @@ mod tests {
             ("/process/capabilities/bounding", json!(["CAP_GOD"]), "CAP_GOD"),
             ("/process/what", json!(1), "what"),
             ("/process/args", json!([]), "process.args"),
-            ("/linux/seccomp", json!({ "defaultAction": "SCMP_ACT_ERRNO" }), "seccomp"),
+            ("/linux/seccomp", json!({ "defaultAction": "SCMP_ACT_NOTIFY" }), "SCMP_ACT_NOTIFY"),
             ("/linux/uidMappings", json!([{}]), "uidMappings"),
             ("/linux/what", json!({}), "what"),
             ("/linux/namespaces", json!([{ "type": "pid" }]), "hostNetwork"),
@@ -370,6 +410,7 @@ mod tests {
             ),
             ("/mounts/0/type", json!("nfs"), "nfs"),
             ("/mounts/1/options", json!(["rbind", "rshared"]), "rshared"),
+            ("/mounts/0/options", json!(["rslave"]), "rslave"),
             ("/vm", json!({ "kernel": {} }), "vm"),
         ] {
             let mut specification = plain();
@@ -381,6 +422,17 @@ mod tests {
             let error = read(specification).map(|wanted| wanted.spec).unwrap_err().to_string();
             assert!(error.contains(name), "{path}: {error}");
         }
+    }
+
+    #[test]
+    fn programs_of_the_pod_may_be_seen() {
+        let mut specification = plain();
+        specification["linux"]["namespaces"][0] =
+            json!({ "type": "pid", "path": "/proc/7/ns/pid" });
+        specification["linux"]["seccomp"] = json!({ "defaultAction": "SCMP_ACT_ALLOW" });
+        let wanted = read(specification).unwrap();
+        assert_eq!((wanted.shares_with, wanted.shares_pids), (vec![7], true));
+        assert!(!wanted.filter.is_empty());
     }
 
     #[test]

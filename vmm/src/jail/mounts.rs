@@ -36,6 +36,15 @@ impl Tree {
         Ok(restrict_tree(&self.0, writable)?)
     }
 
+    /// Has what others mount below what it was taken of not come into it, from now on.
+    ///
+    /// # Errors
+    /// The host's (mount_setattr(2)).
+    pub fn keep(&self) -> std::io::Result<()> {
+        let private = Attributes { propagation: libc::MS_PRIVATE, ..Attributes::default() };
+        Ok(set_attributes(&self.0, &private, libc::AT_RECURSIVE)?)
+    }
+
     /// Has it lie at `target`.
     ///
     /// # Errors
@@ -77,19 +86,25 @@ pub(super) fn restrict_mount(mount: &OwnedFd, writable: bool, devices: bool) -> 
     restrict(mount, writable, if devices { 0 } else { libc::MOUNT_ATTR_NODEV }, 0)
 }
 
-/// Sets what holds for mounts (mount_setattr(2)); it takes nothing away that the host has set.
+/// `struct mount_attr`.
+#[derive(Default)]
+#[repr(C)]
+struct Attributes {
+    set: u64,
+    clear: u64,
+    propagation: u64,
+    user_namespace: u64,
+}
+
+/// Sets what holds for mounts; it takes nothing away that the host has set.
 fn restrict(mount: &OwnedFd, writable: bool, set: u64, flags: i32) -> nix::Result<()> {
-    /// `struct mount_attr`.
-    #[repr(C)]
-    struct Attributes {
-        set: u64,
-        clear: u64,
-        propagation: u64,
-        user_namespace: u64,
-    }
     let read_only = if writable { 0 } else { libc::MOUNT_ATTR_RDONLY };
     let set = libc::MOUNT_ATTR_NOSUID | read_only | set;
-    let attributes = Attributes { set, clear: 0, propagation: 0, user_namespace: 0 };
+    set_attributes(mount, &Attributes { set, ..Attributes::default() }, flags)
+}
+
+/// mount_setattr(2) for what a descriptor holds.
+fn set_attributes(mount: &OwnedFd, attributes: &Attributes, flags: i32) -> nix::Result<()> {
     // SAFETY: the path and the structure, whose true size is told, outlive the call. Needed
     // because nix does not wrap it.
     let set = unsafe {
@@ -98,7 +113,7 @@ fn restrict(mount: &OwnedFd, writable: bool, set: u64, flags: i32) -> nix::Resul
             mount.as_raw_fd(),
             c"".as_ptr(),
             libc::AT_EMPTY_PATH | flags,
-            &raw const attributes,
+            std::ptr::from_ref(attributes),
             size_of::<Attributes>(),
         )
     };

@@ -118,6 +118,9 @@ impl<'a> Child<'a> {
     }
 
     fn execute(&self) -> ChildResult<Infallible> {
+        if self.program.no_new_privileges {
+            self.take_filter()?;
+        }
         let (args, env) = (self.args.as_ptr(), self.env.as_ptr());
         // SAFETY: the path and both arrays are NUL- and NULL-terminated and live in this process.
         // Needed because nix's execve allocates its arrays.
@@ -165,7 +168,29 @@ impl<'a> Child<'a> {
         }
     }
 
+    /// From here on the kernel asks the program's filter about each system call, if it has one.
+    fn take_filter(&self) -> ChildResult<()> {
+        let filter = &self.program.filter;
+        if filter.is_empty() {
+            return Ok(());
+        }
+        // An instruction is its 8 bytes, as they are in memory (linux/filter.h).
+        const { assert!(size_of::<libc::sock_filter>() == size_of::<u64>()) };
+        let length = u16::try_from(filter.len()).map_err(|_| (Step::Filter, Errno::E2BIG))?;
+        let program = libc::sock_fprog { len: length, filter: filter.as_ptr().cast_mut().cast() };
+        let mode = libc::c_ulong::from(libc::SECCOMP_MODE_FILTER);
+        // SAFETY: prctl reads the structure, which is a local, and so many instructions, which are
+        // borrowed. Needed for lack of a wrapper.
+        let taken = || unsafe { libc::prctl(libc::PR_SET_SECCOMP, mode, &raw const program) };
+        at(Step::Filter, || Errno::result(taken()))
+    }
+
     fn become_user(&self) -> ChildResult<()> {
+        // Without `no_new_privileges` that is a right of root's, which it may not have later; then
+        // the filter is right before the program (`execute`).
+        if !self.program.no_new_privileges {
+            self.take_filter()?;
+        }
         let Program { uid, gid, groups, capabilities, no_new_privileges, .. } = self.program;
         if let Some(sets) = capabilities {
             bound(sets.bounding);

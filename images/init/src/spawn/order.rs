@@ -31,6 +31,7 @@ pub(super) fn write(program: &Program, is_tty: bool, mounts: Option<&[InChild]>)
         let Sets { bounding, effective, permitted, inheritable, ambient } = *sets;
         to.numbers([bounding, effective, permitted, inheritable, ambient]);
     });
+    to.list(&program.filter, |to, instruction| to.number(*instruction));
     to.numbers([program.no_new_privileges.into(), program.init.into(), is_tty.into()]);
     to.list(mounts.as_slice(), |to, mounts| to.list(mounts, Writer::mount));
     to.0
@@ -52,6 +53,7 @@ pub(super) fn read(bytes: &[u8]) -> Option<Order> {
             Some(Limit { number: from.small()?, soft: from.number()?, hard: from.number()? })
         })?,
         capabilities: from.list(Reader::sets)?.pop(),
+        filter: from.list(Reader::number)?,
         no_new_privileges: from.number()? != 0,
         init: from.number()? != 0,
     };

@@ -186,6 +186,7 @@ impl SidecarPlan {
                 keeps_files: !spec.remove,
                 depot: None,
                 shares_with: None,
+                shares_pids: false,
             },
             start: start(spec, &caps, &image.config, tty)?,
             health: health(spec, &image.config)?,

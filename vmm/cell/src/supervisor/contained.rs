@@ -101,6 +101,7 @@ fn told(number: u32, wanted: Contain) -> exocell_agent::Contain {
         keeps_files: wanted.keeps_files,
         depot: wanted.depot,
         shares_with: wanted.shares_with,
+        shares_pids: wanted.shares_pids,
         ..exocell_agent::Contain::default()
     }
 }

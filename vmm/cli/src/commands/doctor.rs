@@ -2,31 +2,18 @@
 
 use exocell_cell::exovisor::Slots;
 use exocell_cell::vmm::host::{self, Feature};
-use exocell_cell::{CellError, initramfs};
+use exocell_cell::{CellError, Layout, initramfs};
 
-use super::print_json;
+use super::containerd;
 use crate::args::DoctorArgs;
-use crate::show;
 
 /// Exit code 1 when something is missing that every cell needs.
-pub fn doctor(args: &DoctorArgs) -> Result<u8, CellError> {
+pub fn doctor(layout: &Layout, args: &DoctorArgs) -> Result<u8, CellError> {
     let mut features = host::probe();
     features.push(colorguard());
     features.push(init());
-    if args.json {
-        for feature in &features {
-            print_json(feature, false)?;
-        }
-    } else {
-        let rows: Vec<Vec<String>> = features
-            .iter()
-            .map(|feature| {
-                let usable = if feature.usable { "yes" } else { "no" };
-                vec![feature.name.to_owned(), usable.to_owned(), feature.why.clone()]
-            })
-            .collect();
-        show::table(&["FEATURE", "USABLE", "WHY"], &rows);
-    }
+    features.push(containerd::feature(layout));
+    containerd::show_features(&features, args.json)?;
     Ok(u8::from(features.iter().any(|feature| feature.required && !feature.usable)))
 }
 

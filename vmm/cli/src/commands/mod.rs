@@ -6,6 +6,7 @@ mod budget;
 mod build;
 mod caps;
 mod cells;
+mod containerd;
 mod copy;
 mod docker;
 mod doctor;
@@ -18,6 +19,7 @@ mod kernel;
 mod logs;
 mod man;
 mod mcp;
+mod metrics;
 mod module;
 mod mount;
 mod network;
@@ -62,6 +64,7 @@ pub fn dispatch(cli: Cli) -> Result<u8, CellError> {
         Command::Cp(args) => copy::cp(&layout, &args),
         Command::Inspect(args) => cells::inspect(&layout, &args),
         Command::Stats(args) => stats::stats(&layout, &args),
+        Command::Metrics => metrics::metrics(&layout),
         Command::Wait(args) => cells::wait(&layout, &args),
         Command::Stop(args) => cells::stop(&layout, &args),
         Command::Kill(args) => cells::kill(&layout, &args),
@@ -86,6 +89,7 @@ pub fn dispatch(cli: Cli) -> Result<u8, CellError> {
         Command::Caps(command) => caps::caps(&layout, command),
         Command::Kernel(command) => kernel::kernel(&layout, &command),
         Command::Swebench(command) => swebench::swebench(&layout, &command),
+        Command::Containerd(command) => containerd::containerd(&layout, &command),
         Command::Serve(args) => serve::serve(&layout, &args),
         Command::Mcp(args) => mcp::mcp(&layout, args),
         Command::LaunchContainer { id } => {
@@ -94,7 +98,7 @@ pub fn dispatch(cli: Cli) -> Result<u8, CellError> {
         Command::RestartCell { id } => again::keep(&layout, &id),
         Command::RestartCellApart { id } => restart::keep(&layout, &id).map(|()| 0),
         Command::Module(command) => module::module(&layout, command),
-        Command::Doctor(args) => doctor::doctor(&args),
+        Command::Doctor(args) => doctor::doctor(&layout, &args),
         Command::Bench(args) => bench::bench(&layout, &args),
         Command::Man(args) => man::man(&layout, &args),
         Command::System(command) => system::system(&layout, &command),

@@ -16,14 +16,14 @@ use crate::show;
 const ASKED_MAX: usize = 128;
 
 #[derive(Serialize)]
-struct Row {
-    id: String,
-    name: String,
-    strength: String,
+pub struct Row {
+    pub id: String,
+    pub name: String,
+    pub strength: String,
     /// Guest memory the host holds, plus the processes' own.
-    host_memory_bytes: u64,
-    host: CellUse,
-    counters: Counters,
+    pub host_memory_bytes: u64,
+    pub host: CellUse,
+    pub counters: Counters,
     /// The guest's own account; `null` for an isolate, a paused or a silent
     /// guest.
     guest_claims: Option<GuestStats>,
@@ -60,7 +60,7 @@ fn keys(layout: &Layout, args: &StatsArgs) -> Result<Vec<String>, CellError> {
 }
 
 /// What `ask` says of each of `keys`, in their order. Many are asked at once: each may be silent.
-fn ask_all<T: Send>(
+pub fn ask_all<T: Send>(
     keys: &[String],
     ask: impl Fn(&str) -> Result<T, CellError> + Sync,
 ) -> Vec<Result<T, CellError>> {
@@ -76,7 +76,11 @@ fn ask_all<T: Send>(
     answers
 }
 
-fn row(layout: &Layout, key: &str) -> Result<Row, CellError> {
+/// The figures of one cell.
+///
+/// # Errors
+/// It does not run, or its supervisor does not answer.
+pub fn row(layout: &Layout, key: &str) -> Result<Row, CellError> {
     let (record, spec, status) = Record::find(layout, key)?;
     if spec.warm.is_none() {
         must_run(&record, status.state)?;

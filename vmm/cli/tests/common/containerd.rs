@@ -27,21 +27,9 @@ pub struct Containerd {
 impl Containerd {
     /// One that has a small image. `config` is of the shim's file.
     pub fn start(config: &str) -> Self {
-        let folder = tempfile::tempdir().expect("a folder");
-        let at = folder.path();
-        std::fs::create_dir(at.join("bin")).expect("a folder");
-        std::os::unix::fs::symlink(program(), at.join("bin").join(SHIM)).expect("a link");
-        std::fs::write(at.join("exocell.toml"), config).expect("a file");
-        let own = format!(
-            "version = 2\nroot = \"{0}/root\"\nstate = \"{0}/state\"\n\
-             disabled_plugins = [\"io.containerd.grpc.v1.cri\"]\n\
-             [grpc]\naddress = \"{0}/sock\"\n\
-             [plugins.\"io.containerd.internal.v1.opt\"]\npath = \"{0}/opt\"\n",
-            at.display()
-        );
-        std::fs::write(at.join("config.toml"), own).expect("a file");
-        let mut containerd = Self { folder, child: None, snapshotter: "overlayfs" };
-        containerd.resume();
+        let mut containerd = Self::start_with(config, |_| {
+            "disabled_plugins = [\"io.containerd.grpc.v1.cri\"]\n".to_owned()
+        });
         // Not every file system has an overlay over it.
         let plugins = containerd.ctr(&["plugins", "ls"]).ok();
         let is_there = |line: &str| line.contains("overlayfs") && line.trim_end().ends_with("ok");
@@ -53,6 +41,26 @@ impl Containerd {
         let import = ["images", "import", "--snapshotter", containerd.snapshotter];
         containerd.ctr(&[&import[..], &[text(&archive)]].concat()).ok();
         std::fs::remove_file(archive).expect("the archive goes");
+        containerd
+    }
+
+    /// One without images, whose configuration says what `more` makes for its folder.
+    pub fn start_with(config: &str, more: impl FnOnce(&Path) -> String) -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        let at = folder.path();
+        std::fs::create_dir(at.join("bin")).expect("a folder");
+        std::os::unix::fs::symlink(program(), at.join("bin").join(SHIM)).expect("a link");
+        std::fs::write(at.join("exocell.toml"), config).expect("a file");
+        let own = format!(
+            "version = 2\nroot = \"{0}/root\"\nstate = \"{0}/state\"\n{1}\
+             [grpc]\naddress = \"{0}/sock\"\n\
+             [plugins.\"io.containerd.internal.v1.opt\"]\npath = \"{0}/opt\"\n",
+            at.display(),
+            more(at)
+        );
+        std::fs::write(at.join("config.toml"), own).expect("a file");
+        let mut containerd = Self { folder, child: None, snapshotter: "overlayfs" };
+        containerd.resume();
         containerd
     }
 
@@ -187,26 +195,29 @@ impl Drop for Containerd {
 /// Writes the images as docker saves them.
 fn write_images(archive: &Path) {
     let tree = small::tree_with(&PROGRAMS);
+    let commands: [(&str, &[&str]); 2] = [(NAME, &["sh"]), (PAUSE, &["sleep", "1000000"])];
+    write_archive(archive, tree.path(), &commands);
+}
+
+/// Writes images of one tree as docker saves them: their names, and what they run.
+pub fn write_archive(archive: &Path, tree: &Path, images: &[(&str, &[&str])]) {
     let mut layer = tar::Builder::new(Vec::new());
     layer.follow_symlinks(false);
-    layer.append_dir_all(".", tree.path()).expect("a layer");
+    layer.append_dir_all(".", tree).expect("a layer");
     let layer = layer.into_inner().expect("a layer");
     let digest = |bytes: &[u8]| {
         let digest = sha2::Sha256::digest(bytes);
         digest.iter().map(|byte| format!("{byte:02x}")).collect::<String>()
     };
-    let config = |command: &[&str]| {
+    let mut files = vec![("layer.tar".to_owned(), layer.clone())];
+    let mut manifest = Vec::new();
+    for (name, command) in images {
         let config = serde_json::json!({
             "architecture": "amd64", "os": "linux",
             "config": { "Env": ["PATH=/bin"], "Cmd": command },
             "rootfs": { "type": "layers", "diff_ids": [format!("sha256:{}", digest(&layer))] },
         });
-        config.to_string().into_bytes()
-    };
-    let configs = [(NAME, config(&["sh"])), (PAUSE, config(&["sleep", "1000000"]))];
-    let mut files = vec![("layer.tar".to_owned(), layer.clone())];
-    let mut manifest = Vec::new();
-    for (name, config) in configs {
+        let config = config.to_string().into_bytes();
         let file = format!("{}.json", digest(&config));
         let tag = name.trim_start_matches("docker.io/");
         manifest.push(serde_json::json!({

@@ -5,6 +5,7 @@
 pub mod cell;
 pub mod compiled;
 pub mod containerd;
+pub mod cri;
 pub mod docker;
 pub mod e2b;
 pub mod emulator;

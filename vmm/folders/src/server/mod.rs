@@ -87,7 +87,10 @@ pub struct Server {
 
 /// Whether the guest holds the file, by whatever.
 fn is_held(nodes: &Nodes, handles: &Table<Handle>, ident: Ident) -> bool {
-    nodes.holds(ident) || handles.values().any(|handle| handle.ident == ident)
+    let is_it = |own: Ident| own == ident || own == ident.other();
+    nodes.holds(ident)
+        || nodes.holds(ident.other())
+        || handles.values().any(|handle| is_it(handle.ident))
 }
 
 impl Server {
@@ -416,14 +419,21 @@ impl Server {
             return Ok((self.known(held, &stat, None)?, stat));
         }
         let parent = self.nodes.dir(dir)?;
-        let stat = host::look(&parent.fd, name)?;
-        // What is held cannot have become another file with the same numbers.
-        if let Some(number) = self.nodes.find(Ident::of(&stat), Some((dir, name))) {
+        let (stat, above) = (host::look(&parent.fd, name)?, parent.ident);
+        // What is held cannot have become another file with the same numbers. Of a file that is
+        // mounted here it is not known yet whether it may be written here.
+        let ident = Ident { is_fixed: above.is_fixed, ..Ident::of(&stat) };
+        if stat.st_dev == above.dev
+            && let Some(number) = self.nodes.find(ident, Some((dir, name)))
+        {
             return Ok((number, stat));
         }
         let held = host::hold(&self.nodes.dir(dir)?.fd, name)?;
         let stat = rustix::fs::fstat(&held)?;
-        Ok((self.known(held, &stat, Some((dir, name)))?, stat))
+        let ident = Ident::of_found(&held, &stat, above)?;
+        let mut node = Node::new(held, &stat);
+        node.ident = ident;
+        Ok((self.nodes.add(node, Some((dir, name)))?, stat))
     }
 
     fn forget(&mut self, number: u64, count: u64) -> Result<(), Errno> {
