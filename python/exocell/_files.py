@@ -139,7 +139,7 @@ class AsyncFiles:
         """Copies a file or a directory of this machine to ``path``."""
         parent, name = posixpath.split(_absolute(path))
         with tempfile.TemporaryFile() as packed:
-            await self._blocking(lambda: _pack(Path(local), name or ".", packed))
+            await self._blocking(lambda: pack(Path(local), name or ".", packed))
             await self._unpack(parent, packed, timeout)
 
     async def download(
@@ -160,7 +160,7 @@ class AsyncFiles:
             raise InvalidArgumentException(f"{target} exists")
         with tempfile.TemporaryFile() as packed:
             await self._fetch(path, packed, max_bytes, timeout)
-            await self._blocking(lambda: _unpack(packed, target))
+            await self._blocking(lambda: unpack(packed, target))
 
     async def _fetch(self, path: str, to: IO[bytes], limit: int, timeout: float | None) -> None:
         response = await self._engine.archive(self._sandbox, _absolute(path), timeout)
@@ -236,7 +236,7 @@ def _content(packed: Any, path: str, limit: int) -> bytes | str:
     return content
 
 
-def _pack(local: Path, name: str, to: IO[bytes]) -> None:
+def pack(local: Path, name: str, to: IO[bytes]) -> None:
     def owned(entry: tarfile.TarInfo) -> tarfile.TarInfo:
         entry.uid = entry.gid = 0
         entry.uname = entry.gname = ""
@@ -246,7 +246,7 @@ def _pack(local: Path, name: str, to: IO[bytes]) -> None:
         tar.add(local, arcname=name, filter=owned)
 
 
-def _unpack(packed: IO[bytes], target: Path) -> None:
+def unpack(packed: IO[bytes], target: Path) -> None:
     """Everything lands in a directory of its own, and the one entry moves on."""
     if not hasattr(tarfile, "data_filter"):
         raise SandboxException("this Python cannot unpack safely; use 3.11.4 or newer")
