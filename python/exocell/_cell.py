@@ -8,128 +8,78 @@ reach is said by its own rules (``--allow-net``). Begin reading there, then at
 from __future__ import annotations
 
 import asyncio
-import codecs
 import contextlib
+import io
 import json
 import os
 import posixpath
-import shutil
-import sys
+import tarfile
 import tempfile
 import tomllib
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from asyncio.subprocess import DEVNULL, PIPE
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from ._errors import InvalidArgumentException, NotFoundException, SandboxException
-from ._files import DOWNLOAD_BYTES_MAX, pack, unpack
+from ._errors import (
+    InvalidArgumentException,
+    IsDirectoryException,
+    NotFoundException,
+    PermissionException,
+    SandboxException,
+    TimeoutException,
+    TooLargeException,
+)
+from ._files import DOWNLOAD_BYTES_MAX, READ_BYTES_MAX, pack, unpack
+from ._program import (
+    COMMAND_TIMEOUT,
+    LEAD,
+    OUTPUT_BYTES_MAX,
+    PART_BYTES,
+    Ended,
+    Following,
+    OnOutput,
+    begin,
+    command,
+    env_file,
+    reap,
+    refusal,
+    text,
+    to_its_end,
+)
 
-#: Of each of a command's two streams that is kept, where nobody says.
-OUTPUT_BYTES_MAX = 64 << 20
-#: Seconds that the command may take for what is not a program of the cell.
-_COMMAND_TIMEOUT = 300.0
-#: What the guest's shell says first on standard error, before the program begins.
-_MARK = b"exocell-pid "
-#: A session's first process keeps its number when the program takes its place.
-_LEAD = f'printf "{_MARK.decode()}%s\\n" "$$" >&2; exec "$@"'
-_PART_BYTES = 64 << 10
-#: Of what the command itself says on standard error.
-_SAID_BYTES_MAX = 64 << 10
-
-#: What the command says of a cell, an image or a file that is not there.
-_MISSING = ("no such cell", "no image `", "No such file")
-
+#: A tar stream's headers and padding around one file.
+_ARCHIVE_BYTES = 64 << 10
+_LINKS_MAX = 16
+#: Exit codes of :data:`_WRITE` for what is in the way.
+_IS_DIRECTORY, _IS_DENIED = 121, 113
+#: Writes a file as its user may. Root, too, is refused one that its owner may not write,
+#: as :meth:`Cell.read` refuses one that its owner may not read.
+_WRITE = f"""
+PATH=/usr/sbin:/usr/bin:/sbin:/bin
+if [ -d "$1" ]; then exit {_IS_DIRECTORY}; fi
+mkdir -p -- "${{1%/*}}/" || exit {_IS_DENIED}
+case $(ls -ldL -- "$1" 2> /dev/null) in ??[!w]*) exit {_IS_DENIED} ;; esac
+cat > "$1" && if [ -n "$2" ]; then chmod -- "$2" "$1"; fi
+"""
 _PIDS, _CPUS_MAX = 4096, 16
 #: All that a host's own addresses are not: names by HTTP and TLS, and addresses by any protocol.
 EVERYWHERE = ("*", "0.0.0.0/0", "[::/0]:1-65535")
-
-#: Takes a piece of output, and ``"stdout"`` or ``"stderr"``.
-OnOutput = Callable[[bytes, str], Awaitable[None]]
-
-
-def program() -> str:
-    """The ``exocell`` command: EXOCELL_COMMAND, the wheel's own, or the first in PATH."""
-    own = Path(__file__).with_name("bin") / "exocell"
-    found = os.environ.get("EXOCELL_COMMAND") or (str(own) if own.exists() else None)
-    found = found or shutil.which("exocell")
-    if found is None:
-        raise SandboxException(
-            "there is no exocell command; install a wheel that brings it, "
-            "or name it in EXOCELL_COMMAND"
-        )
-    return found
-
-
-@dataclass(frozen=True)
-class Ended:
-    """How a program of a cell ended, and what it wrote."""
-
-    stdout: bytes
-    stderr: bytes
-    #: The program's own; 137 where it was killed for its time or its output.
-    exit_code: int
-    #: It took longer than it was allowed, and was killed.
-    is_late: bool = False
-    #: It wrote more than it was allowed to one stream, and was killed.
-    is_cut: bool = False
-
-
-async def command(
-    *words: str, timeout: float | None = _COMMAND_TIMEOUT, input: IO[bytes] | None = None
-) -> str:
-    """Runs ``exocell WORDS``; its standard output.
-
-    Raises a NotFoundException for a cell or an image that is not there, and
-    otherwise a SandboxException with what the command says.
-    """
-    process = await asyncio.create_subprocess_exec(
-        program(),
-        *words,
-        stdin=asyncio.subprocess.DEVNULL if input is None else input,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    try:
-        async with asyncio.timeout(timeout):
-            stdout, stderr = await process.communicate()
-    except BaseException as error:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()
-        if isinstance(error, TimeoutError):
-            raise SandboxException(f"exocell {words[0]} took longer than {timeout} s") from None
-        raise
-    if process.returncode:
-        raise refusal(words[0], stderr)
-    return stdout.decode(errors="replace")
-
-
-def refusal(verb: str, stderr: bytes) -> SandboxException:
-    """What the command says when it fails, as an exception."""
-    said = stderr.decode(errors="replace").strip().splitlines()
-    message = said[-1].removeprefix("exocell: ") if said else f"exocell {verb} failed"
-    is_missing = any(words in message for words in _MISSING)
-    return NotFoundException(message) if is_missing else SandboxException(message)
 
 
 async def build(
     context: str | os.PathLike[str],
     tag: str,
     *,
+    dockerfile: str | os.PathLike[str] | None = None,
     allow_net: Sequence[str] = (),
-    memory_mb: int | None = None,
-    disk_mb: int | None = None,
-    no_cache: bool = False,
-    timeout: float | None = None,
 ) -> str:
-    """Makes an image of the Dockerfile in ``context``; its id."""
+    """Makes an image of ``dockerfile``, or of the Dockerfile in ``context``; its id."""
     words = ["build", "-q", "-t", tag]
+    words += ["--file", str(dockerfile)] if dockerfile else []
     words += [word for rule in allow_net for word in ("--allow-net", rule)]
-    words += ["--memory", f"{memory_mb}m"] if memory_mb else []
-    words += ["--disk", f"{disk_mb}m"] if disk_mb else []
-    words += ["--no-cache"] if no_cache else []
-    return (await command(*words, str(context), timeout=timeout)).strip()
+    return (await command(*words, str(context), timeout=None)).strip()
 
 
 async def _image_envs(image: str) -> dict[str, str]:
@@ -221,7 +171,8 @@ class Cell:
         program_, *arguments = words
         # exocell exec knows what run was told, and not what the image says.
         envs = {**await _image_envs(image), **(envs or {})}
-        line = ["run", "--detach", "--rm", "--entrypoint", program_]
+        # Its own first process waits for no orphans.
+        line = ["run", "--detach", "--rm", "--init", "--entrypoint", program_]
         line += ["--name", name] if name else []
         for key, value in (labels or {}).items():
             line += ["--label", f"{key}={value}"]
@@ -232,7 +183,7 @@ class Cell:
         line += ["--user", user] if user else []
         line += ["--workdir", workdir] if workdir else []
         line += ["--timeout", f"{lifetime:g}s"] if lifetime else []
-        with _env_file(envs) as given:
+        with env_file(envs) as given:
             said = await command(*line, *given, *options, image, *arguments)
         return cls(said.strip())
 
@@ -259,26 +210,57 @@ class Cell:
         line = ["exec"] + (["--interactive"] if input is not None else [])
         line += ["--workdir", cwd] if cwd else []
         line += ["--user", user] if user else []
-        with _env_file(envs) as given:
-            process = await asyncio.create_subprocess_exec(
-                program(),
-                *[*line, *given, self.id, "/bin/sh", "-c", _LEAD, "sh", *words],
-                stdin=asyncio.subprocess.DEVNULL if input is None else asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
-            )
-            return await _Running(self, process, output_max, on_output).end(input, timeout)
+        with env_file(envs) as given:
+            stdin = DEVNULL if input is None else PIPE
+            process = await begin(*line, *given, self.id, *LEAD, *words, stdin=stdin)
+            following = Following(process, self.kill, output_max, on_output)
+            return await following.end(input, timeout)
 
     async def shell(self, line: str, *, user: str | None = "0") -> str:
         """Runs a line of the shell, of ours and as root; its output.
 
         Raises a SandboxException when it fails.
         """
-        ended = await self.exec(["/bin/sh", "-c", line], user=user, timeout=_COMMAND_TIMEOUT)
+        ended = await self.exec(["/bin/sh", "-c", line], user=user, timeout=COMMAND_TIMEOUT)
         if ended.exit_code:
             said = ended.stderr.decode(errors="replace").strip()
             raise SandboxException(said or f"{line} ended with exit code {ended.exit_code}")
         return ended.stdout.decode(errors="replace")
+
+    async def write(self, path: str, content: bytes, *, mode: str | None = None) -> None:
+        """Makes or replaces a file and the directories above it, as the cell's user.
+
+        Raises an IsDirectoryException or a PermissionException for what is in
+        the way.
+        """
+        words = ["/bin/sh", "-c", _WRITE, "sh", path, mode or ""]
+        ended = await self.exec(words, input=content, timeout=COMMAND_TIMEOUT)
+        said = text(ended.stderr).strip()
+        if ended.is_late:
+            raise TimeoutException(f"{path} could not be written in {COMMAND_TIMEOUT:g} seconds")
+        if ended.exit_code == _IS_DIRECTORY:
+            raise IsDirectoryException(f"{path} is a directory")
+        if ended.exit_code == _IS_DENIED or "permission denied" in said.lower():
+            raise PermissionException(f"{path}: permission denied")
+        if ended.exit_code:
+            raise SandboxException(f"{path}: {said or f'exit code {ended.exit_code}'}")
+
+    async def read(self, path: str, max_bytes: int = READ_BYTES_MAX) -> bytes:
+        """A file's content. Links are followed within the cell.
+
+        Raises a NotFoundException, an IsDirectoryException, a
+        PermissionException for a file that its own owner may not read, and a
+        TooLargeException for more than ``max_bytes``.
+        """
+        at = path
+        for _ in range(_LINKS_MAX):
+            packed = io.BytesIO()
+            await self.archive(at, packed, max_bytes + _ARCHIVE_BYTES)
+            content = _content(packed, path, max_bytes)
+            if isinstance(content, bytes):
+                return content
+            at = posixpath.normpath(posixpath.join(posixpath.dirname(at), content))
+        raise SandboxException(f"{path}: too many symbolic links")
 
     async def upload(self, local: str | os.PathLike[str], path: str) -> None:
         """Copies a file, or a directory's content, to ``path``, as root's."""
@@ -313,31 +295,23 @@ class Cell:
         """Writes the tar stream of ``path`` to a file, and goes to its beginning.
 
         Raises a NotFoundException where there is nothing, and a
-        SandboxException for more than ``max_bytes``.
+        TooLargeException for more than ``max_bytes``.
         """
-        process = await asyncio.create_subprocess_exec(
-            program(),
-            *("cp", f"{self.id}:{path}", "-"),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-        )
+        process = await begin("cp", f"{self.id}:{path}", "-")
         assert process.stdout is not None and process.stderr is not None
-        saying = asyncio.ensure_future(process.stderr.read(_SAID_BYTES_MAX))
         size = 0
         try:
-            while part := await process.stdout.read(_PART_BYTES):
+            while part := await process.stdout.read(PART_BYTES):
                 size += len(part)
                 if size > max_bytes:
-                    raise SandboxException(f"{path} has more than {max_bytes} bytes")
+                    raise TooLargeException(f"{path} has more than {max_bytes} bytes")
                 to.write(part)
+            said = await process.stderr.read(PART_BYTES)
             if await process.wait():
-                raise refusal("cp", await saying)
+                raise refusal("cp", said)
         finally:
             if process.returncode is None:
-                process.kill()
-                await process.wait()
-            saying.cancel()
+                await to_its_end(reap(process))
         to.seek(0)
 
     async def update(self, *, allow: Sequence[str] = (), deny: Sequence[str] = ()) -> None:
@@ -369,123 +343,25 @@ class Cell:
             await command(*words, timeout=60)
 
 
-class _Running:
-    """A program of a cell, and what has come of it so far."""
-
-    def __init__(
-        self,
-        cell: Cell,
-        process: asyncio.subprocess.Process,
-        output_max: int,
-        on_output: OnOutput | None,
-    ) -> None:
-        self._cell, self._process = cell, process
-        self._output_max, self._on_output = output_max, on_output
-        self._kept = {"stdout": bytearray(), "stderr": bytearray()}
-        #: What comes before the mark is the command's own.
-        self._said = bytearray()
-        self._pid: int | None = None
-
-    async def end(self, input: bytes | None, timeout: float | None) -> Ended:
-        """Feeds it, hears it, and waits for its end."""
-        works = (
-            self._feed(input),
-            self._hear("stdout", self._process.stdout),
-            self._hear("stderr", self._process.stderr),
-        )
-        tasks = [asyncio.ensure_future(work) for work in works]
-        is_late = is_cut = False
-        try:
-            async with asyncio.timeout(timeout):
-                await asyncio.gather(*tasks)
-                await self._process.wait()
-        except TimeoutError:
-            is_late = True
-        except _TooMuch:
-            is_cut = True
-        finally:
-            for task in tasks:
-                task.cancel()
-            if self._process.returncode is None:
-                await asyncio.shield(self._kill())
-        out, err = (bytes(self._kept[name]) for name in ("stdout", "stderr"))
-        if is_late or is_cut:
-            return Ended(out, err, 137, is_late, is_cut)
-        if self._pid is None:
-            raise refusal("exec", bytes(self._said))
-        return Ended(out, err, self._process.returncode or 0)
-
-    async def _kill(self) -> None:
-        if self._pid is not None:
-            await self._cell.kill(self._pid)
-        with contextlib.suppress(ProcessLookupError):
-            self._process.kill()
-        await self._process.wait()
-
-    async def _feed(self, input: bytes | None) -> None:
-        if self._process.stdin is None:
-            return
-        # A program need not read what it is given.
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            self._process.stdin.write(input or b"")
-            await self._process.stdin.drain()
-        self._process.stdin.close()
-
-    async def _hear(self, name: str, stream: asyncio.StreamReader | None) -> None:
-        assert stream is not None
-        while part := await stream.read(_PART_BYTES):
-            if name == "stderr" and self._pid is None:
-                part = self._marked(part)
-                if not part:
-                    continue
-            kept = self._kept[name]
-            room = self._output_max - len(kept)
-            kept += part[:room]
-            if self._on_output is not None and room > 0:
-                await self._on_output(part[:room], name)
-            if len(part) > room:
-                raise _TooMuch
-
-    def _marked(self, part: bytes) -> bytes:
-        """Takes what comes up to the mark's end; what is after it is the program's."""
-        self._said += part
-        at = self._said.find(_MARK)
-        end = self._said.find(b"\n", at) if at >= 0 else -1
-        if end < 0:
-            del self._said[:-_SAID_BYTES_MAX]
-            return b""
-        self._pid = int(self._said[at + len(_MARK) : end])
-        rest = bytes(self._said[end + 1 :])
-        del self._said[at:]
-        return rest
-
-
-class _TooMuch(Exception):
-    """A stream has more than is kept."""
-
-
-@contextlib.contextmanager
-def _env_file(envs: Mapping[str, str] | None) -> Iterator[list[str]]:
-    """Options that give a program ``envs``: other users of this host see no arguments' values."""
-    lines = {key: value for key, value in (envs or {}).items() if _fits_a_line(key, value)}
-    rest = [
-        word
-        for key, value in (envs or {}).items()
-        if key not in lines
-        for word in ("--env", f"{key}={value}")
-    ]
-    if not lines:
-        yield rest
-        return
-    with tempfile.NamedTemporaryFile("w", prefix="exocell-env-") as file:
-        file.writelines(f"{key}={value}\n" for key, value in lines.items())
-        file.flush()
-        yield ["--env-file", file.name, *rest]
-
-
-def _fits_a_line(key: str, value: str) -> bool:
-    is_whole = value == value.rstrip() and not value.splitlines()[1:]
-    return is_whole and key == key.strip() and key[:1] != "#"
+def _content(packed: IO[bytes], path: str, limit: int) -> bytes | str:
+    """The bytes of the one file in an archive, or where its symbolic link leads."""
+    try:
+        with tarfile.open(fileobj=packed, mode="r:") as tar:
+            entry = tar.next()
+            if entry is None or entry.isdir():
+                raise IsDirectoryException(f"{path} is a directory")
+            if entry.issym():
+                return entry.linkname
+            file = tar.extractfile(entry) if entry.isreg() else None
+            if file is None:
+                raise InvalidArgumentException(f"{path} is no file")
+            if entry.size > limit:
+                raise TooLargeException(f"{path} has more than {limit} bytes")
+            if not entry.mode & 0o400:
+                raise PermissionException(f"{path}: permission denied")
+            return file.read()
+    except tarfile.TarError as error:
+        raise SandboxException(f"{path} came as no archive: {error}") from error
 
 
 @contextlib.contextmanager
@@ -504,18 +380,3 @@ def table(caps: str | None, is_offline: bool) -> Iterator[str | None]:
         json.dump(told, file)
         file.flush()
         yield file.name
-
-
-def text(data: bytes) -> str:
-    """UTF-8, with U+FFFD for what is none."""
-    return data.decode("utf-8", "replace")
-
-
-def warn(message: str) -> None:
-    """A line for whoever runs the harness."""
-    print(f"exocell: {message}", file=sys.stderr)
-
-
-def decoder() -> codecs.IncrementalDecoder:
-    """The same for what comes in pieces."""
-    return codecs.getincrementaldecoder("utf-8")("replace")

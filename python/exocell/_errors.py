@@ -23,6 +23,18 @@ class NotFoundException(SandboxException):
     """There is no such sandbox, image, file or port."""
 
 
+class IsDirectoryException(SandboxException):
+    """A file was asked for where there is a directory."""
+
+
+class PermissionException(SandboxException):
+    """The sandbox's user may not do this."""
+
+
+class TooLargeException(SandboxException):
+    """There is more than the caller wants."""
+
+
 class CommandExitException(SandboxException):
     """A command ended with another exit code than 0."""
 

@@ -31,8 +31,9 @@ from harbor.models.task.config import NetworkMode, NetworkPolicy
 from harbor.models.trial.config import ResourceMode
 from pydantic import Field
 
-from . import _cell
-from ._cell import EVERYWHERE, Cell, Limits, text
+from ._cell import EVERYWHERE, Cell, Limits, build, table
+from ._errors import SandboxException
+from ._program import OUTPUT_BYTES_MAX, decoder, program, text, to_its_end
 
 #: Gives a cell a network that leads nowhere, for rules that come later (RFC 2606).
 _NOWHERE = "nowhere.invalid:1"
@@ -94,8 +95,8 @@ class ExocellEnvironment(BaseEnvironment):
         """Refuses to start where there is no command."""
         super().preflight(kwargs)
         try:
-            _cell.program()
-        except _cell.SandboxException as error:
+            program()
+        except SandboxException as error:
             raise SystemExit(str(error)) from None
 
     @classmethod
@@ -145,7 +146,7 @@ class ExocellEnvironment(BaseEnvironment):
         """Makes the image if need be, and starts the cell."""
         config = self.task_env_config
         image = await self._image(force_build)
-        with _cell.table(self._exocell.caps, self._network_disabled) as caps:
+        with table(self._exocell.caps, self._network_disabled) as caps:
             self._cell = await Cell.start(
                 image,
                 labels={"harbor.session": self.session_id},
@@ -162,12 +163,12 @@ class ExocellEnvironment(BaseEnvironment):
         try:
             if config.workdir:
                 await self._cell.exec(["mkdir", "-p", config.workdir], user="0")
-            if not (await self._cell.exec(["test", "-x", "/bin/bash"])).exit_code:
+            if not (await self._cell.exec(["/bin/sh", "-c", "test -x /bin/bash"])).exit_code:
                 self._shell = "/bin/bash"
             await self.ensure_dirs(self._mount_targets(writable_only=True))
             await self._upload_environment_dir_after_start()
         except BaseException:
-            await asyncio.shield(self.stop(delete=True))
+            await to_its_end(self.stop(delete=True))
             raise
 
     async def _image(self, force_build: bool) -> str:
@@ -179,7 +180,7 @@ class ExocellEnvironment(BaseEnvironment):
         tag = f"harbor/{re.sub(r'[^a-z0-9_.-]+', '-', self.environment_id.lower())}:latest"
         rules = self._exocell.build if self._exocell.build is not None else self._exocell.public
         async with _builds.setdefault(tag, asyncio.Lock()):
-            await _cell.build(self.environment_dir, tag, allow_net=rules)
+            await build(self.environment_dir, tag, allow_net=rules)
         return tag
 
     async def stop(self, delete: bool) -> None:
@@ -205,7 +206,7 @@ class ExocellEnvironment(BaseEnvironment):
         Raises a CommandTimeoutError, which carries what was written.
         """
         callback = self._output_callback()
-        decoders = {"stdout": _cell.decoder(), "stderr": _cell.decoder()}
+        decoders = {"stdout": decoder(), "stderr": decoder()}
 
         async def tell(data: bytes, stream: str) -> None:
             words = decoders[stream].decode(data)
@@ -225,7 +226,7 @@ class ExocellEnvironment(BaseEnvironment):
         if ended.is_late:
             raise CommandTimeoutError(timeout_sec or 0, out, err)
         if ended.is_cut:
-            err += f"\nexocell: killed, for it wrote more than {_cell.OUTPUT_BYTES_MAX} bytes\n"
+            err += f"\nexocell: killed, for it wrote more than {OUTPUT_BYTES_MAX} bytes\n"
         return ExecResult(stdout=out, stderr=err, return_code=ended.exit_code)
 
     async def upload_file(self, source_path: Path | str, target_path: str) -> None:
