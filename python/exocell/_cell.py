@@ -17,7 +17,7 @@ import tarfile
 import tempfile
 import tomllib
 from asyncio.subprocess import DEVNULL, PIPE
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -365,7 +365,7 @@ def _content(packed: IO[bytes], path: str, limit: int) -> bytes | str:
 
 
 @contextlib.contextmanager
-def table(caps: str | None, is_offline: bool) -> Iterator[str | None]:
+def table(caps: str | None, is_offline: bool) -> Generator[str | None]:
     """The capability table ``caps``, or one without its network: no flag takes that away."""
     if caps is None or not is_offline:
         yield caps

@@ -6,6 +6,10 @@ from __future__ import annotations
 class SandboxException(Exception):
     """The server refused, or could not be understood."""
 
+    #: What a command had written when this ended the wait for it.
+    stdout: str = ""
+    stderr: str = ""
+
 
 class BrokenOffException(SandboxException):
     """The server went away in the middle."""

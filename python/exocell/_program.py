@@ -13,7 +13,7 @@ import os
 import shutil
 import tempfile
 from asyncio.subprocess import DEVNULL, PIPE, Process
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -179,7 +179,7 @@ class Following:
             raise refusal("exec", bytes(self._said))
         return Ended(out, err, self._process.returncode or 0)
 
-    async def _finish(self, tasks: list[asyncio.Future[None]]) -> None:
+    async def _finish(self, tasks: Iterable[asyncio.Future[None]]) -> None:
         # One reader of a stream at a time.
         await asyncio.gather(*tasks, return_exceptions=True)
         if self._pid is not None:
@@ -229,7 +229,7 @@ class _TooMuch(Exception):
 
 
 @contextlib.contextmanager
-def env_file(envs: Mapping[str, str] | None) -> Iterator[list[str]]:
+def env_file(envs: Mapping[str, str] | None) -> Generator[list[str]]:
     """Options that give a program ``envs``: other users of this host see no arguments' values."""
     lines = {key: value for key, value in (envs or {}).items() if _fits_a_line(key, value)}
     rest = [

@@ -81,10 +81,8 @@ class ExocellEnvironment(BaseEnvironment):
 
     options_model: ClassVar[type[EnvironmentOptions] | None] = ExocellOptions
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self._cell: Cell | None = None
-        self._shell = "/bin/sh"
-        super().__init__(*args, **kwargs)
+    _cell: Cell | None = None
+    _shell: str = "/bin/sh"
 
     @staticmethod
     def type() -> str:

@@ -14,7 +14,7 @@ import hashlib
 import posixpath
 import shlex
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any, Literal, overload
 
@@ -72,7 +72,6 @@ class ExocellConfig(BaseModel):
     envs: dict[str, str] = {}
 
 
-@sandboxenv(name="exocell")
 class ExocellSandboxEnvironment(SandboxEnvironment):
     """One sample's cell."""
 
@@ -224,6 +223,7 @@ class ExocellSandboxEnvironment(SandboxEnvironment):
         return posixpath.normpath(posixpath.join(self._workdir, path))
 
 
+sandboxenv("exocell")(ExocellSandboxEnvironment)
 #: Cells of this process' samples.
 _live: dict[str, Cell] = {}
 
@@ -264,7 +264,7 @@ async def _image(config: ExocellConfig) -> str:
 
 
 @contextlib.contextmanager
-def _as_os_errors(file: str) -> Iterator[None]:
+def _as_os_errors(file: str) -> Generator[None]:
     """Tells of a file in the words that Inspect expects."""
     try:
         yield
