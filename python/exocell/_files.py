@@ -21,6 +21,7 @@ from ._errors import (
     InvalidArgumentException,
     NotFoundException,
     SandboxException,
+    TooLargeException,
 )
 from ._types import EntryInfo, FileType
 
@@ -169,7 +170,7 @@ class AsyncFiles:
             async for part in response.chunks():
                 size += len(part)
                 if size > limit:
-                    raise SandboxException(f"{path} has more than {limit} bytes")
+                    raise TooLargeException(f"{path} has more than {limit} bytes")
                 to.write(part)
         finally:
             await response.close()
@@ -232,7 +233,7 @@ def _content(packed: Any, path: str, limit: int) -> bytes | str:
     except tarfile.TarError as error:
         raise SandboxException(f"{path} came as no archive: {error}") from error
     if len(content) > limit:
-        raise SandboxException(f"{path} has more than {limit} bytes")
+        raise TooLargeException(f"{path} has more than {limit} bytes")
     return content
 
 
