@@ -154,7 +154,7 @@ class AsyncFiles:
         """Copies a file or a directory to ``local``, which must not exist.
 
         Nothing is written outside of ``local``, whatever the sandbox sends:
-        links that lead out and absolute names are refused; devices do not come.
+        links that lead out and absolute names are refused; devices and pipes do not come.
         """
         target = Path(local)
         if target.exists() or target.is_symlink():
@@ -254,10 +254,17 @@ def unpack(packed: IO[bytes], target: Path) -> None:
     with tempfile.TemporaryDirectory(prefix=".exocell-", dir=target.parent) as place:
         try:
             with tarfile.open(fileobj=packed, mode="r:") as tar:
-                tar.extractall(place, filter="data")
+                tar.extractall(place, filter=_without_specials)
         except (tarfile.TarError, UnicodeError) as error:
             raise SandboxException(f"the sandbox sends what is refused: {error}") from error
         entries = list(Path(place).iterdir())
+        if not entries:
+            raise InvalidArgumentException("this is neither a file nor a directory")
         if len(entries) != 1:
             raise SandboxException("the sandbox sends more than what was asked for")
         shutil.move(entries[0], target)
+
+
+def _without_specials(entry: tarfile.TarInfo, place: str) -> tarfile.TarInfo | None:
+    """Leaves out devices and pipes, which have no content and are easily left in a tree."""
+    return None if entry.isdev() else tarfile.data_filter(entry, place)

@@ -221,7 +221,7 @@ class Files:
         """Copies a file or a directory to ``local``, which must not exist.
 
         Nothing is written outside of ``local``, whatever the sandbox sends:
-        links that lead out, devices and absolute names are refused.
+        links that lead out and absolute names are refused; devices and pipes do not come.
         """
         drive(self._inner.download(path, local, timeout, max_bytes=max_bytes))
 

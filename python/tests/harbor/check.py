@@ -14,6 +14,8 @@ import sys
 import tempfile
 import threading
 
+import direct
+
 HERE = pathlib.Path(__file__).resolve().parent
 REWARDS = {
     "oracle": dict.fromkeys(
@@ -68,6 +70,7 @@ def harbor(folder: pathlib.Path, page: str) -> subprocess.CompletedProcess[str]:
 
 
 def main() -> None:
+    direct.check(sys.argv[1])
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Page)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     with tempfile.TemporaryDirectory() as folder:
