@@ -16,6 +16,7 @@ import posixpath
 import tarfile
 import tempfile
 import tomllib
+import uuid
 from asyncio.subprocess import DEVNULL, PIPE
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
@@ -61,7 +62,7 @@ PATH=/usr/sbin:/usr/bin:/sbin:/bin
 if [ -d "$1" ]; then exit {_IS_DIRECTORY}; fi
 mkdir -p -- "${{1%/*}}/" || exit {_IS_DENIED}
 case $(ls -ldL -- "$1" 2> /dev/null) in ??[!w]*) exit {_IS_DENIED} ;; esac
-cat > "$1" && if [ -n "$2" ]; then chmod -- "$2" "$1"; fi
+cat > "$1"
 """
 _PIDS, _CPUS_MAX = 4096, 16
 #: All that a host's own addresses are not: names by HTTP and TLS, and addresses by any protocol.
@@ -76,19 +77,19 @@ async def build(
     allow_net: Sequence[str] = (),
 ) -> str:
     """Makes an image of ``dockerfile``, or of the Dockerfile in ``context``; its id."""
-    words = ["build", "-q", "-t", tag]
-    words += ["--file", str(dockerfile)] if dockerfile else []
-    words += [word for rule in allow_net for word in ("--allow-net", rule)]
-    return (await command(*words, str(context), timeout=None)).strip()
+    words = ["build", "--quiet", f"--tag={tag}"]
+    words += [f"--file={dockerfile}"] if dockerfile else []
+    words += [f"--allow-net={rule}" for rule in allow_net]
+    return (await command(*words, "--", str(context), timeout=None)).strip()
 
 
 async def _image_envs(image: str) -> dict[str, str]:
     """The environment that an image gives; it is pulled where it is missing."""
     try:
-        told = await command("image", "inspect", image)
+        told = await command("image", "inspect", "--", image)
     except NotFoundException:
-        await command("image", "pull", image, timeout=None)
-        told = await command("image", "inspect", image)
+        await command("image", "pull", "--", image, timeout=None)
+        told = await command("image", "inspect", "--", image)
     try:
         entries: list[str] = json.loads(told)[0]["config"].get("Env") or []
     except (ValueError, LookupError, TypeError, AttributeError) as error:
@@ -126,12 +127,12 @@ class Limits:
     def words(self) -> list[str]:
         """The options of ``exocell run``."""
         if self.caps is not None:
-            words = ["--caps", self.caps]
+            words = [f"--caps={self.caps}"]
         else:
-            words = ["--pids-limit", str(_PIDS)]
-        words += ["--memory", f"{self.memory_mb}m"] if self.memory_mb else []
-        words += ["--cpus", f"{self.cpus:g}"] if self.cpus else []
-        return words + (["--disk", f"{self.disk_mb}m"] if self.disk_mb else [])
+            words = [f"--pids-limit={_PIDS}"]
+        words += [f"--memory={self.memory_mb}m"] if self.memory_mb else []
+        words += [f"--cpus={self.cpus:g}"] if self.cpus else []
+        return words + ([f"--disk={self.disk_mb}m"] if self.disk_mb else [])
 
 
 def _processors() -> int:
@@ -149,42 +150,42 @@ class Cell:
         cls,
         image: str,
         *,
+        kind: str,
         words: Sequence[str] = ("sleep", "infinity"),
-        name: str | None = None,
         labels: Mapping[str, str] | None = None,
         envs: Mapping[str, str] | None = None,
         allow_net: Sequence[str] = (),
         volumes: Sequence[str] = (),
-        publish: Sequence[int] = (),
         limits: Limits | None = None,
         user: str | None = None,
         workdir: str | None = None,
         lifetime: float | None = None,
-        options: Sequence[str] = (),
     ) -> Cell:
         """Starts ``words``, which should go on for ever, in a cell of ``image``.
 
-        An image that is not there is pulled. ``lifetime`` is in seconds.
-        ``options`` are more options of ``exocell run``. Raises a
-        SandboxException that says what is the matter.
+        An image that is not there is pulled. ``kind`` is what the cell's name
+        begins with, and ``lifetime`` is in seconds. Raises a SandboxException
+        that says what is the matter. Nothing is left when it fails.
         """
-        program_, *arguments = words
+        entrypoint, *arguments = words
+        name = f"{kind}-{uuid.uuid4().hex[:12]}"
         # exocell exec knows what run was told, and not what the image says.
         envs = {**await _image_envs(image), **(envs or {})}
         # Its own first process waits for no orphans.
-        line = ["run", "--detach", "--rm", "--init", "--entrypoint", program_]
-        line += ["--name", name] if name else []
-        for key, value in (labels or {}).items():
-            line += ["--label", f"{key}={value}"]
-        line += [word for rule in allow_net for word in ("--allow-net", rule)]
-        line += [word for volume in volumes for word in ("--volume", volume)]
-        line += [word for port in publish for word in ("--publish", str(port))]
+        line = ["run", "--detach", "--rm", "--init", f"--name={name}", f"--entrypoint={entrypoint}"]
+        line += [f"--label={key}={value}" for key, value in (labels or {}).items()]
+        line += [f"--allow-net={rule}" for rule in allow_net]
+        line += [f"--volume={volume}" for volume in volumes]
         line += (limits or Limits.of()).words()
-        line += ["--user", user] if user else []
-        line += ["--workdir", workdir] if workdir else []
-        line += ["--timeout", f"{lifetime:g}s"] if lifetime else []
-        with env_file(envs) as given:
-            said = await command(*line, *given, *options, image, *arguments)
+        line += [f"--user={user}"] if user else []
+        line += [f"--workdir={workdir}"] if workdir else []
+        line += [f"--timeout={lifetime:g}s"] if lifetime else []
+        try:
+            with env_file(envs) as given:
+                said = await command(*line, *given, "--", image, *arguments)
+        except BaseException:
+            await to_its_end(_forget(name))
+            raise
         return cls(said.strip())
 
     async def exec(
@@ -208,32 +209,21 @@ class Cell:
         SandboxException when the program could not be started.
         """
         line = ["exec"] + (["--interactive"] if input is not None else [])
-        line += ["--workdir", cwd] if cwd else []
-        line += ["--user", user] if user else []
+        line += [f"--workdir={cwd}"] if cwd else []
+        line += [f"--user={user}"] if user else []
         with env_file(envs) as given:
             stdin = DEVNULL if input is None else PIPE
-            process = await begin(*line, *given, self.id, *LEAD, *words, stdin=stdin)
+            process = await begin(*line, *given, "--", self.id, *LEAD, *words, stdin=stdin)
             following = Following(process, self.kill, output_max, on_output)
             return await following.end(input, timeout)
 
-    async def shell(self, line: str, *, user: str | None = "0") -> str:
-        """Runs a line of the shell, of ours and as root; its output.
-
-        Raises a SandboxException when it fails.
-        """
-        ended = await self.exec(["/bin/sh", "-c", line], user=user, timeout=COMMAND_TIMEOUT)
-        if ended.exit_code:
-            said = ended.stderr.decode(errors="replace").strip()
-            raise SandboxException(said or f"{line} ended with exit code {ended.exit_code}")
-        return ended.stdout.decode(errors="replace")
-
-    async def write(self, path: str, content: bytes, *, mode: str | None = None) -> None:
+    async def write(self, path: str, content: bytes) -> None:
         """Makes or replaces a file and the directories above it, as the cell's user.
 
         Raises an IsDirectoryException or a PermissionException for what is in
         the way.
         """
-        words = ["/bin/sh", "-c", _WRITE, "sh", path, mode or ""]
+        words = ["/bin/sh", "-c", _WRITE, "sh", path]
         ended = await self.exec(words, input=content, timeout=COMMAND_TIMEOUT)
         said = text(ended.stderr).strip()
         if ended.is_late:
@@ -318,8 +308,8 @@ class Cell:
         """Changes what it may reach. What is denied goes first."""
         for flag, rules in (("--deny-net", deny), ("--allow-net", allow)):
             if rules:
-                words = [word for rule in rules for word in (flag, rule)]
-                await command("update", *words, self.id)
+                words = [f"{flag}={rule}" for rule in rules]
+                await command("update", *words, "--", self.id)
 
     async def is_running(self) -> bool:
         """False when it has ended."""
@@ -339,8 +329,13 @@ class Cell:
     async def kill(self, pid: int) -> None:
         """Kills the process group that ``pid`` leads."""
         with contextlib.suppress(SandboxException):
-            words = ["exec", "--user", "0", self.id, "/bin/sh", "-c", f"kill -s KILL -- -{pid}"]
-            await command(*words, timeout=60)
+            line = f"kill -s KILL -- -{pid}"
+            await command("exec", "--user=0", "--", self.id, "/bin/sh", "-c", line, timeout=60)
+
+
+async def _forget(name: str) -> None:
+    with contextlib.suppress(SandboxException):
+        await command("rm", "--force", "--", name)
 
 
 def _content(packed: IO[bytes], path: str, limit: int) -> bytes | str:

@@ -232,19 +232,14 @@ class _TooMuch(Exception):
 def env_file(envs: Mapping[str, str] | None) -> Generator[list[str]]:
     """Options that give a program ``envs``: other users of this host see no arguments' values."""
     lines = {key: value for key, value in (envs or {}).items() if _fits_a_line(key, value)}
-    rest = [
-        word
-        for key, value in (envs or {}).items()
-        if key not in lines
-        for word in ("--env", f"{key}={value}")
-    ]
+    rest = [f"--env={key}={value}" for key, value in (envs or {}).items() if key not in lines]
     if not lines:
         yield rest
         return
     with tempfile.NamedTemporaryFile("w", prefix="exocell-env-") as file:
         file.writelines(f"{key}={value}\n" for key, value in lines.items())
         file.flush()
-        yield ["--env-file", file.name, *rest]
+        yield [f"--env-file={file.name}", *rest]
 
 
 def _fits_a_line(key: str, value: str) -> bool:

@@ -78,6 +78,7 @@ class ExocellSandbox(BaseSandbox):
             limits = Limits.of(memory_mb, cpus, disk_mb, caps)
             return await Cell.start(
                 image,
+                kind="deepagents",
                 envs=envs,
                 allow_net=allow_net,
                 limits=limits,

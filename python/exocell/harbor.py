@@ -147,6 +147,7 @@ class ExocellEnvironment(BaseEnvironment):
         with table(self._exocell.caps, self._network_disabled) as caps:
             self._cell = await Cell.start(
                 image,
+                kind="harbor",
                 labels={"harbor.session": self.session_id},
                 envs=self._startup_env(),
                 allow_net=self._rules_at_start(),

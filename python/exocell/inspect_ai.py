@@ -106,6 +106,7 @@ class ExocellSandboxEnvironment(SandboxEnvironment):
         wanted = _config(config)
         cell = await Cell.start(
             await _image(wanted),
+            kind="inspect",
             labels={_LABEL: task_name},
             envs=wanted.envs,
             allow_net=wanted.allow_net,

@@ -66,6 +66,7 @@ class ExocellProvider:
         try:
             cell = await Cell.start(
                 spec.image or self._image,
+                kind="nemo",
                 words=entrypoint,
                 labels={f"nemo.{key}": value for key, value in spec.metadata.items()},
                 envs=spec.env,

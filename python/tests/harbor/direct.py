@@ -131,12 +131,29 @@ async def keeps_to_a_table(folder, image):
         assert "flags can only narrow it" in str(error), error
 
 
+async def leaves_nothing(folder, image):
+    for wrong, word in [("--volume=/:/host", "not an image name"), ("no/such:image", "no")]:
+        try:
+            await environment(folder, wrong).start(force_build=False)
+            raise AssertionError(f"{wrong} was started")
+        except Exception as error:
+            assert word in str(error), error
+    for seconds in (0.02, 0.2, 0.4):
+        box = environment(folder, image)
+        try:
+            await asyncio.wait_for(box.start(force_build=False), seconds)
+            await box.stop(delete=True)
+        except TimeoutError:
+            pass
+
+
 async def main(image):
     with tempfile.TemporaryDirectory() as place:
         folder = pathlib.Path(place)
         refuses(folder, image)
         await works(folder, image)
         await keeps_to_a_table(folder, image)
+        await leaves_nothing(folder, image)
 
 
 def check(image):

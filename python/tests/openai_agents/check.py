@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import docker
-from agents import Model, ModelResponse, RunConfig, Runner, Usage
+from agents import Model, ModelResponse, Runner, Usage
 from agents.extensions.sandbox.e2b import E2BSandboxClient, E2BSandboxClientOptions
 from agents.run import RunConfig
 from agents.sandbox import Manifest, SandboxAgent, SandboxRunConfig
