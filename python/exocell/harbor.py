@@ -62,7 +62,8 @@ class ExocellOptions(EnvironmentOptions):
     )
     build: list[str] | None = Field(
         default=None,
-        description="What commands of a Dockerfile may reach. Default: the same as public.",
+        description="What commands of a Dockerfile may reach. Default: the same as public, and "
+        "nothing where there is a capability table.",
     )
     host: bool = Field(
         default=False,
@@ -144,7 +145,8 @@ class ExocellEnvironment(BaseEnvironment):
         """Makes the image if need be, and starts the cell."""
         config = self.task_env_config
         image = await self._image(force_build)
-        with table(self._exocell.caps, self._network_disabled) as caps:
+        is_offline = not (self._network_is_public or self._rules(self._network_policy))
+        with table(self._exocell.caps, is_offline) as caps:
             self._cell = await Cell.start(
                 image,
                 kind="harbor",
@@ -177,9 +179,12 @@ class ExocellEnvironment(BaseEnvironment):
         ):
             return prebuilt
         tag = f"harbor/{re.sub(r'[^a-z0-9_.-]+', '-', self.environment_id.lower())}:latest"
-        rules = self._exocell.build if self._exocell.build is not None else self._exocell.public
+        rules = self._exocell.build
+        if rules is None:
+            # A build takes no table: what it would allow is not known.
+            rules = self._exocell.public if self._exocell.caps is None else []
         async with _builds.setdefault(tag, asyncio.Lock()):
-            await build(self.environment_dir, tag, allow_net=rules)
+            await build(self.environment_dir.resolve(), tag, allow_net=rules)
         return tag
 
     async def stop(self, delete: bool) -> None:
@@ -273,8 +278,10 @@ class ExocellEnvironment(BaseEnvironment):
     def _rules(self, policy: NetworkPolicy) -> Sequence[str]:
         match policy.network_mode:
             case NetworkMode.PUBLIC:
-                # With a table, what it grants.
-                return self._exocell.public if self._exocell.caps is None else []
+                options = self._exocell
+                is_narrowed = options.caps is None or "public" in options.model_fields_set
+                # With a table and no more words, what the table grants.
+                return options.public if is_narrowed else []
             case NetworkMode.ALLOWLIST:
                 return [_rule(entry) for entry in policy.allowed_hosts]
             case _:

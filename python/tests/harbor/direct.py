@@ -115,14 +115,16 @@ async def works(folder, image):
 async def keeps_to_a_table(folder, image):
     table = folder / "table.toml"
     table.write_text(TABLE)
-    offline = NetworkPolicy(network_mode=NetworkMode.NO_NETWORK)
-    box = environment(folder, image, offline, caps=str(table))
-    assert not box.capabilities.dynamic_network_policy
-    await box.start(force_build=False)
-    try:
-        assert (await box.exec("ls /sys/class/net")).stdout == "lo\n"
-    finally:
-        await box.stop(delete=True)
+    modes = {NetworkMode.NO_NETWORK: 1, NetworkMode.ALLOWLIST: 1, NetworkMode.PUBLIC: 2}
+    for mode, count in modes.items():
+        box = environment(folder, image, NetworkPolicy(network_mode=mode), caps=str(table))
+        assert not box.capabilities.dynamic_network_policy
+        await box.start(force_build=False)
+        try:
+            told = (await box.exec("ls -d /sys/class/net/lo /sys/class/net/eth*")).stdout
+            assert len(told.splitlines()) == count, (mode, told)
+        finally:
+            await box.stop(delete=True)
     wide = NetworkPolicy(network_mode=NetworkMode.ALLOWLIST, allowed_hosts=["example.com"])
     try:
         await environment(folder, image, wide, caps=str(table)).start(force_build=False)
