@@ -8,6 +8,10 @@
 
 :class:`AsyncSandbox` is the same for asyncio. Names and habits are those of
 E2B's SDK; only the standard library is used.
+
+Adapters to other projects are modules of their own: :mod:`exocell.harbor`,
+:mod:`exocell.inspect_ai`, :mod:`exocell.nemo_gym` and
+:mod:`exocell.deepagents`. They need no server.
 """
 
 from ._commands import AsyncCommandHandle, AsyncCommands
@@ -15,9 +19,12 @@ from ._errors import (
     BrokenOffException,
     CommandExitException,
     InvalidArgumentException,
+    IsDirectoryException,
     NotFoundException,
+    PermissionException,
     SandboxException,
     TimeoutException,
+    TooLargeException,
 )
 from ._files import AsyncFiles
 from ._sandbox_async import AsyncSandbox
@@ -46,12 +53,15 @@ __all__ = [
     "FileType",
     "Files",
     "InvalidArgumentException",
+    "IsDirectoryException",
     "NotFoundException",
     "Output",
+    "PermissionException",
     "ProcessInfo",
     "Sandbox",
     "SandboxException",
     "SandboxInfo",
     "SandboxState",
     "TimeoutException",
+    "TooLargeException",
 ]

@@ -12,6 +12,7 @@ from typing import Any, Literal, overload
 
 from ._engine import REQUEST_TIMEOUT, Engine
 from ._errors import (
+    BrokenOffException,
     CommandExitException,
     NotFoundException,
     SandboxException,
@@ -46,6 +47,7 @@ class AsyncCommandHandle:
         self._texts: tuple[list[str], list[str]] = ([], [])
         self._size = 0
         self._result: CommandResult | None = None
+        self._is_abandoned = False
 
     @property
     def pid(self) -> int:
@@ -93,9 +95,19 @@ class AsyncCommandHandle:
         return Output(stderr=text) if stream else Output(stdout=text)
 
     async def __aiter__(self) -> AsyncIterator[Output]:
-        """What it writes, as it comes, up to its end."""
+        """What it writes, as it comes, up to its end.
+
+        Raises a TimeoutException when it takes longer than ``run`` was told;
+        it is killed then. Every exception has what came before it, as
+        ``stdout`` and ``stderr``.
+        """
         while self._result is None:
-            piece = await self._piece()
+            try:
+                piece = await self._piece()
+            except SandboxException as error:
+                error.stdout, error.stderr = ("".join(parts) for parts in self._texts)
+                await self._abandon()
+                raise
             if piece is None:
                 for stream, decoder in enumerate(self._decoders):
                     if rest := decoder.decode(b"", final=True):
@@ -106,11 +118,15 @@ class AsyncCommandHandle:
 
     async def _settle(self) -> None:
         await self._session.close()
-        told = await self._engine.exec_inspect(self._exec_id)
-        code = told.get("ExitCode")
-        if not isinstance(code, int):
-            raise SandboxException("the connection to the command was lost")
         out, err = ("".join(parts) for parts in self._texts)
+        try:
+            told = await self._engine.exec_inspect(self._exec_id)
+            code = told.get("ExitCode")
+            if not isinstance(code, int):
+                raise BrokenOffException("the connection to the command was lost")
+        except SandboxException as error:
+            error.stdout, error.stderr = out, err
+            raise
         self._result = CommandResult(out, err, code)
 
     async def wait(
@@ -122,7 +138,8 @@ class AsyncCommandHandle:
 
         Raises a CommandExitException when the exit code is not 0, and a
         TimeoutException when the command takes longer than ``run`` was told;
-        it is killed then.
+        it is killed then. Every exception has what the command had written
+        before, as ``stdout`` and ``stderr``.
         """
         try:
             async for piece in self:
@@ -138,6 +155,9 @@ class AsyncCommandHandle:
         return result
 
     async def _abandon(self) -> None:
+        if self._is_abandoned:
+            return
+        self._is_abandoned = True
         await self._session.close()
         with suppress(SandboxException):
             await self.kill()
@@ -239,7 +259,7 @@ class AsyncCommands:
         handle = await self._start(cmd, envs, user, cwd, stdin, timeout)
         if not background:
             return await handle.wait(on_stdout, on_stderr)
-        await handle._started()
+        await handle._started()  # pyright: ignore[reportPrivateUsage]
         return handle
 
     async def _start(
@@ -267,8 +287,8 @@ class AsyncCommands:
 
     async def list(self) -> list[ProcessInfo]:
         """The commands that run, whoever started them."""
-        ids = (await self._engine.inspect(self._sandbox)).get("ExecIDs") or []
-        running = []
+        ids: list[str] = (await self._engine.inspect(self._sandbox)).get("ExecIDs") or []
+        running: list[ProcessInfo] = []
         for exec_id in ids:
             with suppress(NotFoundException):
                 told = await self._engine.exec_inspect(exec_id)
@@ -282,8 +302,8 @@ class AsyncCommands:
 
 
 def _process(told: Mapping[str, Any]) -> ProcessInfo:
-    config = told.get("ProcessConfig") or {}
-    words = [config.get("entrypoint") or "", *(config.get("arguments") or [])]
+    config: Mapping[str, Any] = told.get("ProcessConfig") or {}
+    words: list[str] = [config.get("entrypoint") or "", *(config.get("arguments") or [])]
     line = words[2] if words[:2] == ["/bin/sh", "-c"] and len(words) == 3 else shlex.join(words)
     return ProcessInfo(pid=int(told.get("Pid") or 0), cmd=line)
 

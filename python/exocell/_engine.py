@@ -6,7 +6,7 @@ import base64
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from ._errors import InvalidArgumentException, SandboxException
 from ._http import Response, request
@@ -116,6 +116,8 @@ class Engine:
 
 
 def _text(reply: Any, field: str) -> str:
-    if isinstance(reply, dict) and isinstance(reply.get(field), str):
-        return str(reply[field])
-    raise SandboxException(f"the server's reply lacks {field}")
+    told = cast(dict[str, object], reply) if isinstance(reply, dict) else {}
+    value = told.get(field)
+    if not isinstance(value, str):
+        raise SandboxException(f"the server's reply lacks {field}")
+    return value

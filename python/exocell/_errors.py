@@ -6,6 +6,10 @@ from __future__ import annotations
 class SandboxException(Exception):
     """The server refused, or could not be understood."""
 
+    #: What a command had written when this ended the wait for it.
+    stdout: str = ""
+    stderr: str = ""
+
 
 class BrokenOffException(SandboxException):
     """The server went away in the middle."""
@@ -21,6 +25,18 @@ class InvalidArgumentException(SandboxException):
 
 class NotFoundException(SandboxException):
     """There is no such sandbox, image, file or port."""
+
+
+class IsDirectoryException(SandboxException):
+    """A file was asked for where there is a directory."""
+
+
+class PermissionException(SandboxException):
+    """The sandbox's user may not do this."""
+
+
+class TooLargeException(SandboxException):
+    """There is more than the caller wants."""
 
 
 class CommandExitException(SandboxException):

@@ -21,6 +21,7 @@ from ._errors import (
     InvalidArgumentException,
     NotFoundException,
     SandboxException,
+    TooLargeException,
 )
 from ._types import EntryInfo, FileType
 
@@ -139,7 +140,7 @@ class AsyncFiles:
         """Copies a file or a directory of this machine to ``path``."""
         parent, name = posixpath.split(_absolute(path))
         with tempfile.TemporaryFile() as packed:
-            await self._blocking(lambda: _pack(Path(local), name or ".", packed))
+            await self._blocking(lambda: pack(Path(local), name or ".", packed))
             await self._unpack(parent, packed, timeout)
 
     async def download(
@@ -153,14 +154,14 @@ class AsyncFiles:
         """Copies a file or a directory to ``local``, which must not exist.
 
         Nothing is written outside of ``local``, whatever the sandbox sends:
-        links that lead out and absolute names are refused; devices do not come.
+        links that lead out and absolute names are refused; devices and pipes do not come.
         """
         target = Path(local)
         if target.exists() or target.is_symlink():
             raise InvalidArgumentException(f"{target} exists")
         with tempfile.TemporaryFile() as packed:
             await self._fetch(path, packed, max_bytes, timeout)
-            await self._blocking(lambda: _unpack(packed, target))
+            await self._blocking(lambda: unpack(packed, target))
 
     async def _fetch(self, path: str, to: IO[bytes], limit: int, timeout: float | None) -> None:
         response = await self._engine.archive(self._sandbox, _absolute(path), timeout)
@@ -169,7 +170,7 @@ class AsyncFiles:
             async for part in response.chunks():
                 size += len(part)
                 if size > limit:
-                    raise SandboxException(f"{path} has more than {limit} bytes")
+                    raise TooLargeException(f"{path} has more than {limit} bytes")
                 to.write(part)
         finally:
             await response.close()
@@ -232,11 +233,11 @@ def _content(packed: Any, path: str, limit: int) -> bytes | str:
     except tarfile.TarError as error:
         raise SandboxException(f"{path} came as no archive: {error}") from error
     if len(content) > limit:
-        raise SandboxException(f"{path} has more than {limit} bytes")
+        raise TooLargeException(f"{path} has more than {limit} bytes")
     return content
 
 
-def _pack(local: Path, name: str, to: IO[bytes]) -> None:
+def pack(local: Path, name: str, to: IO[bytes]) -> None:
     def owned(entry: tarfile.TarInfo) -> tarfile.TarInfo:
         entry.uid = entry.gid = 0
         entry.uname = entry.gname = ""
@@ -246,17 +247,24 @@ def _pack(local: Path, name: str, to: IO[bytes]) -> None:
         tar.add(local, arcname=name, filter=owned)
 
 
-def _unpack(packed: IO[bytes], target: Path) -> None:
+def unpack(packed: IO[bytes], target: Path) -> None:
     """Everything lands in a directory of its own, and the one entry moves on."""
     if not hasattr(tarfile, "data_filter"):
         raise SandboxException("this Python cannot unpack safely; use 3.11.4 or newer")
     with tempfile.TemporaryDirectory(prefix=".exocell-", dir=target.parent) as place:
         try:
             with tarfile.open(fileobj=packed, mode="r:") as tar:
-                tar.extractall(place, filter="data")
+                tar.extractall(place, filter=_without_specials)
         except (tarfile.TarError, UnicodeError) as error:
             raise SandboxException(f"the sandbox sends what is refused: {error}") from error
         entries = list(Path(place).iterdir())
+        if not entries:
+            raise InvalidArgumentException("this is neither a file nor a directory")
         if len(entries) != 1:
             raise SandboxException("the sandbox sends more than what was asked for")
         shutil.move(entries[0], target)
+
+
+def _without_specials(entry: tarfile.TarInfo, place: str) -> tarfile.TarInfo | None:
+    """Leaves out devices and pipes, which have no content and are easily left in a tree."""
+    return None if entry.isdev() else tarfile.data_filter(entry, place)

@@ -48,7 +48,8 @@ class Reader:
         return came
 
     async def exactly(self, count: int) -> bytes:
-        parts, missing = [], count
+        parts: list[bytes] = []
+        missing = count
         while missing:
             part = await self.some_of(missing)
             parts.append(part)
@@ -105,7 +106,8 @@ class Response:
                 yield part
 
     async def body(self) -> bytes:
-        parts, size = [], 0
+        parts: list[bytes] = []
+        size = 0
         async for part in self.chunks():
             parts.append(part)
             size += len(part)

@@ -140,7 +140,8 @@ class AsyncSandbox:
         Raises a NotFoundException for a port that ``create`` was not told.
         """
         told = (await self._engine.inspect(self._id))["NetworkSettings"]["Ports"]
-        for binding in told.get(f"{port}/tcp") or []:
+        bindings: list[dict[str, str]] = told.get(f"{port}/tcp") or []
+        for binding in bindings:
             return f"{binding['HostIp']}:{binding['HostPort']}"
         raise NotFoundException(f"port {port} is not published; name it in create(ports=...)")
 

@@ -34,7 +34,12 @@ class CommandHandle:
         return self._inner.exit_code
 
     def __iter__(self) -> Iterator[Output]:
-        """What it writes, as it comes, up to its end."""
+        """What it writes, as it comes, up to its end.
+
+        Raises a TimeoutException when it takes longer than ``run`` was told;
+        it is killed then. Every exception has what came before it, as
+        ``stdout`` and ``stderr``.
+        """
         pieces = self._inner.__aiter__()
 
         async def following() -> Output | None:
@@ -50,7 +55,8 @@ class CommandHandle:
 
         Raises a CommandExitException when the exit code is not 0, and a
         TimeoutException when the command takes longer than ``run`` was told;
-        it is killed then.
+        it is killed then. Every exception has what the command had written
+        before, as ``stdout`` and ``stderr``.
         """
         return drive(self._inner.wait(on_stdout, on_stderr))
 
@@ -215,7 +221,7 @@ class Files:
         """Copies a file or a directory to ``local``, which must not exist.
 
         Nothing is written outside of ``local``, whatever the sandbox sends:
-        links that lead out, devices and absolute names are refused.
+        links that lead out and absolute names are refused; devices and pipes do not come.
         """
         drive(self._inner.download(path, local, timeout, max_bytes=max_bytes))
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Generator
 from contextlib import contextmanager
 from typing import Any, Protocol, TypeVar
 
@@ -27,6 +27,7 @@ class Stream(Protocol):
 
     async def read(self) -> bytes:
         """Bytes that came, at most 64 KiB; none at the end."""
+        ...
 
     async def write(self, data: bytes) -> None: ...
 
@@ -44,6 +45,7 @@ class Streams(Protocol):
 
     async def call(self, work: Callable[[], T]) -> T:
         """Does work that blocks, on files."""
+        ...
 
 
 READ_BYTES = 64 << 10
@@ -74,7 +76,7 @@ def drive(work: Coroutine[Any, Any, T]) -> T:
 
 
 @contextmanager
-def _told() -> Iterator[None]:
+def _told() -> Generator[None]:
     """Tells a connection's errors in our words."""
     try:
         yield

@@ -87,7 +87,18 @@ class Same(unittest.TestCase):
         names = [name for name in dir(kind) if not name.startswith("_")]
         functions = {name: getattr(kind, name) for name in names}
         return {
-            name: [p for p in inspect.signature(function).parameters if p != "_streams"]
+            name: (self.parameters(function), self.words(function))
             for name, function in functions.items()
-            if callable(function)
+            if callable(function) or isinstance(function, property)
         }
+
+    def parameters(self, function):
+        """Names, kinds, defaults and types."""
+        if isinstance(function, property):
+            return str(function.fget.__annotations__)
+        told = inspect.signature(function)
+        kept = [p for p in told.parameters.values() if p.name != "_streams"]
+        return [*map(str, kept), str(told.return_annotation).replace("Async", "")]
+
+    def words(self, function):
+        return (inspect.getdoc(function) or "").replace("Async", "")

@@ -61,9 +61,10 @@ class Life(unittest.TestCase):
         self.assertEqual(Sandbox.list({"run": "a"}), [])
 
     def test_a_sandbox_ends_by_itself(self):
-        sandbox = create(timeout=1)
-        with self.assertRaises(SandboxException):
-            sandbox.commands.run("sleep 1000", timeout=None)
+        sandbox = create(timeout=2)
+        with self.assertRaises(SandboxException) as gone:
+            sandbox.commands.run("echo so far; sleep 1000", timeout=None)
+        self.assertEqual(gone.exception.stdout, "so far\n")
         eventually("its record goes", lambda: not sandbox.is_running())
         self.assertNotIn(sandbox.sandbox_id, [info.sandbox_id for info in Sandbox.list()])
 
@@ -123,15 +124,21 @@ class Commands(unittest.TestCase):
         self.assertFalse(handle.kill())
 
     def test_what_takes_too_long_is_killed_with_what_it_started(self):
-        with self.assertRaises(TimeoutException):
-            self.sandbox.commands.run("sleep 1001 & sleep 1002", timeout=1)
+        line = "printf 'so far \\303'; echo and >&2; sleep 1001 & sleep 1002"
+        with self.assertRaises(TimeoutException) as late:
+            self.sandbox.commands.run(line, timeout=1)
+        self.assertEqual((late.exception.stdout, late.exception.stderr), ("so far ", "and\n"))
+        with self.assertRaises(TimeoutException) as late:
+            for piece in self.sandbox.commands.run("echo one; sleep 1004", True, timeout=1):
+                self.assertEqual(piece.stdout, "one\n")
+        self.assertEqual(late.exception.stdout, "one\n")
         handle = self.sandbox.commands.run(["sleep", "1003"], True)
         self.assertTrue(self.sandbox.commands.kill(handle.pid))
         with self.assertRaises(CommandExitException) as caught:
             handle.wait()
         self.assertEqual(caught.exception.exit_code, 137)
         listing = lambda: self.sandbox.commands.run("ps -A -o args").stdout
-        for killed in ("sleep 1001", "sleep 1002", "sleep 1003"):
+        for killed in ("sleep 1001", "sleep 1002", "sleep 1003", "sleep 1004"):
             eventually(f"{killed} ends", lambda: killed not in listing())
 
     def test_a_port_leads_into_the_sandbox(self):

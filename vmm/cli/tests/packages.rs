@@ -28,6 +28,19 @@ exocell image import /tree --tag first
 exocell run --rm first sh -c 'echo hello from $(uname -r)'
 "#;
 
+/// What a wheel has for Python: the client, entry points of the adapters, and configurations.
+const IN_A_WHEEL: &str = r#"
+import importlib.metadata, importlib.resources, exocell
+exocell.Sandbox
+told = importlib.metadata.distribution("exocell")
+groups = {point.group for point in told.entry_points}
+assert groups == {"console_scripts", "inspect_ai", "nemo_gym.sandbox_providers"}, groups
+extras = told.metadata.get_all("Provides-Extra")
+assert extras == ["deepagents", "harbor", "inspect", "nemo"], extras
+configs = importlib.resources.files("exocell") / "configs"
+assert {file.name for file in configs.iterdir()} == {"mini-swe-agent.yaml", "swe-rex.yaml"}
+"#;
+
 /// The packages, made of what was built.
 static DIST: LazyLock<TempDir> = LazyLock::new(|| {
     let out = tempfile::tempdir().expect("a temporary directory");
@@ -125,7 +138,7 @@ fn the_wheel_installs_and_a_cell_runs() {
         exocell(&["run", "--rm", "tiny", "sh", "-c", "echo from a wheel"]).text(),
         "from a wheel"
     );
-    run(&[text(&python), "-c", "import exocell; exocell.Sandbox"]);
+    run(&[text(&python), "-c", IN_A_WHEEL]);
 }
 
 /// What is linked in is listed, and each file is what its checksum says.

@@ -22,6 +22,14 @@ fn passes(module: &str) {
     assert_eq!((server.files(), server.records()), (vec![], vec![]), "nothing is left");
 }
 
+/// Strictly, with the packages that the adapters adapt to.
+#[test]
+fn types_are_right() {
+    let mut check = Command::new("python3");
+    check.arg("strict.py").current_dir(format!("{PACKAGE}/tests"));
+    assert_eq!(finish(&mut check, b"").ok().text(), "0 errors, 0 warnings, 0 informations");
+}
+
 #[test]
 fn sandboxes_do_what_they_say() {
     passes("test_sandbox");

@@ -1,9 +1,14 @@
-"""mini-swe-agent, unmodified, with a model that says what it is told to say."""
+"""mini-swe-agent, unmodified, with a model that says what it is told to say.
 
+    mini.py IMAGE [CONFIGURATION]
+"""
+
+import pathlib
 import sys
 
+import yaml
 from minisweagent.agents.default import DefaultAgent
-from minisweagent.environments.docker import DockerEnvironment
+from minisweagent.environments import get_environment
 from minisweagent.models.test_models import DeterministicModel, make_output
 
 TESTS = """
@@ -20,7 +25,10 @@ STEPS = [
     "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT && cat /job/work.py",
 ]
 
-environment = DockerEnvironment(image=sys.argv[1], timeout=300, run_args=["--rm", "--network", "none"])
+told = {"environment_class": "docker", "run_args": ["--rm", "--network", "none"]}
+if sys.argv[2:]:
+    told = yaml.safe_load(pathlib.Path(sys.argv[2]).read_text())["environment"]
+environment = get_environment({**told, "image": sys.argv[1], "timeout": 300})
 model = DeterministicModel(outputs=[make_output("next", [{"command": step}]) for step in STEPS])
 agent = DefaultAgent(model, environment, system_template="s", instance_template="{{task}}", cost_limit=0)
 try:

@@ -1,9 +1,11 @@
 """SWE-ReX, unmodified: its server in a container, its client here."""
 
 import asyncio
+import pathlib
 import sys
 
-from swerex.deployment.docker import DockerDeployment
+import yaml
+from swerex.deployment.config import DockerDeploymentConfig
 from swerex.exceptions import SwerexException
 from swerex.runtime.abstract import (
     BashAction,
@@ -13,7 +15,7 @@ from swerex.runtime.abstract import (
     WriteFileRequest,
 )
 
-IMAGE, PACKAGES, TOOLS = sys.argv[1:]
+IMAGE, CONFIGURATION, PACKAGES, TOOLS = sys.argv[1:]
 ARGUMENTS = ["-v", f"{PACKAGES}:/opt/rex:ro", "-v", f"{TOOLS}:/opt/tools:ro", "-e", "PYTHONPATH=/opt/rex"]
 PATH = "PATH=/opt/tools:/usr/local/bin:/usr/bin:/bin"
 
@@ -36,7 +38,10 @@ async def use(runtime):
 
 
 async def main():
-    deployment = DockerDeployment(image=IMAGE, pull="never", docker_args=[*ARGUMENTS, "-e", PATH])
+    told = yaml.safe_load(pathlib.Path(CONFIGURATION).read_text())["env"]["deployment"]
+    arguments = [*told["docker_args"], *ARGUMENTS, "-e", PATH]
+    told |= {"image": IMAGE, "docker_args": arguments}
+    deployment = DockerDeploymentConfig(**told).get_deployment()
     await deployment.start()
     try:
         await use(deployment.runtime)
