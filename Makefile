@@ -129,7 +129,7 @@ audit: build kernel base-image
 
 lint: setup
 	cargo fmt --all --check
-	cargo clippy --workspace --all-targets --locked -- -D warnings
+	cargo clippy --release --workspace --all-targets --locked -- -D warnings
 	for script in $$(find scripts -type f ! -name "*.patch") images/base/build.sh packaging/install.sh .ci/run; do
 		case $$(head -n 1 "$$script") in
 			*python3) python3 -c 'import ast, sys; ast.parse(open(sys.argv[1]).read(), sys.argv[1])' "$$script" ;;
