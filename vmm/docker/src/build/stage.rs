@@ -16,7 +16,7 @@ use super::configure::Configuring;
 use super::document::Document;
 use super::keep::Entry;
 use super::scope::Declared;
-use super::{Build, BuildError, Result, stage_called};
+use super::{Begun, Build, BuildError, Named, Result, stage_called};
 
 /// Layers over an image file before all of them are made one: each is a descriptor of the process
 /// that reads them.
@@ -112,8 +112,13 @@ impl State {
 impl Build<'_> {
     fn announce(&mut self, text: &str) {
         self.steps.0 += 1;
-        let (at, count) = self.steps;
-        self.client.say(&format!("Step {at}/{count} : {text}\n"));
+        self.of_stage.0 += 1;
+        self.client.begun(&Begun {
+            of_all: self.steps,
+            of_stage: self.of_stage,
+            stage: self.stage.as_deref(),
+            text,
+        });
     }
 
     /// Carries one stage out.
@@ -127,10 +132,11 @@ impl Build<'_> {
         self.stopper.check()?;
         self.announce(&stage.text);
         let mut state = self.begin(file, &images[at], at)?;
-        self.client.say(&format!(" ---> {}\n", state.document.id().short()));
+        self.client.done(&state.document.id().short());
         let triggers = std::mem::take(&mut state.triggers);
         if !triggers.is_empty() {
             self.steps.1 += triggers.len();
+            self.of_stage.1 += triggers.len();
             self.client.say(&format!("# Executing {} build triggers\n", triggers.len()));
         }
         for text in &triggers {
@@ -173,7 +179,7 @@ impl Build<'_> {
             BuildError::Refused(why) => DockerfileError::new(step.line, why).into(),
             other => other,
         })?;
-        self.client.say(&format!(" ---> {}\n", state.document.id().short()));
+        self.client.done(&state.document.id().short());
         Ok(())
     }
 
@@ -237,7 +243,7 @@ impl Build<'_> {
             state.document.add("Labels", &name, json!(value));
         }
         self.note(state, &format!("LABEL{told}"))?;
-        self.client.say(&format!(" ---> {}\n", state.document.id().short()));
+        self.client.done(&state.document.id().short());
         Ok(())
     }
 
@@ -245,7 +251,7 @@ impl Build<'_> {
     fn note(&mut self, state: &mut State, said: &str) -> Result<()> {
         let key = key(state, &[said.as_bytes()]);
         if let Some((entry, _)) = self.cached(key).filter(|(entry, _)| entry.layer.is_none()) {
-            self.client.say(" ---> Using cache\n");
+            self.client.cached();
             state.document.note(said, &entry.created, None);
             return Ok(());
         }
@@ -268,7 +274,7 @@ impl Build<'_> {
         make: impl FnOnce(&mut Self, &mut State, &File) -> Result<Option<Layer>>,
     ) -> Result<()> {
         if let Some((entry, file)) = self.cached(key) {
-            self.client.say(" ---> Using cache\n");
+            self.client.cached();
             let diff_id = entry.layer.as_ref().map(|layer| layer.diff_id);
             if let (Some(layer), Some(file)) = (entry.layer, file) {
                 state.add(&self.store, layer, file)?;
@@ -390,14 +396,20 @@ impl Build<'_> {
 
     /// The files of a stage or an image.
     pub(super) fn source(&mut self, file: &Dockerfile, at: usize, from: &str) -> Result<Arc<File>> {
-        if let Some(at) = stage_called(file, from, at)
+        let image = match self.options.meant(from) {
+            Some(Named::Files(files)) => return Ok(files.clone()),
+            Some(Named::Image(image)) => Some(image.as_str()),
+            None => None,
+        };
+        if image.is_none()
+            && let Some(at) = stage_called(file, from, at)
             && let Some(mut state) = self.done.remove(&at)
         {
             let made = state.passing(&self.store);
             self.done.insert(at, state);
             return made.map(|(file, _)| file);
         }
-        let mut state = self.image(from).map_err(|error| match error {
+        let mut state = self.image(image.unwrap_or(from)).map_err(|error| match error {
             BuildError::Cancelled => error,
             error => BuildError::Refused(format!(
                 "invalid from flag value {from}: there is neither a stage of that name before this \
