@@ -15,6 +15,7 @@ use crate::error::{ApiError, ApiResult};
 use crate::events::{Event, Events};
 use crate::exec::Execs;
 use crate::live::Live;
+use crate::session::Sessions;
 
 /// The server: containers on disk, and what is known of them beyond that.
 pub struct Server {
@@ -22,6 +23,8 @@ pub struct Server {
     pub defaults: Defaults,
     pub events: Arc<Events>,
     pub execs: Execs,
+    /// What clients of BuildKit's protocol answer on.
+    pub sessions: Sessions,
     /// Held while a name is given away.
     pub naming: tokio::sync::Mutex<()>,
     lives: Mutex<HashMap<String, Arc<Live>>>,
@@ -34,6 +37,7 @@ impl Server {
             defaults,
             events: Arc::default(),
             execs: Execs::default(),
+            sessions: Sessions::default(),
             naming: tokio::sync::Mutex::default(),
             lives: Mutex::default(),
         }
