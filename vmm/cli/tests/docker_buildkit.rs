@@ -1,5 +1,6 @@
 //! Builds by BuildKit's protocol: buildx and compose as Debian has them, and clients that mean no good.
 
+mod buildkit;
 mod common;
 
 use std::fs;
@@ -8,7 +9,8 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use common::docker::Server;
-use common::{Finished, IMAGE, Started, eventually, finish, text};
+use common::registry::Registry;
+use common::{Finished, Started, eventually, finish, text};
 use serde_json::Value;
 
 /// A client with buildx, and a directory to build from.
@@ -109,7 +111,7 @@ fn buildx_builds_stages_with_arguments_and_tells_of_steps() {
         "a complaint",
         "[wanted 2/",
         "exporting to image",
-        "naming to docker.io/library/",
+        "naming to ",
     ] {
         assert!(out.contains(said), "{said:?} is missing in: {out}");
     }
@@ -215,7 +217,6 @@ fn what_fails_is_told_and_what_is_not_there_is_refused_by_name() {
         (&["--build-arg", "BUILDKIT_SYNTAX=docker/dockerfile:1"], "BUILDKIT_SYNTAX"),
         (&["--call", "check"], "--check"),
         (&["--cgroup-parent", "x"], "--cgroup-parent"),
-        (&["--cache-from", "type=s3,region=r,bucket=b"], "s3"),
         (&["--output", "type=oci,dest=x"], "OCI"),
         (&["--target", "none"], "none"),
     ] {
@@ -255,10 +256,11 @@ fn a_client_that_is_killed_ends_its_build_and_leaves_nothing() {
 fn an_image_is_put_out_as_files_and_read_from_an_archive() {
     let server = Server::start();
     let Some(client) = Client::of(&server) else { return };
-    client.file("Dockerfile", "FROM scratch\nCOPY a b /d/\nCOPY link /\n");
+    client.file("Dockerfile", "FROM scratch\nCOPY a b /d/\nCOPY links /\n");
     client.file("a", "of a\n");
     client.file("b", "of b\n");
-    symlink("d/a", client.context.path().join("link")).expect("a link");
+    client.file("links/file", "");
+    symlink("d/a", client.context.path().join("links/link")).expect("a link");
     client.build(&["--output", "type=local,dest=out"]).ok();
     let out = client.context.path().join("out");
     assert_eq!(fs::read_to_string(out.join("d/b")).expect("a file"), "of b\n");
@@ -275,6 +277,7 @@ fn an_image_is_put_out_as_files_and_read_from_an_archive() {
     // A context on standard input: an archive, or a Dockerfile alone.
     let image = server.image("piped");
     let mut archive = tar::Builder::new(Vec::new());
+    archive.follow_symlinks(false);
     archive.append_dir_all(".", client.context.path()).expect("an archive");
     let archive = archive.into_inner().expect("an archive");
     finish(&mut client.command(&["build", "-t", &image, "-"]), &archive).ok();
@@ -288,6 +291,29 @@ fn an_image_is_put_out_as_files_and_read_from_an_archive() {
     let contexts = ["--build-context", "more=more", "--build-context", &base, "-t", &image];
     client.build(&contexts).ok();
     assert_eq!(client.shell(&image, "cat /c").ok().text(), "of c");
+}
+
+#[test]
+fn an_image_is_pushed_and_one_behind_a_login_is_built_on() {
+    let server = Server::start();
+    let Some(client) = Client::of(&server) else { return };
+    let registry = Registry::start();
+    let private = format!("{}/team/built:1", registry.place);
+    client.file("Dockerfile", &format!("FROM {}\nRUN echo private > /p\n", server.small()));
+    client.docker(&["login", "-u", "user", "-p", "secret", &registry.place]).ok();
+    let pushed = client.build(&["--push", "-t", &private]).ok();
+    assert!(pushed.stderr.contains("pushing"), "{}", pushed.stderr);
+    client.docker(&["rmi", &private]).ok();
+    let image = server.image("public");
+    client.file("Dockerfile", &format!("FROM {private}\nRUN cat /p\n"));
+    // Who has no login has no image.
+    let stranger = Client::of(&server).expect("plugins");
+    stranger.file("Dockerfile", &format!("FROM {private}\n"));
+    let refused = stranger.build(&[]).exited(1);
+    assert!(refused.stderr.contains("credentials"), "{}", refused.stderr);
+    let built = client.build(&["-t", &image]).ok();
+    assert_eq!(client.shell(&image, "cat /p").ok().text(), "private", "{}", built.stderr);
+    client.docker(&["rmi", &private]).ok();
 }
 
 #[test]
@@ -348,12 +374,65 @@ fn compose_and_bake_build_what_their_files_say() {
     let bake = format!(
         "group \"default\" {{ targets = [\"a\", \"b\"] }}\n\
          target \"a\" {{\n context = \"one\"\n tags = [\"{one}\"]\n args = {{ WORD = \"baked\" }}\n}}\n\
-         target \"b\" {{\n context = \"one\"\n tags = [\"{two}\"]\n args = {{ WORD = \"too\" }}\n}}\n"
+         target \"b\" {{\n context = \"one\"\n tags = [\"{two}\"]\n dockerfile = \"Next\"\n \
+         contexts = {{ base = \"target:a\" }}\n}}\n"
     );
+    client.file("one/Next", "FROM base\nCOPY --from=base /word /copied\nRUN cat /word > /next\n");
     fs::remove_file(client.context.path().join("compose.yaml")).expect("a file");
     client.file("docker-bake.hcl", &bake);
     client.docker(&["buildx", "bake", "--progress=plain"]).ok();
     assert_eq!(client.shell(&one, "cat /word").ok().text(), "baked");
-    assert_eq!(client.shell(&two, "cat /word").ok().text(), "too");
-    let _ = IMAGE;
+    assert_eq!(client.shell(&two, "cat /next /copied").ok().text(), "baked\nbaked");
+}
+
+#[test]
+fn clients_that_mean_no_good_are_refused_and_leave_nothing() {
+    let server = Server::start();
+    let small = server.small();
+    buildkit::calls_that_make_no_sense(&server);
+    let plain = format!("FROM {small}\nCOPY . /all\nRUN true\n");
+    let file = |name: &str, content: &str| buildkit::File {
+        name: name.to_owned(),
+        mode: 0o644,
+        content: content.to_owned(),
+        ..buildkit::File::default()
+    };
+    let dockerfile = || file("Dockerfile", &plain);
+    // Names and links that lead out, lies about lengths, and what is no file of a context.
+    let link = |name: &str, to: &str| buildkit::File {
+        mode: 1 << 27 | 0o777,
+        link: to.to_owned(),
+        ..file(name, "")
+    };
+    for (files, word) in [
+        (vec![dockerfile(), file("../out", "x")], ".."),
+        (vec![dockerfile(), file("/etc/out", "x")], "/etc/out"),
+        (vec![dockerfile(), file(&format!("{}/../../../out", "x/".repeat(99)), "x")], ".."),
+        (vec![dockerfile(), buildkit::File { said: 4, ..file("a", "more than that") }], "changed"),
+        (vec![dockerfile(), buildkit::File { said: 99, ..file("a", "less") }], "changed"),
+        (vec![dockerfile(), buildkit::File { said: -1, ..file("a", "") }], "negative"),
+        (vec![dockerfile(), buildkit::File { said: 1 << 60, ..file("a", "") }], "too much"),
+        (vec![dockerfile(), buildkit::File { mode: 1 << 26, ..file("a", "") }], "device"),
+        (vec![link("Dockerfile", "/etc/passwd")], "no Dockerfile"),
+        (vec![link("Dockerfile", "../../../../etc/passwd")], "no Dockerfile"),
+        (vec![file("Dockerfile", "NOPE")], "NOPE"),
+        (vec![], "no Dockerfile"),
+    ] {
+        let why = buildkit::build(&server, files, None).expect_err("it is refused");
+        assert!(why.contains(word), "{word}: {why}");
+    }
+    let through = vec![dockerfile(), link("l", "/etc"), file("l/passwd", "of the link")];
+    let why = buildkit::build(&server, through, None);
+    let outside = std::fs::read_to_string("/etc/passwd").expect("a file");
+    assert!(!outside.contains("of the link"), "{why:?}");
+    // One that breaks off in the middle, and one that stays, of a step that would not end.
+    let why = buildkit::build(&server, vec![dockerfile(), file("a", "x")], Some(2));
+    assert!(why.is_err(), "{why:?}");
+    let endless = format!("FROM {small}\nRUN sleep 600\n");
+    buildkit::session_that_ends(&server, vec![file("Dockerfile", &endless)]);
+    eventually("the cell is gone", || server.records().is_empty());
+    let work = server.root().join("builds/work");
+    eventually("its files are gone", || fs::read_dir(&work).expect("a folder").count() == 0);
+    buildkit::build(&server, vec![dockerfile(), file("a", "x")], None).expect("the server goes on");
+    server.docker(&["image", "prune", "-f"]).ok();
 }

@@ -113,6 +113,8 @@ pub struct Options {
 #[derive(Debug, Clone)]
 pub enum Named {
     Image(String),
+    /// An image that another build has made.
+    Built(Arc<Built>),
     /// Files, as [`exocell_cell::compose::take`] took them.
     Files(Arc<File>),
 }
@@ -282,8 +284,8 @@ impl Built {
     ///
     /// # Errors
     /// The store cannot be written.
-    pub fn files(&mut self) -> Result<Arc<File>> {
-        self.state.passing(&self.store).map(|(file, _)| file)
+    pub fn files(&self) -> Result<Arc<File>> {
+        self.state.clone().passing(&self.store).map(|(file, _)| file)
     }
 }
 
@@ -392,7 +394,7 @@ impl<'a> Build<'a> {
             let platform = self.arguments.expand(platform, self.escape).map_err(at)?;
             check_platform(&platform).map_err(at)?;
             match self.options.meant(&image) {
-                None => Ok(image),
+                None | Some(Named::Built(_)) => Ok(image),
                 Some(Named::Image(other)) => Ok(other.clone()),
                 Some(Named::Files(_)) => {
                     let why = format!(

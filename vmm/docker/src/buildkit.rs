@@ -26,6 +26,7 @@ use hyper::StatusCode;
 use hyper::header::{CONNECTION, HeaderValue, UPGRADE};
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
+use tokio::io::{AsyncRead, AsyncWrite};
 
 use crate::error::{ApiError, ApiResult};
 use crate::grpc::client::Channel;
@@ -58,13 +59,7 @@ pub fn session(server: &Arc<Server>, mut call: Call) -> ApiResult<Response> {
     let (server, place) = (server.clone(), call.place.clone());
     tokio::spawn(async move {
         let Ok(upgraded) = upgrade.await else { return };
-        // One that does not speak HTTP/2 is none.
-        let Ok((channel, run)) = Channel::begin(TokioIo::new(upgraded)).await else { return };
-        let id = named.id.clone();
-        if server.sessions.add(Session::new(named, channel)) {
-            run.await;
-            server.sessions.remove(&id);
-        }
+        answers(&server, named, TokioIo::new(upgraded)).await;
         drop(place);
     });
     Ok(response)
@@ -81,4 +76,17 @@ pub fn grpc(server: &Arc<Server>, mut call: Call) -> ApiResult<Response> {
         drop(place);
     });
     Ok(response)
+}
+
+/// Has the client answer on `io` until it is gone.
+async fn answers(
+    server: &Arc<Server>,
+    named: Named,
+    io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+) {
+    // One that does not speak HTTP/2 is none.
+    let Ok((channel, run)) = Channel::begin(io).await else { return };
+    if let Some(_listed) = server.sessions.add(Session::new(named, channel)) {
+        run.await;
+    }
 }

@@ -30,6 +30,8 @@ const CONNECTION_WINDOW_BYTES: u32 = 4 << 20;
 const SEND_BYTES_MAX: usize = 1 << 20;
 /// How long the other side may read nothing of what it is sent.
 const SEND_TIME_MAX: Duration = Duration::from_secs(600);
+/// Longer than anybody waits.
+const FOR_EVER: Duration = Duration::from_secs(u32::MAX as u64);
 /// The longest words of an error that are taken over, in bytes.
 const WORDS_BYTES_MAX: usize = 4 << 10;
 /// How an error's words are written in a head.
@@ -143,6 +145,11 @@ pub struct Messages {
 impl Messages {
     fn new(body: RecvStream, bytes_max: usize, pause: Duration) -> Self {
         Self { body, found: Deframer::new(bytes_max), pause }
+    }
+
+    /// The other side may say nothing for as long as it is there.
+    fn wait_for_ever(&mut self) {
+        self.pause = FOR_EVER;
     }
 
     /// The next message; `None` at the end of the stream.

@@ -27,7 +27,7 @@ mod fields;
 mod filters;
 pub mod frames;
 mod go;
-mod grpc;
+pub mod grpc;
 mod health;
 mod hijack;
 pub mod http;

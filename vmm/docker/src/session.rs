@@ -14,7 +14,7 @@ pub mod transfer;
 
 use std::collections::{BTreeSet, HashMap};
 use std::io;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use hyper::HeaderMap;
@@ -52,20 +52,18 @@ impl Sessions {
         self.all.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Has a session found by its id; false where another is called so.
-    pub fn add(&self, session: Session) -> bool {
+    /// Has a session found by its id as long as the result is held; nothing where another is called
+    /// so.
+    pub fn add(self: &Arc<Self>, session: Session) -> Option<Listed> {
         let mut all = self.all();
         if all.contains_key(&session.id) {
-            return false;
+            return None;
         }
+        let listed = Listed { id: session.id.clone(), sessions: self.clone() };
         all.insert(session.id.clone(), session);
         drop(all);
         self.came.notify_waiters();
-        true
-    }
-
-    pub fn remove(&self, id: &str) {
-        self.all().remove(id);
+        Some(listed)
     }
 
     /// The session `id`, which may come a little later than the build that names it.
@@ -85,6 +83,18 @@ impl Sessions {
         timeout(COMES_MAX, found)
             .await
             .map_err(|_| Status::new(Code::NotFound, format!("there is no session {id:?}")))
+    }
+}
+
+/// A session that is found.
+pub struct Listed {
+    id: String,
+    sessions: Arc<Sessions>,
+}
+
+impl Drop for Listed {
+    fn drop(&mut self) {
+        self.sessions.all().remove(&self.id);
     }
 }
 

@@ -24,7 +24,7 @@ pub struct Server {
     pub events: Arc<Events>,
     pub execs: Execs,
     /// What clients of BuildKit's protocol answer on.
-    pub sessions: Sessions,
+    pub sessions: Arc<Sessions>,
     /// Held while a name is given away.
     pub naming: tokio::sync::Mutex<()>,
     lives: Mutex<HashMap<String, Arc<Live>>>,
@@ -37,7 +37,7 @@ impl Server {
             defaults,
             events: Arc::default(),
             execs: Execs::default(),
-            sessions: Sessions::default(),
+            sessions: Arc::default(),
             naming: tokio::sync::Mutex::default(),
             lives: Mutex::default(),
         }

@@ -153,7 +153,11 @@ impl Build<'_> {
     fn begin(&mut self, file: &Dockerfile, image: &str, at: usize) -> Result<State> {
         let lower = image.to_ascii_lowercase();
         let named = file.stages[..at].iter().rposition(|s| s.name.as_deref() == Some(&lower));
-        let mut state = match named.and_then(|at| self.done.get(&at)) {
+        let made = match self.options.meant(image) {
+            Some(Named::Built(built)) => Some(&built.state),
+            _ => named.and_then(|at| self.done.get(&at)),
+        };
+        let mut state = match made {
             Some(earlier) => {
                 State { declared: Declared::default(), says_cmd: false, ..earlier.clone() }
             }
@@ -398,6 +402,7 @@ impl Build<'_> {
     pub(super) fn source(&mut self, file: &Dockerfile, at: usize, from: &str) -> Result<Arc<File>> {
         let image = match self.options.meant(from) {
             Some(Named::Files(files)) => return Ok(files.clone()),
+            Some(Named::Built(built)) => return built.files(),
             Some(Named::Image(image)) => Some(image.as_str()),
             None => None,
         };

@@ -41,6 +41,8 @@ pub struct Asked {
     pub sessions: BTreeMap<String, String>,
     /// Contexts with names of their own that are directories of the client's.
     pub directories: BTreeMap<String, String>,
+    /// The same that are images of other builds, by the client's names for those.
+    pub inputs: BTreeMap<String, String>,
     /// What the client is to know.
     pub warnings: Vec<String>,
 }
@@ -107,6 +109,7 @@ pub fn read(
         context,
         sessions: BTreeMap::new(),
         directories: BTreeMap::new(),
+        inputs: BTreeMap::new(),
         warnings: Vec::new(),
         options: Options {
             dockerfile: String::new(),
@@ -194,6 +197,8 @@ fn one(name: &str, value: &str, asked: &mut Asked) -> Result<()> {
         // Where the client keeps its files is for records of builds, which are not kept; what it
         // calls them by is for copies of them, which are not either.
         (_, Some(("vcs" | "sharedkey", _))) => Ok(()),
+        // An image of another build has its configuration with it.
+        (_, Some(("input-metadata", _))) => Ok(()),
         (_, Some(("attest", kind))) => Err(Status::unsupported(
             format!("an attestation ({kind})"),
             "leave it out (--provenance=false, --sbom=false)",
@@ -222,6 +227,9 @@ fn named(name: &str, value: &str, asked: &mut Asked) -> Result<()> {
         }
         "local" => {
             asked.directories.insert(name.to_owned(), what.to_owned());
+        }
+        "input" => {
+            asked.inputs.insert(name.to_owned(), what.to_owned());
         }
         _ => return Err(unsupported()),
     }

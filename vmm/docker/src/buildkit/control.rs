@@ -11,19 +11,26 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use exocell_cell::agent::printable_lines;
+use exocell_cell::images::Digest;
+use prost::Message;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::runtime::Handle;
 
+use super::answers;
+use super::attributes::Asked;
 use super::jobs::{Guard, Job, Jobs};
 use super::messages::{
-    Cache, CacheEntry, Capability, Definition, Evaluate, Exporter, Health, Info, Nothing, Outcome,
-    Platform, Pong, Prune, Reference, Return, Solve, Solved, StatusOf, Step, Stepped, Usage,
-    UsageOf, UsageRecord, Version, Worker, Workers,
+    Cache, CacheEntry, Capability, Definition, Evaluate, Exporter, Health, Info, Input, Nothing,
+    Op, Outcome, Platform, Pong, Prune, Reference, Return, Solve, Solved, Source, StatusOf, Step,
+    Stepped, Usage, UsageOf, UsageRecord, Version, Worker, Workers,
 };
 use super::progress::of_time;
 use super::{attributes, contexts, outputs, work};
-use crate::build::{self, kept};
+use crate::build::{self, Named, kept};
 use crate::grpc::server::{Call, Service, unknown};
 use crate::grpc::{Code, Result, Status, said};
+use crate::session;
+use crate::session::messages::Chunk;
 use crate::state::Server;
 
 /// What reads Dockerfiles.
@@ -32,10 +39,12 @@ const FRONTEND: &str = "dockerfile.v0";
 const BUILD: &str = "buildkit-controlapi-buildid";
 /// A cache that is kept in the image.
 const INLINE: &str = "inline";
+/// What is on its way in a session within the connection.
+const TUNNEL_BYTES: usize = 32 << 10;
 /// The one place where builds run.
 const WORKER: &str = "exocell";
 /// What may be asked of [`FRONTEND`], by BuildKit's names.
-const OF_FRONTENDS: [&str; 7] = [
+const OF_FRONTENDS: [&str; 8] = [
     "solve.base",
     "return",
     "returnmap",
@@ -43,6 +52,7 @@ const OF_FRONTENDS: [&str; 7] = [
     "frontend.caps",
     "gateway.solve.metadata",
     "gateway.evaluate",
+    "reference.output",
 ];
 /// What may be in builds.
 const OF_STEPS: [&str; 3] = ["source.local", "source.image", "exporter.multiple"];
@@ -61,6 +71,7 @@ impl Service for Control {
         match (service, method) {
             ("moby.buildkit.v1.Control", "Solve") => self.solve(call).await,
             ("moby.buildkit.v1.Control", "Status") => self.status(call).await,
+            ("moby.buildkit.v1.Control", "Session") => self.session(call).await,
             ("moby.buildkit.v1.Control", "ListWorkers") => {
                 call.reply().send(&Workers { workers: vec![worker()] }).await
             }
@@ -132,7 +143,7 @@ impl Control {
             "" => job.returned().await?,
             _ => {
                 let imports = asked.cache.map(|cache| cache.imports).unwrap_or_default();
-                Some(self.image(job, asked.attributes, imports).await?)
+                Some(self.image(job, asked.attributes, imports, &asked.inputs).await?)
             }
         };
         match image {
@@ -157,13 +168,42 @@ impl Control {
         job: &Arc<Job>,
         attributes: BTreeMap<String, String>,
         imports: Vec<CacheEntry>,
+        inputs: &BTreeMap<String, Definition>,
     ) -> Result<String> {
-        let asked = attributes::read(&self.server, &attributes, &imports)?;
+        let asked = attributes::read(&self.server, &attributes, &imports);
+        let asked = asked.and_then(|asked| self.with_inputs(asked, inputs));
+        let asked = asked.inspect_err(|status| job.fail(status))?;
         let built = self.apart(job, move |client| {
-            let name = format!("{} built", client.job.name);
-            client.job.keep(work::build(client, asked, &name)?)
+            work::build(client, asked, &format!("{} built", client.job.name))
         });
-        built.await.inspect_err(|status| job.fail(status))
+        let built = built.await.and_then(|built| self.jobs.keep(job, built));
+        built.inspect_err(|status| job.fail(status))
+    }
+
+    /// Has names of contexts mean the images of other builds that the client says.
+    fn with_inputs(
+        &self,
+        mut asked: Asked,
+        inputs: &BTreeMap<String, Definition>,
+    ) -> Result<Asked> {
+        for (name, input) in &asked.inputs {
+            let unknown = || {
+                Status::unsupported(
+                    format!("the context {name} in BuildKit's own form (LLB)"),
+                    "name an image of a build of the same client, a directory or an image",
+                )
+            };
+            let identifier = inputs.get(input).and_then(identified).ok_or_else(unknown)?;
+            let built = self.jobs.made(&identifier).ok_or_else(unknown)?;
+            asked.options.named.insert(name.clone(), Named::Built(built));
+        }
+        match inputs.keys().find(|input| !asked.inputs.values().any(|own| own == *input)) {
+            None => Ok(asked),
+            Some(input) => Err(Status::unsupported(
+                format!("the input {input} in BuildKit's own form (LLB)"),
+                "build from a directory",
+            )),
+        }
     }
 
     async fn outputs(
@@ -174,7 +214,7 @@ impl Control {
     ) -> Result<BTreeMap<String, String>> {
         self.apart(job, move |client| {
             let built = client.job.take(&image)?;
-            outputs::make(client, built, &outputs, &format!("{} put out", client.job.name))
+            outputs::make(client, &built, &outputs, &format!("{} put out", client.job.name))
         })
         .await
     }
@@ -192,6 +232,36 @@ impl Control {
             Ok(work(&contexts::Client { server: &server, handle: &handle, job, session }))
         });
         done.await.map_err(|error| Status::new(Code::Internal, error.message))?
+    }
+
+    /// A session within this connection: its bytes come as messages.
+    async fn session(&self, call: &mut Call) -> Result<()> {
+        let named = session::Named::of(&call.head).map_err(Status::invalid)?;
+        let (ours, theirs) = tokio::io::duplex(TUNNEL_BYTES);
+        let (mut read, mut write) = tokio::io::split(ours);
+        let (messages, reply) = call.endless();
+        let up = async {
+            while let Some(chunk) = messages.next::<Chunk>().await? {
+                write.write_all(&chunk.data).await.map_err(cut_off)?;
+            }
+            Ok(())
+        };
+        let down = async {
+            loop {
+                let mut data = vec![0; TUNNEL_BYTES];
+                let count = read.read(&mut data).await.map_err(cut_off)?;
+                data.truncate(count);
+                if count == 0 {
+                    return Ok(());
+                }
+                reply.send(&Chunk { data }).await?;
+            }
+        };
+        tokio::select! {
+            ended = up => ended,
+            ended = down => ended,
+            () = answers(&self.server, named, theirs) => Ok(()),
+        }
     }
 
     async fn status(&self, call: &mut Call) -> Result<()> {
@@ -218,21 +288,22 @@ impl Control {
     async fn step(&self, call: &mut Call) -> Result<()> {
         let job = self.of_call(call).await?;
         let asked: Step = call.message().await?;
-        let checked = check_frontend(&asked.frontend, asked.definition.as_ref())
-            .and_then(|()| check_inputs(&asked.inputs))
-            .and_then(|()| match asked.policies.iter().all(Vec::is_empty) {
-                true => Ok(()),
-                false => Err(no_policies()),
-            });
+        let checked = check_frontend(&asked.frontend, asked.definition.as_ref());
+        let checked = checked.and_then(|()| match asked.policies.iter().all(Vec::is_empty) {
+            true => Ok(()),
+            false => Err(no_policies()),
+        });
         checked.inspect_err(|status| job.fail(status))?;
         let image = tokio::select! {
-            image = self.image(&job, asked.attributes, asked.imports) => image,
+            image = self.image(&job, asked.attributes, asked.imports, &asked.inputs) => image,
             () = call.reply().gone() => {
                 job.cancel(self.server.layout(), &self.handle);
                 Err(Status::new(Code::Cancelled, "nobody waits any more"))
             }
         };
-        let image = Some(Reference { id: image? });
+        let id = image?;
+        let definition = Some(defined(&job.identifier(&id)));
+        let image = Some(Reference { id, definition });
         let result = Some(Outcome { image, ..Outcome::default() });
         call.reply().send(&Stepped { result }).await
     }
@@ -301,6 +372,10 @@ impl Control {
     }
 }
 
+fn cut_off(error: std::io::Error) -> Status {
+    Status::new(Code::Unavailable, format!("the session has ended: {error}"))
+}
+
 fn no_policies() -> Status {
     Status::unsupported("a policy for sources", "leave it out")
 }
@@ -311,12 +386,15 @@ fn check(asked: &Solve) -> Result<Vec<outputs::Output>> {
     {
         check_frontend(&asked.frontend, asked.definition.as_ref())?;
     }
-    check_inputs(&asked.inputs)?;
     if let Some(wanted) = asked.entitlements.iter().find(|wanted| !wanted.is_empty()) {
-        return Err(Status::unsupported(
-            format!("--allow {wanted}"),
-            "leave it out: a step has what a cell has",
-        ));
+        let (what, remedy) = match wanted.as_str() {
+            "network.host" => (
+                "the host's network for a build (--network host)".to_owned(),
+                "use none, or default: what exocell serve --allow-net grants",
+            ),
+            other => (format!("--allow {other}"), "leave it out: a step has what a cell has"),
+        };
+        return Err(Status::unsupported(what, remedy));
     }
     let says = |policy: &Option<Vec<u8>>| policy.as_ref().is_some_and(|own| !own.is_empty());
     if says(&asked.policy) || !asked.policy_session.is_empty() {
@@ -364,14 +442,21 @@ fn check_frontend(frontend: &str, definition: Option<&Definition>) -> Result<()>
     }
 }
 
-fn check_inputs(inputs: &BTreeMap<String, Definition>) -> Result<()> {
-    match inputs.keys().next() {
-        None => Ok(()),
-        Some(name) => Err(Status::unsupported(
-            format!("the context {name}, which another build makes (target:)"),
-            "build that first with a tag, and name it as an image (docker-image://TAG)",
-        )),
-    }
+/// An image of a build, as other builds name it: a source, and the end of its definition.
+fn defined(identifier: &str) -> Definition {
+    let source = Some(Source { identifier: identifier.to_owned() });
+    let source = Op { source, ..Op::default() }.encode_to_vec();
+    let digest = Digest::of(&source).to_string();
+    let inputs = vec![Input { digest: digest.clone() }];
+    let end = Op { inputs, ..Op::default() }.encode_to_vec();
+    Definition { steps: vec![source, end], notes: BTreeMap::from([(digest, Nothing {})]) }
+}
+
+/// What the definition is of, if it is one of those.
+fn identified(definition: &Definition) -> Option<String> {
+    let sources = definition.steps.iter().filter_map(|step| Op::decode(&step[..]).ok());
+    let mut sources = sources.filter_map(|op| op.source).map(|source| source.identifier);
+    sources.next().filter(|_| sources.next().is_none() && definition.steps.len() == 2)
 }
 
 /// The image that a client has come to; none, where it only asked what there is.

@@ -1,6 +1,6 @@
 //! Builds of one connection, by the names that their client gave them (`Ref`).
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -20,14 +20,21 @@ const JOBS_MAX: usize = 128;
 const NAME_BYTES_MAX: usize = 128;
 /// How long a call waits for the build that it names: clients begin both at once.
 const COMES_MAX: Duration = Duration::from_secs(10);
+/// Images that builds of a connection may go on from.
+const MADE_MAX: usize = 64;
 /// Images of one build that wait for what is to be done with them.
 const RESULTS_MAX: usize = 16;
+
+/// What sources are called that are images of builds.
+const SCHEME: &str = "exocell-image://";
 
 /// See the module's head.
 #[derive(Default)]
 pub struct Jobs {
     all: Mutex<HashMap<String, Arc<Job>>>,
     came: Notify,
+    /// What was built last, for builds that go on from there.
+    made: Mutex<VecDeque<(String, Arc<Built>)>>,
 }
 
 fn locked<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -94,6 +101,25 @@ impl Jobs {
             .map_err(|_| Status::new(Code::NotFound, format!("there is no build {name:?}")))
     }
 
+    /// Keeps an image of `job`; how it is called there.
+    ///
+    /// # Errors
+    /// It has too many.
+    pub fn keep(&self, job: &Job, built: Built) -> Result<String> {
+        let built = Arc::new(built);
+        let name = job.keep(built.clone())?;
+        let mut made = locked(&self.made);
+        made.truncate(MADE_MAX - 1);
+        made.push_front((job.identifier(&name), built));
+        Ok(name)
+    }
+
+    /// The image that another build calls so.
+    pub fn made(&self, identifier: &str) -> Option<Arc<Built>> {
+        let made = locked(&self.made);
+        made.iter().find(|(own, _)| own == identifier).map(|(_, built)| built.clone())
+    }
+
     /// Nothing more will be asked of it.
     pub fn forget(&self, job: &Job) {
         if job.is_over() {
@@ -113,7 +139,7 @@ pub struct Job {
     pub stop: watch::Sender<bool>,
     is_over: AtomicBool,
     /// Images, by the names that the client has for them.
-    results: Mutex<BTreeMap<String, Built>>,
+    results: Mutex<BTreeMap<String, Arc<Built>>>,
     count: AtomicU32,
     /// What the client is to know.
     warnings: Mutex<Vec<&'static str>>,
@@ -128,11 +154,12 @@ impl Job {
         self.is_over.load(Ordering::SeqCst)
     }
 
-    /// Keeps an image; how it is called.
-    ///
-    /// # Errors
-    /// There are too many.
-    pub fn keep(&self, built: Built) -> Result<String> {
+    /// By what other builds know its image.
+    pub fn identifier(&self, image: &str) -> String {
+        format!("{SCHEME}{}/{image}", self.name)
+    }
+
+    fn keep(&self, built: Arc<Built>) -> Result<String> {
         let mut results = locked(&self.results);
         if results.len() == RESULTS_MAX {
             let words = format!("a build has at most {RESULTS_MAX} images");
@@ -147,7 +174,7 @@ impl Job {
     ///
     /// # Errors
     /// There is none of that name.
-    pub fn take(&self, name: &str) -> Result<Built> {
+    pub fn take(&self, name: &str) -> Result<Arc<Built>> {
         let found = locked(&self.results).remove(name);
         found.ok_or_else(|| Self::no_image(name))
     }

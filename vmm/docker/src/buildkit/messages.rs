@@ -33,6 +33,32 @@ pub struct Failure {
 pub struct Definition {
     #[prost(bytes = "vec", repeated, tag = "1")]
     pub steps: Vec<Vec<u8>>,
+    /// Of each step, by its digest.
+    #[prost(btree_map = "string, message", tag = "2")]
+    pub notes: BTreeMap<String, Nothing>,
+}
+
+/// `pb.Op`: a source, or the end of a definition, whose input is the result.
+#[derive(Clone, PartialEq, Message)]
+pub struct Op {
+    #[prost(message, repeated, tag = "1")]
+    pub inputs: Vec<Input>,
+    #[prost(message, optional, tag = "3")]
+    pub source: Option<Source>,
+}
+
+/// `pb.Input`
+#[derive(Clone, PartialEq, Message)]
+pub struct Input {
+    #[prost(string, tag = "1")]
+    pub digest: String,
+}
+
+/// `pb.SourceOp`
+#[derive(Clone, PartialEq, Message)]
+pub struct Source {
+    #[prost(string, tag = "1")]
+    pub identifier: String,
 }
 
 /// `Exporter`
@@ -357,6 +383,8 @@ pub struct Outcome {
 pub struct Reference {
     #[prost(string, tag = "1")]
     pub id: String,
+    #[prost(message, optional, tag = "2")]
+    pub definition: Option<Definition>,
 }
 
 /// `RefMap`

@@ -105,7 +105,7 @@ fn output(exporter: &Exporter) -> Result<Output> {
 /// One cannot be made, or the client does not take it.
 pub fn make(
     client: &Client<'_>,
-    mut built: Built,
+    built: &Built,
     outputs: &[Output],
     name: &str,
 ) -> Result<BTreeMap<String, String>> {
@@ -120,7 +120,7 @@ pub fn make(
         });
         match output {
             Output::Image(names) => {
-                let id = keep(client, &built, names, &progress)?;
+                let id = keep(client, built, names, &progress)?;
                 for key in ["containerimage.digest", "containerimage.config.digest"] {
                     said.insert(key.to_owned(), id.clone());
                 }
@@ -131,7 +131,7 @@ pub fn make(
                 Ok(())
             }
             Output::Archive(names) => {
-                let id = keep(client, &built, names, &progress)?;
+                let id = keep(client, built, names, &progress)?;
                 let wanted = match names.is_empty() {
                     true => vec![id],
                     false => names.iter().map(ToString::to_string).collect(),

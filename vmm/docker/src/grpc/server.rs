@@ -20,6 +20,8 @@ use super::{
 
 /// Calls at once on one connection.
 const CALLS_MAX: u32 = 256;
+/// Calls that go on, those that the client gave up among them, before it is cut off.
+const GIVEN_UP_MAX: usize = 4 * CALLS_MAX as usize;
 /// The longest message of a client, in bytes: as gRPC has it.
 const MESSAGE_BYTES_MAX: usize = 4 << 20;
 /// How long it may take to send it.
@@ -42,6 +44,12 @@ impl Call {
     pub async fn message<M: Message + Default>(&mut self) -> Result<M> {
         let message = self.messages.next().await?;
         message.ok_or_else(|| Status::invalid("the call has no message"))
+    }
+
+    /// Both directions, of a call in which the client may say nothing for as long as it is there.
+    pub fn endless(&mut self) -> (&mut Messages, &mut Reply) {
+        self.messages.wait_for_ever();
+        (&mut self.messages, &mut self.reply)
     }
 
     pub fn reply(&mut self) -> &mut Reply {
@@ -118,6 +126,10 @@ pub async fn serve<S: Service>(io: impl AsyncRead + AsyncWrite + Unpin, service:
     let mut calls = JoinSet::new();
     while let Some(Ok((request, mut respond))) = connection.accept().await {
         while calls.try_join_next().is_some() {}
+        // Each that the client gave up takes a moment to end.
+        if calls.len() > GIVEN_UP_MAX {
+            return;
+        }
         let is_grpc = request.headers().get(CONTENT_TYPE).is_some_and(|kind| {
             kind.as_bytes().starts_with(b"application/grpc") && request.method() == "POST"
         });
