@@ -198,6 +198,7 @@ fn what_fails_is_told_and_what_is_not_there_is_refused_by_name() {
     let failed = client.build(&[]).exited(1);
     let said = &failed.stderr;
     assert!(said.contains("before") && said.contains("exit code: 9"), "{said}");
+    assert!(said.contains("2 | >>> RUN echo before; exit 9"), "the line is shown: {said}");
     assert!(!said.contains("RUN true"), "{said}");
     client.file("Dockerfile", "FROM scratch\nNOPE\n");
     let failed = client.build(&[]).exited(1);
@@ -434,5 +435,12 @@ fn clients_that_mean_no_good_are_refused_and_leave_nothing() {
     let work = server.root().join("builds/work");
     eventually("its files are gone", || fs::read_dir(&work).expect("a folder").count() == 0);
     buildkit::build(&server, vec![dockerfile(), file("a", "x")], None).expect("the server goes on");
+    let image = server.image("archive");
+    let files = vec![file("Dockerfile", &format!("FROM {small}\nCOPY a /\n")), file("a", "of a")];
+    let archive = buildkit::archive(&server, files, &image).expect("an archive");
+    server.docker(&["rmi", &image]).ok();
+    finish(&mut server.command(&["load"]), &archive).ok();
+    let ran = server.docker(&["run", "--rm", "--network", "none", &image, "cat", "/a"]).ok();
+    assert_eq!(ran.text(), "of a");
     server.docker(&["image", "prune", "-f"]).ok();
 }

@@ -162,6 +162,8 @@ pub struct Begun<'a> {
     pub stage: Option<&'a str>,
     /// The instruction.
     pub text: &'a str,
+    /// Where it is in the Dockerfile, from 1; 0 where it is not from there.
+    pub line: usize,
 }
 
 /// What whoever asked for a build is told, and does for it.

@@ -15,6 +15,7 @@ mod attributes;
 mod contexts;
 mod control;
 mod jobs;
+mod lines;
 mod messages;
 mod outputs;
 mod progress;

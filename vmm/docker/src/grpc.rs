@@ -11,6 +11,8 @@ pub mod server;
 
 use std::time::Duration;
 
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use h2::{RecvStream, SendStream};
 use hyper::HeaderMap;
@@ -82,6 +84,28 @@ impl Code {
 pub struct Status {
     pub code: Code,
     pub words: String,
+    /// More for clients that understand it: of what type, and what.
+    detail: Option<(&'static str, Vec<u8>)>,
+}
+
+/// `google.rpc.Status`
+#[derive(Clone, PartialEq, Message)]
+struct Detailed {
+    #[prost(int32, tag = "1")]
+    code: i32,
+    #[prost(string, tag = "2")]
+    words: String,
+    #[prost(message, repeated, tag = "3")]
+    details: Vec<Any>,
+}
+
+/// `google.protobuf.Any`
+#[derive(Clone, PartialEq, Message)]
+struct Any {
+    #[prost(string, tag = "1")]
+    kind: String,
+    #[prost(bytes = "vec", tag = "2")]
+    value: Vec<u8>,
 }
 
 /// The outcome of a call.
@@ -89,7 +113,13 @@ pub type Result<T> = std::result::Result<T, Status>;
 
 impl Status {
     pub fn new(code: Code, words: impl Into<String>) -> Self {
-        Self { code, words: words.into() }
+        Self { code, words: words.into(), detail: None }
+    }
+
+    /// The same with something for clients that understand it.
+    #[must_use]
+    pub fn with(self, kind: &'static str, value: Vec<u8>) -> Self {
+        Self { detail: Some((kind, value)), ..self }
     }
 
     pub fn invalid(words: impl Into<String>) -> Self {
@@ -128,6 +158,17 @@ impl Status {
             let words = utf8_percent_encode(&status.words[..end], IN_HEADS).to_string();
             if let Ok(words) = HeaderValue::from_str(&words) {
                 trailers.insert("grpc-message", words);
+            }
+            let details = status
+                .detail
+                .iter()
+                .map(|(kind, value)| Any { kind: (*kind).to_owned(), value: value.clone() });
+            let words = status.words[..end].to_owned();
+            let detailed = Detailed { code: status.code as i32, words, details: details.collect() };
+            if !detailed.details.is_empty()
+                && let Ok(text) = HeaderValue::from_str(&STANDARD.encode(detailed.encode_to_vec()))
+            {
+                trailers.insert("grpc-status-details-bin", text);
             }
         }
         trailers
@@ -222,4 +263,27 @@ async fn send<M: Message>(stream: &mut SendStream<Bytes>, message: &M) -> Result
 /// What a head says of `name`.
 pub fn said<'a>(head: &'a HeaderMap, name: &str) -> Option<&'a str> {
     head.get(name).and_then(|value| value.to_str().ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_outcome_is_the_same_at_the_other_end() {
+        assert_eq!(Status::of_trailers(&Status::trailers(&Ok(()))), None);
+        for words in ["plain", "100 % größer\nin two lines", ""] {
+            let status = Status::invalid(words);
+            assert_eq!(Status::of_trailers(&Status::trailers(&Err(status.clone()))), Some(status));
+        }
+        let long = Status::trailers(&Err(Status::invalid("ü".repeat(9999)).with("a", vec![1])));
+        let heard = Status::of_trailers(&long).unwrap();
+        assert_eq!((heard.code, heard.words.len()), (Code::InvalidArgument, WORDS_BYTES_MAX));
+        assert!(long.contains_key("grpc-status-details-bin"));
+        // What says nothing is a failure.
+        assert_eq!(Status::of_trailers(&HeaderMap::new()).unwrap().code, Code::Unknown);
+        let mut odd = HeaderMap::new();
+        odd.insert("grpc-status", 99.into());
+        assert_eq!(Status::of_trailers(&odd).unwrap().code, Code::Unknown);
+    }
 }

@@ -1,6 +1,7 @@
 //! Clients of BuildKit's protocol that say what no client says. Messages are put together by hand.
 
 use std::collections::VecDeque;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
@@ -172,10 +173,17 @@ pub fn calls_that_make_no_sense(server: &Server) {
 
 /// A session whose client sends `files` for whatever it is asked, and hangs up after it was asked
 /// so many times.
-async fn session(server: &Server, id: &str, files: Vec<File>, hangs_up: Option<usize>) {
+async fn session(
+    server: &Server,
+    id: &str,
+    files: Vec<File>,
+    hangs_up: Option<usize>,
+    taken: Taken,
+) {
+    let method = "X-Docker-Expose-Session-Grpc-Method: /moby.filesync.v1";
     let head = format!(
-        "{UPGRADE}X-Docker-Expose-Session-Uuid: {id}\r\n\
-         X-Docker-Expose-Session-Grpc-Method: /moby.filesync.v1.FileSync/DiffCopy\r\n"
+        "{UPGRADE}X-Docker-Expose-Session-Uuid: {id}\r\n{method}.FileSync/DiffCopy\r\n\
+         {method}.FileSend/DiffCopy\r\n"
     );
     let stream = taken_over(server, "/session", &head).await.expect("a connection");
     let mut connection = h2::server::handshake(stream).await.expect("HTTP/2");
@@ -184,6 +192,10 @@ async fn session(server: &Server, id: &str, files: Vec<File>, hangs_up: Option<u
         asked += 1;
         if Some(asked) == hangs_up {
             return;
+        }
+        if request.uri().path().contains("FileSend") {
+            tokio::spawn(take_output(request.into_body(), respond, taken.clone()));
+            continue;
         }
         let only: Vec<String> = request
             .headers()
@@ -195,6 +207,32 @@ async fn session(server: &Server, id: &str, files: Vec<File>, hangs_up: Option<u
         let files = files.into_iter().filter(|file| only.is_empty() || only.contains(&file.name));
         tokio::spawn(send_files(request.into_body(), respond, files.collect()));
     }
+}
+
+/// What was put out to a client.
+type Taken = Arc<Mutex<Vec<u8>>>;
+
+/// Takes an output: messages of one field of bytes.
+async fn take_output(mut body: RecvStream, mut respond: SendResponse<Bytes>, taken: Taken) {
+    let mut heard = BytesMut::new();
+    while let Some(Ok(chunk)) = body.data().await {
+        let _ = body.flow_control().release_capacity(chunk.len());
+        heard.extend_from_slice(&chunk);
+    }
+    let mut taken = taken.lock().expect("no test panics here");
+    while heard.len() >= 5 {
+        heard.advance(1);
+        let length = heard.get_u32() as usize;
+        let mut message = heard.split_to(length);
+        // The field's number, and a length that ends with its first small byte.
+        message.advance(1);
+        while message.get_u8() >= 0x80 {}
+        taken.extend_from_slice(&message);
+    }
+    let mut head = Response::new(());
+    head.headers_mut().insert("content-type", "application/grpc".parse().expect("a type"));
+    head.headers_mut().insert("grpc-status", 0.into());
+    let _ = respond.send_response(head, true);
 }
 
 async fn send_files(mut body: RecvStream, mut respond: SendResponse<Bytes>, files: Vec<File>) {
@@ -255,18 +293,38 @@ async fn send_files(mut body: RecvStream, mut respond: SendResponse<Bytes>, file
     }
 }
 
-fn solve(id: &str) -> Bytes {
-    framed(&[text(1, id.as_bytes()), text(5, id.as_bytes()), text(6, b"dockerfile.v0")].concat())
+fn solve(id: &str, more: &[u8]) -> Bytes {
+    let id = id.as_bytes();
+    framed(&[&text(1, id), &text(5, id), &text(6, b"dockerfile.v0"), more].concat())
 }
 
 /// Has an image built of `files` by a client with a session of its own.
 pub fn build(server: &Server, files: Vec<File>, hangs_up: Option<usize>) -> Result<(), String> {
+    solved(server, files, hangs_up, &[], Taken::default())
+}
+
+/// The same, as an archive like those of `docker save`.
+pub fn archive(server: &Server, files: Vec<File>, name: &str) -> Result<Vec<u8>, String> {
+    let attribute = [text(1, b"name"), text(2, name.as_bytes())].concat();
+    let exporter = text(13, &[text(1, b"docker"), text(2, &attribute)].concat());
+    let taken = Taken::default();
+    solved(server, files, None, &exporter, taken.clone())?;
+    Ok(std::mem::take(&mut *taken.lock().expect("no test panics here")))
+}
+
+fn solved(
+    server: &Server,
+    files: Vec<File>,
+    hangs_up: Option<usize>,
+    more: &[u8],
+    taken: Taken,
+) -> Result<(), String> {
     run(async {
         let id = unique("s");
         let send = asking(server).await;
-        let solved = call(&send, SOLVE, solve(&id));
+        let solved = call(&send, SOLVE, solve(&id, more));
         let session = async {
-            session(server, &id, files, hangs_up).await;
+            session(server, &id, files, hangs_up, taken).await;
             std::future::pending().await
         };
         let (status, words) = tokio::select! {
@@ -282,7 +340,7 @@ pub fn session_that_ends(server: &Server, files: Vec<File>) {
     run(async {
         let id = unique("s");
         let send = asking(server).await;
-        let ended = session(server, &id, files, None);
+        let ended = session(server, &id, files, None, Taken::default());
         let begun = async {
             loop {
                 if server.records().len() == 1 {
@@ -291,7 +349,7 @@ pub fn session_that_ends(server: &Server, files: Vec<File>) {
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
         };
-        let (status, words) = tokio::join!(call(&send, SOLVE, solve(&id)), async {
+        let (status, words) = tokio::join!(call(&send, SOLVE, solve(&id, &[])), async {
             tokio::select! { () = ended => {}, () = begun => {} }
         })
         .0;

@@ -110,7 +110,7 @@ impl State {
 }
 
 impl Build<'_> {
-    fn announce(&mut self, text: &str) {
+    fn announce(&mut self, text: &str, line: usize) {
         self.steps.0 += 1;
         self.of_stage.0 += 1;
         self.client.begun(&Begun {
@@ -118,6 +118,7 @@ impl Build<'_> {
             of_stage: self.of_stage,
             stage: self.stage.as_deref(),
             text,
+            line,
         });
     }
 
@@ -130,7 +131,7 @@ impl Build<'_> {
     ) -> Result<State> {
         let stage = &file.stages[at];
         self.stopper.check()?;
-        self.announce(&stage.text);
+        self.announce(&stage.text, stage.line);
         let mut state = self.begin(file, &images[at], at)?;
         self.client.done(&state.document.id().short());
         let triggers = std::mem::take(&mut state.triggers);
@@ -178,7 +179,7 @@ impl Build<'_> {
 
     fn step(&mut self, file: &Dockerfile, at: usize, state: &mut State, step: &Step) -> Result<()> {
         self.stopper.check()?;
-        self.announce(&step.text);
+        self.announce(&step.text, step.line);
         self.instruction(file, at, state, &step.instruction).map_err(|error| match error {
             BuildError::Refused(why) => DockerfileError::new(step.line, why).into(),
             other => other,
@@ -242,7 +243,7 @@ impl Build<'_> {
             return Ok(());
         }
         let told: String = labels.iter().map(|(name, value)| format!(" {name}={value}")).collect();
-        self.announce(&format!("LABEL{told}"));
+        self.announce(&format!("LABEL{told}"), 0);
         for (name, value) in labels {
             state.document.add("Labels", &name, json!(value));
         }

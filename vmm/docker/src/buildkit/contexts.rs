@@ -12,6 +12,7 @@ use tokio::runtime::Handle;
 
 use super::attributes::{Asked, Source};
 use super::jobs::Job;
+use super::lines::at;
 use super::progress::Progress;
 use crate::build::call::{CONTEXT_BYTES_MAX, files as unpacked};
 use crate::grpc::{Code, Result, Status};
@@ -65,9 +66,13 @@ impl Client<'_> {
         let text_of = found.ok_or_else(|| {
             Status::new(Code::NotFound, format!("there is no Dockerfile {}", asked.file))
         })?;
-        let dockerfile = dockerfile::read(&text_of)
-            .map(|_| text_of)
-            .map_err(|error| Status::invalid(format!("dockerfile parse error: {error}")))?;
+        let dockerfile = match dockerfile::read(&text_of) {
+            Ok(_) => text_of,
+            Err(error) => {
+                let words = format!("dockerfile parse error: {error}");
+                return Err(at(Status::invalid(words), &asked.file, &text_of, error.line));
+            }
+        };
         let context = match &asked.context {
             // It is all there.
             Source::Archive(_) if asked.context == asked.file_in => around,

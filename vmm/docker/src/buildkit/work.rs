@@ -9,6 +9,7 @@ use exocell_cell::images::{Credentials, Reference};
 
 use super::attributes::Asked;
 use super::contexts;
+use super::lines::at;
 use super::progress::Progress;
 use crate::build::call::fetch;
 use crate::build::{self, Begun, Build, BuildError, Built, Named};
@@ -44,10 +45,18 @@ fn begin(
     warnings.for_each(|words| progress.warn(words));
     let options = &asked.options;
     let context: &File = &context;
-    let mut told = Told { client, progress };
-    Build::new(client.server.layout(), options, Some(context), &mut told, &client.job.stopper)
-        .and_then(Build::build)
-        .map_err(status)
+    let mut told = Told { client, progress, line: 0 };
+    let stopper = &client.job.stopper;
+    let built = Build::new(client.server.layout(), options, Some(context), &mut told, stopper)
+        .and_then(Build::build);
+    let line = told.line;
+    built.map_err(|error| {
+        let line = match &error {
+            BuildError::Dockerfile(error) => error.line,
+            _ => line,
+        };
+        at(status(error), &asked.file, &options.dockerfile, line)
+    })
 }
 
 /// A failed build, in the words of the protocol's clients.
@@ -70,6 +79,8 @@ pub fn status(error: BuildError) -> Status {
 struct Told<'a> {
     client: &'a contexts::Client<'a>,
     progress: &'a mut Progress,
+    /// Where the step that began last is in the Dockerfile.
+    line: usize,
 }
 
 impl build::Client for Told<'_> {
@@ -81,6 +92,7 @@ impl build::Client for Told<'_> {
     }
 
     fn begun(&mut self, step: &Begun<'_>) {
+        self.line = step.line;
         let (at, count) = step.of_stage;
         let stage = step.stage.map_or_else(String::new, |stage| format!("{stage} "));
         self.progress.begin(&format!("[{stage}{at}/{count}] {}", step.text));
