@@ -49,11 +49,18 @@ const LAYERS: &[(&str, &[&str])] = &[
             "exocell-xgate",
         ],
     ),
+    // What sits on the cell reaches everything through it.
+    (
+        "exocell-benches",
+        &["exocell-cell", "exocell-exovisor", "exocell-random-modules", "exocell-xgate"],
+    ),
+    ("exocell-docker", &["exocell-cell"]),
     // Fuzzing reaches each reader of hostile bytes where it is.
     (
         "exocell-fuzz",
         &[
             "exocell-agent",
+            "exocell-docker",
             "exocell-exovisor",
             "exocell-folders",
             "exocell-images",
@@ -65,12 +72,6 @@ const LAYERS: &[(&str, &[&str])] = &[
             "exocell-xgate",
         ],
     ),
-    // What sits on the cell reaches everything through it.
-    (
-        "exocell-benches",
-        &["exocell-cell", "exocell-exovisor", "exocell-random-modules", "exocell-xgate"],
-    ),
-    ("exocell-docker", &["exocell-cell"]),
     // What starts a cell from a process with threads is the Docker server's.
     ("exocell-e2b", &["exocell-cell", "exocell-docker"]),
     ("exocell-mcp", &["exocell-cell"]),

@@ -20,6 +20,7 @@ mod network;
 mod pager;
 mod programs;
 mod service;
+mod sessions;
 
 /// One reader of hostile bytes.
 #[derive(Debug)]
@@ -48,6 +49,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "image_config", run: images::config, seeds: images::config_seeds },
     Target { name: "dockerfile", run: builds::text, seeds: builds::text_seeds },
     Target { name: "image_tree", run: builds::tree, seeds: builds::tree_seeds },
+    Target { name: "session_files", run: sessions::files, seeds: sessions::file_seeds },
     Target { name: "module", run: isolates::admission, seeds: isolates::admission_seeds },
     Target { name: "isolate_threads", run: isolates::threads, seeds: isolates::thread_seeds },
     Target { name: "isolate_hostcalls", run: hostcalls::calls, seeds: hostcalls::seeds },

@@ -30,7 +30,8 @@ macro_rules! smoke {
 
 smoke! {
     vhost_user virtqueues vsock pager_ring packets guard names folder agent_frames agent_client
-    image_layer image_archive image_config dockerfile image_tree module isolate_threads
+    image_layer image_archive image_config dockerfile image_tree session_files module
+    isolate_threads
     isolate_hostcalls isolate_programs isolate_service caps_table caps_flags
 }
 

@@ -15,6 +15,7 @@ use hyper::StatusCode;
 use serde_json::{Value, json};
 
 use crate::error::{ApiError, ApiResult};
+use crate::go;
 use crate::http::{Body, BodyReader, Call, Response, empty, stream, with_header};
 use crate::lifecycle;
 use crate::place::Place;
@@ -29,16 +30,6 @@ const STAT_HEADER: &str = "x-docker-container-path-stat";
 
 /// What tar calls a directory.
 const DIRECTORY: char = '5';
-
-/// Go's bits for what is no plain file (`io/fs.FileMode`).
-const GO_DIRECTORY: u32 = 1 << 31;
-const GO_SYMLINK: u32 = 1 << 27;
-const GO_DEVICE: u32 = 1 << 26;
-const GO_PIPE: u32 = 1 << 25;
-const GO_SETUID: u32 = 1 << 23;
-const GO_SETGID: u32 = 1 << 22;
-const GO_CHARACTER: u32 = 1 << 21;
-const GO_STICKY: u32 = 1 << 20;
 
 /// What a client is told of a path.
 #[derive(Debug, PartialEq)]
@@ -69,15 +60,15 @@ impl PathStat {
 /// The mode in the form that Go programs use.
 fn go_mode(kind: char, mode: u16) -> u32 {
     let kind = match kind {
-        DIRECTORY => GO_DIRECTORY,
-        '2' => GO_SYMLINK,
-        '3' => GO_DEVICE | GO_CHARACTER,
-        '4' => GO_DEVICE,
-        '6' => GO_PIPE,
+        DIRECTORY => go::DIRECTORY,
+        '2' => go::SYMLINK,
+        '3' => go::DEVICE | go::CHARACTER,
+        '4' => go::DEVICE,
+        '6' => go::PIPE,
         _ => 0,
     };
     let mode = u32::from(mode);
-    let special = [(0o4000, GO_SETUID), (0o2000, GO_SETGID), (0o1000, GO_STICKY)];
+    let special = [(0o4000, go::SETUID), (0o2000, go::SETGID), (0o1000, go::STICKY)];
     let special = special.into_iter().filter(|(bit, _)| mode & bit != 0).map(|(_, go)| go);
     special.fold(kind | mode & 0o777, |all, bit| all | bit)
 }
@@ -248,12 +239,12 @@ fn upload(guest: &Patient, path: &str, body: BodyReader) -> ApiResult<()> {
 }
 
 /// The tar stream in `body` as it is, if it is in a form that can be read: plain, or gzip.
-pub fn known(body: BodyReader) -> ApiResult<impl Read> {
+pub fn known<R: Read + Send>(body: R) -> ApiResult<impl Read + Send> {
     looked_at(body).map(|(body, _)| body)
 }
 
 /// The same, and whether it is compressed.
-fn looked_at<R: Read>(mut body: R) -> ApiResult<(impl Read, bool)> {
+fn looked_at<R: Read + Send>(mut body: R) -> ApiResult<(impl Read + Send, bool)> {
     let mut head = Vec::new();
     let read = body.by_ref().take(6).read_to_end(&mut head);
     read.map_err(|error| ApiError::bad_request(format!("the archive was cut short: {error}")))?;
@@ -277,9 +268,9 @@ mod tests {
     #[test]
     fn a_path_is_told_in_gos_terms() {
         for (kind, mode, size, bits, shown) in [
-            ('0', 0o4755, 3, GO_SETUID | 0o755, 3),
-            (DIRECTORY, 0o1777, 0, GO_DIRECTORY | GO_STICKY | 0o777, 4096),
-            ('2', 0o777, 0, GO_SYMLINK | 0o777, 0),
+            ('0', 0o4755, 3, go::SETUID | 0o755, 3),
+            (DIRECTORY, 0o1777, 0, go::DIRECTORY | go::STICKY | 0o777, 4096),
+            ('2', 0o777, 0, go::SYMLINK | 0o777, 0),
         ] {
             let (name, link) = ("name".to_owned(), String::new());
             let stat = PathStat::of(FirstEntry { name, link, kind, size, mode, mtime: 1 });

@@ -24,7 +24,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use exocell_cell::images::dockerfile::{self, Dockerfile, DockerfileError, Instruction, Stage};
 use exocell_cell::images::{Digest, ImageError, Reference, Store};
@@ -105,6 +105,26 @@ pub struct Options {
     pub shm_bytes: Option<u64>,
     /// Files of the context that no step sees.
     pub hidden: Vec<String>,
+    /// What is meant by names of images and stages, instead of those.
+    pub named: BTreeMap<String, Named>,
+}
+
+/// A context with a name of its own (`--build-context`).
+#[derive(Debug, Clone)]
+pub enum Named {
+    Image(String),
+    /// An image that another build has made.
+    Built(Arc<Built>),
+    /// Files, as [`exocell_cell::compose::take`] took them.
+    Files(Arc<File>),
+}
+
+impl Options {
+    /// What the client means by the name of an image or a stage.
+    fn meant(&self, name: &str) -> Option<&Named> {
+        let whole = || self.named.get(name);
+        whole().or_else(|| self.named.get(name.strip_suffix(":latest")?))
+    }
 }
 
 /// The network between cells that a build is to be in whose client says `mode`. Where that is `none`,
@@ -131,10 +151,48 @@ pub fn network(
     }
 }
 
+/// A step that begins.
+#[derive(Debug, Clone, Copy)]
+pub struct Begun<'a> {
+    /// Which of how many it is, from 1.
+    pub of_all: (usize, usize),
+    /// The same in its stage.
+    pub of_stage: (usize, usize),
+    /// What the stage is called, where there are several.
+    pub stage: Option<&'a str>,
+    /// The instruction.
+    pub text: &'a str,
+    /// Where it is in the Dockerfile, from 1; 0 where it is not from there.
+    pub line: usize,
+}
+
 /// What whoever asked for a build is told, and does for it.
 pub trait Client {
     /// Progress, in whole lines.
     fn say(&mut self, text: &str);
+    fn begun(&mut self, step: &Begun<'_>) {
+        let (at, count) = step.of_all;
+        self.say(&format!("Step {at}/{count} : {}\n", step.text));
+    }
+    /// The step that began last is in the cache.
+    fn cached(&mut self) {
+        self.say(" ---> Using cache\n");
+    }
+    /// The step's program runs in this cell.
+    fn runs(&mut self, cell: &str) {
+        self.say(&format!(" ---> Running in {cell}\n"));
+    }
+    /// The step is done, and the image would be `id` now.
+    fn done(&mut self, id: &str) {
+        self.say(&format!(" ---> {id}\n"));
+    }
+    /// The secret `id`, where the client keeps it.
+    ///
+    /// # Errors
+    /// It cannot be had; that there is none is no error.
+    fn secret(&mut self, _id: &str) -> std::result::Result<Option<Vec<u8>>, CellError> {
+        Ok(None)
+    }
     /// What a program writes.
     fn output(&mut self, bytes: &[u8]);
     /// What a program writes to its standard error.
@@ -199,6 +257,38 @@ pub struct Build<'a> {
     /// Stages that are done, by their numbers.
     done: BTreeMap<usize, State>,
     steps: (usize, usize),
+    /// The same in the stage that is built now, and what that is called.
+    of_stage: (usize, usize),
+    stage: Option<String>,
+}
+
+/// An image that is built, and kept nowhere yet.
+#[derive(Debug)]
+pub struct Built {
+    store: Store,
+    state: State,
+}
+
+impl Built {
+    /// Keeps it in the store; its id.
+    ///
+    /// # Errors
+    /// The store cannot be written.
+    pub fn keep(&self, tags: &[Reference]) -> Result<Digest> {
+        let record = self.state.lasting(&self.store)?;
+        for tag in tags {
+            self.store.tag(&record.id.to_string(), tag)?;
+        }
+        Ok(record.id)
+    }
+
+    /// Its files, for [`exocell_cell::compose::pack`].
+    ///
+    /// # Errors
+    /// The store cannot be written.
+    pub fn files(&self) -> Result<Arc<File>> {
+        self.state.clone().passing(&self.store).map(|(file, _)| file)
+    }
 }
 
 impl<'a> Build<'a> {
@@ -225,14 +315,28 @@ impl<'a> Build<'a> {
             escape: '\\',
             done: BTreeMap::new(),
             steps: (0, 0),
+            of_stage: (0, 0),
+            stage: None,
         })
     }
 
-    /// Carries it out; the id of the image.
+    /// Carries it out; the id of the image, which has its tags.
     ///
     /// # Errors
     /// Why there is none. What was done until then is in the cache.
-    pub fn run(mut self) -> Result<Digest> {
+    pub fn run(self) -> Result<Digest> {
+        let tags = &self.options.tags;
+        let stopper = self.stopper;
+        let built = self.build()?;
+        stopper.check()?;
+        built.keep(tags)
+    }
+
+    /// Carries it out, without keeping the image.
+    ///
+    /// # Errors
+    /// As of [`Build::run`].
+    pub fn build(mut self) -> Result<Built> {
         let file = dockerfile::read(&self.options.dockerfile)?;
         self.escape = file.escape;
         for step in &file.globals {
@@ -248,13 +352,24 @@ impl<'a> Build<'a> {
         let extra = usize::from(!self.options.labels.is_empty());
         let count: usize = needed.iter().map(|at| 1 + file.stages[*at].steps.len()).sum();
         self.steps = (0, count + extra);
+        let is_alone = needed.len() == 1;
         for at in needed {
+            let stage = &file.stages[at];
+            let name = || stage.name.clone().unwrap_or_else(|| format!("stage-{at}"));
+            self.stage = (!is_alone).then(name);
+            let extra = if at == wanted { extra } else { 0 };
+            self.of_stage = (0, 1 + stage.steps.len() + extra);
             let state = self.stage(&file, &images, at)?;
             self.done.insert(at, state);
         }
         let mut state = self.done.remove(&wanted).ok_or(BuildError::Cancelled)?;
         self.label(&mut state)?;
-        self.finish(state)
+        for name in self.arguments.unused() {
+            self.client.say(&format!(
+                "[Warning] the build argument {name} was not used: no ARG has that name\n"
+            ));
+        }
+        Ok(Built { store: self.store, state })
     }
 
     /// The number of the stage that is wanted.
@@ -280,23 +395,19 @@ impl<'a> Build<'a> {
             let platform = stage.platform.as_deref().unwrap_or_default();
             let platform = self.arguments.expand(platform, self.escape).map_err(at)?;
             check_platform(&platform).map_err(at)?;
-            Ok(image)
+            match self.options.meant(&image) {
+                None | Some(Named::Built(_)) => Ok(image),
+                Some(Named::Image(other)) => Ok(other.clone()),
+                Some(Named::Files(_)) => {
+                    let why = format!(
+                        "FROM {image}: the client means a directory by that name; copy from it \
+                         (COPY --from={image})"
+                    );
+                    Err(at(why).into())
+                }
+            }
         };
         file.stages.iter().map(read).collect()
-    }
-
-    fn finish(self, state: State) -> Result<Digest> {
-        self.stopper.check()?;
-        let record = state.lasting(&self.store)?;
-        for name in self.arguments.unused() {
-            self.client.say(&format!(
-                "[Warning] the build argument {name} was not used: no ARG has that name\n"
-            ));
-        }
-        for tag in &self.options.tags {
-            self.store.tag(&record.id.to_string(), tag)?;
-        }
-        Ok(record.id)
     }
 }
 

@@ -419,8 +419,8 @@ fn of_builder(name: &str, error: ApiError) -> ApiError {
         false => error,
         true => ApiError {
             message: format!(
-                "{}; to build without BuildKit set DOCKER_BUILDKIT=0 for docker build, or use \
-                 exocell build",
+                "{}; to build use the default builder (docker buildx use default), which this \
+                 server is",
                 error.message
             ),
             ..error

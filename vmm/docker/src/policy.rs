@@ -54,7 +54,7 @@ pub fn rule(method: &str, path: &[&str]) -> Option<Rule> {
         // Of its own containers.
         ("GET", ["events"]) => Bounded,
         ("GET", ["system", "df"]) => Anyone,
-        ("POST", ["build"] | ["build", "prune"] | ["session" | "grpc", ..]) => Never(BUILDS),
+        ("POST", ["build"] | ["build", "prune"] | ["session" | "grpc"]) => Never(BUILDS),
         ("POST", ["commit"]) => Commit,
         ("POST", ["auth"]) | ("GET", ["distribution", ..]) => {
             Never("a cell has no registry but those that it pulls from (docker pull)")
@@ -274,6 +274,8 @@ mod tests {
         ("GET", "info", Rule::Anyone),
         ("POST", "build", Rule::Never(BUILDS)),
         ("POST", "build/prune", Rule::Never(BUILDS)),
+        ("POST", "session", Rule::Never(BUILDS)),
+        ("POST", "grpc", Rule::Never(BUILDS)),
         ("POST", "commit", Rule::Commit),
         ("GET", "plugins", Rule::Anyone),
         ("GET", "events", Rule::Bounded),

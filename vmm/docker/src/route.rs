@@ -6,8 +6,8 @@ use crate::error::{ApiError, ApiResult};
 use crate::http::{Call, Response};
 use crate::state::Server;
 use crate::{
-    archive, attach, build, calls, diff, discard, exec, images, logs, networks, policy, push,
-    registry, save, stats, system, update, views, volumes,
+    archive, attach, build, buildkit, calls, diff, discard, exec, images, logs, networks, policy,
+    push, registry, save, stats, system, update, views, volumes,
 };
 
 /// Answers one call.
@@ -20,6 +20,8 @@ pub async fn route(server: &Arc<Server>, method: &str, mut call: Call) -> ApiRes
         ["version"] if method == "GET" => Ok(system::version()),
         ["info"] if method == "GET" => system::info(server).await,
         ["build"] if method == "POST" => build::call::build(server, call).await,
+        ["session"] if method == "POST" => buildkit::session(server, call),
+        ["grpc"] if method == "POST" => buildkit::grpc(server, call),
         ["build", "prune"] if method == "POST" => build::call::prune(server).await,
         ["commit"] if method == "POST" => images::commit(server, call).await,
         // What is there is built in.
@@ -149,10 +151,6 @@ async fn image(
 /// Why a call outside of the families above is not answered.
 fn refusal(method: &str, path: &[&str]) -> ApiError {
     let (what, remedy) = match path {
-        ["session" | "grpc", ..] => (
-            "building by BuildKit's protocol",
-            "set DOCKER_BUILDKIT=0 for the client, or use exocell build",
-        ),
         ["plugins", ..] => ("a plugin", "use what is built in"),
         ["swarm" | "services" | "nodes" | "tasks" | "secrets" | "configs", ..] => {
             return ApiError::new(

@@ -15,6 +15,7 @@ use crate::error::{ApiError, ApiResult};
 use crate::events::{Event, Events};
 use crate::exec::Execs;
 use crate::live::Live;
+use crate::session::Sessions;
 use crate::shares::Shares;
 
 /// The server: containers on disk, and what is known of them beyond that.
@@ -23,6 +24,8 @@ pub struct Server {
     pub defaults: Defaults,
     pub events: Arc<Events>,
     pub execs: Execs,
+    /// What clients of BuildKit's protocol answer on.
+    pub sessions: Arc<Sessions>,
     /// Held while a name is given away.
     pub naming: tokio::sync::Mutex<()>,
     pub shares: Shares,
@@ -36,6 +39,7 @@ impl Server {
             defaults,
             events: Arc::default(),
             execs: Execs::default(),
+            sessions: Arc::default(),
             naming: tokio::sync::Mutex::default(),
             shares: Shares::default(),
             lives: Mutex::default(),

@@ -26,10 +26,10 @@ fn kernel() -> String {
     release.map_or_else(|_| String::new(), |name| name.release().to_string_lossy().into_owned())
 }
 
-/// `GET` and `HEAD /_ping`. The classic builder is named, so that the docker
-/// command asks this server to build and hears why it does not.
+/// `GET` and `HEAD /_ping`. BuildKit is named as the builder: the docker command speaks its protocol
+/// where it has buildx, and asks for the classic build elsewhere.
 pub fn ping() -> Response {
-    let response = with_header(text(StatusCode::OK, "OK"), "builder-version", "1");
+    let response = with_header(text(StatusCode::OK, "OK"), "builder-version", "2");
     with_header(response, "cache-control", "no-cache, no-store, must-revalidate")
 }
 

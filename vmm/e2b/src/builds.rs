@@ -412,6 +412,7 @@ fn carry_out(
         hosts: Vec::new(),
         shm_bytes: None,
         hidden: Vec::new(),
+        named: std::collections::BTreeMap::new(),
     };
     let mut client = Listener(build.clone());
     let built = Building::new(layout, &options, Some(&context), &mut client, stopper)

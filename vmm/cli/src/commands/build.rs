@@ -130,6 +130,7 @@ fn options(layout: &Layout, args: &BuildArgs) -> Result<Options, CellError> {
         shm_bytes: args.shm_size,
         // What is left out is not in the context here.
         hidden: Vec::new(),
+        named: std::collections::BTreeMap::new(),
     })
 }
 

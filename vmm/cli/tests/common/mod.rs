@@ -15,6 +15,7 @@ pub mod instance;
 pub mod lan;
 pub mod pip;
 pub mod pty;
+pub mod registry;
 pub mod servers;
 pub mod small;
 pub mod socket_modules;

@@ -9,7 +9,7 @@ use exocell_cell::agent::printable_lines;
 use exocell_cell::images::dockerfile;
 use exocell_cell::images::dockerfile::ignore::{self, Ignore};
 use exocell_cell::images::{
-    ImportLimits, ProxyOptions, Reference, RegistryOptions, Silent, Source, Store,
+    Credentials, ImportLimits, ProxyOptions, Reference, RegistryOptions, Silent, Source, Store,
 };
 use exocell_cell::settings::Settings;
 use exocell_cell::{CellError, compose, plan, unpack};
@@ -26,7 +26,7 @@ use crate::state::Server;
 use crate::target::Query;
 
 /// The most that a context may be, in bytes.
-const CONTEXT_BYTES_MAX: u64 = 64 << 30;
+pub const CONTEXT_BYTES_MAX: u64 = 64 << 30;
 /// Bytes of the Dockerfile's path in it.
 const PATH_BYTES_MAX: usize = 512;
 const IGNORE: &str = ".dockerignore";
@@ -73,8 +73,8 @@ fn options(query: &Query, server: &Server) -> ApiResult<Options> {
     }
     if query.get("version") == Some("2") {
         return Err(ApiError::unsupported(
-            "building by BuildKit's protocol",
-            "set DOCKER_BUILDKIT=0 for the client, or use exocell build",
+            "building by BuildKit's protocol with this call",
+            "use POST /grpc, or set DOCKER_BUILDKIT=0 for the client",
         ));
     }
     if let Some(remote) = query.get("remote").filter(|remote| *remote != "client-session") {
@@ -130,6 +130,7 @@ fn options(query: &Query, server: &Server) -> ApiResult<Options> {
         hosts: hosts.hosts,
         shm_bytes: query.number::<u64>("shmsize")?.filter(|bytes| *bytes > 0),
         hidden: Vec::new(),
+        named: BTreeMap::new(),
     })
 }
 
@@ -204,18 +205,7 @@ struct Taken {
 /// The files of the context, and the text of its Dockerfile. Clients send that and
 /// `.dockerignore` in any case; where the latter leaves them out they are no files of the build.
 fn context(server: &Server, body: BodyReader, path: &str) -> ApiResult<Taken> {
-    let store = server.images()?;
-    let mut body = known(body)?;
-    let taken = compose::take(&store, |mut to| {
-        let mut most = io::Read::take(&mut body, CONTEXT_BYTES_MAX + 1);
-        match io::copy(&mut most, &mut to)? {
-            bytes if bytes > CONTEXT_BYTES_MAX => {
-                Err(io::Error::other(format!("it has more than {CONTEXT_BYTES_MAX} bytes")))
-            }
-            _ => Ok(()),
-        }
-    });
-    let context = taken.map_err(|error| ApiError::bad_request(error.to_string()))?;
+    let context = files(&server.images()?, body)?;
     let text = compose::text(&context, path, dockerfile::BYTES_MAX);
     let text = text.map_err(|error| ApiError::bad_request(error.to_string()))?;
     let text = text.ok_or_else(|| {
@@ -227,6 +217,24 @@ fn context(server: &Server, body: BodyReader, path: &str) -> ApiResult<Taken> {
     let hidden = [path, IGNORE].into_iter().filter(|name| ignored.leaves_out(name));
     let hidden = hidden.map(str::to_owned).collect();
     Ok(Taken { context, dockerfile: text, hidden })
+}
+
+/// What an archive holds.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn files(store: &Store, archive: impl io::Read + Send) -> ApiResult<File> {
+    let mut archive = known(archive)?;
+    let taken = compose::take(store, |mut to| {
+        let mut most = io::Read::take(&mut archive, CONTEXT_BYTES_MAX + 1);
+        match io::copy(&mut most, &mut to)? {
+            bytes if bytes > CONTEXT_BYTES_MAX => {
+                Err(io::Error::other(format!("it has more than {CONTEXT_BYTES_MAX} bytes")))
+            }
+            _ => Ok(()),
+        }
+    });
+    taken.map_err(|error| ApiError::bad_request(error.to_string()))
 }
 
 fn carry_out(
@@ -244,14 +252,14 @@ fn carry_out(
             told.line(&json!({ "aux": { "ID": id.to_string() } }));
             if told.quiet {
                 told.line(&json!({ "stream": format!("{id}\n") }));
-                tell_tags(server, options, &id.to_string());
+                tell_tags(server, &options.tags, &id.to_string());
                 return;
             }
             told.text(&format!("Successfully built {}\n", id.short()));
             for tag in &options.tags {
                 told.text(&format!("Successfully tagged {tag}\n"));
             }
-            tell_tags(server, options, &id.to_string());
+            tell_tags(server, &options.tags, &id.to_string());
         }
         Err(error) => {
             let message = printable_lines(&error.to_string()).into_owned();
@@ -264,8 +272,9 @@ fn carry_out(
     }
 }
 
-fn tell_tags(server: &Server, options: &Options, id: &str) {
-    for tag in &options.tags {
+/// Tells that an image has got names.
+pub fn tell_tags(server: &Server, tags: &[Reference], id: &str) {
+    for tag in tags {
         let attributes = BTreeMap::from([("name".to_owned(), tag.to_string())]);
         server.events.tell(Event::new("image", "tag", id, attributes));
     }
@@ -314,15 +323,27 @@ impl Client for Streamed<'_> {
     }
 
     fn fetch(&mut self, name: &str) -> Result<(), CellError> {
-        let reference: Reference = name.parse()?;
-        let store = Store::open(self.server.layout().images())?;
         // With nobody's credentials: a Dockerfile names images of others.
-        let proxy = ProxyOptions::read(|name| std::env::var(name).ok());
-        let options = RegistryOptions { proxy, ..RegistryOptions::default() };
-        let source = Source::Registry { reference, options };
-        unpack::import(&store, &source, None, &ImportLimits::default(), &mut Silent)?;
-        Ok(())
+        fetch(self.server, name, None)
     }
+}
+
+/// Fetches the image `name` into the store.
+///
+/// # Errors
+/// It cannot be fetched.
+pub fn fetch(
+    server: &Server,
+    name: &str,
+    credentials: Option<Credentials>,
+) -> Result<(), CellError> {
+    let reference: Reference = name.parse()?;
+    let store = Store::open(server.layout().images())?;
+    let proxy = ProxyOptions::read(|name| std::env::var(name).ok());
+    let options = RegistryOptions { credentials, proxy, ..RegistryOptions::default() };
+    let source = Source::Registry { reference, options };
+    unpack::import(&store, &source, None, &ImportLimits::default(), &mut Silent)?;
+    Ok(())
 }
 
 /// `POST /build/prune`

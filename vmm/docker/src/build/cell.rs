@@ -80,7 +80,7 @@ impl Build<'_> {
         let id = CellSpec::new_id()?;
         let disk = self.keep.work().join(format!("{id}.ext4"));
         let spec = self.spec(state, &run, &image.id.to_string(), id, &disk)?;
-        self.client.say(&format!(" ---> Running in {}\n", &spec.id[..12]));
+        self.client.runs(&spec.id[..12]);
         let ended = self.follow(&spec);
         let changes = match ended {
             Ok(0) => self.changes(&spec, run.mounts.targets(), to),

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, TryLockError};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -152,7 +153,7 @@ impl Build<'_> {
     }
 
     fn secret(
-        &self,
+        &mut self,
         mounts: &mut Mounts,
         options: &BTreeMap<String, String>,
         target: String,
@@ -181,13 +182,12 @@ impl Build<'_> {
         let Some(id) = get("id").or(of_target) else {
             return Err(BuildError::Refused("RUN --mount=type=secret wants an id".to_owned()));
         };
-        let known = self.options.secrets.iter().find(|secret| secret.id == id);
         let target = if target.is_empty() { format!("{SECRETS}/{id}") } else { target.clone() };
-        match known {
-            Some(secret) => {
+        match self.secret_file(id)? {
+            Some(path) => {
                 mounts.copies.insert(PathBuf::from(&target), copied);
                 mounts.folders.push(json!({
-                    "host": secret.path, "guest": target, "rights": ["read"],
+                    "host": path, "guest": target, "rights": ["read"],
                 }));
                 Ok(())
             }
@@ -198,6 +198,20 @@ impl Build<'_> {
             }
             None => Ok(()),
         }
+    }
+
+    /// The file on the host that the secret `id` is. One that the client keeps is written to a file
+    /// that goes with the build.
+    fn secret_file(&mut self, id: &str) -> Result<Option<PathBuf>> {
+        if let Some(known) = self.options.secrets.iter().find(|secret| secret.id == id) {
+            return Ok(Some(known.path.clone()));
+        }
+        let Some(content) = self.client.secret(id)? else { return Ok(None) };
+        let failed = || CellError::host("cannot keep a secret for the build");
+        let file = tempfile::Builder::new().prefix("secret-").tempfile_in(self.keep.work());
+        let (mut file, path) = file.and_then(|file| Ok(file.keep()?)).map_err(failed())?;
+        file.write_all(&content).map_err(failed())?;
+        Ok(Some(path))
     }
 
     /// Lays out what is made for a `RUN` alone.

@@ -16,7 +16,7 @@ use super::configure::Configuring;
 use super::document::Document;
 use super::keep::Entry;
 use super::scope::Declared;
-use super::{Build, BuildError, Result, stage_called};
+use super::{Begun, Build, BuildError, Named, Result, stage_called};
 
 /// Layers over an image file before all of them are made one: each is a descriptor of the process
 /// that reads them.
@@ -110,10 +110,16 @@ impl State {
 }
 
 impl Build<'_> {
-    fn announce(&mut self, text: &str) {
+    fn announce(&mut self, text: &str, line: usize) {
         self.steps.0 += 1;
-        let (at, count) = self.steps;
-        self.client.say(&format!("Step {at}/{count} : {text}\n"));
+        self.of_stage.0 += 1;
+        self.client.begun(&Begun {
+            of_all: self.steps,
+            of_stage: self.of_stage,
+            stage: self.stage.as_deref(),
+            text,
+            line,
+        });
     }
 
     /// Carries one stage out.
@@ -125,12 +131,13 @@ impl Build<'_> {
     ) -> Result<State> {
         let stage = &file.stages[at];
         self.stopper.check()?;
-        self.announce(&stage.text);
+        self.announce(&stage.text, stage.line);
         let mut state = self.begin(file, &images[at], at)?;
-        self.client.say(&format!(" ---> {}\n", state.document.id().short()));
+        self.client.done(&state.document.id().short());
         let triggers = std::mem::take(&mut state.triggers);
         if !triggers.is_empty() {
             self.steps.1 += triggers.len();
+            self.of_stage.1 += triggers.len();
             self.client.say(&format!("# Executing {} build triggers\n", triggers.len()));
         }
         for text in &triggers {
@@ -147,7 +154,11 @@ impl Build<'_> {
     fn begin(&mut self, file: &Dockerfile, image: &str, at: usize) -> Result<State> {
         let lower = image.to_ascii_lowercase();
         let named = file.stages[..at].iter().rposition(|s| s.name.as_deref() == Some(&lower));
-        let mut state = match named.and_then(|at| self.done.get(&at)) {
+        let made = match self.options.meant(image) {
+            Some(Named::Built(built)) => Some(&built.state),
+            _ => named.and_then(|at| self.done.get(&at)),
+        };
+        let mut state = match made {
             Some(earlier) => {
                 State { declared: Declared::default(), says_cmd: false, ..earlier.clone() }
             }
@@ -168,12 +179,12 @@ impl Build<'_> {
 
     fn step(&mut self, file: &Dockerfile, at: usize, state: &mut State, step: &Step) -> Result<()> {
         self.stopper.check()?;
-        self.announce(&step.text);
+        self.announce(&step.text, step.line);
         self.instruction(file, at, state, &step.instruction).map_err(|error| match error {
             BuildError::Refused(why) => DockerfileError::new(step.line, why).into(),
             other => other,
         })?;
-        self.client.say(&format!(" ---> {}\n", state.document.id().short()));
+        self.client.done(&state.document.id().short());
         Ok(())
     }
 
@@ -232,12 +243,12 @@ impl Build<'_> {
             return Ok(());
         }
         let told: String = labels.iter().map(|(name, value)| format!(" {name}={value}")).collect();
-        self.announce(&format!("LABEL{told}"));
+        self.announce(&format!("LABEL{told}"), 0);
         for (name, value) in labels {
             state.document.add("Labels", &name, json!(value));
         }
         self.note(state, &format!("LABEL{told}"))?;
-        self.client.say(&format!(" ---> {}\n", state.document.id().short()));
+        self.client.done(&state.document.id().short());
         Ok(())
     }
 
@@ -245,7 +256,7 @@ impl Build<'_> {
     fn note(&mut self, state: &mut State, said: &str) -> Result<()> {
         let key = key(state, &[said.as_bytes()]);
         if let Some((entry, _)) = self.cached(key).filter(|(entry, _)| entry.layer.is_none()) {
-            self.client.say(" ---> Using cache\n");
+            self.client.cached();
             state.document.note(said, &entry.created, None);
             return Ok(());
         }
@@ -268,7 +279,7 @@ impl Build<'_> {
         make: impl FnOnce(&mut Self, &mut State, &File) -> Result<Option<Layer>>,
     ) -> Result<()> {
         if let Some((entry, file)) = self.cached(key) {
-            self.client.say(" ---> Using cache\n");
+            self.client.cached();
             let diff_id = entry.layer.as_ref().map(|layer| layer.diff_id);
             if let (Some(layer), Some(file)) = (entry.layer, file) {
                 state.add(&self.store, layer, file)?;
@@ -390,14 +401,21 @@ impl Build<'_> {
 
     /// The files of a stage or an image.
     pub(super) fn source(&mut self, file: &Dockerfile, at: usize, from: &str) -> Result<Arc<File>> {
-        if let Some(at) = stage_called(file, from, at)
+        let image = match self.options.meant(from) {
+            Some(Named::Files(files)) => return Ok(files.clone()),
+            Some(Named::Built(built)) => return built.files(),
+            Some(Named::Image(image)) => Some(image.as_str()),
+            None => None,
+        };
+        if image.is_none()
+            && let Some(at) = stage_called(file, from, at)
             && let Some(mut state) = self.done.remove(&at)
         {
             let made = state.passing(&self.store);
             self.done.insert(at, state);
             return made.map(|(file, _)| file);
         }
-        let mut state = self.image(from).map_err(|error| match error {
+        let mut state = self.image(image.unwrap_or(from)).map_err(|error| match error {
             BuildError::Cancelled => error,
             error => BuildError::Refused(format!(
                 "invalid from flag value {from}: there is neither a stage of that name before this \
