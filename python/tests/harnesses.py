@@ -51,6 +51,7 @@ def kept(pins: pathlib.Path, interpreter: str) -> pathlib.Path:
         target = pathlib.Path(work) / "packages"
         words = ["install", "--quiet", "--no-deps", "--require-hashes", "--no-compile"]
         words += ["--only-binary", ":all:", "--disable-pip-version-check"]
+        words += ["--root-user-action", "ignore"]
         pip = [interpreter, "-m", "pip", *words, "--target", str(target), "-r", str(pins)]
         if subprocess.run(pip).returncode:
             sys.exit(

@@ -4,10 +4,13 @@
 mod common;
 
 use std::process::Command;
+use std::time::Duration;
 
 use common::host::state_root;
-use common::{IMAGE, finish, given, program};
+use common::{IMAGE, Started, given, program};
 
+/// For one check and what it fetches, on a machine that is busy too.
+const CHECK_LIMIT: Duration = Duration::from_secs(600);
 const TESTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../python/tests");
 
 /// What the check of `name` prints.
@@ -17,7 +20,9 @@ fn check(name: &str) -> String {
     command.args(["harnesses.py", name, IMAGE]).current_dir(TESTS);
     command.env("EXOCELL_COMMAND", program()).env("EXOCELL_ROOT", state_root());
     command.env("EXOCELL_KERNEL", given("EXOCELL_TEST_KERNEL"));
-    finish(&mut command, b"").ok().text().to_owned()
+    let ended = Started::new(&mut command).finish(CHECK_LIMIT);
+    let ended = ended.unwrap_or_else(|| panic!("{name} still runs after {CHECK_LIMIT:?}"));
+    ended.ok().text().to_owned()
 }
 
 #[test]
