@@ -499,6 +499,21 @@ fn user(spec: &CellSpec, image: &ImageConfig) -> String {
     spec.user.clone().unwrap_or_else(|| image.user.clone())
 }
 
+/// The environment of one more program in the cell of `spec`: what the cell's own has, of its image
+/// too, and then `own`.
+#[must_use]
+pub fn environment_beside(
+    layout: &Layout,
+    spec: &CellSpec,
+    own: &[String],
+    tty: bool,
+) -> Vec<String> {
+    let image = Store::open(layout.images()).and_then(|store| store.resolve(spec.image_name()));
+    // Nobody can have removed the image of a cell that runs, but what cannot be read is none.
+    let image = image.map_or_else(|_| Vec::new(), |image| image.config.env);
+    environment(&environment(&image, &spec.env, false), own, tty)
+}
+
 /// Later entries of the same name win.
 pub fn environment(image: &[String], own: &[String], tty: bool) -> Vec<String> {
     let term = if tty { &["TERM=xterm".to_owned()][..] } else { &[] };

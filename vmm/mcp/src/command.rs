@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use exocell_cell::agent::client::{self, ClientError, ExecEvent, ExecInput, ExecOutput};
 use exocell_cell::agent::{Exec, Patient};
-use exocell_cell::{CellSpec, plan};
 use rmcp::RoleServer;
 use rmcp::service::RequestContext;
 use schemars::JsonSchema;
@@ -148,7 +147,9 @@ pub async fn run(
     let (own, of_thread) = (sandbox.clone(), heard.clone());
     let running = blocking(move || {
         let (guest, spec) = own.guest()?;
-        follow(guest, &spec, wanted, &of_thread)
+        let set = wanted.env.iter().map(|(name, value)| format!("{name}={value}"));
+        let env = own.environment(&spec, &set.collect::<Vec<_>>());
+        follow(guest, env, wanted, &of_thread)
     });
     tokio::pin!(running);
     let timed_out = tokio::select! {
@@ -180,18 +181,16 @@ pub async fn run(
 /// Starts the program and hears it to its end. Blocks.
 fn follow(
     guest: Patient,
-    spec: &CellSpec,
+    env: Vec<String>,
     wanted: RunCommand,
     heard: &Shared,
 ) -> Result<(), Refusal> {
-    let own: Vec<String> =
-        wanted.env.iter().map(|(name, value)| format!("{name}={value}")).collect();
     if let Some(name) = wanted.env.keys().find(|name| name.is_empty() || name.contains('=')) {
         return Err(Refusal::new(format!("env: {name:?} is no variable's name")));
     }
     let exec = Exec {
         args: ["/bin/sh", "-c", &wanted.command].map(str::to_owned).to_vec(),
-        env: plan::environment(&spec.env, &own, false),
+        env,
         cwd: wanted.workdir.unwrap_or_default(),
         user: wanted.user.unwrap_or_default(),
         privileged: false,

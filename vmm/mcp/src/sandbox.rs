@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use exocell_cell::agent::Patient;
 use exocell_cell::control::Client;
-use exocell_cell::{CellSpec, Layout, Record, now_ms};
+use exocell_cell::{CellSpec, Layout, Record, now_ms, plan};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::process::{Child, ChildStdin, Command};
 use tokio::time::timeout;
@@ -247,6 +247,11 @@ impl Sandbox {
     pub fn guest(&self) -> Result<(Patient, CellSpec), Refusal> {
         let (record, spec, _) = Record::find(&self.layout, &self.id)?;
         Ok((Client::connect(&record)?.guest_stream()?, spec))
+    }
+
+    /// The environment of a command, with `own` of its own. Blocks.
+    pub fn environment(&self, spec: &CellSpec, own: &[String]) -> Vec<String> {
+        plan::environment_beside(&self.layout, spec, own, false)
     }
 
     /// Asks the guest something on a thread that may block.

@@ -512,7 +512,7 @@ pub fn top(layout: &Layout, args: &TopArgs) -> Result<u8, CellError> {
     if spec.strength == Strength::Isolate {
         return Err(CellError::Usage(format!("{} is an isolate: it has no processes", args.cell)));
     }
-    let env = exocell_cell::plan::environment(&[], &spec.env, false);
+    let env = exocell_cell::plan::environment_beside(layout, &spec, &[], false);
     let shown = exocell_docker::processes(&record, env, &args.arguments.join(" "))?;
     say!("{}", shown.trim_end());
     Ok(0)

@@ -28,9 +28,10 @@ pub fn exec(layout: &Layout, args: ExecArgs) -> Result<u8, CellError> {
             ),
         });
     }
+    let own = environment(layout, &args.process)?;
     let size = terminal::size();
     let request = Exec {
-        env: plan::environment(&spec.env, &environment(layout, &args.process)?, args.tty),
+        env: plan::environment_beside(layout, &spec, &own, args.tty),
         // Those of the cell's program, where none are named.
         cwd: args.process.workdir.unwrap_or_default(),
         user: args.process.user.unwrap_or_default(),
