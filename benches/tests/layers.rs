@@ -99,7 +99,7 @@ const CIRCLES: &[(&str, usize)] = &[
     ("exocell-benches", 6),
     ("exocell-cell", 13),
     ("exocell-docker", 2),
-    ("exocell-e2b", 8),
+    ("exocell-e2b", 3),
     ("exocell-images", 2),
     ("exocell-init", 7),
     ("exocell-network", 2),

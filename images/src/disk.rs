@@ -1,4 +1,4 @@
-//! Room on the disk that imports leave to others.
+//! Room on the disk that imports, and others that take in much, leave free.
 
 use std::fs::File;
 use std::io;
@@ -10,17 +10,21 @@ const LOOK_BYTES: u64 = 256 << 10;
 
 /// Refuses writes that would leave less than a part of the disk free.
 #[derive(Debug)]
-pub(crate) struct Reserve {
+pub struct Reserve {
     max: u64,
     unseen: u64,
 }
 
 impl Reserve {
+    /// Leaves as much as `limits` say.
     pub fn new(limits: &ImportLimits) -> Self {
         Self { max: limits.disk_free_bytes, unseen: LOOK_BYTES }
     }
 
     /// To be asked before `bytes` are written to `file`.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::StorageFull`].
     pub fn spend(&mut self, file: &File, bytes: usize) -> io::Result<()> {
         self.unseen = self.unseen.saturating_add(bytes as u64);
         if self.unseen < LOOK_BYTES {

@@ -39,6 +39,7 @@ pub const STALL_MAX: std::time::Duration = std::time::Duration::from_secs(60);
 pub use archive::{archive, context};
 pub use config::{Healthcheck, ImageConfig};
 pub use digest::{Digest, Hashing};
+pub use disk::Reserve;
 pub use error::{Fault, ImageError, Refusal, Result};
 pub use extract::extract;
 pub use layer::unzip;

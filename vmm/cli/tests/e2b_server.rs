@@ -4,7 +4,7 @@
 mod common;
 
 use std::io::{Read, Write};
-use std::net::Shutdown;
+use std::net::{Shutdown, TcpStream};
 
 use common::e2b::{Server, read};
 use common::eventually;
@@ -268,6 +268,7 @@ fn clients_that_know_better_are_refused_and_others_are_served() {
         r#"{"templateID": "base", "envVars": {"A": "b\u0000c"}}"#,
         r#"{"templateID": "base", "metadata": {"a": 1}}"#,
         r#"{"templateID": "base", "network": {"allowOut": ["not a host\n"]}}"#,
+        r#"{"templateID": "base", "network": {"allowOut": ["example.org"]}}"#,
     ] {
         let answer = server.call("POST /v2/sandboxes", &[], body.as_bytes());
         assert_eq!(answer.status, 400, "{body}: {}", answer.text());
@@ -316,15 +317,10 @@ fn who_does_not_read_holds_up_nobody() {
             stream
         })
         .collect();
-    let held = || {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", server.pid())).unwrap();
-        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap().to_owned();
-        line.trim().trim_end_matches(" kB").parse::<u64>().unwrap()
-    };
     for _ in 0..20 {
         assert_eq!(run(&server, &own, "echo served").0, "served\n");
     }
-    assert!(held() < 200 << 10, "{} KiB", held());
+    assert!(server.memory() < 200 << 10, "{} KiB", server.memory());
     drop((stuck, halves));
     // They run on, though nobody listens; their output goes nowhere.
     assert_eq!(count(), 8);
@@ -335,4 +331,219 @@ fn who_does_not_read_holds_up_nobody() {
         assert_eq!(killed.status, 200, "{}", killed.text());
     }
     eventually("they have ended", || count() == 0);
+}
+
+#[test]
+fn who_says_nothing_keeps_nobody_out() {
+    // 64 connections.
+    let server = Server::limited(&[], Some(256));
+    let mut idle: Vec<_> = (0..300).map(|_| server.connect()).collect();
+    // Such as do not read their answers are no better.
+    for stream in idle.iter_mut().skip(250) {
+        let _ = stream.write_all(&b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n".repeat(100));
+    }
+    for _ in 0..3 {
+        assert_eq!(server.call("GET /health", &[], b"").status, 200);
+        assert_eq!(server.call("GET /sandboxes", &[], b"").status, 200);
+    }
+    // Who has waited longest has gone.
+    assert!(matches!(idle[0].read(&mut [0]), Ok(0) | Err(_)));
+}
+
+/// A server at three ports of a sandbox: one takes no connection, one answers nobody, and one has
+/// connections for other uses. None closes what it has.
+const RUDE: &str = r#"
+import select, socket
+def listen(port, backlog):
+    s = socket.socket()
+    s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    s.bind(("0.0.0.0", port))
+    s.listen(backlog)
+    return s
+full, kept = listen(8000, 0), []
+for _ in range(20):
+    s = socket.socket()
+    s.setblocking(False)
+    s.connect_ex(("127.0.0.1", 8000))
+    kept.append(s)
+silent, other = listen(8001, 500), listen(8002, 500)
+print("up", flush=True)
+while True:
+    for s in select.select([silent, other], [], [])[0]:
+        c, _ = s.accept()
+        if s is other:
+            c.recv(4000)
+            c.sendall(b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\nConnection: Upgrade\r\n\r\n")
+        kept.append(c)
+"#;
+
+/// Reads until `words` come; all that came.
+fn hear(stream: &mut TcpStream, words: &str) -> String {
+    let (mut all, mut buffer) = (Vec::new(), [0; 4096]);
+    loop {
+        let text = String::from_utf8_lossy(&all).into_owned();
+        if text.contains(words) {
+            return text;
+        }
+        match stream.read(&mut buffer) {
+            Ok(0) | Err(_) => panic!("{words:?} did not come: {text}"),
+            Ok(count) => all.extend(&buffer[..count]),
+        }
+    }
+}
+
+/// What has come on a stream by now.
+fn came(stream: &TcpStream) -> String {
+    let mut buffer = [0; 1024];
+    stream.set_nonblocking(true).unwrap();
+    let count = stream.peek(&mut buffer).unwrap_or(0);
+    stream.set_nonblocking(false).unwrap();
+    String::from_utf8_lossy(&buffer[..count]).into_owned()
+}
+
+/// A visitor of a sandbox' port who knows no key.
+fn visit(server: &Server, id: &str, port: u16, more: &str) -> TcpStream {
+    let mut stream = server.connect();
+    let words = format!(
+        "GET / HTTP/1.1\r\nHost: x\r\nE2b-Sandbox-Id: {id}\r\nE2b-Sandbox-Port: {port}\r\n{more}\r\n"
+    );
+    stream.write_all(words.as_bytes()).unwrap();
+    stream
+}
+
+#[test]
+fn visitors_that_go_away_leave_nothing_and_do_not_lock_the_owner_out() {
+    let server = Server::start();
+    let own = server.sandbox();
+    let (id, _) = &own;
+    let wanted = json!({
+        "process": { "cmd": "/usr/bin/python3", "args": ["-u", "-c", RUDE] }, "stdin": false,
+    });
+    let body = message(&wanted);
+    let mut program = server.connect();
+    let head = stream_head(&own, "process.Process/Start", body.len());
+    program.write_all(&[head.as_bytes(), &body].concat()).unwrap();
+    // "up\n"
+    hear(&mut program, "dXAK");
+    let stat = || server.ask(&own, "filesystem.Filesystem/Stat", r#"{"path": "/etc"}"#);
+    assert_eq!(stat().status, 200);
+    let before = server.open();
+    // Dials that nobody takes hold no threads.
+    for _ in 0..200 {
+        drop(visit(&server, id, 8000, ""));
+    }
+    assert!(server.threads() < 60, "{} threads", server.threads());
+    assert_eq!(stat().status, 200);
+    // Half of the guest's streams are the owner's.
+    let all: Vec<_> = (0..140).map(|_| visit(&server, id, 8001, "")).collect();
+    let refused = || all.iter().map(came).filter(|text| text.contains(" 429 ")).count();
+    eventually("128 are let in", || refused() == 12);
+    assert!(all.iter().map(came).all(|text| text.is_empty() || text.contains("retry-after")));
+    assert_eq!(run(&server, &own, "echo served").0, "served\n");
+    eventually("they are there", || server.open() >= before + 256);
+    drop(all);
+    eventually("they are gone", || server.open() <= before + 10);
+    // As often as a guest has streams, with more words than a request has.
+    for _ in 0..2 {
+        let more: Vec<_> = (0..100)
+            .map(|_| visit(&server, id, 8001, "\r\nGET / HTTP/1.1\r\nHost: x\r\n"))
+            .collect();
+        eventually("they are there", || server.open() >= before + 200);
+        drop(more);
+        eventually("they are gone", || server.open() <= before + 10);
+    }
+    // Connections for other uses end with their client, too.
+    let upgrade = "Connection: Upgrade\r\nUpgrade: x\r\n";
+    let mut tunnels: Vec<_> = (0..40).map(|_| visit(&server, id, 8002, upgrade)).collect();
+    for tunnel in &mut tunnels {
+        hear(tunnel, "101 Switching");
+    }
+    let mut refused = (0..120).map(|_| visit(&server, id, 8002, upgrade)).collect::<Vec<_>>();
+    let count =
+        |all: &[TcpStream], words| all.iter().map(came).filter(|text| text.contains(words)).count();
+    eventually("they count", || (count(&refused, " 101 "), count(&refused, " 429 ")) == (88, 32));
+    refused.clear();
+    tunnels.clear();
+    eventually("they are gone", || server.open() <= before + 10);
+    assert_eq!(stat().status, 200);
+    assert_eq!(run(&server, &own, "echo served").0, "served\n");
+}
+
+/// gzip -9 of "words\n".
+const PACKED: [u8; 26] = [
+    31, 139, 8, 0, 0, 0, 0, 0, 2, 255, 43, 207, 47, 74, 41, 230, 2, 0, 134, 180, 168, 214, 6, 0, 0,
+    0,
+];
+
+#[test]
+fn what_is_never_finished_takes_bounded_memory_and_no_process() {
+    let server = Server::start();
+    let own = server.sandbox();
+    let (id, token) = &own;
+    // A message of many is short.
+    let mut stream = server.connect();
+    let head = stream_head(&own, "process.Process/StreamInput", 5 << 20);
+    let long = (256_u32 << 10) + 1;
+    stream.write_all(&[head.as_bytes(), &[0], &long.to_be_bytes()].concat()).unwrap();
+    hear(&mut stream, "resource_exhausted");
+    drop(stream);
+    // Packed files of which little has come.
+    let before = server.open();
+    let upload = |path: &str, length: usize| {
+        format!(
+            "POST /files?path={path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\
+             E2b-Sandbox-Id: {id}\r\nX-Access-Token: {token}\r\n\
+             Content-Type: application/octet-stream\r\nContent-Encoding: gzip\r\n\
+             Content-Length: {length}\r\n\r\n"
+        )
+    };
+    let stalled: Vec<_> = (0..40)
+        .map(|_| {
+            let mut stream = server.connect();
+            let words = [upload("/tmp/never", 1000).as_bytes(), &PACKED[..10]].concat();
+            stream.write_all(&words).unwrap();
+            stream
+        })
+        .collect();
+    eventually("they are there", || server.open() >= before + 35);
+    let whole = server.say(&[upload("/tmp/whole", PACKED.len()).as_bytes(), &PACKED].concat());
+    assert_eq!(whole.status, 200, "{}", whole.text());
+    assert_eq!(run(&server, &own, "cat /tmp/whole").0, "words\n");
+    assert!(server.open() < before + 80, "{} of {before}", server.open());
+    drop(stalled);
+    // Bodies that do not end, of one key.
+    let length = 4 << 20;
+    let blank = vec![b' '; length - 1];
+    let bodies: Vec<_> = (0..24)
+        .map(|_| {
+            let mut stream = server.connect();
+            let head = format!(
+                "POST /v3/templates HTTP/1.1\r\nHost: x\r\nX-API-KEY: {}\r\n\
+                 Content-Length: {length}\r\n\r\n",
+                server.key()
+            );
+            // Who is refused is not listened to.
+            let _ = stream.write_all(&[head.as_bytes(), &blank].concat());
+            stream
+        })
+        .collect();
+    eventually("the last ones are refused", || {
+        bodies.iter().any(|stream| came(stream).contains(" 429 "))
+    });
+    assert!(server.memory() < 250 << 10, "{} KiB", server.memory());
+    // Bodies that nobody wants.
+    let unwanted = vec![b'x'; 1_000_000];
+    let strangers: Vec<_> = (0..200)
+        .map(|_| {
+            let mut stream = server.connect();
+            let head = "POST /sandboxes HTTP/1.1\r\nHost: x\r\nContent-Length: 1048570\r\n\r\n";
+            let _ = stream.write_all(&[head.as_bytes(), &unwanted].concat());
+            stream
+        })
+        .collect();
+    eventually("they hear that", || strangers.iter().all(|it| came(it).contains(" 401 ")));
+    assert!(server.memory() < 250 << 10, "{} KiB", server.memory());
+    // They hold what their key may have of the server's memory.
+    drop(bodies);
+    eventually("others are served", || run(&server, &own, "echo served").0 == "served\n");
 }

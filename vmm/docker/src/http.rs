@@ -121,9 +121,18 @@ impl Drop for Inlet {
     }
 }
 
-async fn drain(body: Incoming) {
-    // What comes beyond that ends the connection.
-    let _ = timeout(DRAIN_TIME_MAX, Limited::new(body, DRAIN_BYTES_MAX).collect()).await;
+/// Reads a little of a body that nobody wants, and keeps nothing of it.
+pub async fn drain<B: hyper::body::Body + Unpin>(mut body: B) {
+    let read = async {
+        let mut count = 0;
+        // What comes beyond that ends the connection.
+        while count <= DRAIN_BYTES_MAX
+            && let Some(Ok(frame)) = body.frame().await
+        {
+            count += frame.data_ref().map_or(0, Buf::remaining);
+        }
+    };
+    let _ = timeout(DRAIN_TIME_MAX, read).await;
 }
 
 async fn read_all(body: Option<Incoming>) -> ApiResult<Bytes> {
@@ -167,10 +176,13 @@ impl Body {
     /// The same body, cut short when the client at `place` is gone: who feeds it may have
     /// nothing to say for a long time, and is to hear of that.
     pub fn for_client(self, place: Place) -> Self {
+        self.until(async move { place.gone().await })
+    }
+
+    /// The same body, cut short at `gone`.
+    pub fn until(self, gone: impl Future<Output = ()> + Send + 'static) -> Self {
         match self {
-            Self::Stream(receiver) => {
-                Self::Heard(receiver, Box::pin(async move { place.gone().await }))
-            }
+            Self::Stream(receiver) => Self::Heard(receiver, Box::pin(gone)),
             other => other,
         }
     }
@@ -395,6 +407,8 @@ mod tests {
     use super::*;
     use crate::wire::{ExecCreate, ExecStart};
     use serde_json::json;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
 
     #[test]
     fn what_is_said_twice_is_refused_however_deep() {
@@ -410,6 +424,54 @@ mod tests {
             r#"{"a": [1, -2, 2.5, null, true, "x"], "b": {"a": {}}, "c": 18446744073709551615}"#;
         let value: Value = serde_json::from_str(once).unwrap();
         assert_eq!(read_json::<Value>(once.as_bytes()).unwrap(), value);
+    }
+
+    /// A body without an end, of which it is known how much is kept.
+    struct Endless(Arc<AtomicUsize>, usize);
+
+    struct Piece(Arc<AtomicUsize>, Bytes);
+
+    impl Drop for Piece {
+        fn drop(&mut self) {
+            self.0.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    impl Buf for Piece {
+        fn remaining(&self) -> usize {
+            self.1.remaining()
+        }
+
+        fn chunk(&self) -> &[u8] {
+            self.1.chunk()
+        }
+
+        fn advance(&mut self, count: usize) {
+            self.1.advance(count);
+        }
+    }
+
+    impl hyper::body::Body for Endless {
+        type Data = Piece;
+        type Error = io::Error;
+
+        fn poll_frame(
+            mut self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+        ) -> Poll<Option<io::Result<Frame<Piece>>>> {
+            assert!(self.0.fetch_add(1, Ordering::Relaxed) < 2, "nothing of it is kept");
+            self.1 += 1;
+            assert!(self.1 < 100, "it is not read for ever");
+            let piece = Piece(self.0.clone(), Bytes::from_static(&[0; CHUNK_BYTES]));
+            Poll::Ready(Some(Ok(Frame::data(piece))))
+        }
+    }
+
+    #[tokio::test]
+    async fn of_a_body_that_nobody_wants_a_little_is_read_and_nothing_kept() {
+        let kept = Arc::new(AtomicUsize::new(0));
+        drain(Endless(kept.clone(), 0)).await;
+        assert_eq!(kept.load(Ordering::Relaxed), 0);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use exocell_cell::agent::client;
-use exocell_cell::clock::{parse_ms, rfc3339_ms};
+use exocell_cell::clock::parse_ms;
 use exocell_cell::control::{Client, ControlReply, ControlRequest};
 use exocell_cell::processes::CellUse;
 use exocell_cell::{Record, now_ms};
@@ -12,25 +12,20 @@ use hyper::header::HeaderValue;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::create::{ENVD_VERSION, told};
+use crate::create::told;
+use crate::envd::VERSION;
 use crate::error::{Problem, Result};
-use crate::http::{Call, Query, Response, empty, json_reply};
+use crate::http::{Call, Query, Response, empty, json_reply, stamp};
 use crate::keys::Tenant;
 use crate::network::{self, Wanted};
 use crate::note::{Note, OnTimeout};
-use crate::sandbox::{PAUSED_MAX_MS, Sandbox, blocking};
+use crate::sandbox::{PAUSED_MAX_MS, Sandbox};
 use crate::state::Server;
 
 /// Sandboxes of a page.
 const PAGE_DEFAULT: u64 = 100;
 const PAGE_MAX: u64 = 100;
 const MIB: u64 = 1 << 20;
-
-/// A time as clients read it: to the millisecond.
-pub fn stamp(at_ms: u64) -> String {
-    let whole = rfc3339_ms(at_ms);
-    format!("{}Z", whole.get(..23).unwrap_or(&whole))
-}
 
 /// What is told of a sandbox.
 fn shown(note: &Note) -> Value {
@@ -42,7 +37,7 @@ fn shown(note: &Note) -> Value {
         "sandboxID": note.id, "templateID": note.template, "clientID": "exocell",
         "startedAt": stamp(note.started_ms), "endAt": stamp(end_ms),
         "cpuCount": note.vcpus, "memoryMB": note.memory_bytes / MIB,
-        "diskSizeMB": note.disk_bytes / MIB, "envdVersion": ENVD_VERSION,
+        "diskSizeMB": note.disk_bytes / MIB, "envdVersion": VERSION,
         "state": if note.paused_ms.is_some() { "paused" } else { "running" },
         "metadata": note.metadata,
     });
@@ -291,8 +286,7 @@ pub async fn set_network(
     call: Call,
 ) -> Result<Response> {
     let asked: Value = call.json().await?;
-    let wanted: Wanted = serde_json::from_value(asked.clone())
-        .map_err(|error| Problem::invalid(format!("network: {error}")))?;
+    let wanted = Wanted::read(&asked)?;
     if wanted.allow_public_traffic.is_some() {
         return Err(Problem::invalid("allowPublicTraffic: it is said when a sandbox is made"));
     }
@@ -302,10 +296,11 @@ pub async fn set_network(
     let (allow, deny) = network::change(&sandbox.note().rules, &rules);
     if !allow.is_empty() || !deny.is_empty() {
         let record = sandbox.record.clone();
-        blocking(move || {
-            Ok(Client::connect(&record)?.ask(&ControlRequest::Network { allow, deny })?)
-        })
-        .await?;
+        sandbox
+            .work(move || {
+                Ok(Client::connect(&record)?.ask(&ControlRequest::Network { allow, deny })?)
+            })
+            .await?;
     }
     let note = sandbox.change(|note| {
         (note.rules, note.internet, note.network) = (rules, internet, Some(asked));
@@ -346,7 +341,7 @@ pub async fn metrics_of_all(
 
 async fn measure(server: &Arc<Server>, sandbox: &Arc<Sandbox>) -> Result<Value> {
     let (layout, id) = (server.layout().clone(), sandbox.id.clone());
-    let counted = blocking(move || {
+    let counted = sandbox.work(move || {
         let (record, _, status) = Record::find(&layout, &id)?;
         let counters = match Client::connect(&record)?.ask(&ControlRequest::Counters)? {
             ControlReply::Counters(counters) => counters,
@@ -377,11 +372,6 @@ async fn measure(server: &Arc<Server>, sandbox: &Arc<Sandbox>) -> Result<Value> 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_time_is_told_to_the_millisecond() {
-        assert_eq!(stamp(1_500), "1970-01-01T00:00:01.500Z");
-    }
 
     #[test]
     fn a_list_is_narrowed() {

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use exocell_cell::agent::{Kind, Reply, client};
-use exocell_cell::images::{ImageConfig, Store};
+use exocell_cell::images::ImageConfig;
 use exocell_cell::logging::tracing::info;
 use exocell_cell::settings::Settings;
 use exocell_cell::signal::Signal;
@@ -23,26 +23,21 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::net::UnixStream;
 
+use crate::blocking::blocking;
 use crate::builds::{CPUS, LABEL_USER, LABEL_WORKDIR, MEMORY_MB};
-use crate::envd::process;
+use crate::envd::{VERSION, process};
 use crate::error::{Problem, Result};
-use crate::http::{Call, JSON_BYTES_MAX, Response, json_reply, read_json};
+use crate::http::{Call, Response, json_reply, read_json};
 use crate::keys::{self, Tenant};
 use crate::network::{self, Wanted};
-use crate::note::{Note, OnTimeout};
-use crate::sandbox::{Sandbox, blocking, listened};
+use crate::note::{Note, OnTimeout, USER};
+use crate::pairs::check_pairs;
+use crate::sandbox::{Sandbox, listened};
 use crate::state::Server;
 use crate::template;
 
-/// What envd's protocol is here, which is what clients go by.
-pub const ENVD_VERSION: &str = "0.6.13";
-/// Who runs commands where nobody says.
-pub const USER: &str = "user";
-/// Seconds of a sandbox whose client names none.
-pub const TIMEOUT_DEFAULT: u64 = 300;
-/// Pairs of metadata or environment, and bytes of all of them.
-const PAIRS_MAX: usize = 256;
-const PAIRS_BYTES_MAX: usize = 256 << 10;
+/// The longest request: more than metadata, variables and rules of the network may have.
+const BYTES_MAX: usize = 1 << 20;
 /// The longest key of a request.
 const KEY_BYTES_MAX: usize = 255;
 /// Labels of an image, see [`Beginning`].
@@ -108,31 +103,13 @@ impl Create {
     }
 }
 
-/// Refuses what is too much, or no variable.
-pub fn check_pairs(name: &str, pairs: Option<&BTreeMap<String, String>>) -> Result<()> {
-    let Some(pairs) = pairs else { return Ok(()) };
-    let bytes: usize = pairs.iter().map(|(name, value)| name.len() + value.len()).sum();
-    if pairs.len() > PAIRS_MAX || bytes > PAIRS_BYTES_MAX {
-        return Err(Problem::invalid(format!(
-            "{name} has more than {PAIRS_MAX} entries or {PAIRS_BYTES_MAX} bytes"
-        )));
-    }
-    let broken = |(key, value): (&String, &String)| {
-        let is_variable = name != "metadata";
-        is_variable && (key.is_empty() || key.contains(['=', '\0']) || value.contains('\0'))
-    };
-    match pairs.iter().any(broken) {
-        true => Err(Problem::invalid(format!("{name} holds what is no name or value"))),
-        false => Ok(()),
-    }
-}
-
 /// Answers the call.
-pub async fn create(server: &Arc<Server>, tenant: &Tenant, call: Call) -> Result<Response> {
+pub async fn create(server: &Arc<Server>, tenant: &Tenant, mut call: Call) -> Result<Response> {
     let key = request_key(&call)?;
-    let body = call.body.whole(JSON_BYTES_MAX).await?;
+    let body = call.body.whole(BYTES_MAX, &mut call.held).await?;
     let hash = keys::hash(&String::from_utf8_lossy(&body));
     let wanted: Create = read_json(&body)?;
+    drop((body, call.held));
     wanted.check()?;
     let request = key.map(|key| (key, hash));
     // A second one waits for the first, and finds what that has made.
@@ -233,11 +210,10 @@ async fn plan(
     request: Option<(String, String)>,
 ) -> Result<(Note, Beginning)> {
     let seconds = server.options.timeout_of(wanted.timeout)?;
-    let found = template::find(server, tenant, &wanted.template_id).await?;
+    let found = template::find(&server.options, tenant, &wanted.template_id).await?;
     let asked: Wanted = match &wanted.network {
         None | Some(Value::Null) => Wanted::default(),
-        Some(network) => serde_json::from_value(network.clone())
-            .map_err(|error| Problem::invalid(format!("network: {error}")))?,
+        Some(network) => Wanted::read(network)?,
     };
     if asked.allow_internet_access.is_some() {
         return Err(Problem::invalid("network.allowInternetAccess: say allow_internet_access"));
@@ -325,7 +301,7 @@ async fn start(server: &Arc<Server>, note: Note) -> Result<Arc<Sandbox>> {
         let _turn = server.starts.acquire().await;
         let session = launch(server, &note, image).await?;
         let record = Record::at(server.layout(), &note.id);
-        let sandbox = Sandbox::new(record, note);
+        let sandbox = Sandbox::new(record, note, &server.bounds);
         sandbox.ask(|guest| client::account(guest, guest, USER)).await?;
         Ok((sandbox, session))
     };
@@ -444,17 +420,11 @@ fn spec(server: &Server, note: &Note, image: String) -> CellSpec {
 pub fn told(server: &Server, note: &Note) -> Value {
     let mut told = json!({
         "sandboxID": note.id, "templateID": note.template, "clientID": "exocell",
-        "envdVersion": ENVD_VERSION, "envdAccessToken": note.access_token,
+        "envdVersion": VERSION, "envdAccessToken": note.access_token,
         "domain": server.options.domain(), "trafficAccessToken": note.traffic_token,
     });
     if let Some(alias) = &note.alias {
         told["alias"] = alias.as_str().into();
     }
     told
-}
-
-/// Settings of an image that the store has.
-pub fn image(store: &Store, name: &str) -> Result<(String, ImageConfig)> {
-    let found = store.resolve(name)?;
-    Ok((found.id.to_string(), found.config))
 }

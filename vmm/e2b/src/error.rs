@@ -60,6 +60,11 @@ impl Problem {
         Self::new(StatusCode::NOT_IMPLEMENTED, format!("{what} is not supported; {remedy}"))
     }
 
+    /// For a client that has gone; nobody hears of it.
+    pub fn canceled(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::from_u16(CANCELED).unwrap_or(StatusCode::BAD_REQUEST), message)
+    }
+
     pub fn deadline(message: impl Into<String>) -> Self {
         Self::new(StatusCode::GATEWAY_TIMEOUT, message)
     }

@@ -1,12 +1,15 @@
 //! Requests and replies: bodies within their bounds, JSON, and what is told of a refusal.
 
 use std::io::{self, Read};
+use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::{Buf, Bytes};
+use bytes::{Buf, Bytes, BytesMut};
 use exocell_cell::agent::printable_lines;
+use exocell_cell::clock::rfc3339_ms;
+use exocell_docker::http::drain;
 pub use exocell_docker::http::{Body, BodySender, Response};
-use http_body_util::{BodyExt, Limited};
+use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use hyper::header::{CONTENT_TYPE, HeaderValue};
 use hyper::{HeaderMap, StatusCode};
@@ -15,8 +18,10 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::json;
 use tokio::sync::mpsc;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout_at};
 
+use crate::bounds::{Bounds, Share};
+use crate::door::Work;
 use crate::error::{Problem, Result};
 
 /// The longest JSON that a client may send, in bytes.
@@ -25,9 +30,6 @@ pub const JSON_BYTES_MAX: usize = 4 << 20;
 const JSON_TIME_MAX: Duration = Duration::from_secs(30);
 /// How long a body that is streamed may pause.
 pub const PAUSE_MAX: Duration = Duration::from_secs(120);
-/// How much is read, in bytes and in time, of a body that nobody wants.
-const DRAIN_BYTES_MAX: usize = 1 << 20;
-const DRAIN_TIME_MAX: Duration = Duration::from_secs(10);
 /// Chunks that wait between two ends of a body.
 const CHUNKS_WAITING: usize = 8;
 /// Pairs of a query that are read.
@@ -40,9 +42,42 @@ pub struct Call {
     pub query: Query,
     pub headers: HeaderMap,
     pub body: Inlet,
+    /// Its connection's.
+    pub work: Arc<Work>,
+    /// What of its body has come and is not dealt with yet: of the caller's share.
+    pub held: Share,
+    bounds: Arc<Bounds>,
 }
 
 impl Call {
+    /// A request for the server itself, or for what it does for a sandbox.
+    pub fn of(request: hyper::Request<Incoming>, bounds: &Arc<Bounds>, work: &Arc<Work>) -> Self {
+        let (head, body) = request.into_parts();
+        Self {
+            method: head.method,
+            path: head.uri.path().to_owned(),
+            query: Query::read(head.uri.query().unwrap_or_default()),
+            headers: head.headers,
+            body: Inlet::new(body),
+            work: work.clone(),
+            held: bounds.bytes.none(""),
+            bounds: bounds.clone(),
+        }
+    }
+
+    /// It is `tenant`'s, who has shown so: it counts as one of theirs from now on.
+    ///
+    /// # Errors
+    /// 429: they have as many as they may.
+    pub fn count(&mut self, tenant: &str) -> Result<()> {
+        let share = self.bounds.calls.take(tenant, 1).ok_or_else(|| {
+            Problem::exhausted("this key has as many calls at once as it may; end one, or wait")
+        })?;
+        self.work.count(share);
+        self.held = self.bounds.bytes.none(tenant);
+        Ok(())
+    }
+
     /// A header that is text.
     pub fn header(&self, name: &str) -> Option<&str> {
         self.headers.get(name)?.to_str().ok()
@@ -52,8 +87,8 @@ impl Call {
     ///
     /// # Errors
     /// 400 for anything else, 413 and 408 for what is too long in bytes or time.
-    pub async fn json<T: DeserializeOwned>(self) -> Result<T> {
-        let bytes = self.body.whole(JSON_BYTES_MAX).await?;
+    pub async fn json<T: DeserializeOwned>(mut self) -> Result<T> {
+        let bytes = self.body.whole(JSON_BYTES_MAX, &mut self.held).await?;
         let text: &[u8] = if bytes.is_empty() { b"{}" } else { &bytes };
         read_json(text)
     }
@@ -66,6 +101,11 @@ impl Call {
 pub fn read_json<T: DeserializeOwned>(text: &[u8]) -> Result<T> {
     serde_json::from_slice(text)
         .map_err(|error| Problem::invalid(format!("the body cannot be read: {error}")))
+}
+
+/// A client has sent more at once than it may, of what the server has not dealt with yet.
+pub fn too_much() -> Problem {
+    Problem::exhausted("this key has too many bytes of requests on their way; wait for an answer")
 }
 
 /// The body of a call. Of one that nobody wants a little is read all the same: a client that is
@@ -81,20 +121,32 @@ impl Inlet {
         self.0.take()
     }
 
-    /// All of it.
-    pub async fn whole(self, bytes_max: usize) -> Result<Bytes> {
-        let Some(body) = self.open() else { return Ok(Bytes::new()) };
-        let collected = timeout(JSON_TIME_MAX, Limited::new(body, bytes_max).collect()).await;
+    /// All of it, for which `held` grows.
+    pub async fn whole(self, bytes_max: usize, held: &mut Share) -> Result<Bytes> {
+        let Some(mut body) = self.open() else { return Ok(Bytes::new()) };
+        let mut all = BytesMut::new();
+        let until = Instant::now() + JSON_TIME_MAX;
         let late = |_| Problem::new(StatusCode::REQUEST_TIMEOUT, "the body did not arrive in time");
-        collected.map_err(late)?.map(|body| body.to_bytes()).map_err(|error| {
-            match error.is::<http_body_util::LengthLimitError>() {
+        while let Some(frame) = timeout_at(until, body.frame()).await.map_err(late)? {
+            let cut = |error| Problem::invalid(format!("the body was cut short: {error}"));
+            let Ok(data) = frame.map_err(cut)?.into_data() else { continue };
+            let refused = match all.len() + data.len() > bytes_max {
                 true => Problem::new(
                     StatusCode::PAYLOAD_TOO_LARGE,
                     format!("the body is longer than {bytes_max} bytes"),
                 ),
-                false => Problem::invalid(format!("the body was cut short: {error}")),
-            }
-        })
+                false if held.grow(data.len() as u64) => {
+                    all.extend_from_slice(&data);
+                    continue;
+                }
+                false => too_much(),
+            };
+            // It would not hear why while it still sends.
+            drop((all, data));
+            drop(Self::new(body));
+            return Err(refused);
+        }
+        Ok(all.freeze())
     }
 }
 
@@ -102,11 +154,7 @@ impl Drop for Inlet {
     fn drop(&mut self) {
         let runtime = tokio::runtime::Handle::try_current();
         if let (Some(body), Ok(runtime)) = (self.0.take(), runtime) {
-            runtime.spawn(async move {
-                // What comes beyond that ends the connection.
-                let rest = Limited::new(body, DRAIN_BYTES_MAX).collect();
-                let _ = timeout(DRAIN_TIME_MAX, rest).await;
-            });
+            runtime.spawn(drain(body));
         }
     }
 }
@@ -195,11 +243,22 @@ pub fn refusal(problem: &Problem) -> Response {
     if let Some(reason) = problem.reason {
         told["error_code"] = reason.into();
     }
-    let mut response = json_reply(problem.status, &told);
-    if problem.status == StatusCode::TOO_MANY_REQUESTS {
+    for_later(json_reply(problem.status, &told))
+}
+
+/// Says when to come again, where an answer says that it is too much now.
+pub fn for_later(mut response: Response) -> Response {
+    if [StatusCode::TOO_MANY_REQUESTS, StatusCode::SERVICE_UNAVAILABLE].contains(&response.status())
+    {
         response.headers_mut().insert("retry-after", HeaderValue::from_static("1"));
     }
     response
+}
+
+/// A time as clients read it: to the millisecond.
+pub fn stamp(at_ms: u64) -> String {
+    let whole = rfc3339_ms(at_ms);
+    format!("{}Z", whole.get(..23).unwrap_or(&whole))
 }
 
 pub fn reply(status: StatusCode, content_type: &'static str, body: Body) -> Response {
@@ -214,6 +273,11 @@ pub fn reply(status: StatusCode, content_type: &'static str, body: Body) -> Resp
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_time_is_told_to_the_millisecond() {
+        assert_eq!(stamp(1_500), "1970-01-01T00:00:01.500Z");
+    }
 
     #[test]
     fn a_query_is_read_as_a_form_is() {

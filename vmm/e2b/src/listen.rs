@@ -5,6 +5,7 @@ use std::fs;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use exocell_cell::images::private;
@@ -15,16 +16,18 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::address::{self, Address};
+use crate::bounds::Bounds;
 use crate::builds::Builds;
+use crate::door::{Door, Seat, Work};
 use crate::envd::signature::Signed;
 use crate::envd::{self, PORT};
 use crate::error::{Problem, ServeError};
-use crate::http::{Call, Inlet, Query, Response, refusal};
+use crate::http::{Call, Response, refusal};
 use crate::keys::Keys;
 use crate::note::Notes;
 use crate::options::Options;
@@ -33,13 +36,17 @@ use crate::route::route;
 use crate::sandbox::Sandbox;
 use crate::state::Server;
 
-/// Connections at once; who comes then waits.
-const CONNECTIONS_MAX: usize = 1024;
-/// Descriptors for that: one each, and as many for what calls open.
-const DESCRIPTORS: u64 = 4 * CONNECTIONS_MAX as u64;
-/// How long a client may take to send a request's head, or to send another request: longer than
-/// clients keep a connection that they do not use.
+/// Connections at once; for who comes then another goes ([`crate::door`]).
+const CONNECTIONS_MAX: usize = 2048;
+/// Descriptors for each: its own, and what its call opens.
+const DESCRIPTORS: u64 = 4;
+/// How long a client may take to send its first request's head.
+const FIRST_HEAD_MAX: Duration = Duration::from_secs(20);
+/// How long it may take to send another request: longer than clients keep a connection that they
+/// do not use.
 const HEAD_TIME_MAX: Duration = Duration::from_secs(320);
+/// How often it is looked for what nobody has come back for.
+const TIDY_TIME: Duration = Duration::from_secs(60);
 /// The longest head, in bytes.
 const HEAD_BYTES_MAX: usize = 64 << 10;
 
@@ -52,24 +59,31 @@ pub fn serve(
     options: Options,
     ready: impl FnOnce(SocketAddr, Option<&Path>),
 ) -> Result<(), ServeError> {
-    if let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE) {
-        // With fewer some clients wait longer.
-        let _ = setrlimit(Resource::RLIMIT_NOFILE, soft.max(hard.min(DESCRIPTORS)), hard);
-    }
+    let connections = connections();
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .worker_threads(2)
         .thread_name("e2b")
         .build()
         .map_err(ServeError::host("cannot start threads"))?;
-    let served = runtime.block_on(run(options, ready));
+    let served = runtime.block_on(run(options, connections, ready));
     // Clients that still stream do not hold the end up.
     runtime.shutdown_background();
     served
 }
 
+/// As many connections as there are descriptors for.
+fn connections() -> usize {
+    let wanted = DESCRIPTORS * CONNECTIONS_MAX as u64;
+    let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE) else { return CONNECTIONS_MAX };
+    let most = soft.max(hard.min(wanted));
+    let have = if setrlimit(Resource::RLIMIT_NOFILE, most, hard).is_ok() { most } else { soft };
+    (have.min(wanted) / DESCRIPTORS).max(1) as usize
+}
+
 async fn run(
     options: Options,
+    connections: usize,
     ready: impl FnOnce(SocketAddr, Option<&Path>),
 ) -> Result<(), ServeError> {
     let root = options.layout.root().join("e2b");
@@ -96,9 +110,11 @@ async fn run(
     let listener = listener.map_err(ServeError::host(format!("cannot listen at {place}")))?;
     let at = listener.local_addr().map_err(ServeError::host("cannot listen"))?;
     let options = Options { port: at.port(), ..options };
-    let builds = Builds::new().map_err(ServeError::host("no random bytes"))?;
-    let server = Arc::new(Server::new(options, keys, notes, builds));
+    let (options, bounds) = (Arc::new(options), Arc::new(Bounds::new(connections)));
+    let builds = Builds::new(&options, &bounds).map_err(ServeError::host("no random bytes"))?;
+    let server = Arc::new(Server::new(options, keys, notes, builds, bounds));
     server.adopt_all().await;
+    tokio::spawn(tidy(server.builds.clone()));
     let failed = |error| ServeError::host("cannot wait for signals")(error);
     let mut term = signal(SignalKind::terminate()).map_err(failed)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(failed)?;
@@ -114,57 +130,125 @@ async fn run(
     Ok(())
 }
 
-async fn accept(server: &Arc<Server>, listener: &TcpListener) {
-    let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+async fn tidy(builds: Arc<Builds>) {
     loop {
-        let Ok(place) = places.clone().acquire_owned().await else { return };
-        match listener.accept().await {
-            Ok((stream, _)) => {
-                let _ = stream.set_nodelay(true);
-                tokio::spawn(converse(server.clone(), stream, place));
-            }
-            // Out of descriptors: some will be free again.
-            Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
+        builds.tidy().await;
+        tokio::time::sleep(TIDY_TIME).await;
+    }
+}
+
+async fn accept(server: &Arc<Server>, listener: &TcpListener) {
+    let door = Door::new(server.bounds.connections);
+    loop {
+        let Ok((stream, from)) = listener.accept().await else {
+            // Out of descriptors: one that waits gives its own back.
+            door.make_room(None);
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            continue;
+        };
+        if let Some(place) = door.place(from.ip()).await {
+            let (seat, line) = Seat::take(&door, place, stream, from.ip());
+            tokio::spawn(converse(server.clone(), seat, line));
         }
     }
 }
 
-async fn converse(server: Arc<Server>, stream: TcpStream, place: OwnedSemaphorePermit) {
+async fn converse(
+    server: Arc<Server>,
+    seat: Arc<Seat>,
+    line: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+) {
+    let has_asked = Arc::new(AtomicBool::new(false));
+    let (own, asks) = (seat.clone(), has_asked.clone());
     let service = service_fn(move |request| {
-        let server = server.clone();
-        async move { Ok::<_, Infallible>(answer(&server, request).await) }
+        asks.store(true, Ordering::Relaxed);
+        let (server, work) = (server.clone(), Work::new(&own));
+        async move { Ok::<_, Infallible>(answer(&server, request, work).await) }
     });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(HEAD_TIME_MAX)
         .max_buf_size(HEAD_BYTES_MAX)
-        .serve_connection(TokioIo::new(stream), service)
+        .serve_connection(TokioIo::new(line), service)
         .with_upgrades();
-    // What a client broke off is its own affair.
-    let _ = connection.await;
-    drop(place);
+    let is_late = async {
+        tokio::time::sleep(FIRST_HEAD_MAX).await;
+        if has_asked.load(Ordering::Relaxed) {
+            std::future::pending::<()>().await;
+        }
+    };
+    tokio::select! {
+        // What a client broke off is its own affair.
+        _ = connection => {}
+        () = seat.told_to_go() => {}
+        () = is_late => {}
+    }
 }
 
-async fn answer(server: &Arc<Server>, request: hyper::Request<Incoming>) -> Response {
+async fn answer(
+    server: &Arc<Server>,
+    request: hyper::Request<Incoming>,
+    work: Arc<Work>,
+) -> Response {
     let (begun, method) = (Instant::now(), request.method().clone());
     let path = request.uri().path().to_owned();
-    // On a task of its own: a client that hangs up does not stop a call half way.
-    let own = server.clone();
-    let answered = tokio::spawn(async move { dispatch(&own, request).await }).await;
-    let response = answered.unwrap_or_else(|_| refusal(&Problem::internal("the call failed")));
+    let domain = server.options.domain.as_deref();
+    let host = request.uri().host().map(str::to_owned);
+    let response = match address::of(request.headers(), host.as_deref(), domain) {
+        // Nobody but its client wants what a program says.
+        Some(Address { id, port }) if port != PORT => tokio::select! {
+            response = visit(server, &id, port, request, &work) => response,
+            () = work.gone() => refusal(&Problem::canceled("the client is gone")),
+        },
+        address => {
+            let call = Call::of(request, &server.bounds, &work);
+            // On a task of its own: a client that hangs up does not stop a call half way.
+            let (server, work) = (server.clone(), work.clone());
+            let answered = tokio::spawn(async move {
+                let response = dispatch(&server, address, call).await;
+                drop(work);
+                response
+            });
+            answered.await.unwrap_or_else(|_| refusal(&Problem::internal("the call failed")))
+        }
+    };
     let (status, took_us) = (response.status().as_u16(), begun.elapsed().as_micros() as u64);
     match status {
         500 | 503 => warn!(%method, path, status, took_us, "answered"),
         _ => debug!(%method, path, status, took_us, "answered"),
     }
-    response
+    // What has nothing to say for long is to hear that nobody listens.
+    response.map(|body| body.until(async move { work.gone().await }))
 }
 
-async fn dispatch(server: &Arc<Server>, request: hyper::Request<Incoming>) -> Response {
-    let domain = server.options.domain.as_deref();
-    let host = request.uri().host().map(str::to_owned);
-    let Some(Address { id, port }) = address::of(request.headers(), host.as_deref(), domain) else {
-        let call = call(request);
+/// Has the program at `port` of a sandbox answer.
+async fn visit(
+    server: &Arc<Server>,
+    id: &str,
+    port: u16,
+    request: hyper::Request<Incoming>,
+    work: &Arc<Work>,
+) -> Response {
+    let Some(sandbox) = server.get(id) else { return proxy::no_sandbox(id) };
+    if port == 0 {
+        return refusal(&Problem::invalid("E2b-Sandbox-Port is no port"));
+    }
+    if let Err(problem) = proxy::admit(&sandbox, &request, work) {
+        return refusal(&problem);
+    }
+    if sandbox.is_paused() {
+        // To its end, whoever wants it.
+        let (own, server) = (sandbox.clone(), server.clone());
+        let woken = tokio::spawn(async move { wake(&server, &own).await });
+        if !woken.await.unwrap_or(false) {
+            return proxy::no_sandbox(id);
+        }
+    }
+    proxy::pass(sandbox, port, request, work).await
+}
+
+async fn dispatch(server: &Arc<Server>, address: Option<Address>, call: Call) -> Response {
+    let Some(Address { id, .. }) = address else {
         if let Some(sandbox) = signer(server, &call) {
             return envd::serve(server, sandbox, call).await;
         }
@@ -174,11 +258,7 @@ async fn dispatch(server: &Arc<Server>, request: hyper::Request<Incoming>) -> Re
     if sandbox.is_paused() && !wake(server, &sandbox).await {
         return proxy::no_sandbox(&id);
     }
-    match port {
-        PORT => envd::serve(server, sandbox, call(request)).await,
-        0 => refusal(&Problem::invalid("E2b-Sandbox-Port is no port")),
-        port => proxy::pass(sandbox, port, request).await,
-    }
+    envd::serve(server, sandbox, call).await
 }
 
 /// Lets a paused sandbox go on if it is one that calls wake up.
@@ -201,15 +281,4 @@ fn signer(server: &Server, call: &Call) -> Option<Arc<Sandbox>> {
     let operation = if call.method == hyper::Method::GET { "read" } else { "write" };
     let signed = Signed::read(&call.query, operation)?;
     server.all().into_iter().find(|it| !it.is_paused() && signed.is_by(&it.note().access_token))
-}
-
-fn call(request: hyper::Request<Incoming>) -> Call {
-    let (head, body) = request.into_parts();
-    Call {
-        method: head.method,
-        path: head.uri.path().to_owned(),
-        query: Query::read(head.uri.query().unwrap_or_default()),
-        headers: head.headers,
-        body: Inlet::new(body),
-    }
 }

@@ -2,7 +2,7 @@
 //! is rules of a capability table, and never more than the grant.
 //!
 //! A grant is a list of what is allowed, and so is its result: a denied part of an allowed range
-//! cannot be said, and is refused by name.
+//! cannot be said, and is refused by name. So is what a client allows and the operator does not.
 
 use exocell_cell::xgate::{Endpoint, NamePattern};
 use serde::Deserialize;
@@ -10,8 +10,11 @@ use serde_json::Value;
 
 use crate::error::{Problem, Result};
 
-/// Destinations that a client may name.
+/// Destinations that a client may name, and bytes of all that it says.
 const DESTINATIONS_MAX: usize = 256;
+const BYTES_MAX: usize = 64 << 10;
+/// As many destinations are told of a grant.
+const TOLD_MAX: usize = 20;
 
 /// The part of a request that is about the network.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
@@ -31,6 +34,17 @@ pub struct Wanted {
 }
 
 impl Wanted {
+    /// What `asked` says.
+    ///
+    /// # Errors
+    /// 400: it is too long, or says nothing of the network.
+    pub fn read(asked: &Value) -> Result<Self> {
+        if asked.to_string().len() > BYTES_MAX {
+            return Err(Problem::invalid(format!("network: it has more than {BYTES_MAX} bytes")));
+        }
+        Self::deserialize(asked).map_err(|error| Problem::invalid(format!("network: {error}")))
+    }
+
     /// Refuses what is not there, by name.
     fn check(&self) -> Result<()> {
         let says = |value: &Option<Value>| match value {
@@ -67,7 +81,7 @@ impl Wanted {
 /// The rules of a sandbox that may have `grant` at most.
 ///
 /// # Errors
-/// What is named is no destination, or cannot be kept to.
+/// What is named is no destination, is more than the grant, or cannot be kept to.
 pub fn rules(grant: &[String], internet: Option<bool>, wanted: &Wanted) -> Result<Vec<String>> {
     wanted.check()?;
     let grant = grant.iter().filter_map(|rule| rule.parse::<Endpoint>().ok());
@@ -81,12 +95,31 @@ pub fn rules(grant: &[String], internet: Option<bool>, wanted: &Wanted) -> Resul
         false => without(&grant, &denied)?,
     };
     for wanted in &allowed {
+        // All is all that there is.
+        if !is_all(wanted) && !grant.iter().any(|own| own.host.contains(wanted)) {
+            return Err(beyond(wanted, &grant));
+        }
         rules.extend(grant.iter().filter_map(|own| within(own, wanted)));
     }
     let mut texts: Vec<String> = rules.iter().map(Endpoint::to_string).collect();
     texts.sort_unstable();
     texts.dedup();
     Ok(texts)
+}
+
+fn beyond(wanted: &NamePattern, grant: &[Endpoint]) -> Problem {
+    let mut told: Vec<String> = grant.iter().take(TOLD_MAX).map(Endpoint::to_string).collect();
+    if grant.len() > TOLD_MAX {
+        told.push(format!("{} more", grant.len() - TOLD_MAX));
+    }
+    let has = match told.is_empty() {
+        true => "nothing".to_owned(),
+        false => told.join(", "),
+    };
+    Problem::invalid(format!(
+        "allowOut: {wanted} is more than the operator granted, which is {has} (serve --allow-net; \
+         a key may have less)"
+    ))
 }
 
 /// A host, a network or a name, with all of its ports.
@@ -181,12 +214,26 @@ mod tests {
         let few = |allow: &[&str]| of(&grant, None, &wanted(allow, all)).unwrap();
         assert_eq!(few(&["a.example.org"]), ["a.example.org:443"]);
         assert_eq!(few(&["10.1.2.3"]), ["10.1.2.3:80"]);
-        assert_eq!(few(&["evil.org", "8.8.8.8"]), [""; 0]);
         assert_eq!(few(&["0.0.0.0/0"]).len(), 2);
         assert_eq!(
             of(&grant, Some(false), &wanted(&["10.0.0.0/8"], &[])).unwrap(),
             ["10.0.0.0/8:80"]
         );
+    }
+
+    #[test]
+    fn what_is_allowed_beyond_the_grant_is_refused_by_its_name() {
+        let grant = ["*.example.org:443", "10.0.0.0/8:80"];
+        for beyond in ["evil.org", "8.8.8.8", "10.0.0.0/7", "*.org"] {
+            for deny in [&[][..], &["0.0.0.0/0"]] {
+                let problem = of(&grant, None, &wanted(&["10.1.2.3", beyond], deny)).unwrap_err();
+                assert!(problem.status == 400 && problem.message.contains(beyond), "{problem}");
+                assert!(problem.message.contains("10.0.0.0/8:80"), "{problem}");
+            }
+        }
+        let none = of(&[], None, &wanted(&["a.org"], &[])).unwrap_err();
+        assert!(none.message.contains("which is nothing"), "{none}");
+        assert!(of(&[], None, &wanted(&["0.0.0.0/0"], &[])).unwrap().is_empty());
     }
 
     #[test]

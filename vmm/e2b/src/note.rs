@@ -12,6 +12,8 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+/// Who runs commands where nobody says.
+pub const USER: &str = "user";
 const ENDING: &str = ".json";
 const PROGRAMS_ENDING: &str = ".programs";
 
@@ -78,6 +80,15 @@ pub struct Command {
     pub stdin: bool,
     /// When it is ended; milliseconds since the epoch.
     pub deadline_ms: Option<u64>,
+}
+
+impl Command {
+    /// How much there is of it.
+    pub fn bytes(&self) -> u64 {
+        let pairs = self.envs.iter().map(|(name, value)| name.len() + value.len());
+        let words = self.args.iter().chain([&self.cmd]).chain(&self.cwd).chain(&self.tag);
+        (pairs.sum::<usize>() + words.map(String::len).sum::<usize>()) as u64
+    }
 }
 
 /// Where all of them are.

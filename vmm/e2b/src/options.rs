@@ -6,9 +6,11 @@ use std::path::PathBuf;
 use exocell_cell::Layout;
 use exocell_docker::Defaults;
 
-use crate::create::TIMEOUT_DEFAULT;
 use crate::error::{Problem, Result};
 use crate::keys::Tenant;
+
+/// Seconds of a sandbox whose client names none.
+const TIMEOUT_DEFAULT: u64 = 300;
 
 /// See the module's head.
 #[derive(Debug, Clone)]

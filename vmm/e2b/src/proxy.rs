@@ -2,23 +2,37 @@
 //! in. The sandbox needs no right to the network for that.
 
 use std::io;
+use std::pin::pin;
 use std::sync::Arc;
+use std::time::Duration;
 
-use exocell_cell::agent::client;
+use exocell_cell::agent::client::{ClientError, cleaned};
+use exocell_cell::agent::{Kind, Reply, Request as Wanted};
+use exocell_docker::frames::{read_frame, write_json};
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use hyper::header::{CONNECTION, HeaderName, UPGRADE};
+use hyper::upgrade::Upgraded;
 use hyper::{Request, StatusCode};
 use hyper_util::rt::TokioIo;
 use serde_json::json;
-use tokio::io::copy_bidirectional;
+use tokio::io::{AsyncWriteExt, copy, split};
 use tokio::net::UnixStream;
+use tokio::task::JoinSet;
 use tokio::time::timeout;
 
+use crate::door::Work;
 use crate::error::{Problem, Result};
 use crate::http::{Body, PAUSE_MAX, Response, json_reply, refusal};
 use crate::sandbox::Sandbox;
 
+/// How long a program may take to accept a connection: twice what the guest gives it, which has two
+/// addresses.
+const DIAL_MAX: Duration = Duration::from_secs(15);
+/// How long it may take to begin its answer.
+const ANSWER_MAX: Duration = Duration::from_secs(600);
+/// How long a side of a tunnel goes on when the other has ended.
+const LAST_MAX: Duration = Duration::from_secs(10);
 /// Headers that are the server's business, and no program's.
 const OWN: [&str; 4] =
     ["x-access-token", "e2b-traffic-access-token", "e2b-sandbox-id", "e2b-sandbox-port"];
@@ -36,31 +50,72 @@ fn shut(id: &str, port: u16) -> Response {
     json_reply(StatusCode::BAD_GATEWAY, &told)
 }
 
-/// Passes `request` on to `port` of the sandbox.
-pub async fn pass(sandbox: Arc<Sandbox>, port: u16, request: Request<Incoming>) -> Response {
+/// Lets a visitor in, whose call counts as one of the sandbox' from now on.
+///
+/// # Errors
+/// 403: it has not the token that it needs; 429: there are too many.
+pub fn admit(sandbox: &Sandbox, request: &Request<Incoming>, work: &Work) -> Result<()> {
     let token = request.headers().get(TRAFFIC_TOKEN).and_then(|value| value.to_str().ok());
     if !sandbox.lets_through(token) {
         let problem = "this sandbox lets in whoever has its traffic access token \
                        (e2b-traffic-access-token)";
-        return refusal(&Problem::new(StatusCode::FORBIDDEN, problem));
+        return Err(Problem::new(StatusCode::FORBIDDEN, problem));
     }
-    let line = sandbox.line(move |guest| Ok(client::dial(guest, guest, port)?)).await;
-    let line = match line {
+    let (place, share) = sandbox.visit()?;
+    work.keep(place);
+    work.count(share);
+    Ok(())
+}
+
+/// Passes `request` on to `port` of the sandbox.
+pub async fn pass(
+    sandbox: Arc<Sandbox>,
+    port: u16,
+    request: Request<Incoming>,
+    work: &Arc<Work>,
+) -> Response {
+    let line = match dial(&sandbox, port).await {
         Ok(line) => line,
         Err(problem) if problem.status == StatusCode::NOT_FOUND => return shut(&sandbox.id, port),
         Err(problem) => return refusal(&problem),
     };
-    exchange(line, request).await.unwrap_or_else(|problem| refusal(&problem))
+    exchange(line, request, work).await.unwrap_or_else(|problem| refusal(&problem))
+}
+
+/// A connection to `port`. Who does not take it holds no thread.
+async fn dial(sandbox: &Arc<Sandbox>, port: u16) -> Result<UnixStream> {
+    let mut line = sandbox.visitors_line().await?;
+    let asked = async {
+        write_json(&mut line, Kind::Request, &Wanted::Dial { port }).await?;
+        read_frame(&mut line).await
+    };
+    let late = |_| Problem::deadline("the program at this port did not take the connection");
+    match timeout(DIAL_MAX, asked).await.map_err(late)? {
+        Ok(Some(frame)) if frame.kind == Kind::Reply => match frame.json() {
+            Ok(Reply::Done) => Ok(line),
+            Ok(Reply::Failed { kind, message }) => {
+                Err(ClientError::Failed { kind, message: cleaned(&message) }.into())
+            }
+            _ => Err(broken("the guest broke the protocol")),
+        },
+        _ => Err(Problem::unavailable("the sandbox ended meanwhile")),
+    }
 }
 
 fn broken(error: impl std::fmt::Display) -> Problem {
     Problem::new(StatusCode::BAD_GATEWAY, format!("the program at this port broke off: {error}"))
 }
 
-async fn exchange(line: UnixStream, mut request: Request<Incoming>) -> Result<Response> {
+async fn exchange(
+    line: UnixStream,
+    mut request: Request<Incoming>,
+    work: &Arc<Work>,
+) -> Result<Response> {
     let (mut sender, connection) =
         hyper::client::conn::http1::handshake(TokioIo::new(line)).await.map_err(broken)?;
-    tokio::spawn(async move {
+    // It ends with this, wherever it is by then.
+    let mut driver = JoinSet::new();
+    driver.spawn(async move {
         // Its end is told by the answer's.
         let _ = connection.with_upgrades().await;
     });
@@ -78,17 +133,19 @@ async fn exchange(line: UnixStream, mut request: Request<Incoming>) -> Result<Re
     let path = head.uri.path_and_query().map_or("/", |path| path.as_str());
     head.uri = path.parse().map_err(broken)?;
     head.version = hyper::Version::HTTP_11;
-    let mut answer = sender.send_request(Request::from_parts(head, body)).await.map_err(broken)?;
+    let asked = sender.send_request(Request::from_parts(head, body));
+    let late = |_| Problem::deadline("the program at this port did not answer in time");
+    let mut answer = timeout(ANSWER_MAX, asked).await.map_err(late)?.map_err(broken)?;
     if answer.status() == StatusCode::SWITCHING_PROTOCOLS
         && let Some(ours) = ours
     {
         let theirs = hyper::upgrade::on(&mut answer);
+        let work = work.clone();
         tokio::spawn(async move {
             if let (Ok(ours), Ok(theirs)) = tokio::join!(ours, theirs) {
-                // Either side may break off.
-                let (mut ours, mut theirs) = (TokioIo::new(ours), TokioIo::new(theirs));
-                let _ = copy_bidirectional(&mut ours, &mut theirs).await;
+                tunnel(ours, theirs, &work).await;
             }
+            drop(driver);
         });
         let (head, _) = answer.into_parts();
         return Ok(Response::from_parts(head, Body::empty()));
@@ -99,6 +156,7 @@ async fn exchange(line: UnixStream, mut request: Request<Incoming>) -> Result<Re
     head.headers.remove(hyper::header::TRANSFER_ENCODING);
     let (to, passed) = Body::stream();
     tokio::spawn(async move {
+        let _driver = driver;
         loop {
             let frame = tokio::select! {
                 frame = body.frame() => frame,
@@ -118,4 +176,29 @@ async fn exchange(line: UnixStream, mut request: Request<Incoming>) -> Result<Re
         }
     });
     Ok(Response::from_parts(head, passed))
+}
+
+/// Passes bytes on, both ways, until a side has said its last or the client is gone; the other may
+/// finish its sentence.
+async fn tunnel(ours: Upgraded, theirs: Upgraded, work: &Work) {
+    let (mut from_client, mut to_client) = split(TokioIo::new(ours));
+    let (mut from_program, mut to_program) = split(TokioIo::new(theirs));
+    // Either side may break off.
+    let mut inwards = pin!(async {
+        let _ = copy(&mut from_client, &mut to_program).await;
+        let _ = to_program.shutdown().await;
+    });
+    let mut outwards = pin!(async {
+        let _ = copy(&mut from_program, &mut to_client).await;
+        let _ = to_client.shutdown().await;
+    });
+    tokio::select! {
+        () = &mut inwards => drop(timeout(LAST_MAX, outwards).await),
+        () = &mut outwards => drop(timeout(LAST_MAX, inwards).await),
+        // It may have said much that the program does not read.
+        () = work.gone() => {
+            let both = async { tokio::join!(inwards, outwards) };
+            drop(timeout(LAST_MAX, both).await);
+        }
+    }
 }

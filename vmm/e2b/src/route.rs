@@ -13,7 +13,7 @@ use crate::state::Server;
 use crate::{builds, calls, create, snapshots};
 
 /// Answers one call on the server itself.
-pub async fn route(server: &Arc<Server>, call: Call) -> Result<Response> {
+pub async fn route(server: &Arc<Server>, mut call: Call) -> Result<Response> {
     let path = call.path.clone();
     let mut parts: Vec<&str> = path.split('/').filter(|part| !part.is_empty()).collect();
     if call.method == Method::GET && parts == ["health"] {
@@ -22,9 +22,10 @@ pub async fn route(server: &Arc<Server>, call: Call) -> Result<Response> {
     if let ("PUT", ["e2b", "archives", tenant, hash]) = (call.method.as_str(), parts.as_slice()) {
         // Its URL is signed.
         let query = call.query.clone();
-        return builds::upload(server, tenant, hash, &query, call).await;
+        return builds::archives::upload(&server.builds, tenant, hash, &query, call).await;
     }
     let tenant = tenant(server, &call)?;
+    call.count(&tenant.name)?;
     // Where both are spoken alike, the version says nothing.
     let is_second = parts.first() == Some(&"v2");
     if is_second {
@@ -33,18 +34,18 @@ pub async fn route(server: &Arc<Server>, call: Call) -> Result<Response> {
     match (call.method.as_str(), parts.as_slice()) {
         ("POST", ["sandboxes"]) => create::create(server, &tenant, call).await,
         ("GET", ["sandboxes"]) => calls::list(server, &tenant, &call.query, is_second),
-        ("POST", ["v3", "templates"]) => builds::request(server, &tenant, call).await,
+        ("POST", ["v3", "templates"]) => builds::request(&server.builds, &tenant, call).await,
         ("GET", ["templates", "aliases", name]) => {
-            builds::alias(server, &tenant, &decoded(name)).await
+            builds::alias(&server.builds, &tenant, &decoded(name)).await
         }
         ("GET", ["templates", _, "files", hash]) => {
-            builds::file(server, &tenant, hash, call.header("host"))
+            builds::archives::file(&server.builds, &tenant, hash, call.header("host"))
         }
         ("POST", ["templates", name, "builds", id]) => {
-            builds::start(server, &tenant, (&decoded(name), id), call).await
+            builds::start(&server.builds, &tenant, (&decoded(name), id), call).await
         }
         ("GET", ["templates", name, "builds", id, "status"]) => {
-            builds::status(server, &tenant, (&decoded(name), id), &call.query)
+            builds::status(&server.builds, &tenant, (&decoded(name), id), &call.query)
         }
         ("GET", ["snapshots"]) => snapshots::list(server, &tenant, &call.query).await,
         ("DELETE", ["templates", name]) => snapshots::remove(server, &tenant, &decoded(name)).await,

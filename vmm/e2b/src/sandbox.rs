@@ -10,20 +10,35 @@
 
 use std::os::unix::net::UnixStream as BlockingStream;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use exocell_cell::agent::client::ClientError;
 use exocell_cell::agent::{ANSWER_MAX, Patient, TRANSFER_MAX};
 use exocell_cell::control::Client;
 use exocell_cell::{Record, now_ms};
 use tokio::net::UnixStream;
-use tokio::sync::watch;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::time::timeout;
 
+use crate::blocking::blocking;
+use crate::bounds::{Bounds, Share, Shares};
 use crate::envd::programs::Programs;
 use crate::envd::watchers::Watchers;
 use crate::error::{Problem, Result};
 use crate::keys;
 use crate::note::Note;
 
+/// Calls that wait for the guest at once, each with a thread; and dials of visitors that do.
+const ASKS_MAX: usize = 16;
+const DIALS_MAX: usize = 8;
+/// Connections of visitors: half of the streams that a guest has, so that its owner keeps the rest.
+pub const VISITS_MAX: usize = 128;
+/// Files that are sent or taken, and those of them that are unpacked.
+const TRANSFERS_MAX: usize = 32;
+const UNPACKING_MAX: usize = 8;
+/// How long a call waits for its turn.
+const TURN_MAX: Duration = Duration::from_secs(10);
+const TRANSFER_TURN_MAX: Duration = Duration::from_secs(30);
 /// How long a paused sandbox is kept.
 pub const PAUSED_MAX_MS: u64 = 30 * 24 * 3600 * 1000;
 
@@ -43,10 +58,22 @@ pub struct Sandbox {
     ended: watch::Sender<bool>,
     /// What its processors had done when they were looked at last.
     used: Mutex<(u64, Instant)>,
+    bounds: Arc<Bounds>,
+    asks: Arc<Semaphore>,
+    dials: Arc<Semaphore>,
+    visits: Arc<Semaphore>,
+    transfers: Arc<Semaphore>,
+    unpacking: Arc<Semaphore>,
+}
+
+/// The right to what others have to wait for, until it is dropped.
+pub struct Turn {
+    _place: OwnedSemaphorePermit,
+    _share: Share,
 }
 
 impl Sandbox {
-    pub fn new(record: Record, note: Note) -> Arc<Self> {
+    pub fn new(record: Record, note: Note, bounds: &Arc<Bounds>) -> Arc<Self> {
         let deadline = watch::Sender::new(over_at(&note));
         Arc::new(Self {
             id: note.id.clone(),
@@ -59,6 +86,12 @@ impl Sandbox {
             deadline,
             ended: watch::Sender::new(false),
             used: Mutex::new((0, Instant::now())),
+            bounds: bounds.clone(),
+            asks: Arc::new(Semaphore::new(ASKS_MAX)),
+            dials: Arc::new(Semaphore::new(DIALS_MAX)),
+            visits: Arc::new(Semaphore::new(VISITS_MAX)),
+            transfers: Arc::new(Semaphore::new(TRANSFERS_MAX)),
+            unpacking: Arc::new(Semaphore::new(UNPACKING_MAX)),
         })
     }
 
@@ -129,12 +162,92 @@ impl Sandbox {
         Ok(self.guest()?.within(TRANSFER_MAX))
     }
 
-    /// Asks the guest something on a thread that may block.
+    /// Waits for one of its `places`, and for its tenant's part in what all share.
+    async fn turn(
+        &self,
+        places: &Arc<Semaphore>,
+        shared: &Arc<Shares>,
+        most: Duration,
+    ) -> Result<Turn> {
+        let both = async {
+            let place = places.clone().acquire_owned().await;
+            Some(Turn { _place: place.ok()?, _share: shared.wait(&self.tenant, 1).await })
+        };
+        timeout(most, both).await.ok().flatten().ok_or_else(|| {
+            Problem::exhausted(format!(
+                "as many calls as may wait for the sandbox {}, or for others of this key, and it \
+                 did not answer them for {} s; try again later",
+                self.id,
+                most.as_secs()
+            ))
+        })
+    }
+
+    /// To be held while a file is sent or taken.
+    pub async fn transfer(&self) -> Result<Turn> {
+        self.turn(&self.transfers, &self.bounds.transfers, TRANSFER_TURN_MAX).await
+    }
+
+    /// To be held while a file is unpacked.
+    pub async fn unpack(&self) -> Result<Turn> {
+        self.turn(&self.unpacking, &self.bounds.unpacking, TRANSFER_TURN_MAX).await
+    }
+
+    /// To be held while a visitor is there: a client of its program's.
+    ///
+    /// # Errors
+    /// 429: there are too many, of this sandbox or of its tenant's.
+    pub fn visit(&self) -> Result<(OwnedSemaphorePermit, Share)> {
+        let both = self.visits.clone().try_acquire_owned().ok();
+        let both = both.zip(self.bounds.visits.take(&self.tenant, 1));
+        both.ok_or_else(|| {
+            Problem::exhausted(format!(
+                "the ports of the sandbox have as many connections as they may ({VISITS_MAX}, and \
+                 fewer where others of this key have many); try again later"
+            ))
+        })
+    }
+
+    /// A part of what a tenant's requests and commands may take of the server's memory, in bytes.
+    pub fn bytes(&self, count: u64) -> Option<Share> {
+        self.bounds.bytes.take(&self.tenant, count)
+    }
+
+    /// Does `work`, which may block, in its turn.
+    pub async fn work<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        self.work_within(&self.asks, work).await
+    }
+
+    async fn work_within<T: Send + 'static>(
+        &self,
+        places: &Arc<Semaphore>,
+        work: impl FnOnce() -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let turn = self.turn(places, &self.bounds.threads, TURN_MAX).await?;
+        blocking(move || {
+            // The thread is taken for so long, whether the client waits or not.
+            let _turn = turn;
+            work()
+        })
+        .await
+    }
+
+    /// Asks the guest something for a client.
     pub async fn ask<T: Send + 'static>(
         self: &Arc<Self>,
-        ask: impl FnOnce(&Patient) -> std::result::Result<T, exocell_cell::agent::client::ClientError>
-        + Send
-        + 'static,
+        ask: impl FnOnce(&Patient) -> std::result::Result<T, ClientError> + Send + 'static,
+    ) -> Result<T> {
+        let own = self.clone();
+        self.work(move || Ok(ask(&own.guest()?)?)).await
+    }
+
+    /// The same for the server itself, whatever its clients do.
+    pub async fn order<T: Send + 'static>(
+        self: &Arc<Self>,
+        ask: impl FnOnce(&Patient) -> std::result::Result<T, ClientError> + Send + 'static,
     ) -> Result<T> {
         let own = self.clone();
         blocking(move || Ok(ask(&own.guest()?)?)).await
@@ -145,8 +258,21 @@ impl Sandbox {
         self: &Arc<Self>,
         begin: impl FnOnce(&Patient) -> Result<()> + Send + 'static,
     ) -> Result<UnixStream> {
+        self.line_within(&self.asks, begin).await
+    }
+
+    /// The same for a visitor, on which nothing was said yet.
+    pub async fn visitors_line(self: &Arc<Self>) -> Result<UnixStream> {
+        self.line_within(&self.dials, |_| Ok(())).await
+    }
+
+    async fn line_within(
+        self: &Arc<Self>,
+        places: &Arc<Semaphore>,
+        begin: impl FnOnce(&Patient) -> Result<()> + Send + 'static,
+    ) -> Result<UnixStream> {
         let own = self.clone();
-        let stream = blocking(move || {
+        let stream = self.work_within(places, move || {
             let stream = own.guest()?.within(ANSWER_MAX);
             begin(&stream)?;
             stream.into_endless().map_err(|error| Problem::internal(error.to_string()))
@@ -172,12 +298,4 @@ fn over_at(note: &Note) -> u64 {
 /// How long it is until `at_ms`.
 pub fn until(at_ms: u64) -> std::time::Duration {
     std::time::Duration::from_millis(at_ms.saturating_sub(now_ms()))
-}
-
-/// Runs what may block on a thread that may.
-pub async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T> + Send + 'static,
-) -> Result<T> {
-    let joined = tokio::task::spawn_blocking(work).await;
-    joined.unwrap_or_else(|error| Err(Problem::internal(format!("the call failed: {error}"))))
 }

@@ -13,10 +13,11 @@ use hyper::header::HeaderValue;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+use crate::blocking::blocking;
 use crate::error::{Problem, Result};
 use crate::http::{Call, Query, Response, empty, json_reply};
 use crate::keys::{self, Tenant};
-use crate::sandbox::{Sandbox, blocking};
+use crate::sandbox::Sandbox;
 use crate::state::Server;
 use crate::template::own_image;
 

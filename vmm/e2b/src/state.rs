@@ -13,13 +13,15 @@ use exocell_docker::frames::read_frame;
 use tokio::net::UnixStream;
 use tokio::sync::Semaphore;
 
+use crate::blocking::blocking;
+use crate::bounds::Bounds;
 use crate::builds::Builds;
 use crate::envd::programs;
 use crate::error::{Problem, Result};
 use crate::keys::Keys;
 use crate::note::{Note, Notes, OnTimeout};
 use crate::options::Options;
-use crate::sandbox::{self, Sandbox, blocking, listened};
+use crate::sandbox::{self, Sandbox, listened};
 
 /// Sandboxes that are being started at once; who comes then waits.
 const STARTS_MAX: usize = 8;
@@ -29,10 +31,11 @@ type Turn = Weak<tokio::sync::Mutex<()>>;
 
 /// See the module's head.
 pub struct Server {
-    pub options: Options,
+    pub options: Arc<Options>,
+    pub bounds: Arc<Bounds>,
     pub keys: Keys,
     pub notes: Notes,
-    pub builds: Builds,
+    pub builds: Arc<Builds>,
     pub starts: Semaphore,
     /// Requests of clients that are being answered, by tenant and key.
     requests: Mutex<HashMap<(String, String), Turn>>,
@@ -42,12 +45,19 @@ pub struct Server {
 }
 
 impl Server {
-    pub fn new(options: Options, keys: Keys, notes: Notes, builds: Builds) -> Self {
+    pub fn new(
+        options: Arc<Options>,
+        keys: Keys,
+        notes: Notes,
+        builds: Builds,
+        bounds: Arc<Bounds>,
+    ) -> Self {
         Self {
             options,
+            bounds,
             keys,
             notes,
-            builds,
+            builds: Arc::new(builds),
             starts: Semaphore::new(STARTS_MAX),
             requests: Mutex::default(),
             starting: Mutex::default(),
@@ -230,7 +240,7 @@ impl Server {
                 Ok(Some(((record, session), mut note))) => {
                     // The supervisor knows best.
                     note.paused_ms = record.is_paused().then(|| note.paused_ms.unwrap_or(now_ms()));
-                    let sandbox = Sandbox::new(record, note);
+                    let sandbox = Sandbox::new(record, note, &self.bounds);
                     let Ok(session) = listened(session) else { continue };
                     self.take(&sandbox, session);
                     if !sandbox.is_paused() {

@@ -1,15 +1,12 @@
 //! What a template is: a name that the operator maps to an image (`--template NAME=IMAGE`), one of
 //! the tenant's own (a snapshot), or the name of an image of the store. Nothing is pulled.
 
-use std::sync::Arc;
-
 use exocell_cell::images::{ImageConfig, Reference, Store};
 
-use crate::create::image;
+use crate::blocking::blocking;
 use crate::error::{Problem, Result};
 use crate::keys::Tenant;
-use crate::sandbox::blocking;
-use crate::state::Server;
+use crate::options::Options;
 
 /// The longest name of a template.
 const NAME_BYTES_MAX: usize = 512;
@@ -46,7 +43,7 @@ pub fn own_image(tenant: &str, name: &str) -> Result<Reference> {
 ///
 /// # Errors
 /// 404 for what there is not, or is not for the tenant.
-pub async fn find(server: &Arc<Server>, tenant: &Tenant, name: &str) -> Result<Found> {
+pub async fn find(options: &Options, tenant: &Tenant, name: &str) -> Result<Found> {
     let missing = || {
         Problem::not_found(format!(
             "template {name:?} was not found: it is no name that the operator maps to an image \
@@ -58,7 +55,7 @@ pub async fn find(server: &Arc<Server>, tenant: &Tenant, name: &str) -> Result<F
     }
     let allowed = tenant.templates.as_ref().is_none_or(|all| all.iter().any(|own| own == name));
     let mut wanted = Vec::new();
-    match server.options.templates.get(name) {
+    match options.templates.get(name) {
         Some(image) if allowed => wanted.push(image.clone()),
         _ => {
             wanted.extend(own_image(&tenant.name, name).map(|own| own.to_string()));
@@ -68,7 +65,7 @@ pub async fn find(server: &Arc<Server>, tenant: &Tenant, name: &str) -> Result<F
             wanted.extend(named.filter(|own| !of_tenants(own)).map(|own| own.to_string()));
         }
     }
-    let layout = server.layout().clone();
+    let layout = options.layout.clone();
     let found = blocking(move || {
         let store = Store::open(layout.images())?;
         for name in wanted {
@@ -81,6 +78,12 @@ pub async fn find(server: &Arc<Server>, tenant: &Tenant, name: &str) -> Result<F
     });
     let (id, config) = found.await?.ok_or_else(missing)?;
     Ok(Found { id, alias: Some(name.to_owned()), config })
+}
+
+/// Settings of an image that the store has.
+fn image(store: &Store, name: &str) -> Result<(String, ImageConfig)> {
+    let found = store.resolve(name)?;
+    Ok((found.id.to_string(), found.config))
 }
 
 #[cfg(test)]

@@ -15,6 +15,8 @@ pub struct Server {
     root: tempfile::TempDir,
     child: Option<Child>,
     flags: Vec<String>,
+    /// As many as it may have open, if it is fewer than usual.
+    descriptors: Option<u32>,
     pub address: String,
 }
 
@@ -66,12 +68,17 @@ impl Server {
 
     /// The same with more flags.
     pub fn with(flags: &[&str]) -> Self {
+        Self::limited(flags, None)
+    }
+
+    /// The same with so many descriptors.
+    pub fn limited(flags: &[&str], descriptors: Option<u32>) -> Self {
         let root = tempfile::tempdir().expect("a state root");
         let images = state_root().join("images");
         std::os::unix::fs::symlink(images, root.path().join("images")).expect("a link");
         let flags = flags.iter().map(ToString::to_string).collect();
         let address = "127.0.0.1:0".to_owned();
-        let mut server = Self { root, child: None, flags, address };
+        let mut server = Self { root, child: None, flags, descriptors, address };
         server.resume();
         server
     }
@@ -80,13 +87,12 @@ impl Server {
     pub fn resume(&mut self) {
         let is_named = self.flags.iter().any(|flag| flag == "--memory");
         let memory: &[&str] = if is_named { &[] } else { &["--memory", "256m"] };
-        let mut child = self
-            .exocell(&["serve", "--disk", "256m", "--e2b", &self.address])
-            .args(&self.flags)
-            .args(memory)
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("exocell serve");
+        let mut command = self.exocell(&["serve", "--disk", "256m", "--e2b", &self.address]);
+        command.args(&self.flags).args(memory);
+        if let Some(descriptors) = self.descriptors {
+            command = within(descriptors, &command);
+        }
+        let mut child = command.stdout(Stdio::piped()).spawn().expect("exocell serve");
         let mut line = String::new();
         let stdout = child.stdout.take().expect("a pipe");
         BufReader::new(stdout).read_line(&mut line).expect("the server says that it serves");
@@ -105,6 +111,26 @@ impl Server {
 
     pub fn pid(&self) -> u32 {
         self.child.as_ref().map_or(0, Child::id)
+    }
+
+    /// How many descriptors it has open.
+    pub fn open(&self) -> usize {
+        self.count("fd")
+    }
+
+    pub fn threads(&self) -> usize {
+        self.count("task")
+    }
+
+    fn count(&self, what: &str) -> usize {
+        fs::read_dir(format!("/proc/{}/{what}", self.pid())).expect("the server runs").count()
+    }
+
+    /// The memory that it has, in KiB.
+    pub fn memory(&self) -> u64 {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.pid())).expect("it runs");
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("a line");
+        line.trim().trim_end_matches(" kB").parse().expect("a number")
     }
 
     pub fn root(&self) -> &Path {
@@ -203,6 +229,15 @@ impl Server {
         fs::write(&path, text).expect("a file");
         path
     }
+}
+
+/// `command` with so many descriptors at most.
+fn within(descriptors: u32, command: &Command) -> Command {
+    let mut limited = Command::new("sh");
+    limited.args(["-c", "ulimit -n \"$0\" && exec \"$@\"", &descriptors.to_string()]);
+    limited.arg(command.get_program()).args(command.get_args());
+    limited.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    limited
 }
 
 /// Reads an answer whose connection is closed after it.

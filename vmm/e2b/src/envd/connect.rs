@@ -15,10 +15,14 @@ use hyper::body::Incoming;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout_at};
 
+use crate::bounds::Share;
 use crate::error::{Problem, Result};
-use crate::http::{Body, BodySender, Call, JSON_BYTES_MAX, Response, json_reply, read_json, reply};
+use crate::http::{
+    Body, BodySender, Call, Inlet, JSON_BYTES_MAX, Response, for_later, json_reply, read_json,
+    reply, too_much,
+};
 
 const UNARY: &str = "application/json";
 const STREAM: &str = "application/connect+json";
@@ -26,8 +30,11 @@ const HEAD_BYTES: usize = 5;
 /// Flags of a message.
 const COMPRESSED: u8 = 1;
 const LAST: u8 = 2;
-/// How long a client may leave a stream of its messages alone.
+/// The longest message of many.
+const MESSAGE_BYTES_MAX: usize = 256 << 10;
+/// How long a client may leave a stream of its messages alone: between two, and within one.
 const SILENCE_MAX: Duration = Duration::from_secs(3600);
+const MESSAGE_TIME_MAX: Duration = Duration::from_secs(30);
 /// The longest time that a client may name for a call; what is longer is none.
 const TIME_MAX: Duration = Duration::from_secs(365 * 24 * 3600);
 
@@ -71,7 +78,7 @@ fn check_plain(call: &Call, header: &str) -> Result<()> {
 pub fn answer(answer: Result<Value>) -> Response {
     match answer {
         Ok(value) => json_reply(StatusCode::OK, &value),
-        Err(problem) => json_reply(problem.unary_status(), &told(&problem)),
+        Err(problem) => for_later(json_reply(problem.unary_status(), &told(&problem))),
     }
 }
 
@@ -102,7 +109,10 @@ fn refused_as(is_stream: bool, problem: &Problem) -> Response {
 pub async fn only<T: DeserializeOwned>(call: Call) -> std::result::Result<T, Response> {
     let is_stream = content_type(&call) == STREAM;
     let read = async {
-        let first = Messages::of(call)?.next().await?;
+        let mut messages = Messages::of(call)?;
+        // The only one is what another call has as its body.
+        messages.bytes_max = JSON_BYTES_MAX;
+        let first = messages.next().await?;
         first.ok_or_else(|| Problem::invalid("the stream has no message"))
     };
     read.await.map_err(|problem| refused_as(is_stream, &problem))
@@ -111,7 +121,12 @@ pub async fn only<T: DeserializeOwned>(call: Call) -> std::result::Result<T, Res
 /// The messages of a client, one after the other.
 pub struct Messages {
     body: Option<Incoming>,
-    held: BytesMut,
+    bytes_max: usize,
+    came: BytesMut,
+    /// As many bytes, of the caller's share.
+    held: Share,
+    /// When the next one has to have come.
+    until: Instant,
 }
 
 impl Messages {
@@ -125,7 +140,13 @@ impl Messages {
             ));
         }
         check_plain(&call, "connect-content-encoding")?;
-        Ok(Self { body: call.body.open(), held: BytesMut::new() })
+        Ok(Self {
+            body: call.body.open(),
+            bytes_max: MESSAGE_BYTES_MAX,
+            came: BytesMut::new(),
+            held: call.held,
+            until: Instant::now() + MESSAGE_TIME_MAX,
+        })
     }
 
     /// The next one; `None` after the last.
@@ -134,33 +155,51 @@ impl Messages {
     /// It is broken, too long, or does not come.
     pub async fn next<T: DeserializeOwned>(&mut self) -> Result<Option<T>> {
         loop {
-            if let Some(message) = take(&mut self.held)? {
+            let before = self.came.len();
+            if let Some(message) = take(&mut self.came, self.bytes_max)? {
+                self.held.shrink((before - self.came.len()) as u64);
+                let most = if self.came.is_empty() { SILENCE_MAX } else { MESSAGE_TIME_MAX };
+                self.until = Instant::now() + most;
                 return read_json(if message.is_empty() { b"{}" } else { &message }).map(Some);
             }
             let Some(body) = &mut self.body else {
-                return match self.held.is_empty() {
+                return match self.came.is_empty() {
                     true => Ok(None),
                     false => Err(Problem::invalid("the stream ends within a message")),
                 };
             };
             let late = |_| Problem::deadline("the client has said nothing for too long");
-            match timeout(SILENCE_MAX, body.frame()).await.map_err(late)? {
+            match timeout_at(self.until, body.frame()).await.map_err(late)? {
                 None => self.body = None,
                 Some(Err(error)) => {
                     return Err(Problem::invalid(format!("the stream was cut short: {error}")));
                 }
                 Some(Ok(frame)) => {
-                    if let Ok(data) = frame.into_data() {
-                        self.held.extend_from_slice(&data);
+                    let Ok(data) = frame.into_data() else { continue };
+                    if !self.held.grow(data.len() as u64) {
+                        return Err(too_much());
                     }
+                    if self.came.is_empty() {
+                        self.until = self.until.min(Instant::now() + MESSAGE_TIME_MAX);
+                    }
+                    self.came.extend_from_slice(&data);
                 }
             }
         }
     }
 }
 
+impl Drop for Messages {
+    fn drop(&mut self) {
+        if let Some(body) = self.body.take() {
+            // A client that is refused while it still sends would not hear why.
+            drop(Inlet::new(body));
+        }
+    }
+}
+
 /// A whole message at the beginning of what came.
-fn take(held: &mut BytesMut) -> Result<Option<Bytes>> {
+fn take(held: &mut BytesMut, bytes_max: usize) -> Result<Option<Bytes>> {
     let Some([flags, length @ ..]) = held.first_chunk::<HEAD_BYTES>() else { return Ok(None) };
     let (flags, length) = (*flags, u32::from_be_bytes(*length) as usize);
     if flags & COMPRESSED != 0 {
@@ -169,10 +208,10 @@ fn take(held: &mut BytesMut) -> Result<Option<Bytes>> {
     if flags & !LAST != 0 {
         return Err(Problem::invalid(format!("a message has flags {flags:#x}, which are none")));
     }
-    if length > JSON_BYTES_MAX {
+    if length > bytes_max {
         return Err(Problem::new(
             StatusCode::PAYLOAD_TOO_LARGE,
-            format!("a message is longer than {JSON_BYTES_MAX} bytes"),
+            format!("a message is longer than {bytes_max} bytes"),
         ));
     }
     if held.len() < HEAD_BYTES + length {
@@ -245,24 +284,28 @@ mod tests {
     #[test]
     fn messages_are_taken_one_after_the_other() {
         let mut both = held(&[frame(0, &json!({ "a": 1 })), frame(0, &json!([]))].concat());
-        assert_eq!(take(&mut both).unwrap().unwrap(), "{\"a\":1}");
-        assert_eq!(take(&mut both).unwrap().unwrap(), "[]");
-        assert!(take(&mut both).unwrap().is_none() && both.is_empty());
-        assert!(take(&mut held(b"\0\0\0\0\x05{\"a\"")).unwrap().is_none());
+        assert_eq!(take(&mut both, MESSAGE_BYTES_MAX).unwrap().unwrap(), "{\"a\":1}");
+        assert_eq!(take(&mut both, MESSAGE_BYTES_MAX).unwrap().unwrap(), "[]");
+        assert!(take(&mut both, MESSAGE_BYTES_MAX).unwrap().is_none() && both.is_empty());
+        assert!(take(&mut held(b"\0\0\0\0\x05{\"a\""), MESSAGE_BYTES_MAX).unwrap().is_none());
     }
 
     #[test]
     fn hostile_messages_are_refused() {
-        assert_eq!(take(&mut held(b"\x01\0\0\0\0")).unwrap_err().status, 501);
-        assert_eq!(take(&mut held(b"\x80\0\0\0\0")).unwrap_err().status, 400);
-        assert_eq!(take(&mut held(b"\0\xff\xff\xff\xff")).unwrap_err().status, 413);
+        assert_eq!(take(&mut held(b"\x01\0\0\0\0"), MESSAGE_BYTES_MAX).unwrap_err().status, 501);
+        assert_eq!(take(&mut held(b"\x80\0\0\0\0"), MESSAGE_BYTES_MAX).unwrap_err().status, 400);
+        let too_long = (MESSAGE_BYTES_MAX as u32 + 1).to_be_bytes();
+        for length in [[0xff; 4], too_long] {
+            let mut head = held(&[&[0][..], &length].concat());
+            assert_eq!(take(&mut head, MESSAGE_BYTES_MAX).unwrap_err().status, 413);
+        }
     }
 
     proptest! {
         #[test]
         fn no_bytes_panic(bytes: Vec<u8>) {
             let mut held = held(&bytes);
-            while let Ok(Some(_)) = take(&mut held) {}
+            while let Ok(Some(_)) = take(&mut held, MESSAGE_BYTES_MAX) {}
         }
     }
 }

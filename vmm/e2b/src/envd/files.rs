@@ -5,7 +5,7 @@ use std::io::{self, Read};
 use std::sync::Arc;
 use std::thread;
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use exocell_cell::agent::Patient;
 use exocell_cell::agent::client::{ClientError, receive_data};
 use exocell_cell::agent::files::{
@@ -13,6 +13,7 @@ use exocell_cell::agent::files::{
 };
 use exocell_cell::archive;
 use http_body_util::{BodyDataStream, BodyExt};
+use hyper::body::Incoming;
 use hyper::{HeaderMap, StatusCode};
 use multer::{Constraints, Multipart, SizeLimit};
 use serde_json::{Value, json};
@@ -22,40 +23,62 @@ use tokio::time::timeout;
 use super::signature::Signed;
 use super::{checked_user, of_user, placed, user};
 use crate::error::{Problem, Result};
-use crate::http::{Body, Call, ChunkReader, PAUSE_MAX, Response, chunks, json_reply, reply};
+use crate::http::{
+    Body, Call, ChunkReader, PAUSE_MAX, Query, Response, chunks, json_reply, reply, too_much,
+};
+use crate::keys;
+use crate::note::Note;
 use crate::sandbox::Sandbox;
 
 /// A guest cannot feed a client for ever: bytes of one file.
 const FILE_BYTES_MAX: u64 = 64 << 30;
 /// Files of one upload.
 const FILES_MAX: usize = 1000;
+/// Bytes of a packed file, or all of it, that come before somebody unpacks it.
+const UNPACKED_FROM: usize = 64 << 10;
 const METADATA: &str = "x-metadata-";
 
-/// Lets in whoever has the sandbox' token, or a URL that is signed with it.
-fn admit(sandbox: &Sandbox, call: &Call, operation: &'static str) -> Result<String> {
-    if let Some(signed) = Signed::read(&call.query, operation) {
-        signed.check(&sandbox.note().access_token)?;
-    } else if !sandbox.lets_in(call.header("x-access-token")) {
+/// As which user whoever asks is let in: by the sandbox' token, or by a URL that is signed with it.
+fn caller(
+    note: &Note,
+    query: &Query,
+    headers: &HeaderMap,
+    operation: &'static str,
+) -> Result<String> {
+    if let Some(signed) = Signed::read(query, operation) {
+        signed.check(&note.access_token)?;
+        // Who has a URL chooses no user: what it does not name was not signed.
+        return checked_user(note, signed.user);
+    }
+    let token = headers.get("x-access-token").and_then(|value| value.to_str().ok());
+    if !token.is_some_and(|token| keys::same(token, &note.access_token)) {
         return Err(Problem::unauthorized(
             "missing signature query parameter, or access token (X-Access-Token)",
         ));
     }
-    let note = sandbox.note();
-    match call.query.get("username") {
-        Some(name) => checked_user(&note, name),
-        None => user(&note, &call.headers),
+    match query.get("username") {
+        Some(name) => checked_user(note, name),
+        None => user(note, headers),
     }
 }
 
+fn admit(sandbox: &Sandbox, call: &mut Call, operation: &'static str) -> Result<String> {
+    let user = caller(&sandbox.note(), &call.query, &call.headers, operation)?;
+    call.count(&sandbox.tenant)?;
+    Ok(user)
+}
+
 /// Sends a file.
-pub async fn get(sandbox: &Arc<Sandbox>, call: &Call) -> Result<Response> {
-    let user = admit(sandbox, call, "read")?;
+pub async fn get(sandbox: &Arc<Sandbox>, mut call: Call) -> Result<Response> {
+    let user = admit(sandbox, &mut call, "read")?;
+    let turn = sandbox.transfer().await?;
     let path = placed(&sandbox.note(), call.query.get("path").unwrap_or_default());
     let request = FileRequest { user, path, action: FileAction::Read };
     let own = sandbox.clone();
     let (sender, body) = Body::stream();
     let (told, heard) = oneshot::channel();
     let sending = move || {
+        let _turn = turn;
         let begun = own.guest_for_long().and_then(|guest| {
             let stream = guest.get_ref().try_clone();
             let stream = stream.map_err(|error| Problem::internal(error.to_string()))?;
@@ -94,8 +117,8 @@ fn spawn(work: impl FnOnce() + Send + 'static) -> Result<()> {
 }
 
 /// Takes files in: one as it is, or as many as a form has.
-pub async fn post(sandbox: &Arc<Sandbox>, call: Call) -> Result<Response> {
-    let user = admit(sandbox, &call, "write")?;
+pub async fn post(sandbox: &Arc<Sandbox>, mut call: Call) -> Result<Response> {
+    let user = admit(sandbox, &mut call, "write")?;
     let metadata = metadata(&call.headers)?;
     let kind = call.header("content-type").unwrap_or_default().to_owned();
     let upload = Upload { sandbox: sandbox.clone(), user, metadata };
@@ -106,7 +129,10 @@ pub async fn post(sandbox: &Arc<Sandbox>, call: Call) -> Result<Response> {
         (true, "identity" | "") => upload.form(&kind, path, call).await?,
         (false, "identity" | "" | "gzip") => {
             let path = path.ok_or_else(|| Problem::invalid("no path is named (path)"))?;
-            vec![upload.whole(path, call, encoding == "gzip").await?]
+            vec![match encoding == "gzip" {
+                true => upload.packed(path, call).await?,
+                false => upload.whole(path, call.body.open(), None).await?,
+            }]
         }
         (_, other) => {
             return Err(Problem::unsupported(
@@ -149,7 +175,7 @@ type Sender = mpsc::Sender<io::Result<Bytes>>;
 
 impl Upload {
     /// Begins to write the file at `path`; where its bytes go, and what is told of it at the end.
-    fn begin(
+    async fn begin(
         &self,
         path: String,
         gzip: bool,
@@ -162,15 +188,50 @@ impl Upload {
         let request = FileRequest { user: self.user.clone(), path, action };
         let (sender, reader) = chunks();
         let (told, heard) = oneshot::channel();
-        let own = self.sandbox.clone();
-        spawn(move || drop(told.send(write(&own, &request, reader, gzip))))?;
+        let (own, turn) = (self.sandbox.clone(), self.sandbox.transfer().await?);
+        spawn(move || {
+            let _turn = turn;
+            drop(told.send(write(&own, &request, reader, gzip)));
+        })?;
         Ok((sender, heard))
     }
 
-    /// Writes the body of `call` into the file at `path`.
-    async fn whole(&self, path: String, call: Call, gzip: bool) -> Result<Value> {
-        let (sender, told) = self.begin(path, gzip)?;
-        if let Some(mut body) = call.body.open() {
+    /// Writes a packed body into the file at `path`. A client that says little has no process.
+    async fn packed(&self, path: String, mut call: Call) -> Result<Value> {
+        let (mut body, mut first) = (call.body.open(), BytesMut::new());
+        while let Some(open) = &mut body
+            && first.len() < UNPACKED_FROM
+        {
+            let late = |_| Problem::new(StatusCode::REQUEST_TIMEOUT, "the body did not come");
+            let Some(frame) = timeout(PAUSE_MAX, open.frame()).await.map_err(late)? else {
+                body = None;
+                break;
+            };
+            let cut = |error| Problem::invalid(format!("the body was cut short: {error}"));
+            let Ok(data) = frame.map_err(cut)?.into_data() else { continue };
+            if !call.held.grow(data.len() as u64) {
+                return Err(too_much());
+            }
+            first.extend_from_slice(&data);
+        }
+        let _turn = self.sandbox.unpack().await?;
+        self.whole(path, body, Some(first.freeze())).await
+    }
+
+    /// Writes `body` into the file at `path`: what is `packed`, of which the first has come, or what
+    /// is as it is.
+    async fn whole(
+        &self,
+        path: String,
+        body: Option<Incoming>,
+        packed: Option<Bytes>,
+    ) -> Result<Value> {
+        let (sender, told) = self.begin(path, packed.is_some()).await?;
+        if let Some(first) = packed.filter(|first| !first.is_empty()) {
+            // Who writes has an error to tell.
+            let _ = sender.send(Ok(first)).await;
+        }
+        if let Some(mut body) = body {
             loop {
                 let chunk = match timeout(PAUSE_MAX, body.frame()).await {
                     Err(_) => Err(io::ErrorKind::TimedOut.into()),
@@ -221,7 +282,7 @@ impl Upload {
             if paths.len() >= FILES_MAX {
                 return Err(Problem::invalid(format!("the form has more than {FILES_MAX} files")));
             }
-            let (sender, told) = self.begin(name.clone(), false)?;
+            let (sender, told) = self.begin(name.clone(), false).await?;
             loop {
                 let chunk = match timeout(PAUSE_MAX, field.chunk()).await {
                     Err(_) => Err(io::ErrorKind::TimedOut.into()),
@@ -285,6 +346,32 @@ async fn shown(told: oneshot::Receiver<Result<FileEntry>>) -> Result<Value> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use base64::Engine;
+    use base64::engine::general_purpose::STANDARD;
+    use sha2::{Digest, Sha256};
+
+    #[test]
+    fn who_has_a_signed_url_chooses_no_user() {
+        let note = Note { user: "user".into(), access_token: "token".into(), ..Note::default() };
+        let basic = |name: &str| format!("Basic {}", STANDARD.encode(format!("{name}:")));
+        let mut headers = HeaderMap::new();
+        headers.insert("authorization", basic("root").parse().unwrap());
+        let of =
+            |query: &str, headers: &HeaderMap| caller(&note, &Query::read(query), headers, "read");
+        let sign = |text: &str| {
+            let sum = Sha256::digest(text.as_bytes());
+            format!("v1_{}", STANDARD.encode(sum)).replace('+', "%2B").replace('=', "")
+        };
+        let plain = format!("path=/a&signature={}", sign("/a:read::token"));
+        assert_eq!(of(&plain, &headers).unwrap(), "user");
+        let named = format!("path=/a&username=ann&signature={}", sign("/a:read:ann:token"));
+        assert_eq!(of(&named, &headers).unwrap(), "ann");
+        let other = named.replace("=ann", "=root");
+        assert_eq!(of(&other, &headers).unwrap_err().status, 401);
+        assert_eq!(of("path=/a", &headers).unwrap_err().status, 401);
+        headers.insert("x-access-token", "token".parse().unwrap());
+        assert_eq!(of("path=/a", &headers).unwrap(), "root");
+    }
 
     #[test]
     fn metadata_is_of_headers_and_bounded() {

@@ -156,13 +156,17 @@ async fn watch(sandbox: Arc<Sandbox>, user: String, call: Call) -> Response {
         Err(problem) => return refused(&call, &problem),
     };
     let every = super::process::keepalive(&call);
+    let work = call.work.clone();
     let order: Order = match only(call).await {
         Ok(order) => order,
         Err(refused) => return refused,
     };
     let (stream, response) = Stream::open();
     tokio::spawn(async move {
-        match watchers::begin(&sandbox, watching(&sandbox, &order, user)).await {
+        let begun = watchers::begin(&sandbox, watching(&sandbox, &order, user)).await;
+        // Until then it counts, whether its client is there or not.
+        drop(work);
+        match begun {
             Ok(watch) => watchers::stream(&sandbox, watch, stream, limit, every).await,
             Err(problem) => stream.end(Err(problem)).await,
         }

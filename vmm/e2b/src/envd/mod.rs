@@ -19,27 +19,28 @@ use base64::engine::general_purpose::STANDARD;
 use hyper::{HeaderMap, Method, StatusCode};
 use serde_json::json;
 
-use crate::create::ENVD_VERSION;
 use crate::error::{Problem, Result};
 use crate::http::{Call, Response, empty, json_reply, refusal};
 use crate::note::Note;
 use crate::sandbox::Sandbox;
 use crate::state::Server;
 
+/// What envd's protocol is here, which is what clients go by.
+pub const VERSION: &str = "0.6.13";
 /// The port at which clients look for this.
 pub const PORT: u16 = 49983;
 /// The longest name of a user.
 const USER_BYTES_MAX: usize = 64;
 
 /// Answers one call on `sandbox`.
-pub async fn serve(server: &Arc<Server>, sandbox: Arc<Sandbox>, call: Call) -> Response {
+pub async fn serve(server: &Arc<Server>, sandbox: Arc<Sandbox>, mut call: Call) -> Response {
     let path = call.path.clone();
     let parts: Vec<&str> = path.trim_start_matches('/').split('/').collect();
     match (&call.method, parts.as_slice()) {
         (&Method::GET, ["health"]) => return empty(StatusCode::NO_CONTENT),
         (&Method::GET | &Method::POST, ["files"]) => {
             let done = match call.method == Method::GET {
-                true => files::get(&sandbox, &call).await,
+                true => files::get(&sandbox, call).await,
                 false => files::post(&sandbox, call).await,
             };
             return done.unwrap_or_else(|problem| refusal(&problem));
@@ -53,6 +54,9 @@ pub async fn serve(server: &Arc<Server>, sandbox: Arc<Sandbox>, call: Call) -> R
         );
         return if is_call { connect::refused(&call, &problem) } else { refusal(&problem) };
     }
+    if let Err(problem) = call.count(&sandbox.tenant) {
+        return if is_call { connect::refused(&call, &problem) } else { refusal(&problem) };
+    }
     match (&call.method, parts.as_slice()) {
         (&Method::POST, ["process.Process", verb]) => {
             process::serve(server, sandbox, verb, call).await
@@ -61,9 +65,7 @@ pub async fn serve(server: &Arc<Server>, sandbox: Arc<Sandbox>, call: Call) -> R
             filesystem::serve(sandbox, verb, call).await
         }
         (&Method::GET, ["envs"]) => json_reply(StatusCode::OK, &sandbox.note().env),
-        (&Method::GET, ["version"]) => {
-            json_reply(StatusCode::OK, &json!({ "version": ENVD_VERSION }))
-        }
+        (&Method::GET, ["version"]) => json_reply(StatusCode::OK, &json!({ "version": VERSION })),
         _ => refusal(&Problem::not_found(format!("there is no {} {path}", call.method))),
     }
 }

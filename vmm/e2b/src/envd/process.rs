@@ -20,10 +20,10 @@ use tokio::sync::mpsc;
 use super::connect::{Messages, Stream, answer, last_answer, only, refused, time_limit, unary};
 use super::programs::{self, End, Event, Program, Selector};
 use super::{placed, user};
-use crate::create::check_pairs;
 use crate::error::{Problem, Result};
 use crate::http::{Call, Response};
 use crate::note::{Command, Note};
+use crate::pairs::check_pairs;
 use crate::sandbox::Sandbox;
 use crate::state::Server;
 
@@ -137,6 +137,7 @@ async fn start(server: &Arc<Server>, sandbox: &Arc<Sandbox>, call: Call) -> Resp
         Ok(read) => read,
         Err(problem) => return refused(&call, &problem),
     };
+    let work = call.work.clone();
     let wanted: Start = match only(call).await {
         Ok(wanted) => wanted,
         Err(refused) => return refused,
@@ -148,7 +149,10 @@ async fn start(server: &Arc<Server>, sandbox: &Arc<Sandbox>, call: Call) -> Resp
             let (command, program) = plan(&sandbox, wanted, user, limit).await?;
             programs::start(&server, &sandbox, command, program).await
         };
-        match begun.await {
+        let begun = begun.await;
+        // Until then it counts, whether its client is there or not.
+        drop(work);
+        match begun {
             Ok((program, events)) => tell(stream, &program, events, None, every).await,
             Err(problem) => stream.end(Err(problem)).await,
         }

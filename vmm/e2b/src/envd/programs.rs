@@ -23,10 +23,11 @@ use tokio::net::unix::OwnedReadHalf;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until, timeout};
 
-use crate::create::USER;
+use crate::blocking::blocking;
+use crate::bounds::Share;
 use crate::error::{Problem, Result};
-use crate::note::Command;
-use crate::sandbox::{Sandbox, blocking, until};
+use crate::note::{Command, USER};
+use crate::sandbox::{Sandbox, until};
 use crate::state::Server;
 
 /// Commands of a sandbox at once.
@@ -65,6 +66,8 @@ pub struct Program {
     listeners: Mutex<Vec<mpsc::Sender<Event>>>,
     /// The last signal that a client sent.
     signal: AtomicU8,
+    /// Of what its tenant may have the server remember.
+    _words: Option<Share>,
 }
 
 impl Program {
@@ -167,6 +170,9 @@ pub async fn start(
             "{PROGRAMS_MAX} commands run in the sandbox, as many as may; end one"
         )));
     }
+    let words = sandbox.bytes(command.bytes()).ok_or_else(|| {
+        Problem::exhausted("the commands of this key have too many words and variables; end one")
+    })?;
     let begun = match begin(sandbox, &program).await {
         // Clients name bash, which small images lack.
         Err(error) if error.status == hyper::StatusCode::NOT_FOUND && has_bash(&program) => {
@@ -176,7 +182,7 @@ pub async fn start(
         begun => begun?,
     };
     let (pid, stream) = begun;
-    Ok(follow(server, sandbox, Command { pid, ..command }, stream))
+    Ok(follow(server, sandbox, Command { pid, ..command }, stream, Some(words)))
 }
 
 fn has_bash(program: &Exec) -> bool {
@@ -213,6 +219,7 @@ fn follow(
     sandbox: &Arc<Sandbox>,
     command: Command,
     stream: UnixStream,
+    words: Option<Share>,
 ) -> (Arc<Program>, mpsc::Receiver<Event>) {
     let (output, input) = stream.into_split();
     let program = Arc::new(Program {
@@ -220,6 +227,7 @@ fn follow(
         input: Input::new(input),
         listeners: Mutex::default(),
         signal: AtomicU8::new(0),
+        _words: words,
     });
     let first = program.listen();
     sandbox.programs.lock().insert(program.command.pid, program.clone());
@@ -273,7 +281,8 @@ async fn hear(sandbox: &Arc<Sandbox>, program: &Program, mut output: OwnedReadHa
                 frame = &mut next => break frame,
                 () = &mut sleep, if !is_late => {
                     is_late = true;
-                    let _ = kill(sandbox, program.command.pid).await;
+                    let pid = program.command.pid;
+                    let _ = sandbox.order(move |guest| client::kill_group(guest, guest, pid)).await;
                 }
                 () = sandbox.gone() => return None,
             }
@@ -297,17 +306,13 @@ async fn hear(sandbox: &Arc<Sandbox>, program: &Program, mut output: OwnedReadHa
 
 const KILL: u8 = 9;
 
-/// Ends a command with all that it has started.
-async fn kill(sandbox: &Arc<Sandbox>, pid: u32) -> Result<()> {
-    sandbox.ask(move |guest| client::kill_group(guest, guest, pid)).await
-}
-
 /// Sends a command a signal.
 pub async fn signal(sandbox: &Arc<Sandbox>, program: &Program, number: u8) -> Result<()> {
     let pid = program.command.pid;
     program.signal.store(number, Ordering::Relaxed);
     let sent = match number {
-        KILL => kill(sandbox, pid).await,
+        // It ends with all that it has started.
+        KILL => sandbox.ask(move |guest| client::kill_group(guest, guest, pid)).await,
         _ => sandbox.ask(move |guest| client::signal(guest, guest, pid, number)).await,
     };
     // It has ended meanwhile.
@@ -335,7 +340,8 @@ pub async fn adopt(server: &Arc<Server>, sandbox: &Arc<Sandbox>) {
             first, Ok(Ok(Some(frame))) if matches!(frame.json(), Ok(Reply::Started { .. }))
         );
         if goes_on {
-            let _ = follow(server, sandbox, command, stream);
+            let words = sandbox.bytes(command.bytes());
+            let _ = follow(server, sandbox, command, stream, words);
         }
     }
 }

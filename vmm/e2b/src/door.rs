@@ -1,0 +1,331 @@
+//! Connections: how many there are, which of them goes when there is no room, and whether a client
+//! is still there.
+//!
+//! ```text
+//! comes ──> waits (for a head, for its answer to be read) ──> a call that is counted ──> waits …
+//!             │ there is no room: who waits longest goes         │ a tenant's, within its share
+//!             v                                                  v
+//!           closed                                      stays until its answer is taken
+//! ```
+//! A connection owes nothing while it waits: who connects and says little keeps nobody out.
+
+use std::collections::{BTreeMap, HashMap};
+use std::io;
+use std::net::IpAddr;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use nix::sys::socket::{setsockopt, sockopt};
+use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
+use tokio::net::TcpStream;
+use tokio::net::tcp::OwnedReadHalf;
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
+use tokio::time::timeout;
+
+use crate::bounds::Share;
+
+/// How long a connection that was told to go may take until the next one is.
+const ROOM_TIME: Duration = Duration::from_millis(20);
+/// When a client that says nothing is asked whether it is there (tcp(7)): in seconds, and how often.
+const ALIVE_IDLE: u32 = 60;
+const ALIVE_AGAIN: u32 = 15;
+const ALIVE_COUNT: u32 = 4;
+
+/// See the module's head.
+pub struct Door {
+    places: Arc<Semaphore>,
+    /// Connections of one address, where it is not this machine: a proxy here speaks for many.
+    of_one_max: usize,
+    guests: Mutex<Guests>,
+}
+
+#[derive(Default)]
+struct Guests {
+    /// In the order in which they began to wait.
+    waiting: BTreeMap<u64, (IpAddr, Arc<Notify>)>,
+    last: u64,
+    by_address: HashMap<IpAddr, usize>,
+}
+
+impl Door {
+    pub fn new(connections: usize) -> Arc<Self> {
+        Arc::new(Self {
+            places: Arc::new(Semaphore::new(connections)),
+            of_one_max: (connections / 2).max(1),
+            guests: Mutex::default(),
+        })
+    }
+
+    fn guests(&self) -> MutexGuard<'_, Guests> {
+        self.guests.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A place for a client that comes from `address`; `None` where that has as many as it may.
+    pub async fn place(&self, address: IpAddr) -> Option<OwnedSemaphorePermit> {
+        let own = self.guests().by_address.get(&address).copied().unwrap_or(0);
+        if own >= self.of_one_max && !address.is_loopback() && !self.make_room(Some(address)) {
+            return None;
+        }
+        loop {
+            if let Ok(place) = self.places.clone().try_acquire_owned() {
+                return Some(place);
+            }
+            self.make_room(None);
+            if let Ok(place) = timeout(ROOM_TIME, self.places.clone().acquire_owned()).await {
+                return place.ok();
+            }
+        }
+    }
+
+    /// Tells the one that has waited longest to go, of `address` if one is named. It stays if its
+    /// call has just come.
+    pub fn make_room(&self, address: Option<IpAddr>) -> bool {
+        let mut guests = self.guests();
+        let of = |own: &IpAddr| address.is_none_or(|address| *own == address);
+        let found = guests.waiting.iter().find(|(_, (own, _))| of(own)).map(|(number, _)| *number);
+        let Some((_, told)) = found.and_then(|number| guests.waiting.remove(&number)) else {
+            return false;
+        };
+        told.notify_one();
+        true
+    }
+}
+
+/// A connection's place, as long as it is open and as long as a call of it runs.
+pub struct Seat {
+    door: Arc<Door>,
+    address: IpAddr,
+    line: Arc<OwnedReadHalf>,
+    told: Arc<Notify>,
+    /// Among those that wait.
+    number: Mutex<Option<u64>>,
+    _place: OwnedSemaphorePermit,
+}
+
+impl Seat {
+    /// Takes a client in; its seat, and its connection.
+    pub fn take(
+        door: &Arc<Door>,
+        place: OwnedSemaphorePermit,
+        stream: TcpStream,
+        address: IpAddr,
+    ) -> (Arc<Self>, impl AsyncRead + AsyncWrite + Unpin + use<>) {
+        // One without these is served as well.
+        let _ = stream.set_nodelay(true);
+        let _ = setsockopt(&stream, sockopt::TcpKeepIdle, &ALIVE_IDLE)
+            .and_then(|()| setsockopt(&stream, sockopt::TcpKeepInterval, &ALIVE_AGAIN))
+            .and_then(|()| setsockopt(&stream, sockopt::TcpKeepCount, &ALIVE_COUNT))
+            .and_then(|()| setsockopt(&stream, sockopt::KeepAlive, &true));
+        let (read, write) = stream.into_split();
+        let line = Arc::new(read);
+        let seat = Arc::new(Self {
+            door: door.clone(),
+            address,
+            line: line.clone(),
+            told: Arc::default(),
+            number: Mutex::default(),
+            _place: place,
+        });
+        *door.guests().by_address.entry(address).or_default() += 1;
+        seat.wait();
+        (seat, tokio::io::join(Reading(line), write))
+    }
+
+    fn number(&self) -> MutexGuard<'_, Option<u64>> {
+        self.number.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Begins to wait: it may be told to go.
+    fn wait(&self) {
+        let mut number = self.number();
+        let mut guests = self.door.guests();
+        guests.last += 1;
+        let last = guests.last;
+        if let Some(before) = number.replace(last) {
+            guests.waiting.remove(&before);
+        }
+        guests.waiting.insert(last, (self.address, self.told.clone()));
+    }
+
+    fn stop_waiting(&self) {
+        if let Some(number) = self.number().take() {
+            self.door.guests().waiting.remove(&number);
+        }
+    }
+
+    /// Until it has to go.
+    pub async fn told_to_go(&self) {
+        loop {
+            self.told.notified().await;
+            // A call may have come just before.
+            if self.number().is_some() {
+                return;
+            }
+        }
+    }
+
+    /// Until its client is gone, or has said its last: clients of HTTP do not do the one without
+    /// the other. What it has said by then may not be read yet.
+    pub async fn gone(&self) {
+        // Urgent data is not listened for: this stands for the end alone. Without the socket's
+        // state nobody can say.
+        if self.line.ready(Interest::PRIORITY).await.is_err() {
+            std::future::pending::<()>().await;
+        }
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        self.stop_waiting();
+        let mut guests = self.door.guests();
+        if let Some(count) = guests.by_address.get_mut(&self.address) {
+            *count -= 1;
+            if *count == 0 {
+                guests.by_address.remove(&self.address);
+            }
+        }
+    }
+}
+
+/// The half of a connection that is read, which others look at as well.
+struct Reading(Arc<OwnedReadHalf>);
+
+impl AsyncRead for Reading {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let stream: &TcpStream = (*self.0).as_ref();
+        loop {
+            ready!(stream.poll_read_ready(context))?;
+            match stream.try_read(buffer.initialize_unfilled()) {
+                Ok(count) => {
+                    buffer.advance(count);
+                    return Poll::Ready(Ok(()));
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => return Poll::Ready(Err(error)),
+            }
+        }
+    }
+}
+
+/// One call on a connection: held while it is worked on, and until its answer is taken.
+pub struct Work {
+    seat: Arc<Seat>,
+    held: Mutex<Vec<Box<dyn Send>>>,
+}
+
+impl Work {
+    pub fn new(seat: &Arc<Seat>) -> Arc<Self> {
+        Arc::new(Self { seat: seat.clone(), held: Mutex::default() })
+    }
+
+    fn held(&self) -> MutexGuard<'_, Vec<Box<dyn Send>>> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// It counts as somebody's, who has `share` for it: its connection stays.
+    pub fn count(&self, share: Share) {
+        self.held().push(Box::new(share));
+        self.seat.stop_waiting();
+    }
+
+    /// Keeps `what` until it is over.
+    pub fn keep(&self, what: impl Send + 'static) {
+        self.held().push(Box::new(what));
+    }
+
+    /// Until its client is gone.
+    pub async fn gone(&self) {
+        self.seat.gone().await;
+    }
+}
+
+impl Drop for Work {
+    fn drop(&mut self) {
+        let held = std::mem::take(&mut *self.held());
+        if !held.is_empty() {
+            drop(held);
+            self.seat.wait();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bounds::Shares;
+    use std::pin::pin;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpListener;
+
+    async fn guest(door: &Arc<Door>) -> (Arc<Seat>, impl AsyncRead + AsyncWrite, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let theirs = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let (stream, from) = listener.accept().await.unwrap();
+        let place = door.places.clone().try_acquire_owned().unwrap();
+        let (seat, line) = Seat::take(door, place, stream, from.ip());
+        (seat, line, theirs)
+    }
+
+    async fn is_now(event: impl Future<Output = ()>) -> bool {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        tokio::select! { biased; () = event => true, () = async {} => false }
+    }
+
+    #[tokio::test]
+    async fn who_has_waited_longest_goes_and_a_call_stays() {
+        let door = Door::new(3);
+        assert!(!door.make_room(None));
+        let (a, b, c) = (guest(&door).await, guest(&door).await, guest(&door).await);
+        let work = Work::new(&a.0);
+        work.count(Shares::new(8).take("ann", 1).unwrap());
+        assert!(door.make_room(None));
+        assert!(!is_now(a.0.told_to_go()).await && !is_now(c.0.told_to_go()).await);
+        b.0.told_to_go().await;
+        drop(b);
+        let next = door.place([127, 0, 0, 1].into()).await;
+        assert!(next.is_some(), "there is room again");
+        // Its call is over: it waits anew, behind the other.
+        drop(work);
+        assert!(door.make_room(None));
+        c.0.told_to_go().await;
+        assert!(!is_now(a.0.told_to_go()).await);
+        assert!(door.make_room(None));
+        a.0.told_to_go().await;
+    }
+
+    #[tokio::test]
+    async fn one_address_has_a_part_of_the_places() {
+        let door = Door::new(4);
+        let [far, other]: [IpAddr; 2] = [[192, 0, 2, 1].into(), [192, 0, 2, 2].into()];
+        door.guests().by_address.insert(far, 2);
+        assert!(door.place(far).await.is_none(), "none of its own can go");
+        assert!(door.place(other).await.is_some());
+        door.guests().by_address.insert([127, 0, 0, 1].into(), 2);
+        assert!(door.place([127, 0, 0, 1].into()).await.is_some());
+    }
+
+    #[tokio::test]
+    async fn a_client_that_hangs_up_is_gone_whatever_it_said_before() {
+        let door = Door::new(1);
+        let (seat, mut line, mut theirs) = guest(&door).await;
+        assert!(!is_now(seat.gone()).await);
+        theirs.write_all(b"GET / HTTP/1.1\r\n\r\nand more").await.unwrap();
+        assert!(!is_now(seat.gone()).await, "it talks");
+        drop(theirs);
+        seat.gone().await;
+        let mut said = Vec::new();
+        pin!(&mut line).read_to_end(&mut said).await.unwrap();
+        assert!(said.ends_with(b"and more"));
+        assert!(door.guests().by_address.len() == 1);
+        drop(line);
+        drop(seat);
+        assert!(door.guests().by_address.is_empty() && door.guests().waiting.is_empty());
+    }
+}
