@@ -159,9 +159,15 @@ fn without(grant: &[Endpoint], denied: &[NamePattern]) -> Result<Vec<Endpoint>> 
         if denied.iter().find(takes).is_some() {
             continue;
         }
-        // A name may have an address that is denied.
-        let is_name = !matches!(own.host, NamePattern::Net { .. });
-        let cuts = |host: &&NamePattern| is_name || own.host.contains(host);
+        let is_net = |host: &NamePattern| matches!(host, NamePattern::Net { .. });
+        if !is_net(&own.host)
+            && let Some(host) = denied.iter().find(|host| is_net(host))
+        {
+            return Err(Problem::invalid(format!(
+                "denyOut {host} cannot be kept to: the server allows {own} by its name, which may                  have any address, and other addresses are not allowed anyway; leave it out, or                  deny the name"
+            )));
+        }
+        let cuts = |host: &&NamePattern| own.host.contains(host);
         if let Some(host) = denied.iter().find(cuts) {
             return Err(Problem::invalid(format!(
                 "denyOut {host} is a part of what the server allows ({own}), and a sandbox has a \
@@ -234,6 +240,17 @@ mod tests {
         let none = of(&[], None, &wanted(&["a.org"], &[])).unwrap_err();
         assert!(none.message.contains("which is nothing"), "{none}");
         assert!(of(&[], None, &wanted(&["0.0.0.0/0"], &[])).unwrap().is_empty());
+    }
+
+    #[test]
+    fn a_name_is_denied_by_its_name_alone() {
+        let grant = ["a.org:443", "*.b.org:443", "10.0.0.0/8:443"];
+        let left = |deny| of(&grant, None, &wanted(&[], &[deny]));
+        assert_eq!(left("a.org").unwrap(), ["*.b.org:443", "10.0.0.0/8:443"]);
+        assert_eq!(left("other.org").unwrap().len(), 3);
+        assert!(left("x.b.org").unwrap_err().message.contains("a part of"));
+        let problem = left("8.8.8.8").unwrap_err();
+        assert!(problem.message.contains("8.8.8.8 cannot be kept to"), "{problem}");
     }
 
     #[test]

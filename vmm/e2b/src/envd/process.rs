@@ -299,6 +299,13 @@ fn environment(note: &Note, user: &str, envs: &BTreeMap<String, String>) -> Vec<
     all.remove("HOME");
     all.extend(note.env.iter().map(|(name, value)| (name.as_str(), value.as_str())));
     all.extend([("USER", user), ("LOGNAME", user)]);
+    // By these a program knows that it is in a sandbox, and in which.
+    let template = note.alias.as_deref().unwrap_or(&note.template);
+    all.extend([
+        ("E2B_SANDBOX", "true"),
+        ("E2B_SANDBOX_ID", &note.id),
+        ("E2B_TEMPLATE_ID", template),
+    ]);
     all.extend(envs.iter().map(|(name, value)| (name.as_str(), value.as_str())));
     all.into_iter().map(|(name, value)| format!("{name}={value}")).collect()
 }
@@ -475,12 +482,17 @@ mod tests {
     #[test]
     fn the_last_word_on_a_variable_counts() {
         let note = Note {
+            id: "i".to_owned(),
+            alias: Some("base".to_owned()),
             image_env: vec!["PATH=/image".into(), "HOME=/x".into(), "A=image".into()],
             env: [("A".to_owned(), "box".to_owned()), ("B".to_owned(), "box".to_owned())].into(),
             ..Note::default()
         };
         let envs = [("B".to_owned(), "call".to_owned())].into();
-        let all = environment(&note, "ann", &envs);
+        let mut all = environment(&note, "ann", &envs);
+        let own = ["E2B_SANDBOX=true", "E2B_SANDBOX_ID=i", "E2B_TEMPLATE_ID=base"];
+        assert!(own.iter().all(|own| all.iter().any(|one| one == own)), "{all:?}");
+        all.retain(|one| !one.starts_with("E2B_"));
         assert_eq!(all, ["A=box", "B=call", "LOGNAME=ann", "PATH=/image", "USER=ann"]);
         assert!(environment(&Note::default(), "u", &BTreeMap::new()).contains(&PATH.to_owned()));
     }
