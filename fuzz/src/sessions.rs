@@ -17,7 +17,7 @@ struct Said(Deframer);
 
 impl Line for Said {
     fn receive(&mut self) -> io::Result<Option<Packet>> {
-        let Some(message) = self.0.next().map_err(io::Error::other)? else { return Ok(None) };
+        let Some(message) = self.0.take().map_err(io::Error::other)? else { return Ok(None) };
         Packet::decode(message).map(Some).map_err(io::Error::other)
     }
 

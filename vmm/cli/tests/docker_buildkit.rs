@@ -199,7 +199,7 @@ fn what_fails_is_told_and_what_is_not_there_is_refused_by_name() {
     let said = &failed.stderr;
     assert!(said.contains("before") && said.contains("exit code: 9"), "{said}");
     assert!(said.contains("2 | >>> RUN echo before; exit 9"), "the line is shown: {said}");
-    assert!(!said.contains("RUN true"), "{said}");
+    assert!(!said.contains("[3/3]"), "{said}");
     client.file("Dockerfile", "FROM scratch\nNOPE\n");
     let failed = client.build(&[]).exited(1);
     assert!(

@@ -199,7 +199,7 @@ impl Messages {
     /// It is too long, or not there in time, or the other side broke off.
     pub async fn next<M: Message + Default>(&mut self) -> Result<Option<M>> {
         loop {
-            if let Some(message) = self.found.next()? {
+            if let Some(message) = self.found.take()? {
                 let read = M::decode(message);
                 return read.map(Some).map_err(|error| {
                     Status::invalid(format!("a message cannot be read: {error}"))

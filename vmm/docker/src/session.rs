@@ -280,7 +280,7 @@ impl Patient<'_> {
     ///
     /// # Errors
     /// The client's, or it is gone.
-    pub fn next<M: prost::Message + Default>(&mut self) -> io::Result<Option<M>> {
+    pub fn message<M: prost::Message + Default>(&mut self) -> io::Result<Option<M>> {
         Self::wait(self.handle, &mut self.stop, self.exchange.next())
     }
 
@@ -298,14 +298,14 @@ impl Patient<'_> {
     /// The client's.
     pub fn finish(&mut self) -> io::Result<()> {
         self.exchange.close_sending();
-        while self.next::<messages::Chunk>()?.is_some() {}
+        while self.message::<messages::Chunk>()?.is_some() {}
         Ok(())
     }
 }
 
 impl Line for Patient<'_> {
     fn receive(&mut self) -> io::Result<Option<Packet>> {
-        self.next()
+        self.message()
     }
 
     fn send(&mut self, packet: &Packet) -> io::Result<()> {

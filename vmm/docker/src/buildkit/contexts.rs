@@ -166,7 +166,7 @@ struct Archive<'a> {
 impl Read for Archive<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         while self.chunk.is_empty() {
-            match self.patient.next::<Chunk>()? {
+            match self.patient.message::<Chunk>()? {
                 Some(chunk) => self.chunk = chunk.data.into(),
                 None => return Ok(0),
             }

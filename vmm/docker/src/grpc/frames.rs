@@ -34,7 +34,7 @@ impl Deframer {
     ///
     /// # Errors
     /// It is compressed or too long; nothing that comes behind it can be read.
-    pub fn next(&mut self) -> Result<Option<Bytes>> {
+    pub fn take(&mut self) -> Result<Option<Bytes>> {
         let Some((head, _)) = self.waiting.split_at_checked(HEAD_BYTES) else { return Ok(None) };
         let mut head = head;
         if head.get_u8() != 0 {
@@ -80,7 +80,7 @@ mod tests {
             let mut messages = Vec::new();
             for chunk in stream.chunks(size) {
                 found.push(chunk);
-                while let Some(message) = found.next().unwrap() {
+                while let Some(message) = found.take().unwrap() {
                     messages.push(String::decode(message).unwrap());
                 }
             }
@@ -93,10 +93,10 @@ mod tests {
     fn long_and_compressed_ones_are_refused_before_they_are_there() {
         let mut found = Deframer::new(16);
         found.push(&[0, 0, 0, 0, 17]);
-        assert_eq!(found.next().unwrap_err().code, Code::ResourceExhausted);
+        assert_eq!(found.take().unwrap_err().code, Code::ResourceExhausted);
         let mut found = Deframer::new(16);
         found.push(&[1, 0, 0, 0, 1]);
-        assert_eq!(found.next().unwrap_err().code, Code::Unimplemented);
+        assert_eq!(found.take().unwrap_err().code, Code::Unimplemented);
     }
 
     proptest! {
@@ -105,7 +105,7 @@ mod tests {
             let mut found = Deframer::new(64);
             for chunk in chunks {
                 found.push(&chunk);
-                while let Ok(Some(message)) = found.next() {
+                while let Ok(Some(message)) = found.take() {
                     prop_assert!(message.len() <= 64);
                 }
             }
