@@ -319,6 +319,9 @@ pub struct RunArgs {
     // What docker has and cells have in one way only.
     #[arg(long, hide = true)]
     pub platform: Option<String>,
+    // For a server that has cells: neither the command nor the cell outlives it.
+    #[arg(long, hide = true)]
+    pub tied: bool,
     /// Print how the cell ended as JSON on standard error.
     #[arg(long)]
     pub json: bool,

@@ -156,12 +156,20 @@ fn with_sandbox(root: &TempDir) -> Started {
 #[test]
 fn sandboxes_end_with_their_server_however_that_ends() {
     let root = root();
+    // What would end them in order is stopped by a program of theirs.
+    let stop = |root: &TempDir| {
+        let id = cells(root);
+        let script = "until pkill -STOP -x cat; do sleep 0.1; done";
+        finish(&mut in_root(root, &["exec", &id, "sh", "-c", script]), b"").ok();
+    };
     let mut gone = with_sandbox(&root);
+    stop(&root);
     gone.close_stdin();
     gone.finish(std::time::Duration::from_secs(60)).expect("it ends with its client").ok();
     eventually("nothing is left", || cells(&root).is_empty());
 
     let killed = with_sandbox(&root);
+    stop(&root);
     let pid = nix::unistd::Pid::from_raw(killed.pid());
     nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL).expect("kill");
     killed.finish(std::time::Duration::from_secs(60)).expect("it is killed").exited(137);

@@ -24,7 +24,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use exocell_cell::images::dockerfile::{self, Dockerfile, DockerfileError, Instruction, Stage};
 use exocell_cell::images::{Digest, ImageError, Reference, Store};
@@ -210,19 +210,22 @@ pub trait Client {
 #[derive(Debug, Default)]
 pub struct Stopper {
     is_stopped: AtomicBool,
-    /// The cell that works for it now.
-    cell: Mutex<Option<Record>>,
+    /// The cells that work for it now: a client of BuildKit's protocol may have steps side by side.
+    cells: Mutex<Vec<Record>>,
 }
 
 impl Stopper {
     /// Ends the cell that works for the build, and has nothing begun after it. Blocks.
     pub fn stop(&self, layout: &Layout) {
         self.is_stopped.store(true, Ordering::SeqCst);
-        let cell = self.cell.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(record) = cell {
+        for record in std::mem::take(&mut *self.cells()) {
             // One that has ended meanwhile is what was wanted.
             let _ = end::kill(layout, &record, Signal::KILL);
         }
+    }
+
+    fn cells(&self) -> MutexGuard<'_, Vec<Record>> {
+        self.cells.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn check(&self) -> Result<()> {
@@ -232,12 +235,18 @@ impl Stopper {
         }
     }
 
-    /// Notes the cell that works now; it is ended at once where nobody waits any more.
-    fn watch(&self, layout: &Layout, record: Option<&Record>) -> Result<()> {
-        *self.cell.lock().unwrap_or_else(PoisonError::into_inner) = record.cloned();
-        if record.is_some() && self.is_stopped.load(Ordering::SeqCst) {
+    /// Notes a cell that works now; it is ended at once where nobody waits any more.
+    fn watch(&self, layout: &Layout, record: &Record) -> Result<()> {
+        self.cells().push(record.clone());
+        if self.is_stopped.load(Ordering::SeqCst) {
             self.stop(layout);
         }
+        self.check()
+    }
+
+    /// Notes that a cell has done its work.
+    fn let_go(&self, record: &Record) -> Result<()> {
+        self.cells().retain(|other| other.id != record.id);
         self.check()
     }
 }

@@ -18,6 +18,8 @@ use crate::sandbox::Sandbox;
 /// Bytes of a file that are told where nobody says, and at most.
 const READ_DEFAULT: u64 = 256 << 10;
 pub const READ_MAX: u64 = 4 << 20;
+/// What is before it is read, too.
+const OFFSET_MAX: u64 = 128 << 20;
 /// Levels of a listing.
 const DEPTH_MAX: u32 = 16;
 /// Entries that are told: an agent reads them all.
@@ -29,7 +31,7 @@ pub struct ReadFile {
     /// The sandbox' id.
     pub sandbox: String,
     pub path: String,
-    /// Where to begin, in bytes. Default: at the beginning.
+    /// Where to begin, in bytes, at most 134217728. Default: at the beginning.
     #[serde(default)]
     pub offset: u64,
     /// Bytes to read. Default: 262144.
@@ -175,6 +177,11 @@ pub async fn read(sandbox: &Arc<Sandbox>, wanted: ReadFile) -> Result<FileRead, 
         length => return Err(Refusal::new(format!("length: {length} is not 1 to {READ_MAX}"))),
     };
     let (path, skip) = (wanted.path, wanted.offset);
+    if skip > OFFSET_MAX {
+        return Err(Refusal::new(format!(
+            "offset: {skip} is more than {OFFSET_MAX}; cut the file in the sandbox (tail -c, dd)"
+        )));
+    }
     sandbox
         .ask(move |guest, _| {
             let guest = guest.within(TRANSFER_MAX);

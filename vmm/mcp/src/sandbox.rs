@@ -3,8 +3,8 @@
 //! ```text
 //! exocell run -i --rm --name mcp-… FLAGS IMAGE cat <── standard input: held open here
 //! ```
-//! `cat` ends when its input does, and the cell ends with it: whatever ends this server, also a
-//! kill, ends its cells.
+//! `cat` ends when its input does, and the cell ends with it. A program of the cell may have stopped
+//! `cat`; so the command is tied: it ends with this server, also by a kill, and its cell with it.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -27,8 +27,8 @@ use crate::ports::Ports;
 const READY: &str = "ready\n";
 /// How long a cell may take to run. An image is unpacked in it, which may be large.
 const START_MAX: Duration = Duration::from_secs(120);
-/// How long an ended cell may take to be gone.
-const END_MAX: Duration = Duration::from_secs(15);
+/// How long a cell may take to end by itself, and then to be gone.
+const END_MAX: Duration = Duration::from_secs(5);
 /// How much is kept of what a command says as it fails.
 const WORDS_MAX: u64 = 16 << 10;
 
@@ -193,7 +193,7 @@ impl Sandbox {
     async fn start(recipe: &Recipe, id: &str, image: &str) -> Result<Arc<Self>, Refusal> {
         let mut command = Command::new(&recipe.executable);
         command.arg("run").arg("--root").arg(recipe.layout.root());
-        command.args(["--rm", "-i", "--name", id, "--label", "exocell.mcp"]);
+        command.args(["--rm", "-i", "--tied", "--name", id, "--label", "exocell.mcp"]);
         command.args(&recipe.flags).args(["--entrypoint", "/bin/sh", image, "-c", "cat"]);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command
@@ -236,6 +236,11 @@ impl Sandbox {
         self.ports.close();
         let mut run = self.run.lock().await;
         run.input = None;
+        if timeout(END_MAX, run.child.wait()).await.is_ok() {
+            return Ok(());
+        }
+        // What was to end it was stopped in there: the cell is tied to its command.
+        let _ = run.child.start_kill();
         match timeout(END_MAX, run.child.wait()).await {
             Ok(_) => Ok(()),
             Err(_) => Err(Refusal::new(format!("the sandbox {} does not end", self.id))),

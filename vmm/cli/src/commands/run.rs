@@ -25,6 +25,7 @@ use exocell_cell::xgate::{CapabilitySet, Flags};
 use exocell_cell::{
     CellError, CellSpec, Layout, Record, State, Strength, Within, granted, health, now_ms,
 };
+use nix::sys::prctl::set_pdeathsig;
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::Pid;
 
@@ -36,6 +37,10 @@ use crate::terminal;
 
 pub fn run(layout: &Layout, mut args: RunArgs) -> Result<u8, CellError> {
     let request = Request::begin();
+    if args.tied {
+        set_pdeathsig(nix::sys::signal::Signal::SIGKILL)
+            .map_err(|errno| CellError::host("cannot be tied to who runs this")(errno.into()))?;
+    }
     docker::check(&args)?;
     srt::apply(layout, &mut args)?;
     image::pull_as_told(layout, &args.image, args.pull)?;
@@ -598,7 +603,7 @@ pub(super) fn spec(
         idle: false,
         depot: None,
         plug: false,
-        tied: false,
+        tied: args.tied,
         warm: None,
         locations: Vec::new(),
         fills: Vec::new(),

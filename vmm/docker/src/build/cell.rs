@@ -160,10 +160,10 @@ impl Build<'_> {
     fn follow(&mut self, spec: &CellSpec) -> Result<u8> {
         let session = launcher::launch(self.layout, &Start::Cell(spec))?;
         let (record, _, _) = Record::find(self.layout, &spec.id)?;
-        let watched = self.stopper.watch(self.layout, Some(&record));
+        let watched = self.stopper.watch(self.layout, &record);
         let ended = watched.and_then(|()| self.pump(&session));
         drop(session);
-        let unwatched = self.stopper.watch(self.layout, None);
+        let unwatched = self.stopper.let_go(&record);
         record.await_release();
         unwatched?;
         ended
@@ -217,7 +217,7 @@ impl Build<'_> {
         };
         let session = launcher::launch(self.layout, &Start::Cell(&idle))?;
         let (record, _, _) = Record::find(self.layout, &idle.id)?;
-        let watched = self.stopper.watch(self.layout, Some(&record));
+        let watched = self.stopper.watch(self.layout, &record);
         let kept = watched.and_then(|()| {
             match FrameReader::new(&session).expect::<Reply>(Kind::Reply) {
                 Ok(Reply::Started { .. }) => {}
@@ -246,7 +246,7 @@ impl Build<'_> {
             kept.map_err(CellError::from).map_err(BuildError::from)
         });
         drop(session);
-        let unwatched = self.stopper.watch(self.layout, None);
+        let unwatched = self.stopper.let_go(&record);
         record.await_release();
         unwatched?;
         kept

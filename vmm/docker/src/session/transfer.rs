@@ -20,12 +20,14 @@ use crate::go;
 
 /// Files, directories and links of one transfer.
 const ENTRIES_MAX: usize = 1 << 20;
-/// Bytes of all names, links and attributes.
-const NAMES_BYTES_MAX: usize = 128 << 20;
+/// Bytes that all names, links and attributes take.
+const NAMES_BYTES_MAX: usize = 256 << 20;
 /// Bytes of one name.
 const NAME_BYTES_MAX: usize = 4096;
 /// Bytes of all attributes of a file.
 const ATTRIBUTES_BYTES_MAX: usize = 64 << 10;
+/// What an attribute takes beside its name and value, in bytes, at most.
+const ATTRIBUTE_BYTES: usize = 192;
 /// Files that are asked for ahead, and the bytes that all but the first may have.
 const AHEAD_MAX: usize = 64;
 const AHEAD_BYTES_MAX: u64 = 4 << 20;
@@ -105,7 +107,9 @@ fn entries(line: &mut impl Line, bytes_max: u64) -> io::Result<Vec<Stat>> {
         let Some(stat) = packet.stat else { return Ok(found) };
         let attributes: usize =
             stat.attributes.iter().map(|(name, value)| name.len() + value.len()).sum();
-        names += stat.path.len() + stat.link.len() + attributes;
+        // What keeps them takes more than they have bytes.
+        let kept = size_of::<Stat>() + stat.attributes.len() * ATTRIBUTE_BYTES;
+        names += stat.path.len() + stat.link.len() + attributes + kept;
         let name = || shown(&stat.path);
         if stat.path.len() > NAME_BYTES_MAX || stat.link.len() > NAME_BYTES_MAX {
             return Err(refused(format!("a name has at most {NAME_BYTES_MAX} bytes: {}", name())));
