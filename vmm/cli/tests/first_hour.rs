@@ -279,8 +279,9 @@ fn mounts_are_taken_in_dockers_words() {
     assert_eq!(root.run_cell(&flags, &["sh", "-c", script]).ok().text(), "bound");
     let again = ["--mount", "source=data,target=/v,ro"];
     root.run_cell(&again, &["cat", "/v/kept"]).ok();
-    let volume = ["-v", "data:/v"];
-    root.run_cell(&volume, &["true"]).exited(125).complains_of(&["--volume", "--mount"]);
+    // A word that is no folder here is a volume's name.
+    let volume = ["-v", "data:/v:ro"];
+    root.run_cell(&volume, &["cat", "/v/kept"]).ok();
     root.run_cell(&["--mount", "type=bind,source=/x"], &["true"]).exited(125);
     root.holds_no_cells();
 }
