@@ -353,7 +353,7 @@ fn who_says_nothing_keeps_nobody_out() {
 /// A server at three ports of a sandbox: one takes no connection, one answers nobody, and one has
 /// connections for other uses. None closes what it has.
 const RUDE: &str = r#"
-import select, socket
+import select, socket, os
 def listen(port, backlog):
     s = socket.socket()
     s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -367,7 +367,7 @@ for _ in range(20):
     s.connect_ex(("127.0.0.1", 8000))
     kept.append(s)
 silent, other = listen(8001, 500), listen(8002, 500)
-print("up", flush=True)
+os.write(1, b"up\n")
 while True:
     for s in select.select([silent, other], [], [])[0]:
         c, _ = s.accept()
