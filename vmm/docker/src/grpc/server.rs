@@ -11,7 +11,9 @@ use hyper::header::{CONTENT_TYPE, HeaderValue};
 use hyper::{HeaderMap, Response, StatusCode};
 use prost::Message;
 use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
+use tokio::time::timeout;
 
 use super::{
     CONNECTION_WINDOW_BYTES, Code, HEAD_BYTES_MAX, Messages, Result, STREAM_WINDOW_BYTES, Status,
@@ -26,6 +28,8 @@ const GIVEN_UP_MAX: usize = 4 * CALLS_MAX as usize;
 const MESSAGE_BYTES_MAX: usize = 4 << 20;
 /// How long it may take to send it.
 const PAUSE_MAX: Duration = Duration::from_secs(60);
+/// Messages of one connection that are read at once: one that is unfinished is kept.
+const READ_MAX: usize = 8;
 
 /// A call of a client.
 pub struct Call {
@@ -34,15 +38,18 @@ pub struct Call {
     pub head: HeaderMap,
     messages: Messages,
     reply: Reply,
+    reads: Arc<Semaphore>,
 }
 
 impl Call {
-    /// The only message of the client.
+    /// The only message of the client, which has its time in all, however its parts come.
     ///
     /// # Errors
-    /// There is none, or it cannot be read.
+    /// There is none, it cannot be read, or it is not there in time.
     pub async fn message<M: Message + Default>(&mut self) -> Result<M> {
-        let message = self.messages.next().await?;
+        let _turn = self.reads.acquire().await;
+        let late = |_| Status::new(Code::DeadlineExceeded, "the call's message did not come");
+        let message = timeout(PAUSE_MAX, self.messages.next()).await.map_err(late)??;
         message.ok_or_else(|| Status::invalid("the call has no message"))
     }
 
@@ -124,6 +131,7 @@ pub async fn serve<S: Service>(io: impl AsyncRead + AsyncWrite + Unpin, service:
     let Ok(mut connection) = how.handshake::<_, Bytes>(io).await else { return };
     // With the connection its calls end.
     let mut calls = JoinSet::new();
+    let reads = Arc::new(Semaphore::new(READ_MAX));
     while let Some(Ok((request, mut respond))) = connection.accept().await {
         while calls.try_join_next().is_some() {}
         // Each that the client gave up takes a moment to end.
@@ -140,12 +148,12 @@ pub async fn serve<S: Service>(io: impl AsyncRead + AsyncWrite + Unpin, service:
             continue;
         }
         let (head, body) = request.into_parts();
-        let service = service.clone();
+        let (service, reads) = (service.clone(), reads.clone());
         calls.spawn(async move {
             let messages = Messages::new(body, MESSAGE_BYTES_MAX, PAUSE_MAX);
             let reply = Reply { respond, stream: None };
             let path = head.uri.path().to_owned();
-            let mut call = Call { path, head: head.headers, messages, reply };
+            let mut call = Call { path, head: head.headers, messages, reply, reads };
             let outcome = service.call(&mut call).await;
             call.reply.end(&outcome);
         });
@@ -155,4 +163,52 @@ pub async fn serve<S: Service>(io: impl AsyncRead + AsyncWrite + Unpin, service:
 /// What is said of a method that is not there.
 pub fn unknown(path: &str) -> Status {
     Status::new(Code::Unimplemented, format!("there is no method {path} here"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::grpc::frames::framed;
+    use hyper::Request;
+
+    #[derive(Clone, PartialEq, Message)]
+    struct Word {
+        #[prost(string, tag = "1")]
+        text: String,
+    }
+
+    struct Echo;
+
+    impl Service for Echo {
+        async fn call(&self, call: &mut Call) -> Result<()> {
+            let word: Word = call.message().await?;
+            call.reply().send(&word).await
+        }
+    }
+
+    #[tokio::test]
+    async fn so_many_unfinished_messages_are_kept_and_others_wait() {
+        let (ours, theirs) = tokio::io::duplex(1 << 20);
+        tokio::spawn(serve(theirs, Arc::new(Echo)));
+        let (mut client, connection) = h2::client::handshake(ours).await.unwrap();
+        tokio::spawn(connection);
+        let mut held = Vec::new();
+        for _ in 0..=READ_MAX {
+            client = client.ready().await.unwrap();
+            let request = Request::post("/x").header(CONTENT_TYPE, "application/grpc");
+            held.push(client.send_request(request.body(()).unwrap(), false).unwrap());
+        }
+        let (answer, mut whole) = held.pop().unwrap();
+        for (_, body) in &mut held {
+            // The head of a message of nine bytes.
+            body.send_data(Bytes::from_static(&[0, 0, 0, 0, 9]), false).unwrap();
+        }
+        whole.send_data(framed(&Word { text: "said".to_owned() }), true).unwrap();
+        let mut answer = std::pin::pin!(answer);
+        let early = timeout(Duration::from_millis(200), answer.as_mut()).await;
+        assert!(early.is_err(), "it waits for a turn");
+        let (_, mut given_up) = held.pop().unwrap();
+        given_up.send_reset(h2::Reason::CANCEL);
+        assert_eq!(answer.await.unwrap().status(), StatusCode::OK);
+    }
 }
