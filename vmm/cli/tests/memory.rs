@@ -146,6 +146,31 @@ for _ in range(2):
     for at in pages[1::2]: assert m[at:at + 4] == (at >> 12).to_bytes(4, 'little')
 for at in pages[::2]: assert m[at] == 0";
 
+/// A fault takes all of a new group; the host has what was written to.
+#[test]
+fn what_a_program_leaves_out_of_a_group_costs_the_host_nothing() {
+    let sparse = "import mmap, time\n\
+                  private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS\n\
+                  memory = mmap.mmap(-1, 64 << 20, flags=private)\n\
+                  for at in range(0, 64 << 20, 1 << 16): memory[at + (5 << 12)] = 1\n\
+                  pages = int(open(\"/proc/self/statm\").read().split()[1])\n\
+                  print(pages, flush=True)\n\
+                  time.sleep(1000)";
+    for intra in ["aspace", "none"] {
+        let cell = Cell::idle("groups", &["--memory", "320m", "--intra", intra]);
+        cell.shell("python3 -c 'import mmap, time'").ok();
+        let before = counter(&cell, "memory_allocated_bytes");
+        let line = format!(
+            "python3 -c '{sparse}' > /dev/shm/pages &\n\
+             until grep -q . /dev/shm/pages; do sleep 0.1; done; cat /dev/shm/pages"
+        );
+        let pages: u64 = cell.shell(&line).ok().text().trim().parse().expect("pages");
+        let held = counter(&cell, "memory_allocated_bytes") - before;
+        assert!(pages * 4096 >= 64 * MIB, "{intra}: only {pages} pages");
+        assert!(held < 24 * MIB, "{intra}: {held} bytes");
+    }
+}
+
 #[test]
 fn memory_may_be_in_more_pieces_than_the_host_maps() {
     for (intra, vcpus) in [("aspace", "1"), ("aspace", "2"), ("none", "1")] {
