@@ -175,6 +175,8 @@ static uint64_t ring(int size, long hops)
 	for (int i = 0; i < size; i++)
 		if (i != 1)
 			close(pipes[i][1]);
+	/* A child that has not run yet starts first, which is no hop. */
+	round_trips(pipes[1][1], pipes[0][0], 1);
 	ns = round_trips(pipes[1][1], pipes[0][0], rounds);
 	close(pipes[1][1]);
 	for (int i = 1; i < size; i++)

@@ -182,6 +182,9 @@ pub struct Start<'a> {
 /// Where cells see the host folder of [`Start`].
 const FOLDER_IN_CELL: &str = "/bench";
 
+/// Size of a cell's /dev/shm, half of its memory, in which `apps` keeps all its files.
+const SHARED_MEMORY_IN_CELL: &str = "512m";
+
 /// The program where the folder is [`FOLDER_IN_CELL`].
 fn within(start: &Start<'_>) -> OsString {
     format!("{FOLDER_IN_CELL}/{}", start.program).into()
@@ -255,6 +258,8 @@ impl Subject {
         command.args(["run", "--rm"]).args(start.cell);
         let intra = if let Self::ParaFused(intra) = self { *intra } else { Intra::Aspace };
         command.args(["--intra", intra.name()]);
+        // What programs work in; the others have a host's, half of the memory.
+        command.args(["--shm-size", SHARED_MEMORY_IN_CELL]);
         match self {
             Self::ParaPager(mode) => drop(command.args(["--pager", mode.name()])),
             // Its kernel has none.
