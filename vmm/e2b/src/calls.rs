@@ -117,14 +117,14 @@ impl Wish {
         self.states.iter().any(|wanted| wanted == state)
             && self.metadata.iter().all(has)
             && self.template.as_ref().is_none_or(of)
-            && self.after_ms.is_none_or(|after| note.started_ms > after)
+            && self.after_ms.is_none_or(|after| note.started_ms >= after)
     }
 }
 
 /// `GET /sandboxes` and, in pages, `GET /v2/sandboxes`
 pub fn list(server: &Server, tenant: &Tenant, query: &Query, paged: bool) -> Result<Response> {
     let wish = Wish::read(query, if paged { &["running", "paused"] } else { &["running"] })?;
-    let own = server.all().into_iter().filter(|sandbox| sandbox.tenant == tenant.name);
+    let own = server.all().into_iter().filter(|sandbox| sandbox.tenant() == tenant.name);
     let mut notes: Vec<Note> = own.map(|it| it.note()).filter(|note| wish.takes(note)).collect();
     let place = |note: &Note| (note.started_ms, note.id.clone());
     notes.sort_by_cached_key(place);
@@ -214,7 +214,7 @@ async fn move_deadline(
 pub async fn kill(server: &Arc<Server>, sandbox: &Arc<Sandbox>) -> Result<Response> {
     let _held = sandbox.changing.lock().await;
     // Another may have been faster.
-    server.find(&sandbox.tenant, &sandbox.id)?;
+    server.find(sandbox.tenant(), &sandbox.id)?;
     server.kill_held(sandbox).await?;
     Ok(empty(StatusCode::NO_CONTENT))
 }
@@ -238,7 +238,7 @@ pub async fn pause(server: &Arc<Server>, sandbox: &Arc<Sandbox>, call: Call) -> 
         ));
     }
     let _held = sandbox.changing.lock().await;
-    server.find(&sandbox.tenant, &sandbox.id)?;
+    server.find(sandbox.tenant(), &sandbox.id)?;
     if sandbox.is_paused() {
         return Err(Problem::conflict(format!("sandbox {} is already paused", sandbox.id)));
     }

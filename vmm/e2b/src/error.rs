@@ -21,13 +21,15 @@ pub struct Problem {
     pub message: String,
     /// What a program reads of it, where a status does not say enough.
     pub reason: Option<&'static str>,
+    /// When another try makes sense, in seconds, where that is known.
+    pub retry_after: Option<u64>,
 }
 
 pub type Result<T> = std::result::Result<T, Problem>;
 
 impl Problem {
     pub fn new(status: StatusCode, message: impl Into<String>) -> Self {
-        Self { status, message: message.into(), reason: None }
+        Self { status, message: message.into(), reason: None, retry_after: None }
     }
 
     pub fn invalid(message: impl Into<String>) -> Self {
@@ -75,6 +77,11 @@ impl Problem {
 
     pub fn because(self, reason: &'static str) -> Self {
         Self { reason: Some(reason), ..self }
+    }
+
+    /// A later try makes sense in so many seconds.
+    pub fn after(self, seconds: u64) -> Self {
+        Self { retry_after: Some(seconds), ..self }
     }
 
     /// Connect's name for it.

@@ -31,6 +31,7 @@ use crate::http::{Call, Response, refusal};
 use crate::keys::Keys;
 use crate::note::Notes;
 use crate::options::Options;
+use crate::pool;
 use crate::proxy;
 use crate::route::route;
 use crate::sandbox::Sandbox;
@@ -115,6 +116,7 @@ async fn run(
     let server = Arc::new(Server::new(options, keys, notes, builds, bounds));
     server.adopt_all().await;
     tokio::spawn(tidy(server.builds.clone()));
+    tokio::spawn(pool::keep(server.clone()));
     let failed = |error| ServeError::host("cannot wait for signals")(error);
     let mut term = signal(SignalKind::terminate()).map_err(failed)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(failed)?;

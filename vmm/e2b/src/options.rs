@@ -30,6 +30,8 @@ pub struct Options {
     pub sandboxes_max: usize,
     /// The longest time that a client may give a sandbox, in seconds.
     pub timeout_max: u64,
+    /// How many cells of a template wait for a sandbox to be asked for.
+    pub pool: BTreeMap<String, usize>,
     /// Of the address, once it is known.
     pub port: u16,
 }

@@ -56,12 +56,12 @@ pub async fn create(server: &Arc<Server>, sandbox: &Arc<Sandbox>, call: Call) ->
             format!("snap-{}", &random[..NAME_CHARS])
         }
     };
-    let tag = own_image(&sandbox.tenant, &name)?;
+    let tag = own_image(sandbox.tenant(), &name)?;
     let (layout, own) = (server.layout().clone(), sandbox.clone());
     let (id, shown) = (sandbox.id.clone(), name.clone());
     blocking(move || {
         let store = Store::open(layout.images())?;
-        if of_tenant(&store, &own.tenant)?.len() >= SNAPSHOTS_MAX {
+        if of_tenant(&store, own.tenant())?.len() >= SNAPSHOTS_MAX {
             return Err(Problem::exhausted(format!(
                 "there are {SNAPSHOTS_MAX} snapshots of this key, as many as there may be; \
                  delete one"

@@ -14,6 +14,7 @@ const NAME_BYTES_MAX: usize = 512;
 const OWN: &str = "exocell-e2b";
 
 /// A template, and what its image says.
+#[derive(Debug, Clone)]
 pub struct Found {
     /// The image's id.
     pub id: String,
