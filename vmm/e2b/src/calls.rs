@@ -390,6 +390,7 @@ mod tests {
         assert!(takes("metadata=a%252520b%3Dc%252526d") && !takes("metadata=a%3Db"));
         assert!(takes("metadata=a%2520b%3Dc%252526d"));
         assert!(takes("template=base") && takes("template=sha256:1") && !takes("template=x"));
+        assert!(takes("startedAfter=1970-01-01T00:00:05Z"), "it says from when on");
         assert!(!takes("startedAfter=2020-01-01T00:00:00Z"));
         let wrong = |query: &str| Wish::read(&Query::read(query), &[]).is_err();
         assert!(wrong("state=gone") && wrong("startedAfter=soon"));

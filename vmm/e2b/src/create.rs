@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use exocell_cell::agent::files::{self, FileAction, FileRequest};
 use exocell_cell::agent::{Kind, Reply, client};
-use exocell_cell::logging::tracing::{debug, info};
+use exocell_cell::logging::tracing::{debug, info, warn};
 use exocell_cell::settings::Settings;
 use exocell_cell::signal::Signal;
 use exocell_cell::{CellSpec, Record, Strength, end, now_ms};
@@ -43,6 +43,8 @@ use crate::template::{self, Found};
 const BYTES_MAX: usize = 1 << 20;
 /// The longest key of a request.
 const KEY_BYTES_MAX: usize = 255;
+/// When another try makes sense where a sandbox could not start, in seconds.
+const RETRY_AFTER: u64 = 5;
 /// The label of a cell that is a sandbox, with its tenant.
 const LABEL: &str = "exocell.e2b.tenant";
 /// The label of a cell that waits to be one, with its template's name.
@@ -239,7 +241,8 @@ async fn plan(
     seconds: u64,
     request: Option<(String, String)>,
 ) -> Result<(Note, Beginning)> {
-    let found = template::find(&server.options, tenant, &wanted.template_id).await?;
+    let found =
+        template::find(&server.options, &server.builds.store, tenant, &wanted.template_id).await?;
     let asked: Wanted = match &wanted.network {
         None | Some(Value::Null) => Wanted::default(),
         Some(network) => Wanted::read(network)?,
@@ -377,7 +380,18 @@ fn identify(sandbox: &Sandbox, note: &Note) -> Result<()> {
 async fn launch(server: &Arc<Server>, note: &Note) -> Result<UnixStream> {
     let spec = spec(server, note);
     let layout = server.layout().clone();
-    let session = blocking(move || Ok(launcher::launch(&layout, &Start::Cell(&spec))?)).await?;
+    let launched = blocking(move || {
+        launcher::launch(&layout, &Start::Cell(&spec)).map_err(|error| match error.status {
+            StatusCode::NOT_FOUND => error.into(),
+            // The table is the server's own: what is wrong with it is nothing of the client's.
+            _ => {
+                warn!("a sandbox does not start: {}", error.message);
+                let words = "the server cannot start a sandbox now; try again later";
+                Problem::unavailable(words).after(RETRY_AFTER)
+            }
+        })
+    });
+    let session = launched.await?;
     let mut session = listened(session)?;
     loop {
         let frame = read_frame(&mut session).await.ok().flatten();

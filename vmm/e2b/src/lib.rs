@@ -38,6 +38,7 @@ mod sandbox;
 mod snapshots;
 mod state;
 mod template;
+mod templates;
 
 pub use error::ServeError;
 pub use listen::serve;

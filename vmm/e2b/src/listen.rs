@@ -112,7 +112,8 @@ async fn run(
     let at = listener.local_addr().map_err(ServeError::host("cannot listen"))?;
     let options = Options { port: at.port(), ..options };
     let (options, bounds) = (Arc::new(options), Arc::new(Bounds::new(connections)));
-    let builds = Builds::new(&options, &bounds).map_err(ServeError::host("no random bytes"))?;
+    let builds =
+        Builds::new(&options, &bounds).map_err(ServeError::host("cannot prepare builds"))?;
     let server = Arc::new(Server::new(options, keys, notes, builds, bounds));
     server.adopt_all().await;
     tokio::spawn(tidy(server.builds.clone()));

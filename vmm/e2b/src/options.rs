@@ -45,8 +45,7 @@ impl Options {
         let most = self.timeout_max;
         match wanted.unwrap_or(TIMEOUT_DEFAULT.min(most)) {
             seconds if seconds > most => Err(Problem::invalid(format!(
-                "timeout: {seconds} seconds are more than the {most} that a sandbox may have \
-                 (serve --e2b-timeout-max)"
+                "timeout: {seconds} seconds are more than the {most} that a sandbox may have"
             ))),
             seconds => Ok(seconds),
         }

@@ -245,6 +245,8 @@ pub async fn keep(server: Arc<Server>) {
         for sandbox in server.pool.outdated(&wanted) {
             server.discard(&sandbox).await;
         }
+        // One may have come while its place was taken.
+        make_room(&server).await;
         let has_room = server.count() + server.pool.len() < server.options.sandboxes_max;
         if let Some(turn) = has_room.then(|| server.queue.spare()).flatten()
             && let Some(next) = server.pool.next(&wanted)
@@ -302,7 +304,10 @@ fn wishes(server: &Server) -> Vec<(Tenant, Option<String>, String, usize)> {
 async fn resolve(server: &Server, all: &[(Tenant, Option<String>, String, usize)]) -> Vec<Wanted> {
     let mut wanted = Vec::new();
     for (tenant, owner, name, count) in all {
-        let Ok(found) = template::find(&server.options, tenant, name).await else { continue };
+        let Ok(found) = template::find(&server.options, &server.builds.store, tenant, name).await
+        else {
+            continue;
+        };
         let runs = Beginning::of(&found.config).runs();
         let granted = network::rules(server.options.grant(tenant), None, &Default::default());
         let kind = Kind {
