@@ -11,8 +11,8 @@
 //! next ones:      start ─> looked at again and again, no longer than the sleep ─> ready
 //! ```
 
-use std::collections::{BTreeSet, HashMap};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use exocell_cell::images::ImageConfig;
@@ -20,6 +20,7 @@ use exocell_cell::images::ImageConfig;
 use crate::envd::process;
 use crate::error::{Problem, Result};
 use crate::sandbox::Sandbox;
+use crate::settled::State;
 use crate::state::Server;
 
 /// Labels of an image, see [`Beginning`].
@@ -28,9 +29,8 @@ const READY: &str = "exocell.e2b.ready";
 /// How long a sandbox may take to be ready, and how soon it is looked again.
 const READY_MAX: Duration = Duration::from_secs(60);
 const READY_AGAIN: Duration = Duration::from_millis(100);
-/// Sockets that are remembered of an image, and images.
+/// Sockets that are remembered of an image.
 const SOCKETS_MAX: usize = 64;
-const IMAGES_MAX: usize = 1024;
 /// Tells which sockets listen, by what every shell has built in (proc(5)).
 const LISTENING: &str = "for file in tcp tcp6 unix; do \
 while read -r line; do echo \"$file $line\"; done < /proc/net/$file; done 2>/dev/null; :";
@@ -42,24 +42,6 @@ pub struct Beginning {
     start: Option<String>,
     /// What is run again and again until it succeeds: then the sandbox is ready.
     ready: Option<String>,
-}
-
-/// What the start command of an image came to in the first sandbox, by the image's id.
-#[derive(Default)]
-pub struct Settled(Mutex<HashMap<String, State>>);
-
-/// See the module's head.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-struct State {
-    sockets: BTreeSet<String>,
-    has_ended: bool,
-}
-
-impl State {
-    /// Whether another has come as far as this one.
-    fn is_reached_by(&self, other: &Self) -> bool {
-        self.sockets.is_subset(&other.sockets) && (other.has_ended || !self.has_ended)
-    }
 }
 
 impl Beginning {
@@ -112,8 +94,7 @@ impl Beginning {
     ) -> Result<()> {
         let until = Instant::now() + time.min(READY_MAX);
         let image = sandbox.note().template;
-        let lock = || server.settled.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let known = lock().get(&image).cloned();
+        let known = server.settled.of(&image);
         if let Some(known) = known {
             while Instant::now() < until && !known.is_reached_by(&look(server, sandbox, pid).await?)
             {
@@ -123,10 +104,7 @@ impl Beginning {
         }
         tokio::time::sleep(until.saturating_duration_since(Instant::now())).await;
         let state = look(server, sandbox, pid).await?;
-        let mut all = lock();
-        if all.len() < IMAGES_MAX {
-            all.insert(image, state);
-        }
+        server.settled.set(image, state);
         Ok(())
     }
 }

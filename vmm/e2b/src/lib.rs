@@ -16,6 +16,7 @@
 mod address;
 mod beginning;
 mod blocking;
+mod boot;
 mod bounds;
 mod builds;
 mod calls;
@@ -35,10 +36,12 @@ mod proxy;
 mod queue;
 mod route;
 mod sandbox;
+mod settled;
 mod snapshots;
 mod state;
 mod template;
 mod templates;
+mod waiting;
 
 pub use error::ServeError;
 pub use listen::serve;

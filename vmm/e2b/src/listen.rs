@@ -115,6 +115,9 @@ async fn run(
     let builds =
         Builds::new(&options, &bounds).map_err(ServeError::host("cannot prepare builds"))?;
     let server = Arc::new(Server::new(options, keys, notes, builds, bounds));
+    let layout = server.layout().clone();
+    // What cannot be swept is tried by the next server.
+    let _ = tokio::task::spawn_blocking(move || pool::sweep(&layout)).await;
     server.adopt_all().await;
     tokio::spawn(tidy(server.builds.clone()));
     tokio::spawn(pool::keep(server.clone()));

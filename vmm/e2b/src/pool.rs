@@ -12,19 +12,17 @@
 //! with the same network. What is the client's own (variables, metadata, time, tokens, rules of the
 //! network) is said when it is taken; then the cell outlives the server as others do.
 
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::Duration;
 
 use exocell_cell::control::{Client, ControlRequest};
 use exocell_cell::logging::tracing::{info, warn};
 use exocell_cell::signal::Signal;
 use exocell_cell::{Layout, Record, end};
-use tokio::sync::Notify;
 
 use crate::beginning::Beginning;
 use crate::blocking::blocking;
-use crate::create::{self, LABEL_POOL, labels};
+use crate::boot::{self, LABEL_POOL, labels};
 use crate::envd::programs;
 use crate::error::{Problem, Result};
 use crate::keys::Tenant;
@@ -34,148 +32,12 @@ use crate::queue::Turn;
 use crate::sandbox::Sandbox;
 use crate::state::Server;
 use crate::template::{self, Found};
+use crate::waiting::{Kind, Wanted};
 
 /// Who took one has the machine to itself for so long before the next boots.
 const HEADWAY: Duration = Duration::from_millis(100);
 /// How often it is looked whether a template has changed.
 const LOOK_AGAIN: Duration = Duration::from_secs(2);
-/// How long a template is left alone that could not be booted.
-const TRY_AGAIN: Duration = Duration::from_secs(30);
-
-/// See the module's head.
-#[derive(Default)]
-pub struct Pool {
-    state: Mutex<State>,
-    /// Told when one was taken, is there, or failed.
-    changed: Notify,
-}
-
-#[derive(Default)]
-struct State {
-    waiting: Vec<(Kind, Arc<Sandbox>)>,
-    /// Those that boot.
-    coming: Vec<Kind>,
-    /// Until when a template is left alone, by its name.
-    left: HashMap<String, Instant>,
-}
-
-/// What two sandboxes must have in common to be the same before a client has them.
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct Kind {
-    /// Whose they are to be; anybody's who may have the template else.
-    owner: Option<String>,
-    name: String,
-    image: String,
-    /// Whether programs of the template have run in it, with these rules of the network.
-    runs: bool,
-    rules: Vec<String>,
-}
-
-impl Kind {
-    fn serves(&self, note: &Note) -> bool {
-        note.alias.as_ref() == Some(&self.name)
-            && note.template == self.image
-            && self.owner.as_ref().is_none_or(|owner| *owner == note.tenant)
-            && (!self.runs || self.rules == note.rules)
-    }
-}
-
-/// What is to wait.
-struct Wanted {
-    kind: Kind,
-    found: Found,
-    count: usize,
-}
-
-impl State {
-    fn count(&self, kind: &Kind) -> usize {
-        let waiting = self.waiting.iter().map(|(own, _)| own);
-        waiting.chain(&self.coming).filter(|own| *own == kind).count()
-    }
-}
-
-impl Pool {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// How many there are, those that boot among them.
-    pub fn len(&self) -> usize {
-        let state = self.lock();
-        state.waiting.len() + state.coming.len()
-    }
-
-    /// Takes one out that ended.
-    pub fn forget(&self, id: &str) -> bool {
-        let mut state = self.lock();
-        let before = state.waiting.len();
-        state.waiting.retain(|(_, sandbox)| sandbox.id != id);
-        let was_there = state.waiting.len() < before;
-        if was_there {
-            self.changed.notify_one();
-        }
-        was_there
-    }
-
-    /// One that is as `note` says before a client has it, and the rules that it has.
-    fn claim(&self, note: &Note) -> Option<(Arc<Sandbox>, Vec<String>)> {
-        let mut state = self.lock();
-        let at = state.waiting.iter().position(|(kind, _)| kind.serves(note))?;
-        let (kind, sandbox) = state.waiting.remove(at);
-        self.changed.notify_one();
-        Some((sandbox, kind.rules))
-    }
-
-    /// Takes out what is of no use any more, or too much.
-    fn outdated(&self, wanted: &[Wanted]) -> Vec<Arc<Sandbox>> {
-        let mut state = self.lock();
-        let mut left: Vec<(&Kind, usize)> = wanted.iter().map(|it| (&it.kind, it.count)).collect();
-        let mut is_wanted = |(kind, _): &mut (Kind, Arc<Sandbox>)| match left
-            .iter_mut()
-            .find(|(own, left)| *own == kind && *left > 0)
-        {
-            Some((_, left)) => {
-                *left -= 1;
-                true
-            }
-            None => false,
-        };
-        let over = state.waiting.extract_if(.., |it| !is_wanted(it));
-        over.map(|(_, sandbox)| sandbox).collect()
-    }
-
-    /// Begins to fill: what of `wanted` is to boot now.
-    fn next<'a>(&self, wanted: &'a [Wanted]) -> Option<&'a Wanted> {
-        let mut state = self.lock();
-        let now = Instant::now();
-        state.left.retain(|_, until| *until > now);
-        let lacks = |it: &&Wanted| {
-            state.count(&it.kind) < it.count && !state.left.contains_key(&it.kind.name)
-        };
-        // The one of which there is least.
-        let next = wanted.iter().filter(lacks).min_by_key(|it| state.count(&it.kind))?;
-        state.coming.push(next.kind.clone());
-        Some(next)
-    }
-
-    fn came(&self, kind: &Kind, sandbox: Option<Arc<Sandbox>>) {
-        let mut state = self.lock();
-        if let Some(at) = state.coming.iter().position(|own| own == kind) {
-            state.coming.remove(at);
-        }
-        match sandbox {
-            Some(sandbox) => state.waiting.push((kind.clone(), sandbox)),
-            None => drop(state.left.insert(kind.name.clone(), Instant::now() + TRY_AGAIN)),
-        }
-        self.changed.notify_one();
-    }
-
-    /// Takes any out, for another that needs its place.
-    fn give_up(&self) -> Option<Arc<Sandbox>> {
-        let mut state = self.lock();
-        state.waiting.pop().map(|(_, sandbox)| sandbox)
-    }
-}
 
 /// Makes one that waits the sandbox that `note` describes, but for the id, which it keeps; `None`
 /// where none is just such a one.
@@ -259,7 +121,7 @@ pub async fn keep(server: Arc<Server>) {
                     warn!(template = kind.name, "none for the pool: {error}");
                 }
                 let sandbox = booted.ok();
-                server.pool.came(&kind, sandbox.clone());
+                server.pool.came(&kind, sandbox.clone().map(|own| (own.id.clone(), own)));
                 // Its end may have come just before.
                 if let Some(sandbox) = sandbox.filter(|it| it.has_ended())
                     && server.pool.forget(&sandbox.id)
@@ -301,7 +163,10 @@ fn wishes(server: &Server) -> Vec<(Tenant, Option<String>, String, usize)> {
 }
 
 /// What these are by now; a template that there is not has none.
-async fn resolve(server: &Server, all: &[(Tenant, Option<String>, String, usize)]) -> Vec<Wanted> {
+async fn resolve(
+    server: &Server,
+    all: &[(Tenant, Option<String>, String, usize)],
+) -> Vec<Wanted<Found>> {
     let mut wanted = Vec::new();
     for (tenant, owner, name, count) in all {
         let Ok(found) = template::find(&server.options, &server.builds.store, tenant, name).await
@@ -325,8 +190,8 @@ async fn resolve(server: &Server, all: &[(Tenant, Option<String>, String, usize)
 
 async fn boot(server: &Arc<Server>, kind: &Kind, found: Found, turn: Turn) -> Result<Arc<Sandbox>> {
     let beginning = Beginning::of(&found.config);
-    let note = Note { rules: kind.rules.clone(), ..create::bare(server, found)? };
-    let (sandbox, session) = create::boot(server, note).await?;
+    let note = Note { rules: kind.rules.clone(), ..boot::bare(server, found)? };
+    let (sandbox, session) = boot::boot(server, note).await?;
     server.follow(&sandbox, session);
     drop(turn);
     if let Err(error) = beginning.run(server, &sandbox).await {
@@ -346,38 +211,5 @@ pub fn sweep(layout: &Layout) {
             record.await_release();
             let _ = end::remove(layout, &record, &status, true);
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn one_serves_who_would_have_booted_the_same() {
-        let kind = Kind {
-            owner: None,
-            name: "base".into(),
-            image: "sha256:1".into(),
-            runs: false,
-            rules: Vec::new(),
-        };
-        let note = Note {
-            tenant: "ann".into(),
-            template: "sha256:1".into(),
-            alias: Some("base".into()),
-            rules: vec!["a.org:443".into()],
-            ..Note::default()
-        };
-        assert!(kind.serves(&note), "its rules are said when it is taken");
-        let ran = Kind { runs: true, ..kind.clone() };
-        assert!(!ran.serves(&note), "its programs had less");
-        assert!(Kind { rules: note.rules.clone(), ..ran.clone() }.serves(&note));
-        let less = Note { rules: Vec::new(), ..note.clone() };
-        assert!(!Kind { rules: note.rules.clone(), ..ran }.serves(&less), "they had more");
-        assert!(Kind { owner: Some("ann".into()), ..kind.clone() }.serves(&note));
-        assert!(!Kind { owner: Some("bob".into()), ..kind.clone() }.serves(&note));
-        assert!(!Kind { image: "sha256:2".into(), ..kind.clone() }.serves(&note));
-        assert!(!Kind { name: "other".into(), ..kind }.serves(&note));
     }
 }

@@ -12,7 +12,6 @@ use exocell_cell::{CellError, Layout, Record, State, Status, end, now_ms};
 use exocell_docker::frames::read_frame;
 use tokio::net::UnixStream;
 
-use crate::beginning::Settled;
 use crate::blocking::blocking;
 use crate::bounds::Bounds;
 use crate::builds::Builds;
@@ -21,9 +20,10 @@ use crate::error::{Problem, Result};
 use crate::keys::Keys;
 use crate::note::{Note, Notes, OnTimeout};
 use crate::options::Options;
-use crate::pool::{self, Pool};
 use crate::queue::Queue;
 use crate::sandbox::{self, Sandbox, listened};
+use crate::settled::Settled;
+use crate::waiting::Pool;
 
 /// Sandboxes that boot at once for each processor of the host; who comes then waits.
 const BOOTS_OF_ONE: usize = 2;
@@ -40,7 +40,7 @@ pub struct Server {
     pub notes: Notes,
     pub builds: Arc<Builds>,
     pub queue: Arc<Queue>,
-    pub pool: Pool,
+    pub pool: Pool<Arc<Sandbox>>,
     pub settled: Settled,
     /// Requests of clients that are being answered, by tenant and key.
     requests: Mutex<HashMap<(String, String), Turn>>,
@@ -270,10 +270,9 @@ impl Server {
 
     /// Finds the sandboxes of earlier servers again.
     pub async fn adopt_all(self: &Arc<Self>) {
-        let (notes, layout) = (self.notes.clone(), self.layout().clone());
+        let notes = self.notes.clone();
         let all = blocking(move || {
             notes.sweep();
-            pool::sweep(&layout);
             Ok(notes.all())
         })
         .await
