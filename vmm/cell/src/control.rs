@@ -106,6 +106,10 @@ pub enum ControlRequest {
     Restart {
         policy: Policy,
     },
+    /// Outlive the operator of a cell that was tied to it, with these notes of the next one.
+    Settle {
+        labels: BTreeMap<String, String>,
+    },
     /// Change how much memory the guest may use.
     Memory {
         limit_bytes: u64,

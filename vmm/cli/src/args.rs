@@ -1107,8 +1107,12 @@ pub struct ServeArgs {
     /// The names of the store's images are templates, too.
     #[arg(long, value_name = "NAME=IMAGE", requires = "e2b")]
     pub template: Vec<String>,
+    /// Sandboxes that have booted before an E2B client asks for them: so many of a template, or of
+    /// each one that --template names and of `base`. They count among --e2b-sandboxes.
+    #[arg(long, value_name = "[TEMPLATE=]N", requires = "e2b")]
+    pub pool: Vec<String>,
     /// The keys of E2B's clients, and what each may have: tables [[tenant]] of TOML with name,
-    /// key_sha256, sandboxes, templates and allow_net. Without it there is one key, in ROOT/e2b/key.
+    /// key_sha256, sandboxes, templates, allow_net and pool. Without it there is one key, in ROOT/e2b/key.
     #[arg(long, value_name = "FILE", requires = "e2b")]
     pub e2b_keys: Option<PathBuf>,
     /// Where E2B's clients find a sandbox by its name, PORT-ID.DOMAIN, beside PORT-ID.localhost.

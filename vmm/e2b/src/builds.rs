@@ -56,6 +56,8 @@ pub use recipe::{LABEL_USER, LABEL_WORKDIR};
 /// All builds of a server.
 pub struct Builds {
     options: Arc<Options>,
+    /// Opened once: who only looks does not wait for who writes.
+    pub store: Arc<Store>,
     bounds: Arc<Bounds>,
     known: Known,
     turns: Arc<Turns>,
@@ -65,9 +67,11 @@ pub struct Builds {
 
 impl Builds {
     /// # Errors
-    /// The host gives no random bytes.
+    /// The host gives no random bytes, or the images cannot be used.
     pub fn new(options: &Arc<Options>, bounds: &Arc<Bounds>) -> io::Result<Self> {
+        let store = Store::open(options.layout.images()).map_err(io::Error::other)?;
         Ok(Self {
+            store: Arc::new(store),
             options: options.clone(),
             bounds: bounds.clone(),
             known: Known::default(),
@@ -169,7 +173,7 @@ pub async fn start(
         }
         paths.push(path);
     }
-    let base = template::find(&builds.options, tenant, &recipe.from).await?;
+    let base = template::find(&builds.options, &builds.store, tenant, &recipe.from).await?;
     {
         let mut told = build.told();
         if told.stage != Stage::Waiting {
@@ -230,9 +234,9 @@ fn carry_out(
     stopper: &Stopper,
 ) -> std::result::Result<String, String> {
     let layout = &builds.options.layout;
-    let store = Store::open(layout.images()).map_err(|error| error.to_string())?;
+    let store = &builds.store;
     let paths = build.archives.get().map_or(&[][..], Vec::as_slice);
-    let context = compose::take(&store, |to| context(paths, to));
+    let context = compose::take(store, |to| context(paths, to));
     let context = context.map_err(|error| error.to_string())?;
     let mut grant = builds.options.defaults.clone();
     grant.connect = builds.options.grant(tenant).to_vec();
@@ -321,6 +325,6 @@ pub fn status(
 
 /// `GET /templates/aliases/{name}`
 pub async fn alias(builds: &Builds, tenant: &Tenant, name: &str) -> Result<Response> {
-    template::find(&builds.options, tenant, name).await?;
+    template::find(&builds.options, &builds.store, tenant, name).await?;
     Ok(json_reply(StatusCode::OK, &json!({ "templateID": name, "public": false })))
 }

@@ -117,14 +117,14 @@ impl Wish {
         self.states.iter().any(|wanted| wanted == state)
             && self.metadata.iter().all(has)
             && self.template.as_ref().is_none_or(of)
-            && self.after_ms.is_none_or(|after| note.started_ms > after)
+            && self.after_ms.is_none_or(|after| note.started_ms >= after)
     }
 }
 
 /// `GET /sandboxes` and, in pages, `GET /v2/sandboxes`
 pub fn list(server: &Server, tenant: &Tenant, query: &Query, paged: bool) -> Result<Response> {
     let wish = Wish::read(query, if paged { &["running", "paused"] } else { &["running"] })?;
-    let own = server.all().into_iter().filter(|sandbox| sandbox.tenant == tenant.name);
+    let own = server.all().into_iter().filter(|sandbox| sandbox.tenant() == tenant.name);
     let mut notes: Vec<Note> = own.map(|it| it.note()).filter(|note| wish.takes(note)).collect();
     let place = |note: &Note| (note.started_ms, note.id.clone());
     notes.sort_by_cached_key(place);
@@ -214,7 +214,7 @@ async fn move_deadline(
 pub async fn kill(server: &Arc<Server>, sandbox: &Arc<Sandbox>) -> Result<Response> {
     let _held = sandbox.changing.lock().await;
     // Another may have been faster.
-    server.find(&sandbox.tenant, &sandbox.id)?;
+    server.find(sandbox.tenant(), &sandbox.id)?;
     server.kill_held(sandbox).await?;
     Ok(empty(StatusCode::NO_CONTENT))
 }
@@ -238,7 +238,7 @@ pub async fn pause(server: &Arc<Server>, sandbox: &Arc<Sandbox>, call: Call) -> 
         ));
     }
     let _held = sandbox.changing.lock().await;
-    server.find(&sandbox.tenant, &sandbox.id)?;
+    server.find(sandbox.tenant(), &sandbox.id)?;
     if sandbox.is_paused() {
         return Err(Problem::conflict(format!("sandbox {} is already paused", sandbox.id)));
     }
@@ -390,6 +390,7 @@ mod tests {
         assert!(takes("metadata=a%252520b%3Dc%252526d") && !takes("metadata=a%3Db"));
         assert!(takes("metadata=a%2520b%3Dc%252526d"));
         assert!(takes("template=base") && takes("template=sha256:1") && !takes("template=x"));
+        assert!(takes("startedAfter=1970-01-01T00:00:05Z"), "it says from when on");
         assert!(!takes("startedAfter=2020-01-01T00:00:00Z"));
         let wrong = |query: &str| Wish::read(&Query::read(query), &[]).is_err();
         assert!(wrong("state=gone") && wrong("startedAfter=soon"));

@@ -7,6 +7,7 @@ use exocell_cell::CellError;
 use exocell_cell::agent::FailureKind;
 use exocell_cell::agent::client::ClientError;
 use exocell_cell::images::ImageError;
+use exocell_cell::logging::tracing::warn;
 use exocell_docker::ApiError;
 use hyper::StatusCode;
 
@@ -21,13 +22,15 @@ pub struct Problem {
     pub message: String,
     /// What a program reads of it, where a status does not say enough.
     pub reason: Option<&'static str>,
+    /// When another try makes sense, in seconds, where that is known.
+    pub retry_after: Option<u64>,
 }
 
 pub type Result<T> = std::result::Result<T, Problem>;
 
 impl Problem {
     pub fn new(status: StatusCode, message: impl Into<String>) -> Self {
-        Self { status, message: message.into(), reason: None }
+        Self { status, message: message.into(), reason: None, retry_after: None }
     }
 
     pub fn invalid(message: impl Into<String>) -> Self {
@@ -55,6 +58,12 @@ impl Problem {
         Self::new(StatusCode::TOO_MANY_REQUESTS, message)
     }
 
+    /// Something of the host's: its operator reads `why` in the log.
+    pub fn hidden(why: impl std::fmt::Display) -> Self {
+        warn!("a call failed: {why}");
+        Self::internal("the server could not do this; who runs it finds the reason in its log")
+    }
+
     /// Something that is not there; `remedy` says what to do instead.
     pub fn unsupported(what: impl std::fmt::Display, remedy: &str) -> Self {
         Self::new(StatusCode::NOT_IMPLEMENTED, format!("{what} is not supported; {remedy}"))
@@ -75,6 +84,11 @@ impl Problem {
 
     pub fn because(self, reason: &'static str) -> Self {
         Self { reason: Some(reason), ..self }
+    }
+
+    /// A later try makes sense in so many seconds.
+    pub fn after(self, seconds: u64) -> Self {
+        Self { retry_after: Some(seconds), ..self }
     }
 
     /// Connect's name for it.
@@ -108,8 +122,13 @@ impl Problem {
 }
 
 impl From<ApiError> for Problem {
+    /// What failed on the host names its paths and its operator's commands: the operator reads it,
+    /// not a tenant.
     fn from(error: ApiError) -> Self {
-        Self::new(error.status, error.message)
+        match error.status.is_server_error() {
+            true => Self::hidden(error),
+            false => Self::new(error.status, error.message),
+        }
     }
 }
 
@@ -163,5 +182,18 @@ impl ServeError {
     pub(crate) fn host(what: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
         let what = what.into();
         move |source| Self::Host { what, source }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_the_hosts_is_not_told() {
+        let told: Problem = ApiError::internal("cannot open /srv/root/cells").into();
+        assert!(told.status == 500 && !told.message.contains("/srv"), "{told}");
+        let told: Problem = ApiError::bad_request("no such size").into();
+        assert_eq!((told.status.as_u16(), told.message.as_str()), (400, "no such size"));
     }
 }

@@ -243,7 +243,11 @@ pub fn refusal(problem: &Problem) -> Response {
     if let Some(reason) = problem.reason {
         told["error_code"] = reason.into();
     }
-    for_later(json_reply(problem.status, &told))
+    let mut response = for_later(json_reply(problem.status, &told));
+    if let Some(seconds) = problem.retry_after {
+        response.headers_mut().insert("retry-after", seconds.into());
+    }
+    response
 }
 
 /// Says when to come again, where an answer says that it is too much now.

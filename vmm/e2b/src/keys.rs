@@ -7,8 +7,10 @@
 //! sandboxes = 20              # at once; the server's own bound where nothing is said
 //! templates = ["base"]        # all where nothing is said
 //! allow_net = ["pypi.org:443"] # of what the server may give; all of that where nothing is said
+//! pool = { mine = 2 }         # so many of its template `mine` wait for it
 //! ```
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
@@ -21,6 +23,8 @@ use sha2::{Digest, Sha256};
 use crate::error::ServeError;
 
 const KEY_BYTES: usize = 32;
+/// What E2B's keys begin with; hexadecimal digits follow.
+const PREFIX: &str = "e2b_";
 /// The tenant of a server that has one key.
 const ONLY: &str = "default";
 /// The longest file of keys.
@@ -36,6 +40,23 @@ pub struct Tenant {
     pub sandboxes: Option<usize>,
     pub templates: Option<Vec<String>>,
     pub allow_net: Option<Vec<String>>,
+    /// How many sandboxes of a template wait for it, by the template's name.
+    #[serde(default)]
+    pub pool: BTreeMap<String, usize>,
+}
+
+impl Tenant {
+    /// Who has what all have, and nothing of its own.
+    pub fn nobody() -> Self {
+        Self {
+            name: String::new(),
+            key_sha256: String::new(),
+            sandboxes: None,
+            templates: None,
+            allow_net: None,
+            pool: BTreeMap::new(),
+        }
+    }
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -92,7 +113,8 @@ impl Keys {
         let key = match fs::read_to_string(&path) {
             Ok(key) if key.trim().len() >= KEY_BYTES => key.trim().to_owned(),
             _ => {
-                let key = random().map_err(failed())?;
+                // In the form that clients of before 2.60 hold a key to.
+                let key = format!("{PREFIX}{}", random().map_err(failed())?);
                 let new = folder.join("key.new");
                 private::create(&new)
                     .and_then(|mut file| file.write_all(format!("{key}\n").as_bytes()))
@@ -101,14 +123,20 @@ impl Keys {
                 key
             }
         };
-        let tenant = Tenant {
-            name: ONLY.to_owned(),
-            key_sha256: hash(&key),
-            sandboxes: None,
-            templates: None,
-            allow_net: None,
-        };
+        let tenant = Tenant { name: ONLY.to_owned(), key_sha256: hash(&key), ..Tenant::nobody() };
         Ok((Self(vec![tenant]), path))
+    }
+
+    pub fn all(&self) -> &[Tenant] {
+        &self.0
+    }
+
+    /// The tenant of a server that has one.
+    pub fn only_one(&self) -> Option<&Tenant> {
+        match self.0.as_slice() {
+            [only] => Some(only),
+            _ => None,
+        }
     }
 
     /// Whose `key` is. Hashes are compared, not keys, so the time it takes tells nothing.
@@ -200,6 +228,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let (_, path) = Keys::only(folder.path()).unwrap();
         let key = fs::read_to_string(path).unwrap();
+        let digits = key.trim().strip_prefix(PREFIX).unwrap();
+        assert!(digits.len() == 64 && digits.bytes().all(|byte| byte.is_ascii_hexdigit()));
         let (keys, _) = Keys::only(folder.path()).unwrap();
         assert_eq!(keys.find(key.trim()).unwrap().name, ONLY);
         assert!(keys.find(&key).is_none());

@@ -31,6 +31,7 @@ use crate::http::{Call, Response, refusal};
 use crate::keys::Keys;
 use crate::note::Notes;
 use crate::options::Options;
+use crate::pool;
 use crate::proxy;
 use crate::route::route;
 use crate::sandbox::Sandbox;
@@ -111,10 +112,15 @@ async fn run(
     let at = listener.local_addr().map_err(ServeError::host("cannot listen"))?;
     let options = Options { port: at.port(), ..options };
     let (options, bounds) = (Arc::new(options), Arc::new(Bounds::new(connections)));
-    let builds = Builds::new(&options, &bounds).map_err(ServeError::host("no random bytes"))?;
+    let builds =
+        Builds::new(&options, &bounds).map_err(ServeError::host("cannot prepare builds"))?;
     let server = Arc::new(Server::new(options, keys, notes, builds, bounds));
+    let layout = server.layout().clone();
+    // What cannot be swept is tried by the next server.
+    let _ = tokio::task::spawn_blocking(move || pool::sweep(&layout)).await;
     server.adopt_all().await;
     tokio::spawn(tidy(server.builds.clone()));
+    tokio::spawn(pool::keep(server.clone()));
     let failed = |error| ServeError::host("cannot wait for signals")(error);
     let mut term = signal(SignalKind::terminate()).map_err(failed)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(failed)?;

@@ -54,11 +54,7 @@ impl Wanted {
             Some(_) => true,
         };
         for (name, value, remedy) in [
-            (
-                "rules",
-                &self.rules,
-                "let the operator add headers by a secret (exocell run --secret)",
-            ),
+            ("rules", &self.rules, "add the headers in the sandbox"),
             ("egressProxy", &self.egress_proxy, "name what may be reached by allowOut"),
             ("dnsServers", &self.dns_servers, "names are looked up by the operator's host"),
             ("maskRequestHost", &self.mask_request_host, "take the host from the request"),
@@ -116,10 +112,7 @@ fn beyond(wanted: &NamePattern, grant: &[Endpoint]) -> Problem {
         true => "nothing".to_owned(),
         false => told.join(", "),
     };
-    Problem::invalid(format!(
-        "allowOut: {wanted} is more than the operator granted, which is {has} (serve --allow-net; \
-         a key may have less)"
-    ))
+    Problem::invalid(format!("allowOut: {wanted} is more than this key may have, which is {has}"))
 }
 
 /// A host, a network or a name, with all of its ports.
@@ -164,7 +157,9 @@ fn without(grant: &[Endpoint], denied: &[NamePattern]) -> Result<Vec<Endpoint>> 
             && let Some(host) = denied.iter().find(|host| is_net(host))
         {
             return Err(Problem::invalid(format!(
-                "denyOut {host} cannot be kept to: the server allows {own} by its name, which may                  have any address, and other addresses are not allowed anyway; leave it out, or                  deny the name"
+                "denyOut {host} cannot be kept to: the server allows {own} by its name, which may \
+                 have any address, and other addresses are not allowed anyway; leave it out, or \
+                 deny the name"
             )));
         }
         let cuts = |host: &&NamePattern| own.host.contains(host);

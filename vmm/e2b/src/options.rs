@@ -30,6 +30,8 @@ pub struct Options {
     pub sandboxes_max: usize,
     /// The longest time that a client may give a sandbox, in seconds.
     pub timeout_max: u64,
+    /// How many cells of a template wait for a sandbox to be asked for.
+    pub pool: BTreeMap<String, usize>,
     /// Of the address, once it is known.
     pub port: u16,
 }
@@ -43,8 +45,7 @@ impl Options {
         let most = self.timeout_max;
         match wanted.unwrap_or(TIMEOUT_DEFAULT.min(most)) {
             seconds if seconds > most => Err(Problem::invalid(format!(
-                "timeout: {seconds} seconds are more than the {most} that a sandbox may have \
-                 (serve --e2b-timeout-max)"
+                "timeout: {seconds} seconds are more than the {most} that a sandbox may have"
             ))),
             seconds => Ok(seconds),
         }

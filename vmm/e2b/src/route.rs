@@ -10,7 +10,7 @@ use crate::error::{Problem, Result};
 use crate::http::{Call, Response, empty};
 use crate::keys::Tenant;
 use crate::state::Server;
-use crate::{builds, calls, create, snapshots};
+use crate::{builds, calls, create, snapshots, templates};
 
 /// Answers one call on the server itself.
 pub async fn route(server: &Arc<Server>, mut call: Call) -> Result<Response> {
@@ -35,6 +35,13 @@ pub async fn route(server: &Arc<Server>, mut call: Call) -> Result<Response> {
         ("POST", ["sandboxes"]) => create::create(server, &tenant, call).await,
         ("GET", ["sandboxes"]) => calls::list(server, &tenant, &call.query, is_second),
         ("POST", ["v3", "templates"]) => builds::request(&server.builds, &tenant, call).await,
+        ("GET", ["templates"]) => templates::list(server, &tenant, &call.query, is_second).await,
+        ("POST", ["templates", "tags"]) => templates::assign(server, &tenant, call).await,
+        ("DELETE", ["templates", "tags"]) => templates::unassign(server, &tenant, call).await,
+        ("GET", ["templates", name, "tags"]) => {
+            templates::tags(server, &tenant, &decoded(name)).await
+        }
+        ("GET", ["templates", name]) => templates::info(server, &tenant, &decoded(name)).await,
         ("GET", ["templates", "aliases", name]) => {
             builds::alias(&server.builds, &tenant, &decoded(name)).await
         }
@@ -97,11 +104,12 @@ fn refused(call: &Call, parts: &[&str]) -> Problem {
     let (what, remedy) = match parts {
         ["sandboxes", _, "fork"] => ("forking a sandbox", "start another one"),
         ["sandboxes", _, "logs"] => ("the log of a sandbox", "read a command's output"),
-        ["templates", "tags"] | ["templates", _, "tags", ..] => {
-            ("changing the tags of a template", "name them when it is built")
+        ["templates", _] if call.method == Method::PATCH => {
+            ("publishing a template", "let its users build it with their own keys")
         }
+        ["teams", ..] => ("a team", "use the key itself (E2B_API_KEY)"),
         ["volumes", ..] => ("a volume", "upload the files"),
-        ["secrets", ..] => ("a secret", "let the operator give one (exocell run --secret)"),
+        ["secrets", ..] => ("a secret", "give the sandbox a variable (envs)"),
         _ => {
             return Problem::not_found(format!("there is no {} {}", call.method, call.path));
         }

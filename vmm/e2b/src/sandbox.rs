@@ -9,7 +9,7 @@
 //! ```
 
 use std::os::unix::net::UnixStream as BlockingStream;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use exocell_cell::agent::client::ClientError;
@@ -39,13 +39,16 @@ const UNPACKING_MAX: usize = 8;
 /// How long a call waits for its turn.
 const TURN_MAX: Duration = Duration::from_secs(10);
 const TRANSFER_TURN_MAX: Duration = Duration::from_secs(30);
+/// The tenant of a sandbox that waits in the pool: no tenant's name.
+pub const POOL: &str = "";
 /// How long a paused sandbox is kept.
 pub const PAUSED_MAX_MS: u64 = 30 * 24 * 3600 * 1000;
 
 /// See the module's head.
 pub struct Sandbox {
     pub id: String,
-    pub tenant: String,
+    /// Of one that waits in the pool nobody's yet.
+    tenant: OnceLock<String>,
     pub record: Record,
     pub programs: Programs,
     pub watchers: Watchers,
@@ -77,7 +80,7 @@ impl Sandbox {
         let deadline = watch::Sender::new(over_at(&note));
         Arc::new(Self {
             id: note.id.clone(),
-            tenant: note.tenant.clone(),
+            tenant: owner(&note),
             record,
             programs: Programs::default(),
             watchers: Watchers::default(),
@@ -93,6 +96,21 @@ impl Sandbox {
             transfers: Arc::new(Semaphore::new(TRANSFERS_MAX)),
             unpacking: Arc::new(Semaphore::new(UNPACKING_MAX)),
         })
+    }
+
+    /// Whose it is; nobody is called as the pool is.
+    pub fn tenant(&self) -> &str {
+        self.tenant.get().map_or(POOL, String::as_str)
+    }
+
+    /// Makes one of the pool's what `note` says, whose tenant it is from now on; only the first
+    /// time.
+    pub fn become_one(&self, note: Note) -> bool {
+        if self.tenant.set(note.tenant.clone()).is_err() {
+            return false;
+        }
+        self.change(|own| *own = note);
+        true
     }
 
     fn lock(&self) -> MutexGuard<'_, Note> {
@@ -123,6 +141,10 @@ impl Sandbox {
     pub fn end(&self) {
         self.ended.send_replace(true);
         self.watchers.clear();
+    }
+
+    pub fn has_ended(&self) -> bool {
+        *self.ended.borrow()
     }
 
     /// Waits until it is over.
@@ -171,7 +193,7 @@ impl Sandbox {
     ) -> Result<Turn> {
         let both = async {
             let place = places.clone().acquire_owned().await;
-            Some(Turn { _place: place.ok()?, _share: shared.wait(&self.tenant, 1).await })
+            Some(Turn { _place: place.ok()?, _share: shared.wait(self.tenant(), 1).await })
         };
         timeout(most, both).await.ok().flatten().ok_or_else(|| {
             Problem::exhausted(format!(
@@ -199,7 +221,7 @@ impl Sandbox {
     /// 429: there are too many, of this sandbox or of its tenant's.
     pub fn visit(&self) -> Result<(OwnedSemaphorePermit, Share)> {
         let both = self.visits.clone().try_acquire_owned().ok();
-        let both = both.zip(self.bounds.visits.take(&self.tenant, 1));
+        let both = both.zip(self.bounds.visits.take(self.tenant(), 1));
         both.ok_or_else(|| {
             Problem::exhausted(format!(
                 "the ports of the sandbox have as many connections as they may ({VISITS_MAX}, and \
@@ -210,7 +232,7 @@ impl Sandbox {
 
     /// A part of what a tenant's requests and commands may take of the server's memory, in bytes.
     pub fn bytes(&self, count: u64) -> Option<Share> {
-        self.bounds.bytes.take(&self.tenant, count)
+        self.bounds.bytes.take(self.tenant(), count)
     }
 
     /// Does `work`, which may block, in its turn.
@@ -285,6 +307,13 @@ impl Sandbox {
 pub fn listened(stream: BlockingStream) -> Result<UnixStream> {
     let made = stream.set_nonblocking(true).and_then(|()| UnixStream::from_std(stream));
     made.map_err(|error| Problem::internal(format!("no stream into the sandbox: {error}")))
+}
+
+fn owner(note: &Note) -> OnceLock<String> {
+    match note.tenant.as_str() {
+        POOL => OnceLock::new(),
+        tenant => tenant.to_owned().into(),
+    }
 }
 
 /// When something happens to it by itself.

@@ -56,12 +56,13 @@ pub async fn create(server: &Arc<Server>, sandbox: &Arc<Sandbox>, call: Call) ->
             format!("snap-{}", &random[..NAME_CHARS])
         }
     };
-    let tag = own_image(&sandbox.tenant, &name)?;
+    let tag = own_image(sandbox.tenant(), &name)?;
     let (layout, own) = (server.layout().clone(), sandbox.clone());
+    let store = server.builds.store.clone();
     let (id, shown) = (sandbox.id.clone(), name.clone());
     blocking(move || {
-        let store = Store::open(layout.images())?;
-        if of_tenant(&store, &own.tenant)?.len() >= SNAPSHOTS_MAX {
+        let store = &*store;
+        if of_tenant(store, own.tenant())?.len() >= SNAPSHOTS_MAX {
             return Err(Problem::exhausted(format!(
                 "there are {SNAPSHOTS_MAX} snapshots of this key, as many as there may be; \
                  delete one"
@@ -98,8 +99,8 @@ fn of_tenant(store: &Store, tenant: &str) -> Result<Vec<(String, ImageRecord)>> 
 
 /// `GET /snapshots`
 pub async fn list(server: &Arc<Server>, tenant: &Tenant, query: &Query) -> Result<Response> {
-    let (layout, tenant) = (server.layout().clone(), tenant.name.clone());
-    let all = blocking(move || of_tenant(&Store::open(layout.images())?, &tenant)).await?;
+    let (store, tenant) = (server.builds.store.clone(), tenant.name.clone());
+    let all = blocking(move || of_tenant(&store, &tenant)).await?;
     let (sandbox, name) = (query.get("sandboxID"), query.get("name"));
     let passes = |(own, image): &&(String, ImageRecord)| {
         sandbox.is_none_or(|id| image.config.labels.get(LABEL).is_some_and(|it| it == id))
@@ -127,9 +128,9 @@ pub async fn list(server: &Arc<Server>, tenant: &Tenant, query: &Query) -> Resul
 pub async fn remove(server: &Arc<Server>, tenant: &Tenant, name: &str) -> Result<Response> {
     let missing = || Problem::not_found(format!("template {name:?} was not found"));
     let image = own_image(&tenant.name, name).map_err(|_| missing())?.to_string();
-    let layout = server.layout().clone();
+    let store = server.builds.store.clone();
     let removed = blocking(move || {
-        Store::open(layout.images())?.remove(&image, false)?;
+        store.remove(&image, false)?;
         Ok(())
     });
     removed.await.map_err(|error| match error.status {

@@ -11,7 +11,6 @@ use exocell_cell::signal::Signal;
 use exocell_cell::{CellError, Layout, Record, State, Status, end, now_ms};
 use exocell_docker::frames::read_frame;
 use tokio::net::UnixStream;
-use tokio::sync::Semaphore;
 
 use crate::blocking::blocking;
 use crate::bounds::Bounds;
@@ -21,10 +20,14 @@ use crate::error::{Problem, Result};
 use crate::keys::Keys;
 use crate::note::{Note, Notes, OnTimeout};
 use crate::options::Options;
+use crate::queue::Queue;
 use crate::sandbox::{self, Sandbox, listened};
+use crate::settled::Settled;
+use crate::waiting::Pool;
 
-/// Sandboxes that are being started at once; who comes then waits.
-const STARTS_MAX: usize = 8;
+/// Sandboxes that boot at once for each processor of the host; who comes then waits.
+const BOOTS_OF_ONE: usize = 2;
+const BOOTS_MAX: usize = 32;
 
 /// Whose turn it is among requests that are alike.
 type Turn = Weak<tokio::sync::Mutex<()>>;
@@ -36,7 +39,9 @@ pub struct Server {
     pub keys: Keys,
     pub notes: Notes,
     pub builds: Arc<Builds>,
-    pub starts: Semaphore,
+    pub queue: Arc<Queue>,
+    pub pool: Pool<Arc<Sandbox>>,
+    pub settled: Settled,
     /// Requests of clients that are being answered, by tenant and key.
     requests: Mutex<HashMap<(String, String), Turn>>,
     /// Sandboxes that are being started, by tenant.
@@ -52,13 +57,16 @@ impl Server {
         builds: Builds,
         bounds: Arc<Bounds>,
     ) -> Self {
+        let processors = std::thread::available_parallelism().map_or(1, |count| count.get());
         Self {
             options,
             bounds,
             keys,
             notes,
             builds: Arc::new(builds),
-            starts: Semaphore::new(STARTS_MAX),
+            queue: Queue::new((BOOTS_OF_ONE * processors).min(BOOTS_MAX)),
+            pool: Pool::default(),
+            settled: Settled::default(),
             requests: Mutex::default(),
             starting: Mutex::default(),
             sandboxes: Mutex::default(),
@@ -85,6 +93,12 @@ impl Server {
         })
     }
 
+    /// How many there are of all tenants, those that are being started among them.
+    pub fn count(&self) -> usize {
+        let starting = self.starting.lock().unwrap_or_else(PoisonError::into_inner);
+        starting.values().sum::<usize>() + self.lock().len()
+    }
+
     pub fn all(&self) -> Vec<Arc<Sandbox>> {
         self.lock().values().cloned().collect()
     }
@@ -95,7 +109,7 @@ impl Server {
 
     /// The sandbox `id` of `tenant`. Another's is not there.
     pub fn find(&self, tenant: &str, id: &str) -> Result<Arc<Sandbox>> {
-        let found = self.get(id).filter(|sandbox| sandbox.tenant == tenant);
+        let found = self.get(id).filter(|sandbox| sandbox.tenant() == tenant);
         found.ok_or_else(|| Problem::not_found(format!("sandbox {id:?} was not found")))
     }
 
@@ -112,8 +126,13 @@ impl Server {
     }
 
     /// Takes a sandbox in that runs, and follows it by `session` to its end.
-    pub fn take(self: &Arc<Self>, sandbox: &Arc<Sandbox>, session: UnixStream) {
-        self.lock().insert(sandbox.id.clone(), sandbox.clone());
+    pub async fn take(self: &Arc<Self>, sandbox: &Arc<Sandbox>, session: UnixStream) {
+        self.follow(sandbox, session);
+        self.show(sandbox).await;
+    }
+
+    /// Follows a sandbox by `session` to its end.
+    pub fn follow(self: &Arc<Self>, sandbox: &Arc<Sandbox>, session: UnixStream) {
         let (server, own) = (self.clone(), sandbox.clone());
         tokio::spawn(async move {
             tokio::select! {
@@ -122,6 +141,15 @@ impl Server {
             }
             server.bury(&own).await;
         });
+    }
+
+    /// Has its tenant find a sandbox that is followed.
+    pub async fn show(self: &Arc<Self>, sandbox: &Arc<Sandbox>) {
+        self.lock().insert(sandbox.id.clone(), sandbox.clone());
+        // Its end may have come just before.
+        if sandbox.has_ended() {
+            return self.bury(sandbox).await;
+        }
         let (server, own) = (self.clone(), sandbox.clone());
         tokio::spawn(async move { server.keep_time(&own).await });
     }
@@ -171,7 +199,6 @@ impl Server {
             Ok(())
         })
         .await?;
-        sandbox.end();
         self.bury(sandbox).await;
         Ok(())
     }
@@ -204,10 +231,27 @@ impl Server {
 
     /// It has ended: nothing of it is left.
     async fn bury(&self, sandbox: &Arc<Sandbox>) {
-        if self.lock().remove(&sandbox.id).is_none() {
+        let was_shown = self.lock().remove(&sandbox.id).is_some();
+        let was_warm = self.pool.forget(&sandbox.id);
+        sandbox.end();
+        if !was_shown && !was_warm {
             return;
         }
+        self.clear(sandbox).await;
+    }
+
+    /// Ends one that no tenant has.
+    pub async fn discard(self: &Arc<Self>, sandbox: &Arc<Sandbox>) {
+        let (layout, record) = (self.layout().clone(), sandbox.record.clone());
+        // One that has ended cannot be.
+        let _ = blocking(move || Ok(end::kill(&layout, &record, Signal::KILL)?)).await;
+        self.lock().remove(&sandbox.id);
         sandbox.end();
+        self.clear(sandbox).await;
+    }
+
+    /// Removes what is left of one that has ended.
+    async fn clear(&self, sandbox: &Sandbox) {
         let (notes, layout) = (self.notes.clone(), self.layout().clone());
         let (id, record) = (sandbox.id.clone(), sandbox.record.clone());
         let cleared = blocking(move || {
@@ -242,7 +286,7 @@ impl Server {
                     note.paused_ms = record.is_paused().then(|| note.paused_ms.unwrap_or(now_ms()));
                     let sandbox = Sandbox::new(record, note, &self.bounds);
                     let Ok(session) = listened(session) else { continue };
-                    self.take(&sandbox, session);
+                    self.take(&sandbox, session).await;
                     if !sandbox.is_paused() {
                         programs::adopt(self, &sandbox).await;
                     }

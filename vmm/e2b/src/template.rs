@@ -1,6 +1,8 @@
 //! What a template is: a name that the operator maps to an image (`--template NAME=IMAGE`), one of
 //! the tenant's own (a snapshot), or the name of an image of the store. Nothing is pulled.
 
+use std::sync::Arc;
+
 use exocell_cell::images::{ImageConfig, Reference, Store};
 
 use crate::blocking::blocking;
@@ -14,6 +16,7 @@ const NAME_BYTES_MAX: usize = 512;
 const OWN: &str = "exocell-e2b";
 
 /// A template, and what its image says.
+#[derive(Debug, Clone)]
 pub struct Found {
     /// The image's id.
     pub id: String,
@@ -43,11 +46,16 @@ pub fn own_image(tenant: &str, name: &str) -> Result<Reference> {
 ///
 /// # Errors
 /// 404 for what there is not, or is not for the tenant.
-pub async fn find(options: &Options, tenant: &Tenant, name: &str) -> Result<Found> {
+pub async fn find(
+    options: &Options,
+    store: &Arc<Store>,
+    tenant: &Tenant,
+    name: &str,
+) -> Result<Found> {
     let missing = || {
         Problem::not_found(format!(
-            "template {name:?} was not found: it is no name that the operator maps to an image \
-             (--template), no snapshot of this key, and no image of the store"
+            "template {name:?} was not found: no template, snapshot or image that this key may use \
+             is called so; build it first"
         ))
     };
     if name.is_empty() || name.len() > NAME_BYTES_MAX {
@@ -65,9 +73,8 @@ pub async fn find(options: &Options, tenant: &Tenant, name: &str) -> Result<Foun
             wanted.extend(named.filter(|own| !of_tenants(own)).map(|own| own.to_string()));
         }
     }
-    let layout = options.layout.clone();
+    let store = store.clone();
     let found = blocking(move || {
-        let store = Store::open(layout.images())?;
         for name in wanted {
             match image(&store, &name) {
                 Err(error) if error.status == hyper::StatusCode::NOT_FOUND => {}

@@ -10,9 +10,9 @@ use exocell_agent::files::METADATA_PREFIX;
 use exocell_agent::{FailureKind, FrameReader, FrameWriter, Kind, Reply};
 use nix::errno::Errno;
 use nix::unistd::{UnlinkatFlags, unlinkat};
-use rustix::fs::{XattrFlags, fsetxattr};
+use rustix::fs::{XattrFlags, flistxattr, fremovexattr, fsetxattr};
 
-use super::{CHUNK_BYTES, Place, check_file};
+use super::{CHUNK_BYTES, NAMES_BYTES_MAX, Place, check_file};
 use crate::error::{Context, InitError};
 use crate::removal;
 use crate::transfer::DataReader;
@@ -115,6 +115,17 @@ fn remove_entries(directory: &File) -> nix::Result<Option<std::ffi::CString>> {
     }
 }
 
+/// Removes what was said of a file's bytes before.
+fn forget(file: &File) {
+    let mut names = vec![0_u8; NAMES_BYTES_MAX];
+    let length = flistxattr(file, names.as_mut_slice()).unwrap_or(0);
+    let names = names.get(..length).unwrap_or_default().split(|byte| *byte == 0);
+    for name in names.filter(|name| name.starts_with(METADATA_PREFIX.as_bytes())) {
+        // One that is gone by now is gone.
+        let _ = fremovexattr(file, name);
+    }
+}
+
 /// Writes what comes on `frames` into a file, and says what it is then.
 pub fn write(
     stream: &File,
@@ -149,8 +160,12 @@ fn fill(
     options.custom_flags(libc::O_NONBLOCK | libc::O_CLOEXEC | libc::O_NOCTTY);
     let mut file = options.open(path).context(|| path.display())?;
     check_file(&file, path)?;
-    file.set_len(0).context(|| path.display())?;
+    // Who watches the directory hears of a change, so there is none where nothing changes.
+    if file.metadata().context(|| path.display())?.len() > 0 {
+        file.set_len(0).context(|| path.display())?;
+    }
     fchown(&file, Some(user.uid), Some(user.gid)).context(|| path.display())?;
+    forget(&file);
     for (name, value) in metadata {
         let name = format!("{METADATA_PREFIX}{name}");
         fsetxattr(&file, name, value.as_bytes(), XattrFlags::empty())

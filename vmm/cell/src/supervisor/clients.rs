@@ -97,13 +97,14 @@ pub(crate) fn serve(
     let operator = inheritance.operator.try_clone().map_err(CellError::host(failed()))?;
     let control = inheritance.control.try_clone().map_err(CellError::host(failed()))?;
     let input = shared.clone();
-    let (idle, tied) = (inheritance.spec.idle, inheritance.spec.tied);
+    let idle = inheritance.spec.idle;
     thread("operator", move || match (input.warmth.is_warm(), idle) {
         (true, _) => warmth::watch_pool(&input, &operator),
         (false, true) => await_hang_up(&input, &operator),
         (false, false) => {
             forward_input(&input, operator);
-            if tied {
+            // Another may have taken it over meanwhile.
+            if input.warmth.spec().tied {
                 hung_up(&input);
             }
         }
@@ -256,6 +257,9 @@ fn serve_one(
         ControlRequest::Restart { policy } => {
             shared.warmth.rewrite(record, |spec| spec.restart = policy)
         }
+        ControlRequest::Settle { labels } => shared.warmth.rewrite(record, |spec| {
+            (spec.tied, spec.labels) = (false, labels);
+        }),
         ControlRequest::Limit(limits) => limit(shared, services, &limits),
         ControlRequest::Reserve { from, to } => warmth::reserve(shared, &from, to),
     };

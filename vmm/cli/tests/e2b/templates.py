@@ -4,7 +4,9 @@ import os
 import tempfile
 import uuid
 
-from e2b import BuildException, Sandbox, SandboxException, Template
+from e2b import BuildException, ConnectionConfig, Sandbox, SandboxException, Template
+from e2b.api.client.api.templates import get_templates
+from e2b.api.client_sync import get_api_client
 
 NAME = f"tour-{uuid.uuid4().hex[:8]}"
 
@@ -40,6 +42,18 @@ with tempfile.TemporaryDirectory() as context:
     info = Template.build(template, NAME, tags=["v1"], on_build_logs=lambda it: lines.append(it.message))
     assert Template.exists(NAME) and info.name == NAME
     assert any("Step" in line for line in lines), lines
+client = get_api_client(ConnectionConfig())
+found = {it.template_id: it for it in get_templates.sync(client=client)}
+assert found[NAME].names == [NAME] and not found[NAME].public, found
+assert found["base"].public and found["small"].memory_mb == 256, found
+assert {it.tag for it in Template.get_tags(NAME)} == {"latest", "v1"}
+told = Template.assign_tags(f"{NAME}:v1", ["v2", "stable"])
+assert set(told.tags) == {"v2", "stable"}
+Template.remove_tags(NAME, ["v2"])
+assert {it.tag for it in Template.get_tags(NAME)} == {"latest", "v1", "stable"}
+Template.remove_tags(NAME, ["stable"])
+raises(SandboxException, lambda: Template.remove_tags(NAME, ["none"]), "was not found")
+raises(SandboxException, lambda: Template.assign_tags("base:latest", ["v9"]), "was not found")
 print("built", flush=True)
 
 for name in (NAME, f"{NAME}:v1", info.template_id):
@@ -55,6 +69,14 @@ for name in (NAME, f"{NAME}:v1", info.template_id):
         assert started.args[-1].startswith("while :;")
         assert box.commands.run("echo $A; pwd").stdout == "b \"c\" $d\n/srv/app\n"
 print("started", flush=True)
+
+# A ready command that only sleeps is slept once; the next sandbox has come as far.
+slow = Template().from_template("small").set_start_cmd("sleep 2; echo x > ~/done", "sleep 6")
+Template.build(slow, f"{NAME}-slow")
+for _ in range(2):
+    with Sandbox.create(f"{NAME}-slow", timeout=120, envs={"OWN": "x"}) as box:
+        assert box.files.read("~/done") == "x\n"
+assert Sandbox.delete_snapshot(f"{NAME}-slow")
 
 raises(
     BuildException,

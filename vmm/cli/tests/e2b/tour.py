@@ -121,6 +121,9 @@ def files(box):
     files.write("kept", "x", metadata={"author": "ann"})
     info = files.get_info("kept")
     assert info.metadata == {"author": "ann"}, info
+    assert files.write("kept", "y").metadata is None, "it was said of other bytes"
+    info = files.get_info("kept")
+    assert not info.metadata, info
     assert (info.size, info.owner, info.group, info.mode) == (1, "user", "user", 0o644)
     assert info.permissions == "-rw-r--r--" and info.type == FileType.FILE
     assert abs(info.modified_time.timestamp() - time.time()) < 3600
@@ -267,6 +270,12 @@ def watches(box):
         ("new", kinds.CREATE), ("new", kinds.RENAME), ("old", kinds.CREATE),
     ]:
         eventually(f"{name} {kind}: {seen}", lambda: has(name, kind))
+    new = box.files.watch_dir("watched/deep")
+    box.files.write("watched/deep/new", "x")
+    told = []
+    eventually(f"three: {told}", lambda: told.extend(new.get_new_events()) or len(told) >= 3)
+    assert [it.type for it in told] == [kinds.CREATE, kinds.CHMOD, kinds.WRITE], told
+    new.stop()
     [old] = [it.entry for it in seen if it.name == "old" and it.type == kinds.CREATE]
     assert old.path == "/home/user/watched/old" and old.type == FileType.DIR
     handle.stop()
@@ -344,6 +353,10 @@ def ends():
     short = Sandbox.create(timeout=2)
     eventually("its time is over", lambda: not short.is_running())
     raises(SandboxNotFoundException, short.get_info)
+    gone = Sandbox.create(timeout=60)
+    running = gone.commands.run("sleep 1000", background=True)
+    assert gone.kill()
+    raises(TimeoutException, running.wait, "killed or reached its end of life")
     kept = Sandbox.create(timeout=2, lifecycle={"on_timeout": "pause", "auto_resume": True})
     kept.files.write("f", "kept")
     eventually("it is paused", lambda: kept.get_info().state == SandboxState.PAUSED)

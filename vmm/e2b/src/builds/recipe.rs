@@ -96,7 +96,7 @@ impl Recipe {
         if wanted.from_image_registry.as_ref().is_some_and(|it| !it.is_null()) {
             return Err(Problem::unsupported(
                 "a registry's credentials",
-                "let the operator pull the image (exocell pull)",
+                "ask who runs the server to have the image there",
             ));
         }
         let given = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());

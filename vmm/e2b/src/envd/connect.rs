@@ -4,6 +4,7 @@
 //! messages, each behind a byte of flags and a length of four bytes (big endian). The last one has
 //! the flag 2, and says how the call ended.
 
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -255,6 +256,11 @@ impl Stream {
             Err(problem) => json!({ "error": told(&problem) }),
         };
         self.0.send(frame(LAST, &last)).await;
+    }
+
+    /// Breaks the connection off: the sandbox is gone, as it would be for one that was in it.
+    pub async fn break_off(self) {
+        self.0.break_off(io::ErrorKind::ConnectionReset.into()).await;
     }
 
     /// Waits until the client is gone.

@@ -64,7 +64,7 @@ fn caller(
 
 fn admit(sandbox: &Sandbox, call: &mut Call, operation: &'static str) -> Result<String> {
     let user = caller(&sandbox.note(), &call.query, &call.headers, operation)?;
-    call.count(&sandbox.tenant)?;
+    call.count(sandbox.tenant())?;
     Ok(user)
 }
 

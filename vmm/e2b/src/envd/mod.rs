@@ -54,7 +54,7 @@ pub async fn serve(server: &Arc<Server>, sandbox: Arc<Sandbox>, mut call: Call) 
         );
         return if is_call { connect::refused(&call, &problem) } else { refusal(&problem) };
     }
-    if let Err(problem) = call.count(&sandbox.tenant) {
+    if let Err(problem) = call.count(sandbox.tenant()) {
         return if is_call { connect::refused(&call, &problem) } else { refusal(&problem) };
     }
     match (&call.method, parts.as_slice()) {

@@ -16,6 +16,7 @@ use exocell_cell::now_ms;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
+use tokio::time::timeout;
 
 use super::connect::{Messages, Stream, answer, last_answer, only, refused, time_limit, unary};
 use super::programs::{self, End, Event, Program, Selector};
@@ -33,6 +34,10 @@ const WORDS_BYTES_MAX: usize = 1 << 20;
 const TAG_BYTES_MAX: usize = 256;
 /// How often a client that waits hears something, where it does not say.
 const KEEPALIVE: Duration = Duration::from_secs(90);
+/// Bytes that are kept of what a template's line says.
+const SAID_MAX: usize = 256 << 10;
+/// How long it may take until the end of a sandbox is noticed whose commands have ended so.
+const GONE_MAX: Duration = Duration::from_secs(2);
 /// Where commands are looked for, if the image does not say.
 const PATH: &str = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
@@ -146,40 +151,49 @@ async fn start(server: &Arc<Server>, sandbox: &Arc<Sandbox>, call: Call) -> Resp
     let (server, sandbox) = (server.clone(), sandbox.clone());
     tokio::spawn(async move {
         let begun = async {
-            let (command, program) = plan(&sandbox, wanted, user, limit).await?;
+            let (command, program) = plan(&sandbox, &sandbox.note(), wanted, user, limit).await?;
             programs::start(&server, &sandbox, command, program).await
         };
         let begun = begun.await;
         // Until then it counts, whether its client is there or not.
         drop(work);
         match begun {
-            Ok((program, events)) => tell(stream, &program, events, None, every).await,
+            Ok((program, events)) => tell(&sandbox, stream, &program, events, None, every).await,
             Err(problem) => stream.end(Err(problem)).await,
         }
     });
     response
 }
 
-/// Runs a line of a shell's in the background, as the usual user.
+/// Runs a line of a template's in the background, as the usual user. What a client says of its
+/// sandbox is not said to it.
 pub async fn begin(
     server: &Arc<Server>,
     sandbox: &Arc<Sandbox>,
     line: &str,
-) -> Result<mpsc::Receiver<Event>> {
+) -> Result<(Arc<Program>, mpsc::Receiver<Event>)> {
     let args = ["-l", "-c", line].map(str::to_owned).to_vec();
     let process = Config { cmd: "/bin/bash".to_owned(), args, ..Config::default() };
     let wanted = Start { process, stdin: Some(false), ..Start::default() };
-    let user = sandbox.note().user;
-    let (command, program) = plan(sandbox, wanted, user, None).await?;
-    Ok(programs::start(server, sandbox, command, program).await?.1)
+    let note = Note { env: BTreeMap::new(), ..sandbox.note() };
+    let user = note.user.clone();
+    let (command, program) = plan(sandbox, &note, wanted, user, None).await?;
+    programs::start(server, sandbox, command, program).await
 }
 
-/// The same to its end; its exit code.
-pub async fn run(server: &Arc<Server>, sandbox: &Arc<Sandbox>, line: &str) -> Result<u8> {
-    let mut events = begin(server, sandbox, line).await?;
+/// The same to its end; its exit code, and the first of what it said.
+pub async fn run(
+    server: &Arc<Server>,
+    sandbox: &Arc<Sandbox>,
+    line: &str,
+) -> Result<(u8, Vec<u8>)> {
+    let (_, mut events) = begin(server, sandbox, line).await?;
+    let mut said = Vec::new();
     while let Some(event) = events.recv().await {
-        if let Event::End(end) = event {
-            return Ok(end.code);
+        match event {
+            Event::Stdout(bytes) if said.len() < SAID_MAX => said.extend_from_slice(&bytes),
+            Event::End(end) => return Ok((end.code, said)),
+            _ => {}
         }
     }
     Err(Problem::unavailable("the sandbox ended meanwhile"))
@@ -201,7 +215,7 @@ async fn connect(sandbox: &Arc<Sandbox>, call: Call) -> Response {
         match sandbox.programs.find(&wanted.process) {
             Ok(program) => {
                 let events = program.listen();
-                tell(stream, &program, events, limit, every).await;
+                tell(&sandbox, stream, &program, events, limit, every).await;
             }
             Err(problem) => stream.end(Err(problem)).await,
         }
@@ -217,6 +231,7 @@ pub fn keepalive(call: &Call) -> Duration {
 /// What is to run, in the guest's terms.
 async fn plan(
     sandbox: &Arc<Sandbox>,
+    note: &Note,
     wanted: Start,
     user: String,
     limit: Option<Duration>,
@@ -241,7 +256,7 @@ async fn plan(
     let stdin = pty.is_some() || stdin.unwrap_or(true);
     let program = Exec {
         args: [vec![process.cmd.clone()], process.args.clone()].concat(),
-        env: environment(&sandbox.note(), &user, &process.envs),
+        env: environment(note, &user, &process.envs),
         cwd,
         user,
         privileged: false,
@@ -312,6 +327,7 @@ fn environment(note: &Note, user: &str, envs: &BTreeMap<String, String>) -> Vec<
 
 /// Tells a client of a command, until that ends, the client's time is over, or it goes.
 async fn tell(
+    sandbox: &Sandbox,
     stream: Stream,
     program: &Program,
     mut events: mpsc::Receiver<Event>,
@@ -342,6 +358,10 @@ async fn tell(
                 }
                 stream.say(&json!({ "event": { "end": ended(end) } })).await;
                 return stream.end(Ok(())).await;
+            }
+            // Clients tell by the break, and by asking then, that the sandbox is gone.
+            None if timeout(GONE_MAX, sandbox.gone()).await.is_ok() => {
+                return stream.break_off().await;
             }
             None => {
                 let lost = "the connection to the sandbox ended before the command did, or its \

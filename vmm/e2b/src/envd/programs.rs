@@ -153,6 +153,10 @@ impl Programs {
         })
     }
 
+    pub fn is_empty(&self) -> bool {
+        self.lock().is_empty()
+    }
+
     fn commands(&self) -> Vec<Command> {
         self.lock().values().map(|program| program.command.clone()).collect()
     }
@@ -253,7 +257,7 @@ fn follow(
 }
 
 /// Notes what runs, for the next server.
-async fn write_down(server: &Arc<Server>, sandbox: &Arc<Sandbox>) {
+pub async fn write_down(server: &Arc<Server>, sandbox: &Arc<Sandbox>) {
     // One that is over has no notes any more.
     if server.get(&sandbox.id).is_none() {
         return;

@@ -98,6 +98,7 @@ fn e2b(layout: &Layout, args: &ServeArgs, address: &str) -> Result<u8, CellError
             .ok_or_else(|| CellError::Usage(format!("--template: `{text}` is not NAME=IMAGE")))?;
         templates.insert(name.to_owned(), image.to_owned());
     }
+    let pool = pool(&args.pool, &templates)?;
     let options = exocell_e2b::Options {
         layout: layout.clone(),
         address: address.to_owned(),
@@ -107,6 +108,7 @@ fn e2b(layout: &Layout, args: &ServeArgs, address: &str) -> Result<u8, CellError
         keys: args.e2b_keys.clone(),
         sandboxes_max: args.e2b_sandboxes as usize,
         timeout_max: args.e2b_timeout_max,
+        pool,
         port: 0,
     };
     let ready = |at: SocketAddr, key: Option<&Path>| {
@@ -117,6 +119,30 @@ fn e2b(layout: &Layout, args: &ServeArgs, address: &str) -> Result<u8, CellError
     };
     exocell_e2b::serve(options, ready).map_err(|error| CellError::Usage(error.to_string()))?;
     Ok(0)
+}
+
+/// How many sandboxes of which template wait, as `--pool` says: the last word on one counts.
+fn pool(
+    texts: &[String],
+    templates: &BTreeMap<String, String>,
+) -> Result<BTreeMap<String, usize>, CellError> {
+    let mut all = BTreeMap::new();
+    for text in texts {
+        let (name, count) = match text.rsplit_once('=') {
+            Some((name, count)) => (Some(name), count),
+            None => (None, text.as_str()),
+        };
+        let wrong = || {
+            CellError::Usage(format!("--pool: `{text}` is not [TEMPLATE=]N, with N up to 10000"))
+        };
+        let count = count.parse().ok().filter(|count| *count <= 10_000).ok_or_else(wrong)?;
+        match name {
+            Some("") => return Err(wrong()),
+            Some(name) => drop(all.insert(name.to_owned(), count)),
+            None => all.extend(templates.keys().map(|name| (name.clone(), count))),
+        }
+    }
+    Ok(all)
 }
 
 /// What a cell gets where nobody names a limit.

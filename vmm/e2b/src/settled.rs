@@ -1,0 +1,38 @@
+//! What the start commands of images have come to, see [`crate::beginning`].
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::{Mutex, PoisonError};
+
+/// Images of which it is remembered.
+const IMAGES_MAX: usize = 1024;
+
+/// What the start command of an image came to in the first sandbox, by the image's id.
+#[derive(Default)]
+pub struct Settled(Mutex<HashMap<String, State>>);
+
+/// How far one has come.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct State {
+    pub sockets: BTreeSet<String>,
+    pub has_ended: bool,
+}
+
+impl State {
+    /// Whether another has come as far as this one.
+    pub fn is_reached_by(&self, other: &Self) -> bool {
+        self.sockets.is_subset(&other.sockets) && (other.has_ended || !self.has_ended)
+    }
+}
+
+impl Settled {
+    pub fn of(&self, image: &str) -> Option<State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).get(image).cloned()
+    }
+
+    pub fn set(&self, image: String, state: State) {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if all.len() < IMAGES_MAX {
+            all.insert(image, state);
+        }
+    }
+}
