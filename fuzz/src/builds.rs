@@ -8,7 +8,7 @@ use exocell_images::build::Room;
 use exocell_images::compose::{self, Copy, Files, Selection, Stack};
 use exocell_images::dockerfile::ignore::Ignore;
 use exocell_images::dockerfile::{self, Instruction, Scope};
-use exocell_images::{ImportLimits, Silent};
+use exocell_images::{ImportLimits, Rootfs, Silent};
 
 fn limits() -> ImportLimits {
     ImportLimits {
@@ -68,8 +68,13 @@ pub fn tree(bytes: &[u8]) {
     let image = || {
         let mut image = file();
         image.write_all(bytes).expect("a file is written");
-        image
+        Rootfs::of(vec![image]).expect("one file")
     };
+    let delta = [image(), image()].into_iter().flat_map(|image| image.into_parts().0);
+    if let Ok(rootfs) = Rootfs::of(delta.collect()) {
+        let _ = compose::text(&rootfs, "d/l/f", 100, &limits());
+    }
+    let _ = compose::layer(&image(), Some(&image()), &mut file(), false, &limits());
     let stack = Stack { layers: Vec::new(), limits: limits(), store: PathBuf::from("/") };
     let selection = Selection { sources: vec!["*".to_owned()], ..Selection::default() };
     let _ = compose::hash(&selection, Some(&image()), &limits());

@@ -31,7 +31,7 @@ fn add(devices: &mut DeviceLoop, listener: UnixListener, choice: u8) {
             let file = tempfile::tempfile().expect("a disk");
             file.set_len(1 << 20).expect("its size");
             let config = BlockConfig {
-                file,
+                contents: file.into(),
                 read_only: choice & 4 != 0,
                 id: "disk".to_owned(),
                 windows: (choice & 8 != 0).then(windows),

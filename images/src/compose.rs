@@ -9,6 +9,7 @@
 //! As [`crate::build`] it opens no file: all comes in by descriptors.
 
 mod copy;
+mod layer;
 mod owners;
 mod paths;
 mod select;
@@ -22,30 +23,22 @@ use serde::{Deserialize, Serialize};
 use crate::Digest;
 use crate::build::{Image, Room};
 use crate::digest::HashingWriter;
-use crate::erofs::DataArea;
+use crate::erofs::{DataArea, Rootfs};
 use crate::error::{ImageError, Result};
-use crate::layer::{self, LayerCheck, Reserving, Spent};
+use crate::layer::{self as layers, LayerCheck, Reserving, Spent};
 use crate::limits::ImportLimits;
 use crate::progress::{Progress, ProgressEvent};
 use crate::rootfs::RootfsBuilder;
 use crate::tar::TarReader;
 
+pub use crate::layer::Layer;
+pub use crate::rootfs::Form;
 pub use copy::{Copied, Copy, copy, pack};
+pub use layer::layer;
 pub use select::{Selection, hash, text};
 
 /// How layers are compressed: they are read again soon, on the same machine.
 const ZSTD_LEVEL: i32 = 1;
-
-/// A layer that was made here, as its file holds it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Layer {
-    /// Digest of the tar stream.
-    pub diff_id: Digest,
-    pub bytes: u64,
-    /// Digest and length of the file, which holds the stream compressed.
-    pub blob: Digest,
-    pub blob_bytes: u64,
-}
 
 /// What is over nothing, or over an image.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -60,25 +53,23 @@ pub struct Stack {
 /// The files of a [`Stack`].
 #[derive(Debug)]
 pub struct Files {
-    /// The image file below; `None` is nothing.
-    pub base: Option<File>,
+    /// The image below; `None` is nothing.
+    pub base: Option<Rootfs>,
     pub layers: Vec<File>,
 }
 
 impl Stack {
-    /// All of it; only to be looked into if `reads`.
+    /// All of it.
     fn rootfs(
         &self,
         files: Files,
         room: Room,
-        reads: bool,
         progress: &mut dyn Progress,
     ) -> Result<RootfsBuilder<'_>> {
         let limits = &self.limits;
         let area = DataArea::new(room.image, room.spool, limits);
         let mut rootfs = match files.base {
-            Some(base) if reads => RootfsBuilder::reading(base, area, limits, &self.store)?,
-            Some(base) => RootfsBuilder::over(&base, area, limits, &self.store)?,
+            Some(base) => RootfsBuilder::over(base, area, limits, &self.store)?,
             None => RootfsBuilder::new(area, limits, &self.store),
         };
         let mut spent = Spent::default();
@@ -90,13 +81,14 @@ impl Stack {
             let blob = Some((known.blob, known.blob_bytes));
             let diff_id = Some(known.diff_id);
             let check = LayerCheck { what, blob, diff_id, has_marks: true };
-            layer::apply(&mut rootfs, &mut file, &check, &mut spent, progress)?;
+            layers::apply(&mut rootfs, &mut file, &check, &mut spent, progress)?;
         }
         Ok(rootfs)
     }
 }
 
-/// Makes the image with the configuration `document` in `room`.
+/// Makes the image with the configuration `document` in `room`, where it can be as what it has over
+/// the image below.
 ///
 /// # Errors
 /// What is wrong with what it is made of, or with the disk.
@@ -106,12 +98,12 @@ pub fn compose(
     files: Files,
     room: Room,
     progress: &mut dyn Progress,
-) -> Result<Image> {
-    let rootfs = stack.rootfs(files, room, false, progress)?;
+) -> Result<(Image, Form)> {
+    let rootfs = stack.rootfs(files, room, progress)?;
     progress.event(ProgressEvent::Finishing);
     let image = Image::read(document.as_bytes().to_vec(), None)?;
-    rootfs.finish(&image.id)?;
-    Ok(image)
+    let form = rootfs.finish_over(&image.id)?;
+    Ok((image, form))
 }
 
 /// Keeps the tar stream `from` as a layer in the empty file `to`, if it can be one.
@@ -146,7 +138,7 @@ pub fn take(
     let limits = &stack.limits;
     let area = DataArea::new(room.image, room.spool, limits);
     let mut rootfs = RootfsBuilder::new(area, limits, &stack.store);
-    layer::apply_files(&mut rootfs, from, "the build context", progress)?;
+    layers::apply_files(&mut rootfs, from, "the build context", progress)?;
     rootfs.finish(&Digest::of(b"")).map(drop)
 }
 

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Deserializer, Serialize};
+use serde_json::{Value, json};
 
 use crate::Digest;
 use crate::error::{ImageError, Result};
@@ -103,6 +104,35 @@ impl ImageConfig {
         }
         Ok(())
     }
+}
+
+/// The document of an image that has one more layer than the one whose document is `below`, and is
+/// started as `config` says. The steps before are told of as that does.
+///
+/// # Errors
+/// `below` is no document.
+pub fn document_over(below: &str, config: &ImageConfig, diff_id: Digest) -> Result<String> {
+    let malformed = |error| ImageError::malformed("the image configuration", error);
+    let mut document: Value = serde_json::from_str(below).map_err(malformed)?;
+    let Some(fields) = document.as_object_mut() else {
+        return Err(ImageError::malformed("the image configuration", "it is no object"));
+    };
+    // What is of the other image, or of what it was made from.
+    for gone in ["created", "container", "container_config", "id", "parent", "docker_version"] {
+        fields.remove(gone);
+    }
+    let own = serde_json::to_value(RunConfig::from(config.clone())).map_err(malformed)?;
+    fields.insert("config".to_owned(), own);
+    let ids = document["rootfs"]["diff_ids"].as_array().cloned().unwrap_or_default();
+    let mut history = document["history"].as_array().cloned().unwrap_or_default();
+    if history.is_empty() {
+        history = ids.iter().map(|_| json!({ "comment": "imported" })).collect();
+    }
+    history.push(json!({ "comment": "commit" }));
+    let ids: Vec<Value> = ids.into_iter().chain([json!(diff_id)]).collect();
+    document["history"] = Value::Array(history);
+    document["rootfs"] = json!({ "type": "layers", "diff_ids": ids });
+    Ok(document.to_string())
 }
 
 /// The document as it is in an image.
@@ -242,6 +272,23 @@ mod tests {
         assert_eq!((config.env.len(), config.cmd.as_slice()), (0, &["sh".to_owned()][..]));
         assert!(config.exposed_ports.contains("80/tcp"));
         assert_eq!((config.shell.len(), config.healthcheck.unwrap().retries), (2, 2));
+    }
+
+    #[test]
+    fn a_document_over_another_has_one_layer_more() {
+        let below = r#"{"architecture":"amd64","os":"linux","created":"then","config":{"Env":["A=1"]},
+            "rootfs":{"type":"layers","diff_ids":["sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"]}}"#;
+        let config = ImageConfig { cmd: vec!["sh".into()], ..ImageConfig::default() };
+        let over = document_over(below, &config, Digest::of(b"layer")).unwrap();
+        let mut document = ConfigDocument::parse(over.as_bytes()).unwrap();
+        assert_eq!(document.rootfs.diff_ids, [Digest::of(b""), Digest::of(b"layer")]);
+        assert_eq!((document.created.clone(), document.run_config().unwrap()), (None, config));
+        assert!(over.contains("imported") && over.contains("commit"), "{over}");
+        let config = ImageConfig::default();
+        assert!(document_over("[]", &config, Digest::of(b"")).is_err());
+        let again = document_over(&over, &config, Digest::of(b"more")).unwrap();
+        let again: Value = serde_json::from_str(&again).unwrap();
+        assert_eq!(again["history"].as_array().unwrap().len(), 3);
     }
 
     #[test]

@@ -6,6 +6,8 @@ use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::FileExt;
 
+use serde::{Deserialize, Serialize};
+
 use crate::Digest;
 use crate::digest::{self, Hashing};
 use crate::disk::Reserve;
@@ -17,6 +19,17 @@ use crate::tar::{EntryKind, TarEntry, TarReader};
 use crate::tree::Kind;
 pub(crate) use unpack::Spent;
 use unpack::{Guard, unpack};
+
+/// A layer that was made here, as its file holds it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Layer {
+    /// Digest of the tar stream.
+    pub diff_id: Digest,
+    pub bytes: u64,
+    /// Digest and length of the file, which holds the stream, compressed or not.
+    pub blob: Digest,
+    pub blob_bytes: u64,
+}
 
 /// Whether a file is compressed as a whole.
 pub(crate) fn is_packed(file: &File) -> Result<bool> {

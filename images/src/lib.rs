@@ -37,9 +37,10 @@ pub mod walk;
 pub const STALL_MAX: std::time::Duration = std::time::Duration::from_secs(60);
 
 pub use archive::{archive, context};
-pub use config::{Healthcheck, ImageConfig};
+pub use config::{Healthcheck, ImageConfig, document_over};
 pub use digest::{Digest, Hashing};
 pub use disk::Reserve;
+pub use erofs::{Piece, Rootfs};
 pub use error::{Fault, ImageError, Refusal, Result};
 pub use extract::extract;
 pub use layer::unzip;
@@ -49,7 +50,7 @@ pub use progress::{Progress, ProgressEvent, Silent};
 pub use reference::Reference;
 pub use source::{
     Connection, Credentials, Grant, Judge, Looked, Platform, ProxyOptions, Pushed, RegistryOptions,
-    Source, layout_server, log_in, look, push, registry_server, version,
+    Source, layout_server, log_in, look, present, push, registry_server, version,
 };
 pub use store::{Draft, ImageRecord, Store};
 pub use tar::{FirstEntry, first_entry, pass};

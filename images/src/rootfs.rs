@@ -1,11 +1,10 @@
 //! Builds the file system of one image out of layers.
 
-use std::fs::File;
 use std::io::{self, Read};
 use std::path::Path;
 
 use crate::Digest;
-use crate::erofs::{self, DataArea};
+use crate::erofs::{self, DataArea, Rootfs, Shape};
 use crate::error::{ImageError, Result, shown};
 use crate::limits::ImportLimits;
 use crate::tar::Extent;
@@ -24,6 +23,21 @@ pub(crate) struct RootfsBuilder<'a> {
     store: &'a Path,
     entries: u64,
     apparent_bytes: u64,
+    /// Of the image below, if there is one.
+    shape: Option<Shape>,
+}
+
+/// What files may hold beside twice what an image shows of them, before it is written as a whole: a
+/// step that writes a large file anew each time would keep all that it wrote.
+const SPARE_BYTES: u64 = 64 << 20;
+
+/// What an image was written as.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub enum Form {
+    /// A file that has all of it.
+    Whole,
+    /// One over the files of the image below.
+    Delta,
 }
 
 impl<'a> RootfsBuilder<'a> {
@@ -36,31 +50,23 @@ impl<'a> RootfsBuilder<'a> {
             store,
             entries: 0,
             apparent_bytes: 0,
+            shape: None,
         }
     }
 
-    /// The same, over what the image file `base` holds.
+    /// The same, over what the image `base` holds. Nothing of it is copied as long as it is not
+    /// finished.
     pub fn over(
-        base: &File,
-        mut area: DataArea,
+        base: Rootfs,
+        area: DataArea,
         limits: &'a ImportLimits,
         store: &'a Path,
     ) -> Result<Self> {
-        let mut tree = erofs::Reader::new(base)?.tree(limits)?;
-        area.adopt(base, tree.files_mut()).map_err(|error| ImageError::store(store, error))?;
-        Ok(Self { tree, area, limits, store, entries: 0, apparent_bytes: 0 })
-    }
-
-    /// The same, to be looked into and not to be finished: nothing of `base` is copied.
-    pub fn reading(
-        base: File,
-        mut area: DataArea,
-        limits: &'a ImportLimits,
-        store: &'a Path,
-    ) -> Result<Self> {
-        let tree = erofs::Reader::new(&base)?.tree(limits)?;
-        area.borrow(base).map_err(|error| ImageError::store(store, error))?;
-        Ok(Self { tree, area, limits, store, entries: 0, apparent_bytes: 0 })
+        let mut reader = erofs::Reader::new(&base)?;
+        let (tree, shape) = (reader.tree(limits)?, reader.shape());
+        let mut builder = Self { tree, shape: Some(shape), ..Self::new(area, limits, store) };
+        builder.area.borrow(base);
+        Ok(builder)
     }
 
     /// What there is so far.
@@ -177,10 +183,27 @@ impl<'a> RootfsBuilder<'a> {
 
     /// Writes the rest of the image; its length in bytes.
     pub fn finish(mut self, id: &Digest) -> Result<u64> {
-        let mut uuid = [0; 16];
-        uuid.copy_from_slice(&id.as_bytes()[..16]);
-        erofs::finish(&self.tree, &mut self.area, uuid)
+        erofs::finish(&self.tree, &mut self.area, uuid(id))
             .map_err(|error| ImageError::store(self.store, error))
+    }
+
+    /// The same, as what has changed of the image below, unless that is no use: its files are as
+    /// many as there may be, or most of what they hold is seen by nobody any more.
+    pub fn finish_over(mut self, id: &Digest) -> Result<Form> {
+        let failed = |error| ImageError::store(self.store, error);
+        if let (Some(shape), Some(under)) = (self.shape, self.area.under()) {
+            let held = under.disk_bytes().map_err(failed)?;
+            let shown: u64 = self.tree.files().map(|data| data.size).sum();
+            let is_worth = held <= shown.saturating_mul(2).saturating_add(SPARE_BYTES);
+            if is_worth && under.files().len() < Rootfs::FILES_MAX {
+                let (tree, area) = (&self.tree, &mut self.area);
+                let made = erofs::finish_delta(tree, area, shape, uuid(id)).map_err(failed)?;
+                if made.is_some() {
+                    return Ok(Form::Delta);
+                }
+            }
+        }
+        self.finish(id).map(|_| Form::Whole)
     }
 
     fn place_file<'p>(&mut self, path: &'p [u8]) -> Result<Parent<'p>> {
@@ -226,6 +249,12 @@ impl<'a> RootfsBuilder<'a> {
             self.area.discard(&data);
         }
     }
+}
+
+fn uuid(id: &Digest) -> [u8; 16] {
+    let mut uuid = [0; 16];
+    uuid.copy_from_slice(&id.as_bytes()[..16]);
+    uuid
 }
 
 fn check_symlink(path: &[u8], target: &[u8]) -> Result<()> {

@@ -24,7 +24,7 @@ pub(crate) use directory::{Extents, extents, import_directory, meta};
 use files::Files;
 pub use registry::{
     Connection, Credentials, Grant, Judge, Looked, Platform, ProxyOptions, Pushed, RegistryOptions,
-    log_in, look, push,
+    log_in, look, present, push,
 };
 use remote::{Distant, Remote};
 

@@ -1,13 +1,18 @@
-//! The image store: one erofs file per image, shared by all cells.
+//! The image store: the files of images, shared by all cells, and by images that are made of others.
 //!
 //! ```text
 //! ROOT/index.json               images by id, names; replaced by rename
 //! ROOT/blobs/sha256/HEX.config  how the image is run
 //! ROOT/blobs/sha256/HEX.json    its configuration document, as it came
 //! ROOT/lock                     flock of whoever changes the store
-//! ROOT/blobs/sha256/HEX.erofs   flock shared by each cell that uses it
+//! ROOT/blobs/sha256/HEX.erofs   an image, or what it has over files of others; flock shared by
+//!                               each cell that uses the image
+//! ROOT/blobs/sha256/HEX.layer   what that was as a layer, see `layers`
 //! ROOT/tmp/*                    flock exclusive by the import that writes it
 //! ```
+//!
+//! A file goes when no image has it any more; the index says which have it. Who uses an image holds
+//! the lock of the file that is its own: the index keeps the others for it.
 //!
 //! An image is in the store when index.json names it. A process that dies
 //! leaves at most a file in `tmp` or a blob that index.json does not name; its
@@ -15,10 +20,11 @@
 
 mod import;
 mod index;
+mod layers;
 
 pub use import::Draft;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs::{self, File, TryLockError};
 use std::io;
 use std::os::unix::fs::MetadataExt;
@@ -26,6 +32,7 @@ use std::path::{Path, PathBuf};
 
 use crate::Digest;
 use crate::config::ImageConfig;
+use crate::erofs::Rootfs;
 use crate::error::{ImageError, Result};
 use crate::private;
 use crate::reference::Reference;
@@ -48,12 +55,24 @@ pub struct ImageRecord {
     pub created: Option<String>,
     /// When it was imported: seconds since 1970.
     pub imported: u64,
-    /// What it takes on the host's disk.
+    /// What its files take on the host's disk.
     pub size_bytes: u64,
+    /// How much of that are files that other images have, too.
+    pub shared_bytes: u64,
     pub architecture: String,
     pub config: ImageConfig,
-    /// The erofs image file.
+    /// Its own erofs file.
     pub erofs: PathBuf,
+    /// The files that its own is over, the lowest first.
+    pub below: Vec<PathBuf>,
+}
+
+impl ImageRecord {
+    /// What its removal would free.
+    #[must_use]
+    pub fn own_bytes(&self) -> u64 {
+        self.size_bytes - self.shared_bytes
+    }
 }
 
 /// A store of images. Several processes may use one at the same time.
@@ -88,7 +107,11 @@ impl Store {
     pub fn list(&self) -> Result<Vec<ImageRecord>> {
         let index = self.read_index()?;
         let lasting = index.images.iter().filter(|(_, image)| !image.passing);
-        let records = lasting.map(|(id, image)| self.record(*id, image, &index));
+        let users = index.users();
+        let records = lasting.map(|(id, image)| {
+            let config = self.config(*id, image)?;
+            Ok(config.map(|config| self.record_with(*id, image, &index, &users, config)))
+        });
         let records = records.filter(|record| !matches!(record, Err(ImageError::Damaged { .. })));
         let mut records: Vec<_> = records.filter_map(Result::transpose).collect::<Result<_>>()?;
         records.sort_by_key(|record| (std::cmp::Reverse(record.imported), record.id));
@@ -113,18 +136,44 @@ impl Store {
     }
 
     /// Opens the file system of an image for a cell. The image cannot be
-    /// removed while the returned file, or a duplicate of it, is open.
-    pub fn open_rootfs(&self, record: &ImageRecord) -> Result<File> {
+    /// removed while the returned files, or duplicates of them, are open.
+    pub fn open_rootfs(&self, record: &ImageRecord) -> Result<Rootfs> {
         let _lock = self.lock()?;
-        let path = self.blob(record.id);
-        let file = match File::open(&path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                return Err(ImageError::NotFound { name: record.id.to_string() });
-            }
-            other => other.map_err(|error| ImageError::read(&path, error))?,
+        let index = self.read_index()?;
+        let missing = || ImageError::NotFound { name: record.id.to_string() };
+        let image = index.images.get(&record.id).ok_or_else(missing)?;
+        self.open_files(record.id, image)
+    }
+
+    /// The store is locked.
+    fn open_files(&self, id: Digest, image: &StoredImage) -> Result<Rootfs> {
+        let open = |name: &String| {
+            let path = self.blobs().join(name);
+            let opened = File::open(&path);
+            opened.map_err(|error| match error.kind() {
+                io::ErrorKind::NotFound => ImageError::NotFound { name: id.to_string() },
+                _ => ImageError::read(&path, error),
+            })
         };
-        file.lock_shared().map_err(|error| ImageError::read(&path, error))?;
-        Ok(file)
+        let names: Vec<String> = image.files(id).map(|(name, _)| name).collect();
+        let files = names.iter().map(open).collect::<Result<Vec<_>>>()?;
+        let mut rootfs = Rootfs::of(files)?;
+        if let Some(own) = rootfs.own() {
+            own.lock_shared().map_err(|error| ImageError::read(&self.root, error))?;
+        }
+        rootfs.names = names;
+        Ok(rootfs)
+    }
+
+    /// What all images that are listed take on the disk, what they share counted once.
+    ///
+    /// # Errors
+    /// The store cannot be read.
+    pub fn listed_bytes(&self) -> Result<u64> {
+        let index = self.read_index()?;
+        let lasting = index.images.iter().filter(|(_, image)| !image.passing);
+        let files: BTreeMap<_, _> = lasting.flat_map(|(id, image)| image.files(*id)).collect();
+        Ok(files.into_values().sum())
     }
 
     /// Gives an image one more name.
@@ -134,7 +183,7 @@ impl Store {
         let id = find(&index, name)?.id;
         self.keep_passing(&mut index, id)?;
         index.tags.insert(tag.to_string(), id);
-        self.write_index(&index)
+        self.write_index(&mut index)
     }
 
     /// Removes a name, and the image with its last name. An id removes the
@@ -150,7 +199,7 @@ impl Store {
         }
         if let Some(own) = own.filter(|_| tags.len() > 1) {
             index.tags.remove(&own);
-            self.write_index(&index)?;
+            self.write_index(&mut index)?;
             return Ok(None);
         }
         self.remove_image(&mut index, id)?;
@@ -169,7 +218,7 @@ impl Store {
         for id in nameless {
             let Some(image) = index.images.get(&id) else { continue };
             let config = self.config(id, image)?.unwrap_or_default();
-            let record = self.record_with(id, image, &index, config);
+            let record = self.record_with(id, image, &index, &index.users(), config);
             match self.remove_image(&mut index, id) {
                 Ok(()) => removed.push(record),
                 Err(ImageError::InUse { .. }) => {}
@@ -183,24 +232,41 @@ impl Store {
     /// full disk has no room for another index before the image is gone; who finds one then that
     /// names it finds no files of it.
     fn remove_image(&self, index: &mut Index, id: Digest) -> Result<()> {
-        let path = self.blob(id);
+        let own = index.images.get(&id).map_or_else(|| index::file_of(id), |own| own.own_file(id));
+        let path = self.blobs().join(own);
         let unused = is_unused(&path).map_err(|error| ImageError::read(&path, error))?;
         if !unused {
             return Err(ImageError::InUse { id });
         }
-        index.images.remove(&id);
+        let removed = index.images.remove(&id);
         index.tags.retain(|_, tagged| *tagged != id);
+        let known = self.known(index);
+        let mut gone = vec![path, self.config_file(id), self.document_file(id)];
+        let files = removed.iter().flat_map(|image| image.files(id));
+        for path in files.map(|(name, _)| self.blobs().join(name)) {
+            gone.extend([layer_file(&path), path]);
+        }
+        gone.retain(|path| !known.contains(path));
+        let remove = || gone.iter().try_for_each(|path| remove_unused(path));
         match self.write_index(index) {
             Err(ImageError::StoreFull { .. }) => {
-                self.remove_files(id)?;
+                remove()?;
                 self.write_index(index)
             }
-            other => other.and_then(|()| self.remove_files(id)),
+            other => other.and_then(|()| remove()),
         }
     }
 
-    fn remove_files(&self, id: Digest) -> Result<()> {
-        self.files_of(id).iter().try_for_each(|path| remove_file(path))
+    /// The files of all images that the index names.
+    fn known(&self, index: &Index) -> BTreeSet<PathBuf> {
+        let mut known = BTreeSet::new();
+        for (id, image) in &index.images {
+            known.extend([self.config_file(*id), self.document_file(*id)]);
+            for path in image.files(*id).map(|(name, _)| self.blobs().join(name)) {
+                known.extend([layer_file(&path), path]);
+            }
+        }
+        known
     }
 
     /// `None` where the image's files are gone.
@@ -211,7 +277,7 @@ impl Store {
         index: &Index,
     ) -> Result<Option<ImageRecord>> {
         let config = self.config(id, image)?;
-        Ok(config.map(|config| self.record_with(id, image, index, config)))
+        Ok(config.map(|config| self.record_with(id, image, index, &index.users(), config)))
     }
 
     fn record_with(
@@ -219,18 +285,23 @@ impl Store {
         id: Digest,
         image: &StoredImage,
         index: &Index,
+        users: &HashMap<String, usize>,
         config: ImageConfig,
     ) -> ImageRecord {
+        let is_shared = |name: &String| users.get(name).is_some_and(|count| *count > 1);
+        let shared = image.files(id).filter(|(name, _)| is_shared(name));
         ImageRecord {
             id,
             tags: index.tags_of(id),
             manifest: image.manifest,
             created: image.created.clone(),
             imported: image.imported,
-            size_bytes: image.size_bytes,
+            size_bytes: image.files(id).map(|(_, bytes)| bytes).sum(),
+            shared_bytes: shared.map(|(_, bytes)| bytes).sum(),
             architecture: image.architecture.clone(),
             config,
-            erofs: self.blob(id),
+            erofs: self.blobs().join(image.own_file(id)),
+            below: image.below.iter().map(|shared| self.blobs().join(&shared.file)).collect(),
         }
     }
 
@@ -247,9 +318,8 @@ impl Store {
     /// The store is locked.
     fn forget_passed(&self, index: &mut Index) -> Result<()> {
         let before = index.images.len();
-        index
-            .images
-            .retain(|id, image| !image.passing || !is_unused(&self.blob(*id)).unwrap_or(false));
+        let is_unused = |name: String| is_unused(&self.blobs().join(name)).unwrap_or(false);
+        index.images.retain(|id, image| !image.passing || !is_unused(image.own_file(*id)));
         match index.images.len() == before {
             true => Ok(()),
             false => self.write_index(index),
@@ -264,7 +334,7 @@ impl Store {
                 remove_file(&path)?;
             }
         }
-        let known: BTreeSet<_> = index.images.keys().flat_map(|id| self.files_of(*id)).collect();
+        let known = self.known(index);
         for path in files(&self.blobs())? {
             if !known.contains(&path) && is_unused(&path).unwrap_or(false) {
                 remove_file(&path)?;
@@ -277,20 +347,12 @@ impl Store {
         self.root.join("blobs/sha256")
     }
 
-    fn blob(&self, id: Digest) -> PathBuf {
-        self.blobs().join(format!("{}.erofs", id.hex()))
-    }
-
     fn config_file(&self, id: Digest) -> PathBuf {
         self.blobs().join(format!("{}.config", id.hex()))
     }
 
     fn document_file(&self, id: Digest) -> PathBuf {
         self.blobs().join(format!("{}.json", id.hex()))
-    }
-
-    fn files_of(&self, id: Digest) -> [PathBuf; 3] {
-        [self.blob(id), self.config_file(id), self.document_file(id)]
     }
 
     fn temporary(&self) -> PathBuf {
@@ -355,6 +417,19 @@ fn is_unused(path: &Path) -> io::Result<bool> {
         Err(TryLockError::WouldBlock) => Ok(false),
         Err(TryLockError::Error(error)) => Err(error),
     }
+}
+
+/// A file that many may share stays for who has it open; the next sweep removes it.
+fn remove_unused(path: &Path) -> Result<()> {
+    match is_unused(path) {
+        Ok(false) => Ok(()),
+        _ => remove_file(path),
+    }
+}
+
+/// Where the note lies of what a file of the store was as a layer.
+fn layer_file(erofs: &Path) -> PathBuf {
+    erofs.with_extension("layer")
 }
 
 fn remove_file(path: &Path) -> Result<()> {

@@ -46,6 +46,15 @@ pub(crate) struct FileData {
     pub tail: Option<u64>,
 }
 
+/// Where an inode lies in the image below.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Origin {
+    pub nid: u64,
+    /// Bytes that it has there: itself, its attributes, and what lies at it.
+    pub room: usize,
+    pub number: u32,
+}
+
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Kind {
     Directory(BTreeMap<Box<[u8]>, Entry>),
@@ -69,6 +78,16 @@ pub(crate) struct Inode {
     pub kind: Kind,
     /// Names of it; for a directory always 1 while it is in the tree.
     pub links: u32,
+    /// Where it was read from, if it was.
+    pub origin: Option<Origin>,
+    /// Whether it is another than it was there.
+    pub changed: bool,
+}
+
+impl Inode {
+    fn new(meta: Meta, kind: Kind) -> Self {
+        Self { meta, kind, links: 1, origin: None, changed: true }
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -94,8 +113,7 @@ pub(crate) struct Tree {
 
 impl Tree {
     pub fn new(depth_max: usize) -> Self {
-        let root =
-            Inode { meta: Meta::implicit(), kind: Kind::Directory(BTreeMap::new()), links: 1 };
+        let root = Inode::new(Meta::implicit(), Kind::Directory(BTreeMap::new()));
         Self { inodes: vec![root], freed: Vec::new(), layer: 0, depth_max }
     }
 
@@ -138,7 +156,23 @@ impl Tree {
     }
 
     pub fn set_root_meta(&mut self, meta: Meta) {
-        self.inode_mut(InodeId::ROOT).meta = meta;
+        self.set_meta(InodeId::ROOT, meta);
+    }
+
+    fn set_meta(&mut self, id: InodeId, meta: Meta) {
+        let inode = self.inode_mut(id);
+        inode.changed |= inode.meta != meta;
+        inode.meta = meta;
+    }
+
+    /// Notes where an inode was read from.
+    pub fn set_origin(&mut self, id: InodeId, origin: Origin) {
+        self.inode_mut(id).origin = Some(origin);
+    }
+
+    /// All that was read is there, and nothing of it has changed.
+    pub fn settle(&mut self) {
+        self.inodes.iter_mut().for_each(|inode| inode.changed = false);
     }
 
     /// Puts an inode at `name` in `parent`. What was there is removed, but a
@@ -150,22 +184,20 @@ impl Tree {
             && matches!(kind, Kind::Directory(_))
             && self.children(old.inode).is_some()
         {
-            self.inode_mut(old.inode).meta = meta;
+            self.set_meta(old.inode, meta);
             self.set_entry(parent, name, Entry { inode: old.inode, layer });
             return old.inode;
         }
         self.remove(parent, name);
         let inode = InodeId(self.inodes.len() as u32);
-        self.inodes.push(Inode { meta, kind, links: 1 });
+        self.inodes.push(Inode::new(meta, kind));
         self.set_entry(parent, name, Entry { inode, layer });
         inode
     }
 
-    /// The data of all files that have a name, to be put elsewhere.
-    pub fn files_mut(&mut self) -> impl Iterator<Item = &mut FileData> {
-        self.inodes.iter_mut().filter(|inode| inode.links > 0).filter_map(|inode| match &mut inode
-            .kind
-        {
+    /// The data of all files that have a name.
+    pub fn files(&self) -> impl Iterator<Item = &FileData> {
+        self.inodes.iter().filter(|inode| inode.links > 0).filter_map(|inode| match &inode.kind {
             Kind::File(data) => Some(data),
             _ => None,
         })
@@ -173,21 +205,25 @@ impl Tree {
 
     /// Gives `inode`, which is no directory, one more name.
     pub fn link(&mut self, parent: InodeId, name: &[u8], inode: InodeId) {
-        self.inode_mut(inode).links += 1;
+        let linked = self.inode_mut(inode);
+        linked.links += 1;
+        linked.changed = true;
         self.remove(parent, name);
         let layer = self.layer;
         self.set_entry(parent, name, Entry { inode, layer });
     }
 
     fn set_entry(&mut self, parent: InodeId, name: &[u8], entry: Entry) {
-        if let Some(children) = self.children_mut(parent) {
-            children.insert(name.into(), entry);
-        }
+        let Some(children) = self.children_mut(parent) else { return };
+        let before = children.insert(name.into(), entry);
+        let is_another = before.is_none_or(|before| before.inode != entry.inode);
+        self.inode_mut(parent).changed |= is_another;
     }
 
     /// Removes a name and, if it is a directory, all below it.
     pub fn remove(&mut self, parent: InodeId, name: &[u8]) {
         if let Some(entry) = self.children_mut(parent).and_then(|children| children.remove(name)) {
+            self.inode_mut(parent).changed = true;
             self.release(entry.inode);
         }
     }
@@ -195,6 +231,7 @@ impl Tree {
     fn release(&mut self, id: InodeId) {
         let inode = self.inode_mut(id);
         inode.links = inode.links.saturating_sub(1);
+        inode.changed = true;
         if inode.links > 0 {
             return;
         }

@@ -403,8 +403,8 @@ fn a_passing_image_is_in_no_list_and_goes_with_its_last_user() {
         let (image, spool) = draft.files().unwrap();
         let (files, room) =
             (Files { base: None, layers: Vec::new() }, Room { image, spool, unpacked: None });
-        let image = compose(&stack, document, files, room, &mut Silent).unwrap();
-        bench.store.publish_passing(draft, image).unwrap()
+        let (image, _) = compose(&stack, document, files, room, &mut Silent).unwrap();
+        bench.store.publish_passing(draft, image, None).unwrap()
     };
     let reopened = || Store::open(bench.store.root()).unwrap();
     let (record, used) = make();

@@ -11,7 +11,7 @@ use super::paths::{Match, Place, resolve};
 use super::select::{Selection, found, tree_of};
 use super::{Files, Layer, LayerWriter, Stack};
 use crate::build::Room;
-use crate::erofs::{Content, extents};
+use crate::erofs::{Content, Rootfs, extents};
 use crate::error::{ImageError, Result, shown};
 use crate::layer::{self, Spent, WHITEOUT};
 use crate::limits::ImportLimits;
@@ -51,7 +51,7 @@ pub enum Copied {
 ///
 /// # Errors
 /// It is not there, or cannot be read or written.
-pub fn pack(source: &File, path: &str, to: &mut dyn Write, limits: &ImportLimits) -> Result<()> {
+pub fn pack(source: &Rootfs, path: &str, to: &mut dyn Write, limits: &ImportLimits) -> Result<()> {
     let tree = tree_of(source, &[], limits)?;
     let only = Selection { sources: vec![path.to_owned()], ..Selection::default() };
     let selected = found(&tree, &only)?;
@@ -78,14 +78,14 @@ pub fn pack(source: &File, path: &str, to: &mut dyn Write, limits: &ImportLimits
 /// What is not there or has no place in the image, and what is wrong with the disk.
 pub fn copy(
     job: &Copy,
-    source: Option<&File>,
+    source: Option<&Rootfs>,
     stack: &Stack,
     files: Files,
     room: Room,
     to: &mut File,
     progress: &mut dyn Progress,
 ) -> Result<Copied> {
-    let rootfs = stack.rootfs(files, room, true, progress)?;
+    let rootfs = stack.rootfs(files, room, progress)?;
     let from =
         source.map(|source| tree_of(source, &job.selection.hidden, &stack.limits)).transpose()?;
     let selected = match &from {
@@ -240,7 +240,7 @@ impl<W: Write> Writer<W> {
         &mut self,
         target: &Target<'_>,
         tree: &Tree,
-        source: &File,
+        source: &Rootfs,
         one: &Match,
         limits: &ImportLimits,
     ) -> Result<()> {
@@ -282,7 +282,7 @@ impl<W: Write> Writer<W> {
         }
     }
 
-    fn children(&mut self, tree: &Tree, source: &File, id: InodeId, path: &[u8]) -> Result<()> {
+    fn children(&mut self, tree: &Tree, source: &Rootfs, id: InodeId, path: &[u8]) -> Result<()> {
         for (name, entry) in tree.children(id).into_iter().flatten() {
             let below = match path.is_empty() {
                 true => name.to_vec(),
@@ -293,7 +293,7 @@ impl<W: Write> Writer<W> {
         Ok(())
     }
 
-    fn inode(&mut self, tree: &Tree, source: &File, id: InodeId, path: &[u8]) -> Result<()> {
+    fn inode(&mut self, tree: &Tree, source: &Rootfs, id: InodeId, path: &[u8]) -> Result<()> {
         let inode = tree.inode(id);
         let meta = self.meta(&inode.meta);
         let kind = match &inode.kind {
@@ -330,7 +330,7 @@ impl<W: Write> Writer<W> {
     fn archive(
         &mut self,
         target: &Target<'_>,
-        source: &File,
+        source: &Rootfs,
         data: &FileData,
         limits: &ImportLimits,
     ) -> Result<()> {
@@ -369,7 +369,12 @@ impl<W: Write> Writer<W> {
 }
 
 /// Whether a file is an archive that is unpacked.
-fn is_archive(source: &File, data: &FileData, name: &[u8], limits: &ImportLimits) -> Result<bool> {
+fn is_archive(
+    source: &Rootfs,
+    data: &FileData,
+    name: &[u8],
+    limits: &ImportLimits,
+) -> Result<bool> {
     let parts = [Extent::whole(data.size)];
     let mut magic = Vec::new();
     let failed = |error| ImageError::io(format!("cannot read `{}`", shown(name)), error);

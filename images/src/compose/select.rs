@@ -1,6 +1,5 @@
 //! What is selected of a tree: by paths and patterns, and by a digest of all that it holds.
 
-use std::fs::File;
 use std::io::{self, Read, Write};
 
 use serde::{Deserialize, Serialize};
@@ -8,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::paths::{Match, Place, find, resolve};
 use crate::Digest;
 use crate::digest::HashingWriter;
-use crate::erofs::{Content, Reader, extents};
+use crate::erofs::{Content, Reader, Rootfs, extents};
 use crate::error::{ImageError, Result, shown};
 use crate::limits::ImportLimits;
 use crate::tar::Extent;
@@ -45,7 +44,7 @@ pub(super) fn found(tree: &Tree, selection: &Selection) -> Result<Vec<Match>> {
     Ok(all)
 }
 
-pub(super) fn tree_of(source: &File, hidden: &[String], limits: &ImportLimits) -> Result<Tree> {
+pub(super) fn tree_of(source: &Rootfs, hidden: &[String], limits: &ImportLimits) -> Result<Tree> {
     let mut tree = Reader::new(source)?.tree(limits)?;
     for path in hidden {
         let (above, name) = path.rsplit_once('/').unwrap_or(("", path));
@@ -61,7 +60,11 @@ pub(super) fn tree_of(source: &File, hidden: &[String], limits: &ImportLimits) -
 ///
 /// # Errors
 /// What is not there, or cannot be read.
-pub fn hash(selection: &Selection, source: Option<&File>, limits: &ImportLimits) -> Result<Digest> {
+pub fn hash(
+    selection: &Selection,
+    source: Option<&Rootfs>,
+    limits: &ImportLimits,
+) -> Result<Digest> {
     let mut hasher = HashingWriter::new(io::sink());
     if let Some(source) = source {
         let tree = tree_of(source, &selection.hidden, limits)?;
@@ -87,7 +90,7 @@ fn note(to: &mut impl Write, parts: &[&[u8]]) -> Result<()> {
 
 struct Hashed<'a, W> {
     tree: &'a Tree,
-    source: &'a File,
+    source: &'a Rootfs,
     selection: &'a Selection,
     to: &'a mut W,
 }
@@ -132,7 +135,7 @@ impl<W: Write> Hashed<'_, W> {
 /// # Errors
 /// It is no file, longer than `bytes_max`, or no text.
 pub fn text(
-    source: &File,
+    source: &Rootfs,
     path: &str,
     bytes_max: u64,
     limits: &ImportLimits,

@@ -47,10 +47,10 @@ fn tar(entries: &[(&str, &str)]) -> Vec<u8> {
 }
 
 /// Files to copy from, or an image without a layer.
-fn files(entries: &[(&str, &str)]) -> File {
+fn files(entries: &[(&str, &str)]) -> Rootfs {
     let (room, image) = room();
     take(&mut &*tar(entries), room, &stack(Vec::new()), &mut Silent).unwrap();
-    image
+    Rootfs::of(vec![image]).unwrap()
 }
 
 fn kept(bytes: &[u8]) -> (Layer, File) {
@@ -60,10 +60,10 @@ fn kept(bytes: &[u8]) -> (Layer, File) {
     (layer, to)
 }
 
-fn listed(image: &File) -> BTreeMap<String, String> {
+fn listed(image: &Rootfs) -> BTreeMap<String, String> {
     fn walk(
         tree: &Tree,
-        image: &File,
+        image: &Rootfs,
         at: crate::tree::InodeId,
         path: &str,
         to: &mut BTreeMap<String, String>,
@@ -97,13 +97,18 @@ const DOCUMENT: &str =
     r#"{"architecture":"amd64","os":"linux","rootfs":{"type":"layers","diff_ids":[]}}"#;
 
 /// The image that `layers` over `base` make.
-fn composed(base: Option<&File>, layers: Vec<(Layer, File)>) -> File {
+fn composed(base: Option<&Rootfs>, layers: Vec<(Layer, File)>) -> Rootfs {
     let (room, image) = room();
     let (known, opened): (Vec<_>, Vec<_>) = layers.into_iter().unzip();
-    let base = base.map(|base| base.try_clone().unwrap());
-    let files = Files { base, layers: opened };
-    compose(&stack(known), DOCUMENT, files, room, &mut Silent).unwrap();
-    image
+    let clone = || base.map(|base| base.try_clone().unwrap());
+    let files = Files { base: clone(), layers: opened };
+    let (_, form) = compose(&stack(known), DOCUMENT, files, room, &mut Silent).unwrap();
+    let mut all = match form {
+        Form::Whole => Vec::new(),
+        Form::Delta => clone().unwrap().into_parts().0,
+    };
+    all.push(image);
+    Rootfs::of(all).unwrap()
 }
 
 fn job(sources: &[&str], to: &str) -> Copy {
@@ -120,7 +125,7 @@ fn job(sources: &[&str], to: &str) -> Copy {
     }
 }
 
-fn copied(job: &Copy, source: &File, base: &File) -> Result<BTreeMap<String, String>> {
+fn copied(job: &Copy, source: &Rootfs, base: &Rootfs) -> Result<BTreeMap<String, String>> {
     let mut to = file();
     let files = Files { base: Some(base.try_clone().unwrap()), layers: Vec::new() };
     let layer =
@@ -287,6 +292,7 @@ fn an_archive_is_unpacked_into_the_image_alone() {
     }
     writer.finish().unwrap();
     take(&mut &bytes[..], room, &stack(Vec::new()), &mut Silent).unwrap();
+    let source = Rootfs::of(vec![source]).unwrap();
     let base = files(&[("app/", "")]);
     let seen = |name: &str| {
         let job = Copy { unpacks: true, ..job(&[name], "/app/in") };
@@ -351,7 +357,7 @@ fn a_text_and_an_archive_come_out_of_files() {
 #[test]
 fn an_image_that_is_damaged_is_refused() {
     use std::os::unix::fs::FileExt;
-    let whole = files(&[("d/", ""), ("d/a", "1"), ("l -> d", "")]);
+    let whole = files(&[("d/", ""), ("d/a", "1"), ("l -> d", "")]).into_parts().0.remove(0);
     let bytes = whole.metadata().unwrap().len();
     for at in 0..bytes {
         let broken = file();
@@ -370,8 +376,12 @@ fn an_image_that_is_damaged_is_refused() {
         }
         broken.write_all_at(&[byte[0] ^ 0xff], at).unwrap();
         // It is read as something else, or it is an error.
-        let _ = Reader::new(&broken).and_then(|mut reader| reader.tree(&limits()));
+        let read = || {
+            let image = Rootfs::of(vec![broken.try_clone().unwrap()])?;
+            Reader::new(&image).and_then(|mut reader| reader.tree(&limits()))
+        };
+        let _ = read();
         broken.set_len(at).unwrap();
-        let _ = Reader::new(&broken).and_then(|mut reader| reader.tree(&limits()));
+        let _ = read();
     }
 }

@@ -6,6 +6,7 @@ use std::os::unix::fs::FileExt;
 
 use rustix::fs::{FallocateFlags, fallocate};
 
+use super::device::Rootfs;
 use super::format::{BLOCK_BYTES, EXTENDED_BYTES};
 use crate::disk::Reserve;
 use crate::limits::ImportLimits;
@@ -24,8 +25,8 @@ pub(crate) struct DataArea {
     next_block: u64,
     chunk: Vec<u8>,
     reserve: Reserve,
-    /// An image whose files are not copied, and its length: what lies before is in it.
-    under: Option<(File, u64)>,
+    /// An image whose files are not copied: what lies before its end is in it.
+    under: Option<Rootfs>,
 }
 
 impl DataArea {
@@ -35,48 +36,41 @@ impl DataArea {
         Self { image, spool, spool_bytes: 0, next_block: 1, chunk, reserve, under: None }
     }
 
-    /// Takes over the data of `files`, which lie in the image `base`, before anything is added.
-    /// They keep their blocks; what lies at their inodes goes to the spool.
-    pub fn adopt<'t>(
-        &mut self,
-        base: &File,
-        files: impl Iterator<Item = &'t mut FileData>,
-    ) -> io::Result<()> {
-        let mut end = 1;
+    /// Leaves files in the image `base` where they are: they can be read, and what is written
+    /// comes behind it.
+    pub fn borrow(&mut self, base: Rootfs) {
+        let bytes = base.bytes();
+        self.next_block = bytes.div_ceil(BLOCK_BYTES as u64).max(1);
+        self.spool_bytes = bytes;
+        self.under = Some(base);
+    }
+
+    /// The image whose files are not copied.
+    pub fn under(&self) -> Option<&Rootfs> {
+        self.under.as_ref()
+    }
+
+    /// Copies `files` out of the image below, to the same places: what comes of it needs that no
+    /// more.
+    pub fn fetch<'t>(&mut self, files: impl Iterator<Item = &'t FileData>) -> io::Result<()> {
+        let Some(under) = self.under.take() else { return Ok(()) };
         for data in files {
             let tail = match data.tail {
                 Some(_) => data.size % BLOCK_BYTES as u64,
                 None => 0,
             };
-            let blocks = (data.size - tail).div_ceil(BLOCK_BYTES as u64);
-            if blocks > 0 {
-                end = end.max(u64::from(data.start_block) + blocks);
+            let (size, start) = (data.size - tail, u64::from(data.start_block));
+            if size == 0 || start * BLOCK_BYTES as u64 >= under.bytes() {
+                continue;
             }
-            if let Some(place) = data.tail {
-                let mut bytes = vec![0; tail as usize];
-                base.read_exact_at(&mut bytes, place)?;
-                data.tail = Some(self.spool(&bytes)?);
+            let whole = FileData { size, start_block: data.start_block, tail: None };
+            let extents = super::extents(&under, &whole)?;
+            let mut content = super::Content::new(&under, &whole, &extents);
+            for extent in &extents {
+                self.copy(start * BLOCK_BYTES as u64, size, *extent, &mut content, &mut [])?;
             }
         }
-        let size = (end - 1) * BLOCK_BYTES as u64;
-        let all = FileData { size, start_block: 1, tail: None };
-        let extents = super::extents(base, &all)?;
-        let mut content = super::Content::new(base, &all, &extents);
-        for extent in &extents {
-            let one = BLOCK_BYTES as u64;
-            self.copy(one, size, *extent, &mut content, &mut [])?;
-        }
-        self.next_block = end;
-        Ok(())
-    }
-
-    /// Leaves files in the image `base` where they are: they can be read, and no image comes of
-    /// it.
-    pub fn borrow(&mut self, base: File) -> io::Result<()> {
-        let bytes = base.metadata()?.len();
-        self.next_block = bytes.div_ceil(BLOCK_BYTES as u64).max(1);
-        self.spool_bytes = bytes;
-        self.under = Some((base, bytes));
+        self.under = Some(under);
         Ok(())
     }
 
@@ -156,15 +150,15 @@ impl DataArea {
     pub(super) fn tail(&self, data: &FileData) -> io::Result<Vec<u8>> {
         let Some(offset) = data.tail else { return Ok(Vec::new()) };
         let mut bytes = vec![0; (data.size % BLOCK_BYTES as u64) as usize];
-        self.file_at(&self.spool, offset).read_exact_at(&mut bytes, offset)?;
+        self.read(&self.spool, &mut bytes, offset)?;
         Ok(bytes)
     }
 
-    /// The image below for what lies before its end, `own` else.
-    fn file_at<'a>(&'a self, own: &'a File, offset: u64) -> &'a File {
+    /// Reads the image below where that is, `own` else.
+    fn read(&self, own: &File, buffer: &mut [u8], offset: u64) -> io::Result<()> {
         match &self.under {
-            Some((under, bytes)) if offset < *bytes => under,
-            _ => own,
+            Some(under) if offset < under.bytes() => under.read_exact_at(buffer, offset),
+            _ => own.read_exact_at(buffer, offset),
         }
     }
 
@@ -173,7 +167,7 @@ impl DataArea {
         let tail = self.tail(data)?;
         let start = u64::from(data.start_block) * BLOCK_BYTES as u64;
         let mut bytes = vec![0; data.size as usize - tail.len()];
-        self.file_at(&self.image, start).read_exact_at(&mut bytes, start)?;
+        self.read(&self.image, &mut bytes, start)?;
         bytes.extend(tail);
         Ok(bytes)
     }

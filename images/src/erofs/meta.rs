@@ -7,9 +7,10 @@ use std::os::unix::fs::FileExt;
 use super::data::DataArea;
 use super::directory::{self, Target};
 use super::format::{BLOCK_BYTES, COMPACT_BYTES, DiskInode, EXTENDED_BYTES, SLOT_BYTES, Super};
+use super::read::Shape;
 use super::slots::Slots;
 use super::xattr;
-use crate::tree::{InodeId, Kind, Timestamp, Tree};
+use crate::tree::{InodeId, Kind, Origin, Timestamp, Tree};
 
 /// Type bits of `mode` and the FT_* number of each kind.
 fn types(kind: &Kind) -> (u16, u8) {
@@ -22,35 +23,68 @@ fn types(kind: &Kind) -> (u16, u8) {
     }
 }
 
+/// What becomes of an inode.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Fate {
+    /// It is written where there is room.
+    New,
+    /// It is written over what it was in the image below.
+    InPlace,
+    /// It stays in the image below as it is.
+    Kept,
+}
+
 /// Where an inode goes.
 #[derive(Clone, Copy)]
 struct Placed {
+    /// Among the new ones if it is new.
     nid: u64,
     number: u32,
     parent: InodeId,
+    fate: Fate,
     compact: bool,
     inline: bool,
     /// Block of the directory or of a symlink that has no room inline.
     start_block: u32,
 }
 
-struct Writer<'a> {
+pub(super) struct Writer<'a> {
     tree: &'a Tree,
-    area: &'a mut DataArea,
-    epoch: Timestamp,
+    pub area: &'a mut DataArea,
+    pub shape: Shape,
+    /// By inode; none where all are new.
+    fates: Vec<Fate>,
     slots: Slots,
     order: Vec<InodeId>,
     placed: Vec<Option<Placed>>,
+    next_number: u32,
+    /// The nid of the first new one.
+    shift: u64,
+    /// Blocks of the image below that are changed.
+    pub changed: BTreeMap<u64, Vec<u8>>,
 }
 
 /// Completes the image; its uuid is the beginning of `uuid`. Returns the
 /// length of the image in bytes.
 pub(crate) fn finish(tree: &Tree, area: &mut DataArea, uuid: [u8; 16]) -> io::Result<u64> {
-    let epoch = commonest_mtime(tree);
-    let placed = vec![None; tree.len()];
-    let mut writer = Writer { tree, area, epoch, slots: Slots::new(), order: Vec::new(), placed };
+    area.fetch(tree.files())?;
+    let shape = Shape { epoch: commonest_mtime(tree), ..Shape::default() };
+    let mut writer = Writer::new(tree, area, shape, Vec::new(), 1);
     writer.place_all()?;
-    writer.write_all(uuid)
+    let meta_block = writer.take_meta_blocks();
+    writer.shape.meta_block = narrow(meta_block)?;
+    let root = writer.nid(InodeId::ROOT);
+    writer.shape.root_nid = u16::try_from(root).map_err(io::Error::other)?;
+    let blocks = writer.area.next_block();
+    writer.area.image().set_len(blocks * BLOCK_BYTES as u64)?;
+    writer.write_inodes()?;
+    let superblock = writer.superblock(uuid)?;
+    writer.area.image().write_all_at(&superblock.encode(), 0)?;
+    Ok(blocks * BLOCK_BYTES as u64)
+}
+
+fn narrow(value: u64) -> io::Result<u32> {
+    u32::try_from(value).map_err(io::Error::other)
 }
 
 /// The time that most inodes have; they can use the short form.
@@ -68,7 +102,7 @@ fn commonest_mtime(tree: &Tree) -> Timestamp {
 }
 
 /// Every name's inode, in the order of the tree; the root first.
-fn reachable(tree: &Tree) -> Vec<InodeId> {
+pub(super) fn reachable(tree: &Tree) -> Vec<InodeId> {
     let mut found = vec![InodeId::ROOT];
     let mut next = 0;
     while let Some(id) = found.get(next).copied() {
@@ -80,8 +114,76 @@ fn reachable(tree: &Tree) -> Vec<InodeId> {
     found
 }
 
-impl Writer<'_> {
-    fn place_all(&mut self) -> io::Result<()> {
+/// The inode as it lies in the file, but for where its data and its name are.
+pub(super) fn disk_inode(tree: &Tree, id: InodeId, size: u64) -> DiskInode {
+    let inode = tree.inode(id);
+    let below = tree.children(id).into_iter().flatten();
+    let below = below.filter(|(_, entry)| tree.inode(entry.inode).is_directory());
+    DiskInode {
+        mode: types(&inode.kind).0 | inode.meta.mode,
+        links: match inode.is_directory() {
+            true => 2 + below.count() as u32,
+            false => inode.links,
+        },
+        size,
+        start_block: 0,
+        inline: false,
+        xattr_bytes: xattr::body_bytes(&inode.meta.xattrs),
+        number: 0,
+        uid: inode.meta.uid,
+        gid: inode.meta.gid,
+        mtime: inode.meta.mtime,
+    }
+}
+
+/// Bytes of what an inode is called to its reader: all but what lies at it.
+pub(super) fn size_of(tree: &Tree, id: InodeId) -> u64 {
+    match &tree.inode(id).kind {
+        Kind::File(data) => data.size,
+        Kind::Symlink(target) => target.len() as u64,
+        // Where the two dots lead makes no difference.
+        Kind::Directory(_) => directory::layout(names(tree, id, id).into_keys()).1,
+        Kind::Fifo | Kind::Socket => 0,
+    }
+}
+
+/// All names of a directory, the two dots included, which sort like any.
+fn names(tree: &Tree, id: InodeId, parent: InodeId) -> BTreeMap<&[u8], InodeId> {
+    let children = tree.children(id).into_iter().flatten();
+    let dots = [(&b"."[..], id), (&b".."[..], parent)];
+    children.map(|(name, entry)| (&**name, entry.inode)).chain(dots).collect()
+}
+
+/// Bytes of an inode and its attributes.
+pub(super) fn head_bytes(inode: &DiskInode, epoch: Timestamp) -> usize {
+    let own = if inode.is_compact(epoch) { COMPACT_BYTES } else { EXTENDED_BYTES };
+    own + inode.xattr_bytes
+}
+
+impl<'a> Writer<'a> {
+    pub fn new(
+        tree: &'a Tree,
+        area: &'a mut DataArea,
+        shape: Shape,
+        fates: Vec<Fate>,
+        next_number: u32,
+    ) -> Self {
+        let placed = vec![None; tree.len()];
+        Self {
+            tree,
+            area,
+            shape,
+            fates,
+            slots: Slots::new(),
+            order: Vec::new(),
+            placed,
+            next_number,
+            shift: 0,
+            changed: BTreeMap::new(),
+        }
+    }
+
+    pub fn place_all(&mut self) -> io::Result<()> {
         self.place(InodeId::ROOT, InodeId::ROOT)?;
         let mut next = 0;
         while let Some(id) = self.order.get(next).copied() {
@@ -97,101 +199,99 @@ impl Writer<'_> {
     }
 
     fn place(&mut self, id: InodeId, parent: InodeId) -> io::Result<()> {
-        let number = self.order.len() as u32 + 1;
-        let mut placed =
-            Placed { nid: 0, number, parent, compact: true, inline: false, start_block: 0 };
-        let xattr_bytes = xattr::body_bytes(&self.tree.inode(id).meta.xattrs);
-        let size = self.size(id);
-        placed.compact = self.disk_inode(id, &placed).is_compact(self.epoch);
-        let head = if placed.compact { COMPACT_BYTES } else { EXTENDED_BYTES } + xattr_bytes;
-        let tail = (size % BLOCK_BYTES as u64) as usize;
-        placed.inline = match &self.tree.inode(id).kind {
-            Kind::File(data) => data.tail.is_some(),
-            _ => tail > 0 && head + tail <= BLOCK_BYTES,
+        let inode = self.tree.inode(id);
+        let fate = self.fates.get(id.index()).copied().unwrap_or(Fate::New);
+        let origin = inode.origin.filter(|_| fate != Fate::New);
+        let mut placed = Placed {
+            nid: origin.map_or(0, |origin| origin.nid),
+            number: origin.map_or(self.next_number, |origin| origin.number),
+            parent,
+            fate,
+            compact: true,
+            inline: false,
+            start_block: 0,
         };
-        if matches!(self.tree.inode(id).kind, Kind::Directory(_) | Kind::Symlink(_)) {
-            let whole = if placed.inline { size - tail as u64 } else { size };
-            let block = self.area.take_blocks(whole.div_ceil(BLOCK_BYTES as u64));
-            placed.start_block = u32::try_from(block).map_err(io::Error::other)?;
+        self.next_number += u32::from(origin.is_none());
+        if fate != Fate::Kept {
+            let size = size_of(self.tree, id);
+            let found = disk_inode(self.tree, id, size);
+            let tail = (size % BLOCK_BYTES as u64) as usize;
+            placed.compact = found.is_compact(self.shape.epoch);
+            if let Some(origin) = &origin {
+                // The long form where it has room: whoever changes it next has no less.
+                let at_it = if matches!(inode.kind, Kind::File(_)) { tail } else { 0 };
+                let long = EXTENDED_BYTES + found.xattr_bytes + at_it;
+                placed.compact &= !fits(origin, long);
+            }
+            let own = if placed.compact { COMPACT_BYTES } else { EXTENDED_BYTES };
+            let head = own + found.xattr_bytes;
+            let has_room = match origin {
+                None => head + tail <= BLOCK_BYTES,
+                Some(origin) => fits(&origin, head + tail),
+            };
+            placed.inline = match &inode.kind {
+                Kind::File(data) => data.tail.is_some(),
+                _ => tail > 0 && has_room,
+            };
+            if matches!(inode.kind, Kind::Directory(_) | Kind::Symlink(_)) {
+                let whole = if placed.inline { size - tail as u64 } else { size };
+                let block = self.area.take_blocks(whole.div_ceil(BLOCK_BYTES as u64));
+                placed.start_block = narrow(block)?;
+            }
+            if origin.is_none() {
+                placed.nid = self.slots.place(head + if placed.inline { tail } else { 0 });
+            }
         }
-        placed.nid = self.slots.place(head + if placed.inline { tail } else { 0 });
         self.placed[id.index()] = Some(placed);
         self.order.push(id);
         Ok(())
     }
 
-    fn size(&self, id: InodeId) -> u64 {
-        match &self.tree.inode(id).kind {
-            Kind::File(data) => data.size,
-            Kind::Symlink(target) => target.len() as u64,
-            Kind::Directory(_) => directory::layout(self.names(id).into_keys()).1,
-            Kind::Fifo | Kind::Socket => 0,
-        }
+    /// Makes room for the new inodes, which are counted from its first block.
+    pub fn take_meta_blocks(&mut self) -> u64 {
+        self.area.take_blocks(self.slots.blocks())
     }
 
-    /// All names of a directory, the two dots included, which sort like any.
-    fn names(&self, id: InodeId) -> BTreeMap<&[u8], InodeId> {
-        let parent = self.placed[id.index()].map_or(id, |placed| placed.parent);
-        let children = self.tree.children(id).into_iter().flatten();
-        let dots = [(&b"."[..], id), (&b".."[..], parent)];
-        children.map(|(name, entry)| (&**name, entry.inode)).chain(dots).collect()
+    /// The new inodes begin at this block.
+    pub fn begin_at(&mut self, block: u64) {
+        let slots = (BLOCK_BYTES / SLOT_BYTES) as u64;
+        self.shift = (block - u64::from(self.shape.meta_block)) * slots;
     }
 
-    fn links(&self, id: InodeId) -> u32 {
-        let inode = self.tree.inode(id);
-        let Some(children) = self.tree.children(id) else { return inode.links };
-        let below = children.values().filter(|entry| self.tree.inode(entry.inode).is_directory());
-        2 + below.count() as u32
-    }
-
-    fn disk_inode(&self, id: InodeId, placed: &Placed) -> DiskInode {
-        let inode = self.tree.inode(id);
-        let start_block = match &inode.kind {
-            Kind::File(data) => data.start_block,
-            _ => placed.start_block,
-        };
-        DiskInode {
-            mode: types(&inode.kind).0 | inode.meta.mode,
-            links: self.links(id),
-            size: self.size(id),
-            start_block,
-            inline: placed.inline,
-            xattr_bytes: xattr::body_bytes(&inode.meta.xattrs),
-            number: placed.number,
-            uid: inode.meta.uid,
-            gid: inode.meta.gid,
-            mtime: inode.meta.mtime,
-        }
-    }
-
-    fn write_all(mut self, uuid: [u8; 16]) -> io::Result<u64> {
-        let meta_block = self.area.take_blocks(self.slots.blocks());
-        let narrow = |value: u64| u32::try_from(value).map_err(io::Error::other);
-        let blocks = self.area.next_block();
-        let root = self.nid(InodeId::ROOT);
-        let superblock = Super {
-            root_nid: u16::try_from(root).map_err(io::Error::other)?,
+    pub fn superblock(&self, uuid: [u8; 16]) -> io::Result<Super> {
+        Ok(Super {
+            root_nid: self.shape.root_nid,
             inodes: self.order.len() as u64,
-            epoch: self.epoch,
-            blocks: narrow(blocks)?,
-            meta_block: narrow(meta_block)?,
+            epoch: self.shape.epoch,
+            blocks: narrow(self.area.next_block())?,
+            meta_block: self.shape.meta_block,
             uuid,
-        };
-        self.area.image().set_len(blocks * BLOCK_BYTES as u64)?;
-        for id in std::mem::take(&mut self.order) {
-            self.write_inode(id, meta_block * BLOCK_BYTES as u64)?;
-        }
-        self.area.image().write_all_at(&superblock.encode(), 0)?;
-        Ok(blocks * BLOCK_BYTES as u64)
+        })
+    }
+
+    pub fn write_inodes(&mut self) -> io::Result<()> {
+        std::mem::take(&mut self.order).into_iter().try_for_each(|id| self.write_inode(id))
     }
 
     fn nid(&self, id: InodeId) -> u64 {
-        self.placed[id.index()].map_or(0, |placed| placed.nid)
+        self.placed[id.index()].map_or(0, |placed| match placed.fate {
+            Fate::New => placed.nid + self.shift,
+            Fate::InPlace | Fate::Kept => placed.nid,
+        })
     }
 
-    fn write_inode(&mut self, id: InodeId, meta_offset: u64) -> io::Result<()> {
+    fn write_inode(&mut self, id: InodeId) -> io::Result<()> {
         let Some(placed) = self.placed[id.index()] else { return Ok(()) };
-        let mut record = self.disk_inode(id, &placed).encode(placed.compact);
+        if placed.fate == Fate::Kept {
+            return Ok(());
+        }
+        let mut found = disk_inode(self.tree, id, size_of(self.tree, id));
+        (found.inline, found.number) = (placed.inline, placed.number);
+        found.start_block = match &self.tree.inode(id).kind {
+            Kind::File(data) => data.start_block,
+            _ => placed.start_block,
+        };
+        let mut record = found.encode(placed.compact);
         xattr::encode(&self.tree.inode(id).meta.xattrs, &mut record);
         let content = self.content(id)?;
         let whole =
@@ -201,7 +301,29 @@ impl Writer<'_> {
             .image()
             .write_all_at(blocks, u64::from(placed.start_block) * BLOCK_BYTES as u64)?;
         record.extend(tail);
-        self.area.image().write_all_at(&record, meta_offset + placed.nid * SLOT_BYTES as u64)
+        let at = self.shape.meta_offset() + self.nid(id) * SLOT_BYTES as u64;
+        match placed.fate {
+            Fate::InPlace => self.change(&record, at),
+            _ => self.area.image().write_all_at(&record, at),
+        }
+    }
+
+    /// Writes over what the image below has at `at`.
+    fn change(&mut self, mut bytes: &[u8], mut at: u64) -> io::Result<()> {
+        while !bytes.is_empty() {
+            let (block, within) = (at / BLOCK_BYTES as u64, (at % BLOCK_BYTES as u64) as usize);
+            let count = bytes.len().min(BLOCK_BYTES - within);
+            if !self.changed.contains_key(&block) {
+                let mut before = vec![0; BLOCK_BYTES];
+                let under = self.area.under().ok_or(io::ErrorKind::NotFound)?;
+                under.read_exact_at(&mut before, block * BLOCK_BYTES as u64)?;
+                self.changed.insert(block, before);
+            }
+            let place = self.changed.get_mut(&block).ok_or(io::ErrorKind::NotFound)?;
+            place[within..within + count].copy_from_slice(&bytes[..count]);
+            (bytes, at) = (&bytes[count..], at + count as u64);
+        }
+        Ok(())
     }
 
     /// What is still to be written of an inode: of a file, only its tail.
@@ -215,7 +337,14 @@ impl Writer<'_> {
     }
 
     fn targets(&self, id: InodeId) -> BTreeMap<&[u8], Target> {
+        let parent = self.placed[id.index()].map_or(id, |placed| placed.parent);
         let target = |id| (self.nid(id), types(&self.tree.inode(id).kind).1);
-        self.names(id).into_iter().map(|(name, id)| (name, target(id))).collect()
+        names(self.tree, id, parent).into_iter().map(|(name, id)| (name, target(id))).collect()
     }
+}
+
+/// Whether so many bytes have room where an inode lies, and what lies at it is in its block.
+pub(super) fn fits(origin: &Origin, bytes: usize) -> bool {
+    let within = (origin.nid % (BLOCK_BYTES / SLOT_BYTES) as u64) as usize * SLOT_BYTES;
+    bytes <= origin.room && within + bytes <= BLOCK_BYTES
 }

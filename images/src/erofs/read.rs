@@ -4,10 +4,9 @@
 //! the image it read, so nothing in it is believed: every number is held against the file.
 
 use std::collections::HashMap;
-use std::fs::File;
 use std::io::{self, Read};
-use std::os::unix::fs::FileExt;
 
+use super::device::Rootfs;
 use super::format::{
     BLOCK_BITS, BLOCK_BYTES, COMPACT_BYTES, EXTENDED_BYTES, FLAT_INLINE, FLAT_PLAIN, MAGIC,
     SLOT_BYTES, SUPER_OFFSET,
@@ -16,7 +15,7 @@ use super::xattr;
 use crate::error::{ImageError, Result};
 use crate::limits::ImportLimits;
 use crate::tar::Extent;
-use crate::tree::{FileData, InodeId, Kind, Meta, Timestamp, Tree};
+use crate::tree::{FileData, InodeId, Kind, Meta, Origin, Timestamp, Tree};
 
 /// Bytes that are read of the file at once.
 const WINDOW_BYTES: u64 = 256 << 10;
@@ -25,14 +24,27 @@ const DIRECTORY_BYTES_MAX: u64 = 1 << 30;
 const SYMLINK_BYTES_MAX: u64 = 4095;
 const DIRENT_BYTES: usize = 12;
 
-/// An image file that is open for reading.
+/// An image that is open for reading.
 pub(crate) struct Reader<'a> {
-    file: &'a File,
+    file: &'a Rootfs,
     bytes: u64,
     window: (u64, Vec<u8>),
-    meta_offset: u64,
-    epoch: Timestamp,
-    root: u64,
+    shape: Shape,
+}
+
+/// What the superblock says that is the same of all deltas over a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Shape {
+    /// The block from which inodes are counted.
+    pub meta_block: u32,
+    pub epoch: Timestamp,
+    pub root_nid: u16,
+}
+
+impl Shape {
+    pub fn meta_offset(&self) -> u64 {
+        u64::from(self.meta_block) * BLOCK_BYTES as u64
+    }
 }
 
 /// One inode as it lies in the file.
@@ -43,6 +55,7 @@ struct Found {
     meta: Meta,
     /// Where the part after the last whole block is, if it lies at the inode.
     tail: Option<u64>,
+    origin: Origin,
 }
 
 fn broken(why: &str) -> ImageError {
@@ -50,38 +63,38 @@ fn broken(why: &str) -> ImageError {
 }
 
 impl<'a> Reader<'a> {
-    pub fn new(file: &'a File) -> Result<Self> {
-        let failed = |error| ImageError::io("cannot read the image's file system", error);
-        let bytes = file.metadata().map_err(failed)?.len();
-        let mut reader = Self {
-            file,
-            bytes,
-            window: (0, Vec::new()),
-            meta_offset: 0,
-            epoch: Timestamp::default(),
-            root: 0,
-        };
+    pub fn new(file: &'a Rootfs) -> Result<Self> {
+        let (bytes, window, shape) = (file.bytes(), (0, Vec::new()), Shape::default());
+        let mut reader = Self { file, bytes, window, shape };
         let block = reader.take(SUPER_OFFSET as u64, 64)?;
         let (magic, bits) = (u32_at(&block, 0), block.get(12).copied());
         if magic != MAGIC || bits != Some(BLOCK_BITS) {
             return Err(broken("it does not begin as one"));
         }
-        reader.root = u64::from(u16_at(&block, 14));
-        reader.epoch = Timestamp { seconds: u64_at(&block, 24) as i64, nanos: u32_at(&block, 32) };
-        reader.meta_offset = u64::from(u32_at(&block, 40)) * BLOCK_BYTES as u64;
+        reader.shape = Shape {
+            root_nid: u16_at(&block, 14),
+            epoch: Timestamp { seconds: u64_at(&block, 24) as i64, nanos: u32_at(&block, 32) },
+            meta_block: u32_at(&block, 40),
+        };
         Ok(reader)
+    }
+
+    pub fn shape(&self) -> Shape {
+        self.shape
     }
 
     /// All that it holds. Where a file's last part lies at its inode, [`FileData::tail`] is the
     /// place in this file.
     pub fn tree(&mut self, limits: &ImportLimits) -> Result<Tree> {
         let mut tree = Tree::new(limits.depth_max);
-        let root = self.inode(self.root)?;
+        let root_nid = u64::from(self.shape.root_nid);
+        let root = self.inode(root_nid)?;
         if root.mode & 0o170_000 != 0o040_000 {
             return Err(broken("its root is no directory"));
         }
         tree.set_root_meta(root.meta.clone());
-        let mut known: HashMap<u64, Option<InodeId>> = HashMap::from([(self.root, None)]);
+        tree.set_origin(InodeId::ROOT, root.origin);
+        let mut known: HashMap<u64, Option<InodeId>> = HashMap::from([(root_nid, None)]);
         let mut waiting = vec![(InodeId::ROOT, root)];
         while let Some((directory, found)) = waiting.pop() {
             for (name, nid) in self.names(&found)? {
@@ -101,12 +114,14 @@ impl<'a> Reader<'a> {
                 let kind = self.kind(&inode)?;
                 let is_directory = matches!(kind, Kind::Directory(_));
                 let made = tree.insert(directory, &name, inode.meta.clone(), kind);
+                tree.set_origin(made, inode.origin);
                 known.insert(nid, (!is_directory).then_some(made));
                 if is_directory {
                     waiting.push((made, inode));
                 }
             }
         }
+        tree.settle();
         Ok(tree)
     }
 
@@ -134,7 +149,7 @@ impl<'a> Reader<'a> {
     fn inode(&mut self, nid: u64) -> Result<Found> {
         let offset = nid
             .checked_mul(SLOT_BYTES as u64)
-            .and_then(|offset| offset.checked_add(self.meta_offset))
+            .and_then(|offset| offset.checked_add(self.shape.meta_offset()))
             .ok_or_else(|| broken("an inode lies behind its end"))?;
         let head = self.take(offset, COMPACT_BYTES)?;
         let format = u16_at(&head, 0);
@@ -150,7 +165,7 @@ impl<'a> Reader<'a> {
                 u32_at(&head, 16),
                 u32::from(u16_at(&head, 24)),
                 u32::from(u16_at(&head, 26)),
-                self.epoch,
+                self.shape.epoch,
             ),
             true => {
                 let seconds = u64_at(&head, 32) as i64;
@@ -164,7 +179,10 @@ impl<'a> Reader<'a> {
             _ => return Err(broken("an inode has a form that is not written here")),
         };
         let meta = Meta { mode: mode & 0o7777, uid, gid, mtime, xattrs };
-        Ok(Found { mode, size, start_block, meta, tail })
+        let tail_bytes = tail.map_or(0, |_| (size % BLOCK_BYTES as u64) as usize);
+        let room = (bytes + xattr_bytes + tail_bytes).next_multiple_of(SLOT_BYTES);
+        let origin = Origin { nid, room, number: u32_at(&head, 20) };
+        Ok(Found { mode, size, start_block, meta, tail, origin })
     }
 
     /// All of what an inode holds that is no file.
@@ -246,33 +264,23 @@ fn u64_at(bytes: &[u8], at: usize) -> u64 {
 
 /// The bytes of a file in an image, holes as they are.
 pub(crate) struct Content<'a> {
-    image: &'a File,
+    image: &'a Rootfs,
     data: FileData,
     extents: std::slice::Iter<'a, Extent>,
     now: Extent,
 }
 
 /// Where the data of a file are that lies in `image`: what is no hole.
-pub(crate) fn extents(image: &File, data: &FileData) -> io::Result<Vec<Extent>> {
-    use rustix::fs::{SeekFrom, seek};
+pub(crate) fn extents(image: &Rootfs, data: &FileData) -> io::Result<Vec<Extent>> {
     let tail = match data.tail {
         Some(_) => data.size % BLOCK_BYTES as u64,
         None => 0,
     };
     let (start, whole) = (u64::from(data.start_block) * BLOCK_BYTES as u64, data.size - tail);
-    let mut extents = Vec::new();
-    let mut at = 0;
-    while at < whole {
-        let from = match seek(image, SeekFrom::Data(start + at)) {
-            Ok(from) => (from - start).min(whole),
-            Err(rustix::io::Errno::NXIO) => whole,
-            Err(error) => return Err(error.into()),
-        };
-        if from >= whole {
-            break;
-        }
-        let to = seek(image, SeekFrom::Hole(start + from))?.saturating_sub(start).min(whole);
-        extents.push(Extent { offset: from, length: to - from });
+    let mut extents: Vec<Extent> = Vec::new();
+    let mut at = start;
+    while let Some((from, to)) = image.data(at, start + whole)? {
+        extents.push(Extent { offset: from - start, length: to - from });
         at = to;
     }
     match (tail, extents.last_mut()) {
@@ -285,7 +293,7 @@ pub(crate) fn extents(image: &File, data: &FileData) -> io::Result<Vec<Extent>> 
 
 impl<'a> Content<'a> {
     /// What `extents` say of the file `data` in `image`, one after the other.
-    pub fn new(image: &'a File, data: &FileData, extents: &'a [Extent]) -> Self {
+    pub fn new(image: &'a Rootfs, data: &FileData, extents: &'a [Extent]) -> Self {
         let none = Extent { offset: 0, length: 0 };
         Self { image, data: *data, extents: extents.iter(), now: none }
     }

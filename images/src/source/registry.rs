@@ -27,7 +27,7 @@ use crate::{Digest, digest};
 pub use judge::{Connection, Judge};
 pub use look::{Looked, Platform, log_in, look};
 use place::{Place, is_loopback};
-pub use push::{Pushed, push};
+pub use push::{Pushed, present, push};
 
 const MANIFEST_TYPES: &str = "application/vnd.oci.image.index.v1+json, \
     application/vnd.oci.image.manifest.v1+json, \

@@ -14,9 +14,10 @@ use std::time::{Duration, Instant};
 
 use exocell_agent::printable;
 use exocell_images::build::{Image, Room};
-use exocell_images::compose::{self, Copied, Copy, Files, Layer, Selection, Stack};
+use exocell_images::compose::{self, Copied, Copy, Files, Form, Layer, Selection, Stack};
 use exocell_images::{
-    Digest, Draft, Fault as Whose, ImageError, ImageRecord, ImportLimits, Refusal, Silent, Store,
+    Digest, Draft, Fault as Whose, ImageError, ImageRecord, ImportLimits, Reference, Refusal,
+    Rootfs, Silent, Store,
 };
 use exocell_vmm::jail::ThreadClass;
 use exocell_vmm::jail::stage::{Fault, Given, Limits, Order, Stage, Task};
@@ -28,6 +29,8 @@ pub const COMPOSE: Stage = Stage { name: "compose", class: ThreadClass::Stage, w
 /// As of reading images.
 const MEMORY_BYTES: u64 = 2 << 30;
 const ANSWER_BYTES_MAX: usize = 64 << 20;
+/// Two images, as many layers as a build has over one, and some more.
+const OPEN_FILES_MAX: u64 = 2 * Rootfs::FILES_MAX as u64 + 96;
 /// The longest that one of these may take.
 const TIME_MAX: Duration = Duration::from_secs(3600);
 
@@ -36,25 +39,27 @@ const TIME_MAX: Duration = Duration::from_secs(3600);
 #[derive(Serialize, Deserialize)]
 enum Request {
     /// The image's file, then the base and the layers.
-    Compose { stack: Stack, has_base: bool, document: String },
+    Compose { stack: Stack, base_files: usize, document: String },
     /// The stream, the layer's file.
     Keep { limits: ImportLimits },
     /// The stream, the file of what it holds.
     Take { stack: Stack },
     /// The source.
-    Hash { selection: Selection, has_source: bool, limits: ImportLimits },
+    Hash { selection: Selection, source_files: usize, limits: ImportLimits },
     /// The source.
-    Text { path: String, bytes_max: u64, limits: ImportLimits },
+    Text { path: String, bytes_max: u64, source_files: usize, limits: ImportLimits },
     /// The source, and where the archive goes.
-    Pack { path: String, limits: ImportLimits },
+    Pack { path: String, source_files: usize, limits: ImportLimits },
+    /// The layer's file, the files below, and the one that it is of.
+    Layer { below: usize, packs: bool, limits: ImportLimits },
     /// The layer's file, the source, the base and the layers.
-    Copy { copy: Copy, has_source: bool, stack: Stack, has_base: bool },
+    Copy { copy: Copy, source_files: usize, stack: Stack, base_files: usize },
 }
 
 /// What it answers.
 #[derive(Serialize, Deserialize)]
 enum Answer {
-    Image(Box<Image>),
+    Image(Box<Image>, Form),
     Layer(Layer),
     Copied(Copied),
     Hash(Digest),
@@ -66,7 +71,7 @@ enum Answer {
 /// An image, or nothing, and layers over it.
 #[derive(Debug, Clone, Copy)]
 pub struct Below<'a> {
-    pub base: Option<&'a File>,
+    pub base: Option<&'a Rootfs>,
     pub layers: &'a [(Layer, File)],
 }
 
@@ -80,12 +85,17 @@ impl<'a> Below<'a> {
     }
 
     fn files(&self) -> impl Iterator<Item = &'a File> {
-        self.base.into_iter().chain(self.layers.iter().map(|(_, file)| file))
+        let base = self.base.into_iter().flat_map(Rootfs::files);
+        base.chain(self.layers.iter().map(|(_, file)| file))
+    }
+
+    fn base_files(&self) -> usize {
+        self.base.map_or(0, |base| base.files().len())
     }
 }
 
 /// Makes the image with the configuration `document`, which passes: it goes when nobody has the
-/// returned file, or a cell of it, any more.
+/// returned files, or a cell of it, any more. Of what is in the base image it is over the files.
 ///
 /// # Errors
 /// What is wrong with what it is made of. The store is as it was then.
@@ -93,34 +103,48 @@ pub fn passing(
     store: &Store,
     document: &str,
     below: Below<'_>,
-) -> Result<(ImageRecord, File), ImageError> {
-    let (draft, image) = made(store, document, below)?;
-    store.publish_passing(draft, image)
+) -> Result<(ImageRecord, Rootfs), ImageError> {
+    let (draft, image, form) = made(store, document, below)?;
+    store.publish_passing(draft, image, over(form, below))
 }
 
-/// Makes the image with the configuration `document`, which stays.
+/// Makes the image with the configuration `document`, which stays, and gives it the name `tag`.
 ///
 /// # Errors
 /// As of [`passing`].
-pub fn lasting(store: &Store, document: &str, below: Below<'_>) -> Result<ImageRecord, ImageError> {
-    if let Some(record) = store.name_present(Digest::of(document.as_bytes()), None)? {
+pub fn lasting(
+    store: &Store,
+    document: &str,
+    below: Below<'_>,
+    tag: Option<&Reference>,
+) -> Result<ImageRecord, ImageError> {
+    if let Some(record) = store.name_present(Digest::of(document.as_bytes()), tag)? {
         return Ok(record);
     }
-    let (draft, image) = made(store, document, below)?;
-    store.publish(draft, image, None)
+    let (draft, image, form) = made(store, document, below)?;
+    store.publish(draft, image, over(form, below), tag)
 }
 
-fn made(store: &Store, document: &str, below: Below<'_>) -> Result<(Draft, Image), ImageError> {
+/// What an image of this form is over.
+fn over<'a>(form: Form, below: Below<'a>) -> Option<&'a Rootfs> {
+    below.base.filter(|_| form == Form::Delta)
+}
+
+fn made(
+    store: &Store,
+    document: &str,
+    below: Below<'_>,
+) -> Result<(Draft, Image, Form), ImageError> {
     let draft = store.begin()?;
     let (image, spool) = draft.files()?;
     let request = Request::Compose {
         stack: below.stack(store),
-        has_base: below.base.is_some(),
+        base_files: below.base_files(),
         document: document.to_owned(),
     };
     let given = [&image].into_iter().chain(below.files()).map(Given::file);
     match ask(given.chain([Given::file(&spool)]).collect(), &request)? {
-        Answer::Image(image) => Ok((draft, *image)),
+        Answer::Image(image, form) => Ok((draft, *image, form)),
         _ => Err(another_answer()),
     }
 }
@@ -141,14 +165,14 @@ pub fn keep(
     }
 }
 
-/// Takes what the tar stream that `write` writes holds; the file is gone with its last holder.
+/// Takes what the tar stream that `write` writes holds; it is gone with its last holder.
 ///
 /// # Errors
 /// What is wrong with the stream, or what `write` says.
 pub fn take(
     store: &Store,
     write: impl FnOnce(PipeWriter) -> io::Result<()> + Send,
-) -> Result<File, ImageError> {
+) -> Result<Rootfs, ImageError> {
     let (to, spool) = (store.scratch()?, store.scratch()?);
     let stack = Below { base: None, layers: &[] }.stack(store);
     let request = Request::Take { stack };
@@ -156,22 +180,30 @@ pub fn take(
         ask(vec![Given::file(from), Given::file(&to), Given::file(&spool)], &request)
     });
     match answer? {
-        Answer::Done => Ok(to),
+        Answer::Done => Rootfs::of(vec![to]),
         _ => Err(another_answer()),
     }
+}
+
+fn count(source: Option<&Rootfs>) -> usize {
+    source.map_or(0, |source| source.files().len())
+}
+
+fn given(source: Option<&Rootfs>) -> impl Iterator<Item = Given<'_>> {
+    source.into_iter().flat_map(Rootfs::files).map(Given::file)
 }
 
 /// A digest of what is selected of `source`.
 ///
 /// # Errors
 /// What is not there.
-pub fn hash(selection: &Selection, source: Option<&File>) -> Result<Digest, ImageError> {
+pub fn hash(selection: &Selection, source: Option<&Rootfs>) -> Result<Digest, ImageError> {
     let request = Request::Hash {
         selection: selection.clone(),
-        has_source: source.is_some(),
+        source_files: count(source),
         limits: ImportLimits::default(),
     };
-    match ask(source.into_iter().map(Given::file).collect(), &request)? {
+    match ask(given(source).collect(), &request)? {
         Answer::Hash(digest) => Ok(digest),
         _ => Err(another_answer()),
     }
@@ -181,10 +213,10 @@ pub fn hash(selection: &Selection, source: Option<&File>) -> Result<Digest, Imag
 ///
 /// # Errors
 /// It is longer than `bytes_max`, or no text.
-pub fn text(source: &File, path: &str, bytes_max: u64) -> Result<Option<String>, ImageError> {
-    let limits = ImportLimits::default();
-    let request = Request::Text { path: path.to_owned(), bytes_max, limits };
-    match ask(vec![Given::file(source)], &request)? {
+pub fn text(source: &Rootfs, path: &str, bytes_max: u64) -> Result<Option<String>, ImageError> {
+    let (limits, source_files) = (ImportLimits::default(), count(Some(source)));
+    let request = Request::Text { path: path.to_owned(), bytes_max, source_files, limits };
+    match ask(given(Some(source)).collect(), &request)? {
         Answer::Text(text) => Ok(text),
         _ => Err(another_answer()),
     }
@@ -194,9 +226,10 @@ pub fn text(source: &File, path: &str, bytes_max: u64) -> Result<Option<String>,
 ///
 /// # Errors
 /// It is not there.
-pub fn pack(source: &File, path: &str, to: &PipeWriter) -> Result<(), ImageError> {
-    let request = Request::Pack { path: path.to_owned(), limits: ImportLimits::default() };
-    match ask(vec![Given::file(source), Given::file(to)], &request)? {
+pub fn pack(source: &Rootfs, path: &str, to: &PipeWriter) -> Result<(), ImageError> {
+    let (limits, source_files) = (ImportLimits::default(), count(Some(source)));
+    let request = Request::Pack { path: path.to_owned(), source_files, limits };
+    match ask(given(Some(source)).chain([Given::file(to)]).collect(), &request)? {
         Answer::Done => Ok(()),
         _ => Err(another_answer()),
     }
@@ -210,20 +243,35 @@ pub fn pack(source: &File, path: &str, to: &PipeWriter) -> Result<(), ImageError
 pub fn copy(
     store: &Store,
     copy: &Copy,
-    source: Option<&File>,
+    source: Option<&Rootfs>,
     below: Below<'_>,
     to: &File,
 ) -> Result<Copied, ImageError> {
     let scratch = [store.scratch()?, store.scratch()?];
     let request = Request::Copy {
         copy: copy.clone(),
-        has_source: source.is_some(),
+        source_files: count(source),
         stack: below.stack(store),
-        has_base: below.base.is_some(),
+        base_files: below.base_files(),
     };
+    let source = source.into_iter().flat_map(Rootfs::files);
     let given = [to].into_iter().chain(source).chain(below.files()).chain(&scratch);
     match ask(given.map(Given::file).collect(), &request)? {
         Answer::Copied(copied) => Ok(copied),
+        _ => Err(another_answer()),
+    }
+}
+
+/// Makes a layer of the file `number` of `image` in the empty file `to`, of what it has over those
+/// below; compressed as registries have it if `packs`.
+///
+/// # Errors
+/// It holds what no layer can; the host's.
+pub fn layer(image: &Rootfs, number: usize, packs: bool, to: &File) -> Result<Layer, ImageError> {
+    let request = Request::Layer { below: number, packs, limits: ImportLimits::default() };
+    let files = image.files().iter().take(number + 1);
+    match ask([to].into_iter().chain(files).map(Given::file).collect(), &request)? {
+        Answer::Layer(layer) => Ok(layer),
         _ => Err(another_answer()),
     }
 }
@@ -258,6 +306,7 @@ fn ask(given: Vec<Given<'_>>, request: &Request) -> Result<Answer, ImageError> {
     let limits = Limits {
         file_bytes: bounds.apparent_bytes_max.saturating_add(bounds.bytes_max),
         answer_bytes: ANSWER_BYTES_MAX,
+        open_files: OPEN_FILES_MAX,
         deadline: Some(Instant::now() + TIME_MAX),
         ..Limits::of_memory(MEMORY_BYTES)
     };
@@ -290,12 +339,19 @@ impl Taken<'_> {
         self.0.take(self.1 - 1).map(File::from)
     }
 
-    fn file_if(&mut self, is_there: bool) -> Result<Option<File>, Fault> {
-        is_there.then(|| self.file()).transpose()
+    /// An image of so many files; none of none.
+    fn image(&mut self, count: usize) -> Result<Option<Rootfs>, Fault> {
+        let files = (0..count).map(|_| self.file()).collect::<Result<Vec<_>, _>>()?;
+        let image = (!files.is_empty()).then(|| Rootfs::of(files)).transpose();
+        image.map_err(|error| Fault::Jail(error.to_string()))
     }
 
-    fn below(&mut self, stack: &Stack, has_base: bool) -> Result<Files, Fault> {
-        let base = self.file_if(has_base)?;
+    fn source(&mut self, count: usize) -> Result<Rootfs, Fault> {
+        self.image(count)?.ok_or_else(|| Fault::Jail("there is no image".to_owned()))
+    }
+
+    fn below(&mut self, stack: &Stack, base_files: usize) -> Result<Files, Fault> {
+        let base = self.image(base_files)?;
         let layers = stack.layers.iter().map(|_| self.file()).collect::<Result<_, _>>()?;
         Ok(Files { base, layers })
     }
@@ -306,12 +362,12 @@ fn work(task: &mut Task) -> Result<Vec<u8>, Fault> {
     let request = task.request()?;
     let mut taken = Taken(task, 0);
     let answer = match request {
-        Request::Compose { stack, has_base, document } => {
+        Request::Compose { stack, base_files, document } => {
             let image = taken.file()?;
-            let files = taken.below(&stack, has_base)?;
+            let files = taken.below(&stack, base_files)?;
             let room = Room { image, spool: taken.file()?, unpacked: None };
             compose::compose(&stack, &document, files, room, &mut Silent)
-                .map(|image| Answer::Image(Box::new(image)))
+                .map(|(image, form)| Answer::Image(Box::new(image), form))
         }
         Request::Keep { limits } => {
             let (mut from, mut to) = (taken.file()?, taken.file()?);
@@ -322,25 +378,40 @@ fn work(task: &mut Task) -> Result<Vec<u8>, Fault> {
             let room = Room { image: taken.file()?, spool: taken.file()?, unpacked: None };
             compose::take(&mut from, room, &stack, &mut Silent).map(|()| Answer::Done)
         }
-        Request::Hash { selection, has_source, limits } => {
-            let source = taken.file_if(has_source)?;
+        Request::Hash { selection, source_files, limits } => {
+            let source = taken.image(source_files)?;
             compose::hash(&selection, source.as_ref(), &limits).map(Answer::Hash)
         }
-        Request::Text { path, bytes_max, limits } => {
-            compose::text(&taken.file()?, &path, bytes_max, &limits).map(Answer::Text)
+        Request::Text { path, bytes_max, source_files, limits } => {
+            compose::text(&taken.source(source_files)?, &path, bytes_max, &limits).map(Answer::Text)
         }
-        Request::Pack { path, limits } => {
-            let (source, to) = (taken.file()?, taken.file()?);
+        Request::Pack { path, source_files, limits } => {
+            let (source, to) = (taken.source(source_files)?, taken.file()?);
             let mut to = io::BufWriter::with_capacity(64 << 10, to);
             let packed = compose::pack(&source, &path, &mut to, &limits);
             packed
                 .and_then(|()| to.flush().map_err(|error| host("cannot write", error)))
                 .map(|()| Answer::Done)
         }
-        Request::Copy { copy, has_source, stack, has_base } => {
+        Request::Layer { below, packs, limits } => {
             let mut to = taken.file()?;
-            let source = taken.file_if(has_source)?;
-            let files = taken.below(&stack, has_base)?;
+            let below = taken.image(below)?;
+            let own = taken.file()?;
+            let of_all = || -> Result<Layer, ImageError> {
+                let mut files = match &below {
+                    Some(below) => below.try_clone()?.into_parts().0,
+                    None => Vec::new(),
+                };
+                files.push(own);
+                let image = Rootfs::of(files)?;
+                compose::layer(&image, below.as_ref(), &mut to, packs, &limits)
+            };
+            of_all().map(Answer::Layer)
+        }
+        Request::Copy { copy, source_files, stack, base_files } => {
+            let mut to = taken.file()?;
+            let source = taken.image(source_files)?;
+            let files = taken.below(&stack, base_files)?;
             let room = Room { image: taken.file()?, spool: taken.file()?, unpacked: None };
             compose::copy(&copy, source.as_ref(), &stack, files, room, &mut to, &mut Silent)
                 .map(Answer::Copied)

@@ -84,8 +84,8 @@ pub enum ControlRequest {
     },
     /// Which networks it should be in and is not, for their switch has ended.
     Networks,
-    /// Have one more container in the guest, whose image comes as a descriptor with the next byte,
-    /// unless it is in the depot.
+    /// Have one more container in the guest, whose image comes as descriptors with the next bytes,
+    /// one each, unless it is in the depot.
     /// After `Done` the connection is the container's: it takes `Connect`, for streams within it,
     /// and the container ends with it.
     Contain(Contain),
@@ -138,6 +138,9 @@ pub struct Contain {
     pub read_only: bool,
     /// Whether it may start again, and find what it has changed.
     pub keeps_files: bool,
+    /// Files of the image, the lowest first.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub files: usize,
     /// Instead of an image: the directory of the cell's depot that has its root and its mounts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub depot: Option<String>,
@@ -148,6 +151,15 @@ pub struct Contain {
     /// Whether their programs see each other, too.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub shares_pids: bool,
+}
+
+fn one() -> usize {
+    1
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde hands a reference over")]
+fn is_one(count: &usize) -> bool {
+    *count == 1
 }
 
 fn sigterm() -> u8 {
@@ -264,25 +276,25 @@ impl Client {
     /// # Errors
     /// The supervisor's refusal, or that it does not answer: it has a bounded time.
     pub fn ask(&self, request: &ControlRequest) -> Result<ControlReply, CellError> {
-        self.ask_with(request, None)
+        self.ask_with(request, &[] as &[OwnedFd])
     }
 
-    /// The same, and passes `descriptor` on with it.
+    /// The same, and passes `descriptors` on with it.
     ///
     /// # Errors
     /// As those of [`Self::ask`].
     pub(crate) fn pass(
         &self,
         request: &ControlRequest,
-        descriptor: &OwnedFd,
+        descriptors: &[impl AsFd],
     ) -> Result<(), CellError> {
-        self.ask_with(request, Some(descriptor)).map(drop)
+        self.ask_with(request, descriptors).map(drop)
     }
 
     fn ask_with(
         &self,
         request: &ControlRequest,
-        descriptor: Option<&OwnedFd>,
+        descriptors: &[impl AsFd],
     ) -> Result<ControlReply, CellError> {
         let limit = request.limit();
         let failed = |error: FrameError| {
@@ -301,8 +313,7 @@ impl Client {
         };
         bounded(Some(limit)).map_err(|error| failed(error.into()))?;
         FrameWriter::new(&self.stream).write_json(Kind::Request, request).map_err(failed)?;
-        let passed =
-            descriptor.map_or(Ok(()), |descriptor| send_descriptor(&self.stream, descriptor));
+        let passed = descriptors.iter().try_for_each(|one| send_descriptor(&self.stream, one));
         passed.map_err(|error| failed(error.into()))?;
         let reply = FrameReader::new(&self.stream).expect(Kind::Reply).map_err(failed)?;
         bounded(None).map_err(|error| failed(error.into()))?;
@@ -321,7 +332,7 @@ impl Client {
         setup: exocell_agent::NetworkSetup,
         device: &OwnedFd,
     ) -> Result<(), CellError> {
-        self.pass(&ControlRequest::Plug { setup: Box::new(setup) }, device)
+        self.pass(&ControlRequest::Plug { setup: Box::new(setup) }, std::slice::from_ref(device))
     }
 
     /// A stream to the guest's agent, for one session. The guest has

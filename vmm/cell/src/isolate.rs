@@ -387,7 +387,7 @@ fn reply(outcome: &Outcome, output: &Output) -> Reply {
 }
 
 impl Services for Reach {
-    fn contain(&self, _: Contain, _: Option<OwnedFd>) -> Result<Contained, String> {
+    fn contain(&self, _: Contain, _: Vec<OwnedFd>) -> Result<Contained, String> {
         Err("an isolate has no guest in which another container could be".to_owned())
     }
 

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use exocell_agent::{Boot, Exec, ISOLATES_MODELS, IsolatesSetup, Start, TtySize};
 use exocell_images::walk::Found;
-use exocell_images::{ImageConfig, Store};
+use exocell_images::{ImageConfig, Rootfs, Store};
 use exocell_kernel::Status as KernelStatus;
 use exocell_network::Secret;
 use exocell_pager::Mode;
@@ -202,7 +202,7 @@ impl VmPlan {
 /// What is below all that a guest's programs see.
 enum Base {
     /// The file system of an image.
-    Image(File, Box<ImageConfig>),
+    Image(Rootfs, Box<ImageConfig>),
     /// A directory that holds roots of containers.
     Depot(Box<Share>),
 }
@@ -228,9 +228,11 @@ impl Base {
 fn disks(
     layout: &Layout,
     caps: &CapabilitySet,
-    rootfs: File,
+    rootfs: Rootfs,
     overlay: Option<File>,
 ) -> Result<Vec<Device>, CellError> {
+    let broken = |error| CellError::Usage(format!("the image cannot be a disk: {error}"));
+    let rootfs = device::contents(rootfs).map_err(broken)?;
     // Other containers have their changes on the overlay's disk, too.
     let mut disks = vec![match overlay {
         Some(_) => Device::windowed_disk(ROOT_DISK, rootfs),

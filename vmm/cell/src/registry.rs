@@ -8,8 +8,9 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use exocell_agent::printable;
+use exocell_images::compose::Layer;
 use exocell_images::{
-    Connection, Grant, ImageError, Judge, Looked, Progress, Pushed, Reference, Refusal,
+    Connection, Digest, Grant, ImageError, Judge, Looked, Progress, Pushed, Reference, Refusal,
     RegistryOptions, Store, registry_server,
 };
 use exocell_network::address::{self, Class};
@@ -30,8 +31,6 @@ const FETCH_MEMORY_BYTES: u64 = 256 << 20;
 const LOOKED_BYTES_MAX: usize = 1 << 20;
 /// The longest that a look at a registry may take.
 const LOOK_MAX: Duration = Duration::from_secs(90);
-/// The longest layer that is sent, in bytes, as it is packed.
-const PACKED_BYTES_MAX: u64 = 64 << 30;
 /// What finding the address of a registry takes (resolver(5), nsswitch.conf(5), gai.conf(5)).
 const RESOLVER_FILES: [&str; 5] =
     ["/etc/resolv.conf", "/etc/hosts", "/etc/nsswitch.conf", "/etc/host.conf", "/etc/gai.conf"];
@@ -52,10 +51,17 @@ enum Fetch {
         reference: String,
         options: RegistryOptions,
     },
-    /// Descriptors: the layer, an empty file for what it becomes, and the configuration.
+    Present {
+        reference: String,
+        options: RegistryOptions,
+        layers: Vec<Digest>,
+    },
+    /// Descriptors: the configuration, and the layers that `is_given` says, packed.
     Push {
         reference: String,
         options: RegistryOptions,
+        layers: Vec<Layer>,
+        is_given: Vec<bool>,
     },
 }
 
@@ -64,6 +70,7 @@ enum Fetch {
 enum Fetched {
     LoggedIn,
     Looked(Looked),
+    Present(Vec<bool>),
     Pushed(Pushed),
     Refused(Refusal),
 }
@@ -153,8 +160,25 @@ pub fn look(reference: &Reference, options: &RegistryOptions) -> Result<Looked, 
     }
 }
 
-/// Pushes an image of one layer, a tar file, as `reference`, in a jailed process. `store` is where
-/// the packed layer lies meanwhile.
+/// Which of `layers` the registry of `reference` has, by a jailed process.
+///
+/// # Errors
+/// The credentials do not do for a push; the network's.
+pub fn present(
+    reference: &Reference,
+    options: &RegistryOptions,
+    layers: &[Digest],
+) -> Result<Vec<bool>, ImageError> {
+    let (reference, layers) = (reference.to_string(), layers.to_vec());
+    let count = layers.len();
+    match fetched(&Fetch::Present { reference, options: options.clone(), layers })? {
+        Fetched::Present(present) if present.len() == count => Ok(present),
+        _ => Err(another_answer()),
+    }
+}
+
+/// Pushes an image as `reference`, in a jailed process: its configuration, and its layers, the
+/// lowest first, without a file those that the registry has.
 ///
 /// # Errors
 /// The credentials do not do; what the registry refuses; the host's, where there is no room.
@@ -162,17 +186,21 @@ pub fn push(
     store: &Store,
     reference: &Reference,
     options: &RegistryOptions,
-    (layer, config): (&File, &[u8]),
+    (layers, config): (&[(Layer, Option<File>)], &[u8]),
     progress: &mut dyn Progress,
 ) -> Result<Pushed, ImageError> {
-    let (packed, mut document) = (store.scratch()?, store.scratch()?);
+    let mut document = store.scratch()?;
     let written = document.write_all(config).and_then(|()| document.rewind());
     written.map_err(|error| host("cannot write the configuration", error))?;
-    let request = Fetch::Push { reference: reference.to_string(), options: options.clone() };
-    let given = [layer, &packed, &document].into_iter().map(Given::file).collect();
-    let mut order = fetching(given, TIME_MAX);
-    order.limits.file_bytes = PACKED_BYTES_MAX;
-    let answer = order.run(&request, |line| Step::hear(line, progress));
+    let request = Fetch::Push {
+        reference: reference.to_string(),
+        options: options.clone(),
+        layers: layers.iter().map(|(layer, _)| layer.clone()).collect(),
+        is_given: layers.iter().map(|(_, file)| file.is_some()).collect(),
+    };
+    let files = layers.iter().filter_map(|(_, file)| file.as_ref());
+    let given = [&document].into_iter().chain(files).map(Given::file).collect();
+    let answer = fetching(given, TIME_MAX).run(&request, |line| Step::hear(line, progress));
     match answered(answer.map_err(|error| refused(&error))?)? {
         Fetched::Pushed(pushed) => Ok(pushed),
         _ => Err(another_answer()),
@@ -239,14 +267,24 @@ fn fetch(task: &mut Task) -> Result<Vec<u8>, Fault> {
         Fetch::Look { reference, options } => {
             exocell_images::look(&read(reference)?, &judged(options)).map(Fetched::Looked)
         }
-        Fetch::Push { reference, options } => {
+        Fetch::Present { reference, options, layers } => {
+            exocell_images::present(&read(reference)?, &judged(options), &layers)
+                .map(Fetched::Present)
+        }
+        Fetch::Push { reference, options, layers, is_given } => {
             let reference = read(reference)?;
-            let (layer, packed) = (File::from(task.take(0)?), File::from(task.take(1)?));
             let mut config = Vec::new();
-            File::from(task.take(2)?).read_to_end(&mut config)?;
+            File::from(task.take(0)?).read_to_end(&mut config)?;
+            let mut next = 0;
+            let mut files = Vec::new();
+            for (layer, is_given) in layers.into_iter().zip(is_given) {
+                next += usize::from(is_given);
+                let file = is_given.then(|| task.take(next).map(File::from)).transpose()?;
+                files.push((layer, file));
+            }
             let mut told = Teller::of(task);
             let options = judged(options);
-            exocell_images::push(&reference, &options, &layer, packed, &config, &mut told)
+            exocell_images::push(&reference, &options, files, &config, &mut told)
                 .map(Fetched::Pushed)
         }
     };

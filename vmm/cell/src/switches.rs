@@ -169,7 +169,7 @@ fn hand_over(
     let (addresses, address) = (network.addresses, port.address());
     let own = Attachment { network: network.name.clone(), ..own };
     let request = ControlRequest::Join { own, addresses, address };
-    Client::connect(record)?.pass(&request, &port.into_socket())
+    Client::connect(record)?.pass(&request, &[port.into_socket()])
 }
 
 /// The cells that are in the network now. One that has ended is none of them, though its supervisor

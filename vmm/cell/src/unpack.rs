@@ -272,7 +272,7 @@ impl<'a> Draft<'a> {
                 return self.store.name_present(id, tag)?.ok_or(ImageError::Gone { id });
             }
         };
-        self.store.publish(self.draft, image, tag)
+        self.store.publish(self.draft, image, None, tag)
     }
 }
 

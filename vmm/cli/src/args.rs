@@ -933,7 +933,7 @@ pub struct PullArgs {
 
 /// Push an image to a registry.
 ///
-/// It is pushed as one layer. EXOCELL_REGISTRY_AUTH=NAME:PASSWORD logs in, as for pull.
+/// Layers that it has are not sent again. EXOCELL_REGISTRY_AUTH=NAME:PASSWORD logs in, as for pull.
 #[derive(Args)]
 #[command(after_help = "Example: exocell image tag exocell/base registry.example/team/base:1
          exocell image push registry.example/team/base:1")]
@@ -987,7 +987,7 @@ pub struct TagArgs {
     pub name: String,
 }
 
-/// Write images into an archive, as docker save does; each has one layer.
+/// Write images into an archive, as docker save does.
 #[derive(Args)]
 #[command(after_help = "Example: exocell image save -o app.tar me/app:1")]
 pub struct SaveArgs {

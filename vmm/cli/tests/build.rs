@@ -122,6 +122,57 @@ fn a_dockerfile_becomes_an_image_and_is_not_built_twice() {
     assert_eq!(images, 1 + 4);
 }
 
+/// Bytes on the disk of all that lies below a folder.
+fn taken(folder: &Path) -> u64 {
+    use std::os::unix::fs::MetadataExt;
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    let bytes = |path: &Path| fs::symlink_metadata(path).map_or(0, |it| it.blocks() * 512);
+    entries
+        .map(
+            |entry| if entry.path().is_dir() { taken(&entry.path()) } else { bytes(&entry.path()) },
+        )
+        .sum()
+}
+
+#[test]
+fn steps_take_disk_for_what_they_change() {
+    let bench = Bench::new();
+    let images = bench.root.path().join("images");
+    // More than all that the steps change.
+    let large: String = (0..1 << 20)
+        .map(|at: u32| char::from(b' ' + (at.wrapping_mul(2_654_435_761) >> 25) as u8 % 90))
+        .collect();
+    bench.file("large", &large);
+    bench.build(&["-t", "large"], "FROM small\nCOPY large /large\n").ok();
+    let before = taken(&images);
+    bench.file("d/f", "of the context");
+    let dockerfile = "FROM large\nRUN echo 1 > /data/one && ln /data/one /data/link\n\
+        COPY d /opt/d\nRUN rm /data/one /opt/d/f && echo 3 > /opt/d/g\n\
+        RUN rm -r /opt/d && echo file > /opt/d\n\
+        RUN rm /opt/d && ln -s ../data /opt/d && chmod 4711 /bin/true\n\
+        RUN echo 5 > /opt/d/five\n";
+    bench.build(&["-t", "steps"], dockerfile).ok();
+    let more = taken(&images) - before;
+    assert!(more < 512 << 10, "{more} more");
+    let script = "cat /data/link /opt/d/five; ls /data; test ! -e /data/one && \
+                  stat -c '%a %h' /bin/true /data/link && stat -c %s /large";
+    let expected = "1\n5\nfive\nlink\n4711 1\n644 1\n1048576";
+    assert_eq!(bench.shell("steps", script).ok().text(), expected);
+    // What it is over stays for it, and goes with it.
+    bench.run(&["image", "rm", "large"]).ok();
+    bench.run(&["image", "rm", "small"]).ok();
+    bench.shell("steps", "cat /data/link").ok();
+    let rows = bench.run(&["image", "ls", "-q"]).ok().text().lines().count();
+    assert_eq!(rows, 1);
+    // An archive of it holds the same.
+    let archive = bench.root.path().join("steps.tar");
+    bench.run(&["image", "save", "-o", text(&archive), "steps"]).ok();
+    bench.run(&["image", "rm", "steps"]).ok();
+    assert_eq!(bench.list("images/blobs/sha256"), [""; 0]);
+    bench.run(&["image", "load", "-i", text(&archive)]).ok();
+    assert_eq!(bench.shell("steps", script).ok().text(), expected);
+}
+
 #[test]
 fn files_come_from_the_context_and_from_stages() {
     let bench = Bench::new();

@@ -41,6 +41,45 @@ fn an_image_is_pushed_and_is_the_same_elsewhere() {
 }
 
 #[test]
+fn an_image_over_another_is_pushed_by_what_it_has_over_it() {
+    let registry = Registry::start();
+    let (here, there) = (PrivateRoot::with_image(), PrivateRoot::new());
+    let name = |word: &str| format!("{}/team/{word}:1", registry.place);
+    let with = |root: &PrivateRoot, args: &[&str]| {
+        finish(root.exocell(args).env("EXOCELL_REGISTRY_AUTH", AUTH), b"").ok()
+    };
+    let (base, over) = (name("base"), name("over"));
+    here.run(["image", "tag", TINY, &base]).ok();
+    with(&here, &["push", &base]);
+    let context = tempfile::tempdir().expect("a context");
+    let file = |name: &str, content: &str| {
+        std::fs::write(context.path().join(name), content).expect("a file");
+    };
+    file("own", "of it");
+    file("Dockerfile", &format!("FROM {TINY}\nCOPY own /own\n"));
+    here.run(["build", "-t", &over, common::text(context.path())]).ok();
+    // The first file is a layer of the same repository by now.
+    let pushed = with(&here, &["push", &over]);
+    assert!(!pushed.stderr.contains("had"), "{}", pushed.stderr);
+    let again = with(&here, &["push", &over]);
+    assert!(again.stderr.contains("had 2 of 2 layers already"), "{}", again.stderr);
+    assert_eq!(again.text(), pushed.text());
+    // One that is over it goes into the same repository with what it has alone.
+    file("Dockerfile", &format!("FROM {over}\nCOPY own /more\n"));
+    let more = format!("{}/team/over:2", registry.place);
+    here.run(["build", "-t", &more, common::text(context.path())]).ok();
+    let pushed = with(&here, &["push", &more]);
+    assert!(pushed.stderr.contains("had 2 of 3 layers already"), "{}", pushed.stderr);
+    with(&there, &["image", "pull", &more]);
+    let files = "cat /own /more; echo; echo /* /usr/*/*";
+    let seen = |root: &PrivateRoot| {
+        root.run(["run", "--rm", &more, "sh", "-c", files]).ok().text().to_owned()
+    };
+    assert!(seen(&there).starts_with("of itof it"));
+    assert_eq!(seen(&here), seen(&there));
+}
+
+#[test]
 fn the_docker_command_pushes() {
     let registry = Registry::start();
     let server = Server::start();

@@ -69,6 +69,39 @@ fn the_network_is_shared_and_the_rest_is_its_own() {
 }
 
 #[test]
+fn its_image_may_be_over_others() {
+    let web = Cell::idle("web", &[]);
+    web.shell("echo first > /first && rm /etc/hostname").ok();
+    let (first, second) = (Image(unique("first")), Image(unique("second")));
+    run(["commit", &web.name, &first.0]).ok();
+    let with = with(&web);
+    let flags = ["run", "-d", "--network", with[1].as_str(), "--name"];
+    let side = Cell { name: unique("side") };
+    run([&flags[..], &[&side.name, &first.0, "sleep", "infinity"]].concat()).ok();
+    side.shell("cat /first && echo second > /second && rm /first").ok();
+    // What a container in another's guest has changed is over its own image.
+    run(["commit", &side.name, &second.0]).ok();
+    let script = "test ! -e /first && cat /second";
+    let seen = run(["run", "--rm", &with[0], &with[1], &second.0, "sh", "-c", script]).ok();
+    assert_eq!(seen.text(), "second");
+    let alone = run(["run", "--rm", &second.0, "sh", "-c", script]).ok();
+    assert_eq!(alone.text(), "second");
+    let read_only = ["run", "--rm", "--read-only", &second.0, "sh", "-c", script];
+    assert_eq!(run(read_only).ok().text(), "second");
+    run(["image", "rm", &second.0]).ok();
+    run(["image", "rm", &first.0]).exited(125).complains_of(&["in use"]);
+}
+
+/// An image that is removed with its owner.
+struct Image(String);
+
+impl Drop for Image {
+    fn drop(&mut self) {
+        run(["image", "rm", &self.0]);
+    }
+}
+
+#[test]
 fn it_is_a_cell_as_any() {
     let web = Cell::idle("web", &[]);
     assert_eq!(beside(&web, &[], "echo out; echo err >&2; exit 7").exited(7).text(), "out");

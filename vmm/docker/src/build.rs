@@ -21,13 +21,12 @@ mod scope;
 mod stage;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::File;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use exocell_cell::images::dockerfile::{self, Dockerfile, DockerfileError, Instruction, Stage};
-use exocell_cell::images::{Digest, ImageError, Reference, Store};
+use exocell_cell::images::{Digest, ImageError, Reference, Rootfs, Store};
 use exocell_cell::networks::Networks;
 use exocell_cell::signal::Signal;
 use exocell_cell::{CellError, Layout, Record, end};
@@ -116,7 +115,7 @@ pub enum Named {
     /// An image that another build has made.
     Built(Arc<Built>),
     /// Files, as [`exocell_cell::compose::take`] took them.
-    Files(Arc<File>),
+    Files(Arc<Rootfs>),
 }
 
 impl Options {
@@ -260,7 +259,7 @@ pub struct Build<'a> {
     client: &'a mut dyn Client,
     stopper: &'a Stopper,
     /// What the context holds, as [`exocell_cell::compose::take`] took it.
-    context: Option<&'a File>,
+    context: Option<&'a Rootfs>,
     arguments: Arguments,
     escape: char,
     /// Stages that are done, by their numbers.
@@ -295,7 +294,7 @@ impl Built {
     ///
     /// # Errors
     /// The store cannot be written.
-    pub fn files(&self) -> Result<Arc<File>> {
+    pub fn files(&self) -> Result<Arc<Rootfs>> {
         self.state.clone().passing(&self.store).map(|(file, _)| file)
     }
 }
@@ -308,7 +307,7 @@ impl<'a> Build<'a> {
     pub fn new(
         layout: &'a Layout,
         options: &'a Options,
-        context: Option<&'a File>,
+        context: Option<&'a Rootfs>,
         client: &'a mut dyn Client,
         stopper: &'a Stopper,
     ) -> Result<Self> {

@@ -98,6 +98,7 @@ pub async fn prune(server: &Arc<Server>, call: &Call) -> ApiResult<Response> {
                 && filters.labels(&image.config.labels)
                 && !containers.iter().any(|seen| uses(seen, image))
         });
+        let before = store.listed_bytes()?;
         let mut removed = Vec::new();
         for image in unwanted {
             match store.remove(&image.id.to_string(), true) {
@@ -107,10 +108,9 @@ pub async fn prune(server: &Arc<Server>, call: &Call) -> ApiResult<Response> {
                 Err(error) => return Err(error.into()),
             }
         }
-        Ok(removed)
+        Ok((removed, before.saturating_sub(store.listed_bytes()?)))
     });
-    let removed = removed.await?;
-    let freed: u64 = removed.iter().map(|image| image.size_bytes).sum();
+    let (removed, freed) = removed.await?;
     let mut rows = Vec::new();
     for image in &removed {
         let id = image.id.to_string();

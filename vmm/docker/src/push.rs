@@ -1,11 +1,16 @@
-//! `POST /images/{name}/push`: images to a registry, each as one layer ([`crate::save`] says why).
+//! `POST /images/{name}/push`: images to a registry, with one layer for each file of the store
+//! ([`crate::save`] says why). The store notes what each was as a layer, and what the registry has
+//! is not packed again.
 
+use std::collections::BTreeMap;
+use std::fs::File;
 use std::sync::Arc;
 
+use exocell_cell::images::compose::Layer;
 use exocell_cell::images::{
     ImageError, Progress, ProgressEvent, Pushed, Reference, RegistryOptions, Store,
 };
-use exocell_cell::{CellError, Layout, registry as reached};
+use exocell_cell::{CellError, Layout, compose, registry as reached};
 use serde_json::json;
 
 use crate::error::{ApiError, ApiResult};
@@ -27,20 +32,61 @@ pub fn push_to(
     options: &RegistryOptions,
     progress: &mut dyn Progress,
 ) -> Result<Pushed, CellError> {
-    let packed = save::packed(layout, &reference.to_string());
-    let packed = packed.map_err(|error| CellError::Usage(error.message))?;
-    Ok(sent(layout, reference, options, &packed, progress)?)
+    let ready = Ready::make(layout, reference, options)?;
+    Ok(ready.send(reference, options, progress)?)
 }
 
-fn sent(
-    layout: &Layout,
-    reference: &Reference,
-    options: &RegistryOptions,
-    packed: &save::Saved,
-    progress: &mut dyn Progress,
-) -> Result<Pushed, ImageError> {
-    let store = Store::open(layout.images())?;
-    reached::push(&store, reference, options, (&packed.layer, &packed.document), progress)
+/// An image that can be sent.
+struct Ready {
+    store: Store,
+    document: Vec<u8>,
+    /// Without a file those that the registry has.
+    layers: Vec<(Layer, Option<File>)>,
+}
+
+impl Ready {
+    /// Packs what the registry has not.
+    fn make(
+        layout: &Layout,
+        reference: &Reference,
+        options: &RegistryOptions,
+    ) -> Result<Self, CellError> {
+        let store = Store::open(layout.images())?;
+        let image = store.resolve(&reference.to_string())?;
+        let document = store.inspect(&image.id.to_string())?;
+        let rootfs = store.open_rootfs(&image)?;
+        let known = store.layers(&image);
+        let asked: Vec<_> = known.iter().flatten().map(|layer| layer.blob).collect();
+        // Before anything is packed: who may not push hears so at once.
+        let present = reached::present(reference, options, &asked)?;
+        let present: BTreeMap<_, _> = asked.into_iter().zip(present).collect();
+        let mut layers = Vec::new();
+        for (number, known) in known.into_iter().enumerate() {
+            let is_there = |layer: &Layer| present.get(&layer.blob) == Some(&true);
+            if let Some(layer) = known.filter(is_there) {
+                layers.push((layer, None));
+                continue;
+            }
+            let to = store.scratch()?;
+            let layer = compose::layer(&rootfs, number, true, &to)?;
+            store.note_layer(&image, number, &layer)?;
+            layers.push((layer, Some(to)));
+        }
+        let ids: Vec<_> = layers.iter().map(|(layer, _)| layer.diff_id).collect();
+        let document = save::with_layers(&document, &ids)
+            .map_err(|error| CellError::Usage(format!("{reference} cannot be packed: {error}")))?;
+        Ok(Self { store, document, layers })
+    }
+
+    fn send(
+        &self,
+        reference: &Reference,
+        options: &RegistryOptions,
+        progress: &mut dyn Progress,
+    ) -> Result<Pushed, ImageError> {
+        let parts = (self.layers.as_slice(), self.document.as_slice());
+        reached::push(&self.store, reference, options, parts, progress)
+    }
 }
 
 /// `POST /images/{name}/push`: one tag, or without one all that the repository has here.
@@ -97,15 +143,12 @@ fn push_one(
     options: &RegistryOptions,
     sender: &BodySender,
 ) -> ApiResult<()> {
-    let packed = save::packed(server.layout(), &reference.to_string())?;
-    let layer = &packed.diff_id.hex()[..12];
-    let say = |status: &str| {
-        sender.line_now(&json!({ "status": status, "progressDetail": {}, "id": layer }));
-    };
-    say("Preparing");
-    let mut told = Told { sender, layer, total: 0, done: 0, told: 0, is_there: false };
-    let pushed = sent(server.layout(), reference, options, &packed, &mut told)?;
-    say(if told.is_there { "Layer already exists" } else { "Pushed" });
+    let ready = Ready::make(server.layout(), reference, options)?;
+    let ids = ready.layers.iter().map(|(layer, _)| layer.diff_id.hex()[..12].to_owned());
+    let mut told = Told::new(sender, ids.collect());
+    told.all("Preparing");
+    let pushed = ready.send(reference, options, &mut told)?;
+    told.end();
     let Pushed { digest, size } = pushed;
     let tag = reference.tag.as_deref().unwrap_or("latest");
     sender.line_now(&json!({ "status": format!("{tag}: digest: {digest} size: {size}") }));
@@ -118,28 +161,59 @@ fn push_one(
 /// Tells a client how far a push is.
 struct Told<'a> {
     sender: &'a BodySender,
-    layer: &'a str,
+    /// What the layers are called.
+    layers: Vec<String>,
+    /// The one that is sent now.
+    now: Option<usize>,
     total: u64,
     done: u64,
     told: u64,
     is_there: bool,
 }
 
+impl<'a> Told<'a> {
+    fn new(sender: &'a BodySender, layers: Vec<String>) -> Self {
+        Self { sender, layers, now: None, total: 0, done: 0, told: 0, is_there: false }
+    }
+
+    fn all(&self, status: &str) {
+        self.layers.iter().for_each(|layer| self.say(layer, status));
+    }
+
+    fn say(&self, layer: &str, status: &str) {
+        self.sender.line_now(&json!({ "status": status, "progressDetail": {}, "id": layer }));
+    }
+
+    /// The layer that was sent is there.
+    fn end(&mut self) {
+        if let Some(layer) = self.now.take().and_then(|now| self.layers.get(now)) {
+            self.say(layer, if self.is_there { "Layer already exists" } else { "Pushed" });
+        }
+    }
+}
+
 impl Progress for Told<'_> {
     fn event(&mut self, event: ProgressEvent<'_>) {
         match event {
-            ProgressEvent::Layer { bytes, .. } => self.total = bytes.unwrap_or(0),
+            ProgressEvent::Layer { index, bytes, .. } => {
+                self.end();
+                self.now = Some(index);
+                self.total = bytes.unwrap_or(0);
+                (self.done, self.told, self.is_there) = (0, 0, false);
+            }
             ProgressEvent::Present { .. } => self.is_there = true,
             ProgressEvent::Bytes(bytes) => {
                 self.done += bytes;
-                if self.done - self.told >= STEP_BYTES {
+                let layer = self.now.and_then(|now| self.layers.get(now));
+                if let Some(layer) = layer.filter(|_| self.done - self.told >= STEP_BYTES) {
                     self.told = self.done;
                     self.sender.line_now(&json!({
-                        "status": "Pushing", "id": self.layer,
+                        "status": "Pushing", "id": layer,
                         "progressDetail": { "current": self.done, "total": self.total },
                     }));
                 }
             }
+            ProgressEvent::Finishing => self.end(),
             _ => {}
         }
     }

@@ -4,7 +4,6 @@
 //! ```text
 //! running      ──> its cell
 //! created, ended ──> idle cell on ROOT/docker/disks/ID.ext4 ── hangs up ──> disk is whole
-//! an image     ──> idle cell on a disk that goes with it
 //! ```
 
 use std::sync::Arc;
@@ -12,7 +11,7 @@ use std::sync::Arc;
 use exocell_cell::agent::{FrameReader, Kind, Patient, Reply, TRANSFER_MAX};
 use exocell_cell::control::Client;
 use exocell_cell::{CellSpec, Layout, Record, warm};
-use serde_json::{Value, json};
+use serde_json::Value;
 use tokio::sync::OwnedMutexGuard;
 
 use crate::containers::{Container, Seen};
@@ -21,10 +20,6 @@ use crate::launcher::{self, Start};
 use crate::live::Idle;
 use crate::place::Place;
 use crate::state::Server;
-
-/// What a cell gets that only shows an image's files.
-const IMAGE_MEMORY: &str = "256M";
-const IMAGE_DISK: &str = "64M";
 
 /// A cell whose guest gives and takes files. To be dropped by a thread that may
 /// block: an idle one ends with it.
@@ -148,16 +143,6 @@ fn idle(container: &Container) -> ApiResult<CellSpec> {
 
 pub(crate) fn bare(image: &str, caps: &Value) -> ApiResult<CellSpec> {
     Ok(CellSpec::idle(image, caps.to_string())?)
-}
-
-/// Reaches into the image `id`. Blocks.
-pub fn image(layout: &Layout, id: &str) -> ApiResult<Reach> {
-    let caps = json!({
-        "version": 1, "memory": { "limit": IMAGE_MEMORY }, "cpu": { "count": 1 },
-        "disk": { "size": IMAGE_DISK }, "processes": { "max": 64 },
-        "clock": {}, "random": {}, "stdio": {},
-    });
-    begin(layout, &bare(id, &caps)?, None)
 }
 
 fn begin(layout: &Layout, spec: &CellSpec, held: Option<OwnedMutexGuard<()>>) -> ApiResult<Reach> {

@@ -1,27 +1,27 @@
 //! `GET /images/get`, `GET /images/{name}/get` and `GET /containers/{id}/export`:
 //! files out of the store and out of containers, as tar streams.
 //!
-//! The store keeps an image as one file system, not as the layers that it came
-//! in. So what is saved is an image of one layer, which a cell without a program
-//! packs; its id is another one than the image's.
+//! The store keeps an image as file systems one over the other, not as the layers that it came in.
+//! So what is saved has one layer for each file ([`exocell_cell::compose::layer`]), and another id
+//! than the image.
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{self, Read, Seek, Write};
 use std::sync::Arc;
 
 use exocell_cell::agent::client;
-use exocell_cell::archive;
-use exocell_cell::images::{Digest, Hashing, ImageRecord, Reference, Store, private};
-use exocell_cell::{CellError, Layout};
+use exocell_cell::images::compose::Layer;
+use exocell_cell::images::{Digest, ImageRecord, Reference, Store};
+use exocell_cell::{CellError, Layout, archive, compose};
 use serde_json::{Value, json};
 use tar::{Builder, EntryType, Header};
 
 use crate::archive::local;
-use crate::containers::Containers;
 use crate::error::{ApiError, ApiResult};
 use crate::http::{Body, BodyWriter, Response, stream};
 use crate::place::Place;
-use crate::reach::{self, Reach};
+use crate::reach;
 use crate::state::Server;
 
 /// A guest cannot fill the host with one layer, in bytes.
@@ -69,13 +69,12 @@ fn sent(
     Ok(stream("application/x-tar", body))
 }
 
-/// An image that is ready to be sent.
-pub(crate) struct Saved {
+/// An image that is ready to be written to an archive.
+struct Saved {
     tags: Vec<String>,
     /// Its configuration.
-    pub document: Vec<u8>,
-    pub layer: File,
-    pub diff_id: Digest,
+    document: Vec<u8>,
+    layers: Vec<(Layer, File)>,
 }
 
 /// An archive as `docker save` makes them, of the images called `names`.
@@ -118,50 +117,30 @@ fn pack_all(layout: &Layout, names: &[String]) -> ApiResult<Vec<Saved>> {
     Ok(packed.into_iter().map(|(_, saved)| saved).collect())
 }
 
-/// The image called `name`, packed. Blocks.
-pub(crate) fn packed(layout: &Layout, name: &str) -> ApiResult<Saved> {
-    let store = Store::open(layout.images())?;
-    let (image, document) = (store.resolve(name)?, store.inspect(name)?);
-    pack(layout, name, &image, &document)
-}
-
 fn pack(layout: &Layout, name: &str, image: &ImageRecord, document: &str) -> ApiResult<Saved> {
     let broken = |error: &dyn std::fmt::Display| {
         ApiError::internal(format!("the image {name} cannot be packed: {error}"))
     };
-    let reach = reach::image(layout, &image.id.to_string())?;
-    let folder = Containers::root(layout);
-    let layer = private::folder(&folder).and_then(|()| tempfile::tempfile_in(folder));
-    let mut layer = layer.map_err(|error| broken(&error))?;
-    unpack_into(&reach, &mut layer).map_err(|error| broken(&error))?;
-    drop(reach);
-    let diff_id = digest(&mut layer).map_err(|error| broken(&error))?;
-    let document = one_layer(document, diff_id).map_err(|error| broken(&error))?;
-    Ok(Saved { tags: tags_of(name, image), document, layer, diff_id })
+    let store = Store::open(layout.images())?;
+    let rootfs = store.open_rootfs(image)?;
+    let pack_one = |number| {
+        let to = store.scratch()?;
+        compose::layer(&rootfs, number, false, &to).map(|layer| (layer, to))
+    };
+    let layers: Result<Vec<_>, _> = (0..rootfs.files().len()).map(pack_one).collect();
+    let layers = layers.map_err(|error| broken(&error))?;
+    let ids: Vec<Digest> = layers.iter().map(|(layer, _)| layer.diff_id).collect();
+    let document = with_layers(document, &ids).map_err(|error| broken(&error))?;
+    Ok(Saved { tags: tags_of(name, image), document, layers })
 }
 
-fn unpack_into(reach: &Reach, layer: &mut File) -> io::Result<()> {
-    let guest = reach.guest().map_err(|error| io::Error::other(error.message))?;
-    let mut out = io::BufWriter::new(layer);
-    client::download_layer(&guest, &guest, &mut out, LAYER_BYTES_MAX).map_err(io::Error::other)?;
-    out.flush()
-}
-
-fn digest(file: &mut File) -> io::Result<Digest> {
-    file.rewind()?;
-    let mut read = Hashing::new(&mut *file);
-    io::copy(&mut read, &mut io::sink())?;
-    let digest = read.digest();
-    file.rewind()?;
-    Ok(digest)
-}
-
-/// The image's own configuration, for the one layer.
-fn one_layer(document: &str, diff_id: Digest) -> serde_json::Result<Vec<u8>> {
+/// The image's own configuration, for these layers.
+pub(crate) fn with_layers(document: &str, diff_ids: &[Digest]) -> serde_json::Result<Vec<u8>> {
     let mut document: Value = serde_json::from_str(document)?;
-    document["rootfs"] = json!({ "type": "layers", "diff_ids": [diff_id.to_string()] });
-    // Its steps stood for layers.
-    document["history"] = json!([{ "created_by": "docker save", "comment": "one layer" }]);
+    document["rootfs"] = json!({ "type": "layers", "diff_ids": diff_ids });
+    // Its steps stood for other layers.
+    let steps = diff_ids.iter().map(|_| json!({ "created_by": "docker save" }));
+    document["history"] = steps.collect();
     serde_json::to_vec(&document)
 }
 
@@ -174,13 +153,21 @@ fn tags_of(name: &str, image: &ImageRecord) -> Vec<String> {
 fn write_archive(saved: Vec<Saved>, out: &mut impl Write) -> io::Result<()> {
     let mut archive = Builder::new(out);
     let mut items: Vec<Value> = Vec::new();
-    for mut image in saved {
+    let mut written = BTreeSet::new();
+    for image in saved {
         let config = format!("{}.json", Digest::of(&image.document).hex());
-        let layer = format!("{}/layer.tar", image.diff_id.hex());
         add(&mut archive, &config, image.document.len() as u64, image.document.as_slice())?;
-        let bytes = image.layer.metadata()?.len();
-        add(&mut archive, &layer, bytes, &mut image.layer)?;
-        items.push(json!({ "Config": config, "RepoTags": image.tags, "Layers": [layer] }));
+        let mut names = Vec::new();
+        for (layer, mut file) in image.layers {
+            let name = format!("{}/layer.tar", layer.diff_id.hex());
+            // Images of one archive share what they share here.
+            if written.insert(layer.diff_id) {
+                file.rewind()?;
+                add(&mut archive, &name, layer.blob_bytes, &mut file)?;
+            }
+            names.push(name);
+        }
+        items.push(json!({ "Config": config, "RepoTags": image.tags, "Layers": names }));
     }
     let manifest = serde_json::to_vec(&items)?;
     add(&mut archive, "manifest.json", manifest.len() as u64, manifest.as_slice())?;
@@ -206,29 +193,42 @@ mod tests {
 
     #[test]
     fn an_archive_names_its_parts() {
-        let mut layer = tempfile::tempfile().unwrap();
-        layer.write_all(b"a layer").unwrap();
-        let diff_id = digest(&mut layer).unwrap();
-        assert_eq!(diff_id, Digest::of(b"a layer"));
-        let document = one_layer(r#"{"config":{"Cmd":["sh"]},"rootfs":{}}"#, diff_id).unwrap();
-        let saved = Saved { tags: vec!["a:1".into()], document: document.clone(), layer, diff_id };
+        let layer = |content: &[u8]| {
+            let mut file = tempfile::tempfile().unwrap();
+            file.write_all(content).unwrap();
+            let (digest, bytes) = (Digest::of(content), content.len() as u64);
+            (Layer { diff_id: digest, bytes, blob: digest, blob_bytes: bytes }, file)
+        };
+        let layers = || vec![layer(b"a layer"), layer(b"another")];
+        let ids = layers().iter().map(|(layer, _)| layer.diff_id).collect::<Vec<_>>();
+        let document = with_layers(r#"{"config":{"Cmd":["sh"]},"rootfs":{}}"#, &ids).unwrap();
+        let saved = |tag: &str| Saved {
+            tags: vec![tag.into()],
+            document: document.clone(),
+            layers: layers(),
+        };
         let mut out = Vec::new();
-        write_archive(vec![saved], &mut out).unwrap();
+        write_archive(vec![saved("a:1"), saved("b:1")], &mut out).unwrap();
         let mut found = std::collections::BTreeMap::new();
+        let mut names = Vec::new();
         for entry in tar::Archive::new(out.as_slice()).entries().unwrap() {
             let mut entry = entry.unwrap();
             let name = entry.path().unwrap().display().to_string();
             let mut content = Vec::new();
             entry.read_to_end(&mut content).unwrap();
+            names.push(name.clone());
             found.insert(name, content);
         }
+        let layers_there = names.iter().filter(|name| name.ends_with("layer.tar"));
+        assert_eq!(layers_there.count(), 2, "{names:?}");
         let manifest: Value = serde_json::from_slice(&found["manifest.json"]).unwrap();
         let part = |value: &Value| found[value.as_str().expect("a name")].clone();
         assert_eq!(part(&manifest[0]["Layers"][0]), b"a layer");
+        assert_eq!(part(&manifest[1]["Layers"][1]), b"another");
         assert_eq!(part(&manifest[0]["Config"]), document);
         assert_eq!(manifest[0]["RepoTags"], json!(["a:1"]));
         let config: Value = serde_json::from_slice(&document).unwrap();
-        assert_eq!(config["rootfs"]["diff_ids"], json!([diff_id.to_string()]));
+        assert_eq!(config["rootfs"]["diff_ids"], json!(ids));
         assert_eq!(config["config"]["Cmd"], json!(["sh"]));
     }
 }

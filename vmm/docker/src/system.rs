@@ -108,13 +108,13 @@ pub async fn disk_usage(server: &Arc<Server>, call: &Call) -> ApiResult<Response
         .await?;
     let mut shown = json!({});
     if wants("image") {
-        let total: u64 = images.iter().map(|image| image.size_bytes).sum();
+        let total = server.blocking(|server| Ok(server.images()?.listed_bytes()?)).await?;
         let uses =
             |id: &str| containers.iter().filter(|seen| seen.container.image_id == id).count();
         let seen = images.iter().filter(|image| shares::sees(&call.caller, image));
         let rows = seen.map(|image| {
             let mut row = images::row(image, call.target.version);
-            row["SharedSize"] = 0.into();
+            row["SharedSize"] = image.shared_bytes.into();
             row["Containers"] = uses(&image.id.to_string()).into();
             row
         });

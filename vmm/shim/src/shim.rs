@@ -200,6 +200,7 @@ impl Shim {
             domain_name: String::new(),
             read_only: false,
             keeps_files: false,
+            files: 1,
             depot: Some(place.name.clone()),
             shares_pids: bundle.wanted.shares_pids,
         };

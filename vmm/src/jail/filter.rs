@@ -665,6 +665,7 @@ const CONTROL: &[Rule] = rules! {
     openat Any, "the cell's own record";
     getdents64 Any, "removes the cell's own record";
     lseek Any, "the cell's log; how the host's memory stands";
+    pread64 Any, "what the files of another container's image say of themselves";
     ftruncate Any, "the cell's log is bounded";
     rename Any, "replaces the cell's status and log";
     unlink Any, "removes the cell's control socket";

@@ -1,13 +1,11 @@
-//! Pushing to a registry (OCI distribution-spec, "Push"): a layer, a configuration, and a manifest
-//! that names both.
+//! Pushing to a registry (OCI distribution-spec, "Push"): layers that it has not, a configuration,
+//! and a manifest that names all.
 
 use std::cell::Cell;
 use std::fs::File;
-use std::io::{self, Read, Seek, Write};
+use std::io::{self, Read, Seek};
 use std::time::Duration;
 
-use flate2::Compression;
-use flate2::write::GzEncoder;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use ureq::http::{Response, StatusCode, Uri, header};
@@ -17,6 +15,7 @@ use super::place::{self, Place};
 use super::{Registry, RegistryOptions};
 use crate::digest::Digest;
 use crate::error::{ImageError, Result, shown};
+use crate::layer::Layer;
 use crate::progress::{Progress, ProgressEvent};
 use crate::reference::Reference;
 
@@ -39,8 +38,31 @@ pub struct Pushed {
     pub size: u64,
 }
 
-/// Pushes an image of one layer, the tar file `layer`, as `reference`; `packed` is an empty file
-/// for what it becomes.
+/// Which of `layers` the registry has, of `reference`'s repository. Who may not push there hears so.
+///
+/// # Errors
+/// As of [`push`].
+pub fn present(
+    reference: &Reference,
+    options: &RegistryOptions,
+    layers: &[Digest],
+) -> Result<Vec<bool>> {
+    let registry = of(reference, options)?;
+    let to = registry.begin_upload()?;
+    registry.give_up(&to);
+    layers.iter().map(|layer| registry.has(*layer)).collect()
+}
+
+fn of(reference: &Reference, options: &RegistryOptions) -> Result<Registry> {
+    if reference.digest.is_some() {
+        let (what, why) = ("pushing by a digest", "the registry computes it; push by a tag");
+        return Err(ImageError::Unsupported { what: what.to_owned(), why: why.to_owned() });
+    }
+    Ok(Registry { actions: "pull,push", ..Registry::new(reference, options)? })
+}
+
+/// Pushes an image as `reference`: its layers, the lowest first, each as its file holds it; those
+/// without one the registry has.
 ///
 /// # Errors
 /// [`ImageError::Unauthorized`] where the credentials do not do; what the registry refuses; the
@@ -48,30 +70,33 @@ pub struct Pushed {
 pub fn push(
     reference: &Reference,
     options: &RegistryOptions,
-    layer: &File,
-    mut packed: File,
+    layers: Vec<(Layer, Option<File>)>,
     config: &[u8],
     progress: &mut dyn Progress,
 ) -> Result<Pushed> {
-    if reference.digest.is_some() {
-        let (what, why) = ("pushing by a digest", "the registry computes it; push by a tag");
-        return Err(ImageError::Unsupported { what: what.to_owned(), why: why.to_owned() });
-    }
-    let registry = Registry { actions: "pull,push", ..Registry::new(reference, options)? };
-    // Before the layer is packed: who may not push hears so at once.
-    let to = registry.begin_upload()?;
-    let failed = |error| ImageError::io("cannot pack the layer", error);
-    let (layer_digest, layer_bytes) = pack(layer, &mut packed).map_err(failed)?;
-    progress.event(ProgressEvent::Layer { index: 0, count: 1, bytes: Some(layer_bytes) });
-    if registry.has(layer_digest)? {
-        registry.give_up(&to);
-        progress.event(ProgressEvent::Present { id: layer_digest });
-    } else {
-        let open = || {
-            packed.rewind()?;
-            Ok(packed.try_clone()?.take(layer_bytes))
-        };
-        registry.upload(&to, layer_digest, layer_bytes, open, progress)?;
+    let registry = of(reference, options)?;
+    let count = layers.len();
+    let mut told = Vec::new();
+    for (index, (layer, file)) in layers.into_iter().enumerate() {
+        let Layer { blob, blob_bytes, .. } = layer;
+        progress.event(ProgressEvent::Layer { index, count, bytes: Some(blob_bytes) });
+        let is_there = registry.has(blob)?;
+        match file {
+            _ if is_there => progress.event(ProgressEvent::Present { id: blob }),
+            Some(mut file) => {
+                let to = registry.begin_upload()?;
+                let open = || {
+                    file.rewind()?;
+                    Ok(file.try_clone()?.take(blob_bytes))
+                };
+                registry.upload(&to, blob, blob_bytes, open, progress)?;
+            }
+            None => {
+                let path = format!("blobs/{blob}");
+                return Err(registry.failed(&path, "it had the layer, and lost it; push again"));
+            }
+        }
+        told.push(json!({ "mediaType": LAYER, "digest": blob, "size": blob_bytes }));
     }
     let (config_digest, config_bytes) = (Digest::of(config), config.len() as u64);
     if !registry.has(config_digest)? {
@@ -82,23 +107,10 @@ pub fn push(
         "schemaVersion": 2,
         "mediaType": MANIFEST,
         "config": { "mediaType": CONFIG, "digest": config_digest, "size": config_bytes },
-        "layers": [{ "mediaType": LAYER, "digest": layer_digest, "size": layer_bytes }],
+        "layers": told,
     });
     progress.event(ProgressEvent::Finishing);
     registry.name(&super::super::version(reference), manifest.to_string().as_bytes())
-}
-
-/// Packs a tar file; digest and length of what came of it.
-fn pack(mut layer: &File, packed: &mut File) -> io::Result<(Digest, u64)> {
-    layer.rewind()?;
-    let mut packer = GzEncoder::new(&mut *packed, Compression::default());
-    io::copy(&mut layer, &mut packer)?;
-    packer.finish()?.flush()?;
-    let bytes = packed.stream_position()?;
-    packed.rewind()?;
-    let mut read = crate::Hashing::new(&mut *packed);
-    io::copy(&mut read, &mut io::sink())?;
-    Ok((read.digest(), bytes))
 }
 
 /// Counts what is read of it.
@@ -291,25 +303,5 @@ impl Registry {
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => self.unauthorized(path, why),
             _ => self.failed(path, why),
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_layer_is_packed_as_it_is() {
-        let mut layer = tempfile::tempfile().unwrap();
-        layer.write_all(&[7; 100_000]).unwrap();
-        let mut packed = tempfile::tempfile().unwrap();
-        let (digest, bytes) = pack(&layer, &mut packed).unwrap();
-        packed.rewind().unwrap();
-        let mut whole = Vec::new();
-        packed.read_to_end(&mut whole).unwrap();
-        assert_eq!((Digest::of(&whole), whole.len() as u64), (digest, bytes));
-        let mut unpacked = Vec::new();
-        flate2::read::GzDecoder::new(whole.as_slice()).read_to_end(&mut unpacked).unwrap();
-        assert_eq!(unpacked, [7; 100_000]);
     }
 }

@@ -5,7 +5,8 @@
 
 use std::fs::File;
 
-use exocell_vmm::devices::{BlockConfig, Windows};
+use exocell_images::Rootfs;
+use exocell_vmm::devices::{BlockConfig, Contents, DeviceError, Windows};
 use exocell_vmm::para::{DeviceSocket, VirtioId};
 
 use crate::folder::Share;
@@ -26,20 +27,21 @@ pub(crate) enum Device {
 
 impl Device {
     /// A disk of which others may have a copy.
-    pub fn shared_disk(id: &str, file: File) -> Self {
-        Self::Block(BlockConfig { file, read_only: true, id: id.to_owned(), windows: None })
+    pub fn shared_disk(id: &str, contents: impl Into<Contents>) -> Self {
+        let (contents, id) = (contents.into(), id.to_owned());
+        Self::Block(BlockConfig { contents, read_only: true, id, windows: None })
     }
 
     /// The same, behind which more files come and go.
-    pub fn windowed_disk(id: &str, file: File) -> Self {
+    pub fn windowed_disk(id: &str, contents: Contents) -> Self {
         let windows = Some(Windows::default());
-        Self::Block(BlockConfig { file, read_only: true, id: id.to_owned(), windows })
+        Self::Block(BlockConfig { contents, read_only: true, id: id.to_owned(), windows })
     }
 
     /// The private overlay's.
     pub fn overlay_disk(file: File) -> Self {
         let id = OVERLAY.to_owned();
-        Self::Block(BlockConfig { file, read_only: false, id, windows: None })
+        Self::Block(BlockConfig { contents: file.into(), read_only: false, id, windows: None })
     }
 
     /// The name of its socket, no other device's.
@@ -68,6 +70,16 @@ impl Device {
     }
 }
 
+/// An image as a disk has it.
+///
+/// # Errors
+/// The image says of itself what cannot be.
+pub(crate) fn contents(image: Rootfs) -> Result<Contents, DeviceError> {
+    let (files, pieces, bytes) = image.into_parts();
+    let pieces = pieces.into_iter().map(|piece| (piece.start, piece.file)).collect();
+    Contents::pieced(files, pieces, bytes)
+}
+
 /// The folders among `devices`.
 pub(crate) fn folders(devices: &[Device]) -> impl Iterator<Item = &Share> {
     devices.iter().filter_map(|device| match device {
@@ -79,7 +91,7 @@ pub(crate) fn folders(devices: &[Device]) -> impl Iterator<Item = &Share> {
 /// The private overlay's file, if there is one among `devices`.
 pub(crate) fn overlay(devices: &[Device]) -> Option<&File> {
     devices.iter().find_map(|device| match device {
-        Device::Block(config) if config.id == OVERLAY => Some(&config.file),
+        Device::Block(config) if config.id == OVERLAY => config.contents.only(),
         _ => None,
     })
 }

@@ -3,10 +3,8 @@
 //! It has an image, a program, limits within the other cell's, and a connection to that cell's
 //! supervisor. What a guest has from its boot on it cannot have: folders, a network of its own.
 
-use std::fs::File;
-
 use exocell_agent::{Start, TtySize};
-use exocell_images::Store;
+use exocell_images::{Rootfs, Store};
 use exocell_xgate::CapabilitySet;
 
 use super::{health, start};
@@ -25,7 +23,7 @@ pub struct SidecarPlan {
     /// To its supervisor, before any request.
     pub(crate) client: Client,
     /// The image, held against removal.
-    pub(crate) image: File,
+    pub(crate) image: Rootfs,
     pub(crate) wanted: Contain,
     pub(crate) start: Start,
     pub(crate) health: Option<Check>,
@@ -175,10 +173,11 @@ impl SidecarPlan {
         let store = Store::open(layout.images())?;
         let image = store.resolve(spec.image_name())?;
         let hostname = spec.hostname.clone().unwrap_or_else(|| spec.id[..12].to_owned());
+        let rootfs = store.open_rootfs(&image)?;
         let plan = Self {
             client: Client::connect(&record)?,
-            image: store.open_rootfs(&image)?,
             wanted: Contain {
+                files: rootfs.files().len(),
                 id: spec.id.clone(),
                 hostname,
                 domain_name: spec.settings.domain_name.clone().unwrap_or_default(),
@@ -188,6 +187,7 @@ impl SidecarPlan {
                 shares_with: None,
                 shares_pids: false,
             },
+            image: rootfs,
             start: start(spec, &caps, &image.config, tty)?,
             health: health(spec, &image.config)?,
             stdio: caps.stdio(),

@@ -56,7 +56,7 @@ pub(crate) fn revoke(
 /// What a workload offers to clients; a refusal is told as it is.
 pub(crate) trait Services: Send + Sync {
     /// Has one more container in the guest, of the image in a file or with a root in the depot.
-    fn contain(&self, wanted: Contain, image: Option<OwnedFd>) -> Result<Contained, String>;
+    fn contain(&self, wanted: Contain, image: Vec<OwnedFd>) -> Result<Contained, String>;
     /// Removes what the container of cell `id` has kept.
     fn forget(&self, id: &str) -> Result<(), String>;
     /// A stream to the guest's agent.

@@ -16,12 +16,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use exocell_agent::{AGENT_PORT, FrameReader, FrameWriter, Kind, client};
+use exocell_images::Rootfs;
 use exocell_vmm::devices::{VsockHandle, Window, Windows};
 
 use super::clients::{Services, awake};
 use super::guest::connect;
 use crate::control::{Contain, ControlReply, ControlRequest};
 use crate::descriptors::{receive_descriptor, send_descriptor};
+use crate::plan::device;
 use crate::{CellSpec, Record};
 
 /// How long the guest may take to make room for a container, and to end it: more than its init
@@ -43,14 +45,16 @@ impl Contained {
         agent: &VsockHandle,
         windows: &Windows,
         wanted: Contain,
-        image: OwnedFd,
+        image: Vec<OwnedFd>,
     ) -> Result<Self, String> {
-        let image = File::from(image);
-        if !image.metadata().is_ok_and(|found| found.is_file()) {
+        let image: Vec<_> = image.into_iter().map(File::from).collect();
+        if !image.iter().all(|file| file.metadata().is_ok_and(|found| found.is_file())) {
             return Err("the container's image is no file".to_owned());
         }
         check_names(&wanted)?;
-        let window = windows.open(image).map_err(|error| error.to_string())?;
+        let image = Rootfs::of(image).map_err(|error| error.to_string())?;
+        let contents = device::contents(image).map_err(|error| error.to_string())?;
+        let window = windows.open(contents).map_err(|error| error.to_string())?;
         let number = window.offset_bytes / Windows::WINDOW_BYTES;
         let number = u32::try_from(number).map_err(|_| "there were too many containers")?;
         let (offset_bytes, length_bytes) = (window.offset_bytes, window.length_bytes);
@@ -157,13 +161,12 @@ pub(super) fn serve(
     stream: &UnixStream,
     wanted: Contain,
 ) -> Result<(), String> {
-    let image = match wanted.depot {
-        Some(_) => None,
-        None => {
-            let image = receive_descriptor(stream);
-            Some(image.map_err(|error| format!("no image came: {error}"))?)
-        }
-    };
+    let count = if wanted.depot.is_some() { 0 } else { wanted.files };
+    if count > Rootfs::FILES_MAX {
+        return Err("the container's image has too many files".to_owned());
+    }
+    let image = (0..count).map(|_| receive_descriptor(stream)).collect::<Result<Vec<_>, _>>();
+    let image = image.map_err(|error| format!("no image came: {error}"))?;
     let contained = awake(record).and_then(|()| services.contain(wanted, image))?;
     let endless = stream.set_read_timeout(None);
     endless.map_err(|error| format!("cannot wait for its end: {error}"))?;

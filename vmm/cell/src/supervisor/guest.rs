@@ -96,11 +96,11 @@ struct Reach {
 }
 
 impl Services for Reach {
-    fn contain(&self, wanted: Contain, image: Option<OwnedFd>) -> Result<Contained, String> {
-        let Some(image) = image else {
+    fn contain(&self, wanted: Contain, image: Vec<OwnedFd>) -> Result<Contained, String> {
+        if wanted.depot.is_some() {
             let number = self.contained_count.fetch_add(1, Ordering::Relaxed) + 1;
             return Contained::begin_in_depot(&self.agent, number, wanted);
-        };
+        }
         let windows = self.windows.as_ref().ok_or(
             "the cell cannot be written (--read-only), so that it has no place for another \
              container",

@@ -71,7 +71,8 @@ pub(super) fn start(
     status.times.jailed_us = inheritance.requested.elapsed().as_micros() as u64;
     jail::restrict_calls(ThreadClass::Control)?;
     fault::note()?;
-    client.pass(&ControlRequest::Contain(wanted), &OwnedFd::from(image))?;
+    client.pass(&ControlRequest::Contain(wanted), image.files())?;
+    drop(image);
     let stream = client.into_stream();
     watch(stream.try_clone().map_err(CellError::host("dup"))?, other.clone(), shared)?;
     let memory_limit_bytes = inheritance.caps.memory_bytes().unwrap_or(0);
@@ -122,7 +123,7 @@ impl Line {
 }
 
 impl Services for Line {
-    fn contain(&self, _: Contain, _: Option<OwnedFd>) -> Result<Contained, String> {
+    fn contain(&self, _: Contain, _: Vec<OwnedFd>) -> Result<Contained, String> {
         self.refuse("its guest is that of the cell")
     }
 

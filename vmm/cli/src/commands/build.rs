@@ -1,7 +1,6 @@
 //! `exocell build`: an image from a Dockerfile.
 
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::io::{self, BufWriter, ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -10,7 +9,7 @@ use std::time::Duration;
 
 use exocell_cell::granted::Links;
 use exocell_cell::images::dockerfile::ignore::{self, Ignore};
-use exocell_cell::images::{self, Digest, Reference, Store, dockerfile};
+use exocell_cell::images::{self, Digest, Reference, Rootfs, Store, dockerfile};
 use exocell_cell::settings::Settings;
 use exocell_cell::{CellError, Layout, compose};
 use exocell_docker::build::{
@@ -32,7 +31,7 @@ const HEADER_BYTES: u64 = 512;
 /// Where the Dockerfile and the files are from.
 struct Input {
     text: String,
-    context: Option<File>,
+    context: Option<Rootfs>,
 }
 
 pub fn build(layout: &Layout, args: BuildArgs) -> Result<u8, CellError> {

@@ -79,12 +79,14 @@ fn remove_when_released(store: &Store, name: &str, force: bool) -> Result<(), Im
 
 /// Cells that have ended hold no image, but one that may start again wants its own.
 pub fn prune(layout: &Layout, store: &Store, all: bool) -> Result<(), CellError> {
+    let before = store.listed_bytes()?;
     let mut removed = store.prune()?;
     if all {
         let cells = Record::all(layout)?;
         let images = cells.iter().map(|(_, spec, _)| spec.image_name());
         let used: Vec<_> = images.filter_map(|name| store.resolve(name).ok()).collect();
-        let kept = |image: &ImageRecord| used.contains(image) || exocell_docker::is_tenants(image);
+        let is_used = |image: &ImageRecord| used.iter().any(|used| used.id == image.id);
+        let kept = |image: &ImageRecord| is_used(image) || exocell_docker::is_tenants(image);
         for image in store.list()?.into_iter().filter(|image| !kept(image)) {
             match remove_when_released(store, &image.id.to_string(), true) {
                 Ok(()) => removed.push(image),
@@ -93,7 +95,7 @@ pub fn prune(layout: &Layout, store: &Store, all: bool) -> Result<(), CellError>
             }
         }
     }
-    let freed = removed.iter().map(|record| record.size_bytes).sum();
+    let freed = before.saturating_sub(store.listed_bytes()?);
     say!("{} images removed, {} freed", removed.len(), show::bytes(freed));
     Ok(())
 }
@@ -196,16 +198,24 @@ fn fetch(store: &Store, reference: &str, plain_http: bool) -> Result<ImageRecord
 fn push(layout: &Layout, args: &PushArgs) -> Result<(), CellError> {
     let reference: Reference = args.reference.parse()?;
     let options = options(&reference, args.plain_http)?;
-    let mut is_there = false;
+    let (mut there, mut all) = (0, 0);
     let pushed = show(&mut |progress| {
         let mut told = |event: ProgressEvent<'_>| {
-            is_there |= matches!(event, ProgressEvent::Present { .. });
+            match event {
+                ProgressEvent::Layer { count, .. } => all = count,
+                ProgressEvent::Present { .. } => there += 1,
+                _ => {}
+            }
             progress.event(event);
         };
         exocell_docker::push_to(layout, &reference, &options, &mut told)
     })?;
-    if is_there {
-        crate::show::tell!("exocell: the registry had the layer already");
+    match there {
+        0 => {}
+        _ if all == 1 => crate::show::tell!("exocell: the registry had the layer already"),
+        there => {
+            crate::show::tell!("exocell: the registry had {there} of {all} layers already");
+        }
     }
     say!("{}", pushed.digest);
     Ok(())

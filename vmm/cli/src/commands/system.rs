@@ -63,13 +63,14 @@ fn images(layout: &Layout, cells: &[Cell]) -> Result<Row, CellError> {
     let names = cells.iter().map(|(_, spec, _)| spec.image_name());
     let used: Vec<_> = names.filter_map(|name| store.resolve(name).ok()).collect();
     let all = store.list()?;
-    let (active, idle): (Vec<_>, Vec<_>) = all.iter().partition(|image| used.contains(image));
+    let (active, idle): (Vec<_>, Vec<_>) =
+        all.iter().partition(|image| used.iter().any(|used| used.id == image.id));
     Ok(Row {
         kind: "images",
         count: all.len(),
         active: active.len(),
-        size_bytes: all.iter().map(|image| image.size_bytes).sum(),
-        reclaimable_bytes: idle.iter().map(|image| image.size_bytes).sum(),
+        size_bytes: store.listed_bytes()?,
+        reclaimable_bytes: idle.iter().map(|image| image.own_bytes()).sum(),
     })
 }
 

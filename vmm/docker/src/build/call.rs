@@ -1,7 +1,6 @@
 //! `POST /build`, the classic one: an archive of the context in, lines of JSON out.
 
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::io;
 use std::sync::Arc;
 
@@ -9,7 +8,8 @@ use exocell_cell::agent::printable_lines;
 use exocell_cell::images::dockerfile;
 use exocell_cell::images::dockerfile::ignore::{self, Ignore};
 use exocell_cell::images::{
-    Credentials, ImportLimits, ProxyOptions, Reference, RegistryOptions, Silent, Source, Store,
+    Credentials, ImportLimits, ProxyOptions, Reference, RegistryOptions, Rootfs, Silent, Source,
+    Store,
 };
 use exocell_cell::settings::Settings;
 use exocell_cell::{CellError, compose, plan, unpack};
@@ -197,7 +197,7 @@ pub async fn build(server: &Arc<Server>, call: Call) -> ApiResult<Response> {
 
 /// What a client sent.
 struct Taken {
-    context: File,
+    context: Rootfs,
     dockerfile: String,
     hidden: Vec<String>,
 }
@@ -223,7 +223,7 @@ fn context(server: &Server, body: BodyReader, path: &str) -> ApiResult<Taken> {
 ///
 /// # Errors
 /// What is wrong with it.
-pub fn files(store: &Store, archive: impl io::Read + Send) -> ApiResult<File> {
+pub fn files(store: &Store, archive: impl io::Read + Send) -> ApiResult<Rootfs> {
     let mut archive = known(archive)?;
     let taken = compose::take(store, |mut to| {
         let mut most = io::Read::take(&mut archive, CONTEXT_BYTES_MAX + 1);
@@ -240,7 +240,7 @@ pub fn files(store: &Store, archive: impl io::Read + Send) -> ApiResult<File> {
 fn carry_out(
     server: &Arc<Server>,
     options: &Options,
-    context: &File,
+    context: &Rootfs,
     stopper: &Stopper,
     told: &Told,
 ) {

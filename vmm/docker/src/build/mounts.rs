@@ -249,7 +249,7 @@ impl Build<'_> {
 
 /// Files of a tree that a `RUN` is shown.
 pub struct Bind {
-    source: std::sync::Arc<File>,
+    source: std::sync::Arc<exocell_cell::images::Rootfs>,
     path: String,
     target: String,
     writable: bool,

@@ -8,7 +8,7 @@ use exocell_cell::images::compose::{Copied, Copy, Layer, Selection};
 use exocell_cell::images::dockerfile::{
     self, Dockerfile, DockerfileError, Instruction, Scope, Step, Transfer,
 };
-use exocell_cell::images::{Digest, ImageRecord, Store};
+use exocell_cell::images::{Digest, ImageRecord, Rootfs, Store};
 use exocell_cell::{clock, now_ms};
 use serde_json::json;
 
@@ -28,8 +28,8 @@ pub struct State {
     pub document: Document,
     /// The image that the stage began with; none for `scratch`.
     base: Option<Digest>,
-    /// An image file below, and its record; in use as long as it is held.
-    file: Option<(Arc<File>, ImageRecord)>,
+    /// The image below, and its record; in use as long as it is held.
+    file: Option<(Arc<Rootfs>, ImageRecord)>,
     /// What is over it.
     pending: Vec<(Layer, Arc<File>)>,
     declared: Declared,
@@ -74,7 +74,7 @@ impl State {
     }
 
     /// The image as it is now, for cells and to copy from; it goes with its last user.
-    pub fn passing(&mut self, store: &Store) -> Result<(Arc<File>, ImageRecord)> {
+    pub fn passing(&mut self, store: &Store) -> Result<(Arc<Rootfs>, ImageRecord)> {
         if let Some(file) = self.file.clone().filter(|_| self.pending.is_empty()) {
             // How the program is run is what the document says now, not what that image says.
             return Ok(file);
@@ -89,7 +89,7 @@ impl State {
 
     pub fn lasting(&self, store: &Store) -> Result<ImageRecord> {
         let text = self.document.text();
-        self.below(|below| Ok(compose::lasting(store, &text, below)?))
+        self.below(|below| Ok(compose::lasting(store, &text, below, None)?))
     }
 
     fn add(&mut self, store: &Store, layer: Layer, file: File) -> Result<()> {
@@ -392,15 +392,19 @@ impl Build<'_> {
         })
     }
 
-    pub(super) fn context(&self) -> Result<Arc<File>> {
+    pub(super) fn context(&self) -> Result<Arc<Rootfs>> {
         let none = "the build has no context: give a directory, or an archive of one";
         let context = self.context.ok_or_else(|| BuildError::Refused(none.to_owned()))?;
-        let file = context.try_clone();
-        Ok(Arc::new(file.map_err(exocell_cell::CellError::host("cannot share the context"))?))
+        Ok(Arc::new(context.try_clone()?))
     }
 
     /// The files of a stage or an image.
-    pub(super) fn source(&mut self, file: &Dockerfile, at: usize, from: &str) -> Result<Arc<File>> {
+    pub(super) fn source(
+        &mut self,
+        file: &Dockerfile,
+        at: usize,
+        from: &str,
+    ) -> Result<Arc<Rootfs>> {
         let image = match self.options.meant(from) {
             Some(Named::Files(files)) => return Ok(files.clone()),
             Some(Named::Built(built)) => return built.files(),

@@ -1,13 +1,12 @@
 //! The files of a build, out of its client's sessions.
 
-use std::fs::File;
 use std::io::{self, Read};
 use std::sync::Arc;
 
 use bytes::{Buf, Bytes};
 use exocell_cell::compose;
-use exocell_cell::images::dockerfile;
 use exocell_cell::images::dockerfile::ignore::{self, Ignore};
+use exocell_cell::images::{Rootfs, dockerfile};
 use tokio::runtime::Handle;
 
 use super::attributes::{Asked, Source};
@@ -34,7 +33,7 @@ pub struct Client<'a> {
 
 /// What a build is made of.
 pub struct Taken {
-    pub context: File,
+    pub context: Rootfs,
     pub dockerfile: String,
 }
 
@@ -100,7 +99,7 @@ impl Client<'_> {
         asked: &Asked,
         left_out: Vec<String>,
         progress: &mut Progress,
-    ) -> Result<File> {
+    ) -> Result<Rootfs> {
         progress.begin("[internal] load build context");
         self.files(&asked.context, asked, Wanted { left_out, ..Wanted::default() }, progress)
     }
@@ -109,7 +108,7 @@ impl Client<'_> {
     ///
     /// # Errors
     /// The client does not give them.
-    pub fn directory(&self, name: &str, asked: &Asked, progress: &mut Progress) -> Result<File> {
+    pub fn directory(&self, name: &str, asked: &Asked, progress: &mut Progress) -> Result<Rootfs> {
         let source = Source::Directory(name.to_owned());
         progress.begin(&format!("[context {name}] load from client"));
         let only = vec![IGNORE.to_owned()];
@@ -127,7 +126,7 @@ impl Client<'_> {
         asked: &Asked,
         wanted: Wanted,
         progress: &Progress,
-    ) -> Result<File> {
+    ) -> Result<Rootfs> {
         let store = self.server.images().map_err(|error| Status::invalid(error.message))?;
         match source {
             Source::Directory(name) => {
@@ -177,7 +176,7 @@ impl Read for Archive<'_> {
     }
 }
 
-fn text(files: &File, path: &str, bytes_max: u64) -> Result<Option<String>> {
+fn text(files: &Rootfs, path: &str, bytes_max: u64) -> Result<Option<String>> {
     compose::text(files, path, bytes_max).map_err(|error| Status::invalid(error.to_string()))
 }
 

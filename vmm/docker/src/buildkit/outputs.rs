@@ -2,10 +2,9 @@
 //! client takes.
 
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::io::{self, Write};
 
-use exocell_cell::images::{Reference, private};
+use exocell_cell::images::{Reference, Rootfs, private};
 use exocell_cell::{archive, compose};
 
 use super::contexts::Client;
@@ -188,7 +187,7 @@ fn keep(
 }
 
 /// Writes an archive of all files, without what gives rights on a host.
-fn files_of(files: &File, out: &mut dyn Write) -> Result<()> {
+fn files_of(files: &Rootfs, out: &mut dyn Write) -> Result<()> {
     let names = archive::Names::of("/");
     let packed = |to| compose::pack(files, ".", &to).map_err(io::Error::from);
     archive::passed(&names, packed, out)

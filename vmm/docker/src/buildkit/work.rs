@@ -1,6 +1,5 @@
 //! A build of a client that speaks BuildKit's protocol, on a thread of its own.
 
-use std::fs::File;
 use std::sync::Arc;
 
 use exocell_cell::CellError;
@@ -44,10 +43,9 @@ fn begin(
     let warnings = asked.warnings.iter().map(String::as_str).chain(client.job.warnings());
     warnings.for_each(|words| progress.warn(words));
     let options = &asked.options;
-    let context: &File = &context;
     let mut told = Told { client, progress, line: 0 };
     let stopper = &client.job.stopper;
-    let built = Build::new(client.server.layout(), options, Some(context), &mut told, stopper)
+    let built = Build::new(client.server.layout(), options, Some(&context), &mut told, stopper)
         .and_then(Build::build);
     let line = told.line;
     built.map_err(|error| {

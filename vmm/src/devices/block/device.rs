@@ -9,7 +9,7 @@ use virtio_bindings::bindings::virtio_blk::*;
 
 use super::request::*;
 use super::windows::{Windows, place};
-use super::{BlockConfig, BlockMetrics};
+use super::{BlockConfig, BlockMetrics, Contents};
 use crate::devices::DeviceError;
 use crate::devices::metrics::TransportMetrics;
 use crate::devices::sys;
@@ -21,12 +21,12 @@ const CONFIG_BYTES: usize = 60;
 /// Sectors of a 4 KiB page, the unit in which a hole gives space back.
 const PAGE_SECTORS: u32 = 8;
 
-/// A virtio-blk device over a file.
+/// A virtio-blk device.
 pub(crate) struct Block {
-    file: File,
+    contents: Contents,
     read_only: bool,
     id: [u8; VIRTIO_BLK_ID_BYTES as usize],
-    /// Sectors of `file`, and of all that the guest can name.
+    /// Sectors of `contents`, and of all that the guest can name.
     own: u64,
     capacity: u64,
     windows: Option<Windows>,
@@ -36,18 +36,14 @@ pub(crate) struct Block {
 
 impl Block {
     pub fn new(config: BlockConfig, metrics: Arc<BlockMetrics>) -> Result<Self, DeviceError> {
-        let found = config.file.metadata().map_err(DeviceError::host("look at a disk file"))?;
-        let own = found.len() / SECTOR;
-        if own == 0 {
-            return Err(DeviceError::DiskTooSmall { bytes: found.len() });
-        }
+        let own = config.contents.sectors()?;
         // What can be changed is one file.
         let windows = config.windows.filter(|_| config.read_only);
         let capacity = windows.as_ref().map_or(own, |_| Windows::SECTORS);
         let mut id = [0; VIRTIO_BLK_ID_BYTES as usize];
         id.iter_mut().zip(config.id.bytes()).for_each(|(to, from)| *to = from);
         Ok(Self {
-            file: config.file,
+            contents: config.contents,
             read_only: config.read_only,
             id,
             own,
@@ -100,13 +96,13 @@ impl Block {
         match place(at, self.windows.as_ref()) {
             None => {
                 let at = locate(sector, len as u64, self.own)?;
-                read_all(&self.file, at, &mut to)?;
+                self.contents.read(at, &mut to).map_err(|_| Failure::Io)?;
             }
             Some((window, within)) => {
                 let windows = self.windows.as_ref().ok_or(Failure::Io)?;
-                let (file, sectors) = windows.find(window).ok_or(Failure::Io)?;
+                let (contents, sectors) = windows.find(window).ok_or(Failure::Io)?;
                 let at = locate(within / SECTOR, len as u64, sectors)?;
-                read_all(&file, at, &mut to)?;
+                contents.read(at, &mut to).map_err(|_| Failure::Io)?;
             }
         }
         self.metrics.read_bytes.add(len as u64);
@@ -116,9 +112,9 @@ impl Block {
     fn write(&self, sector: u64, from: &mut Buffers<'_>) -> Result<usize, Failure> {
         let len = from.len() as u64;
         let mut at = locate(sector, len, self.capacity)?;
-        self.may_change()?;
+        let file = self.changeable()?;
         while !from.is_empty() {
-            let done = sys::write_at(&self.file, from.slices(), at).map_err(|_| Failure::Io)?;
+            let done = sys::write_at(file, from.slices(), at).map_err(|_| Failure::Io)?;
             at += progress(done, from)?;
         }
         self.metrics.written_bytes.add(len);
@@ -126,15 +122,15 @@ impl Block {
     }
 
     fn flush(&self) -> Result<usize, Failure> {
-        if !self.read_only {
-            self.file.sync_data().map_err(|_| Failure::Io)?;
+        if let Ok(file) = self.changeable() {
+            file.sync_data().map_err(|_| Failure::Io)?;
             self.metrics.flushes.inc();
         }
         Ok(0)
     }
 
     fn erase(&self, from: &mut Buffers<'_>, flags: u32) -> Result<usize, Failure> {
-        self.may_change()?;
+        self.changeable()?;
         let segments = from.len() / ERASE_SEGMENT;
         if segments > ERASE_SEGMENTS_MAX || !from.len().is_multiple_of(ERASE_SEGMENT) {
             return Err(Failure::Io);
@@ -155,23 +151,16 @@ impl Block {
             return Err(Failure::Io);
         }
         if len > 0 {
-            punch(&self.file, at, len).map_err(|_| Failure::Io)?;
+            punch(self.changeable()?, at, len).map_err(|_| Failure::Io)?;
         }
         self.metrics.erased_bytes.add(len);
         Ok(())
     }
 
-    fn may_change(&self) -> Result<(), Failure> {
-        if self.read_only { Err(Failure::Io) } else { Ok(()) }
+    /// The file, if it can be changed.
+    fn changeable(&self) -> Result<&File, Failure> {
+        self.contents.only().filter(|_| !self.read_only).ok_or(Failure::Io)
     }
-}
-
-fn read_all(file: &File, mut at: u64, to: &mut Buffers<'_>) -> Result<(), Failure> {
-    while !to.is_empty() {
-        let done = sys::read_at(file, to.slices(), at).map_err(|_| Failure::Io)?;
-        at += progress(done, to)?;
-    }
-    Ok(())
 }
 
 /// Moves past what one host call did; nothing done means the file has shrunk.

@@ -1,15 +1,15 @@
-//! virtio-blk over one file (virtio 1.2, section 5.2).
+//! virtio-blk over a file, or pieces of several (virtio 1.2, section 5.2).
 //!
 //! Reads, writes, flush, identity, discard and write-zeroes; the last two punch
 //! holes. A full host disk is an I/O error for the guest and nothing more.
 
+mod contents;
 mod device;
 mod metrics;
 mod request;
 mod windows;
 
-use std::fs::File;
-
+pub use contents::Contents;
 pub(crate) use device::Block;
 pub use metrics::BlockMetrics;
 pub use windows::{Window, Windows};
@@ -17,10 +17,9 @@ pub use windows::{Window, Windows};
 /// What a disk is made of.
 #[derive(Debug)]
 pub struct BlockConfig {
-    /// The contents. Its length when the device is made is the disk's size,
-    /// rounded down to whole sectors of 512 bytes; it must not shrink.
-    pub file: File,
-    /// Refuse every request that would change the file.
+    /// What it holds. Its length when the device is made is the disk's size.
+    pub contents: Contents,
+    /// Refuse every request that would change it. What can be changed is one file.
     pub read_only: bool,
     /// What the guest sees as the serial number; the first 20 bytes count.
     pub id: String,

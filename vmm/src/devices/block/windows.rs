@@ -9,9 +9,9 @@
 //! taken for another's. What is in no file fails.
 
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use super::Contents;
 use super::request::SECTOR;
 use crate::devices::DeviceError;
 
@@ -26,7 +26,7 @@ struct Opened {
     /// How many there were.
     count: u64,
     /// By the window's number, with its sectors.
-    files: BTreeMap<u64, (Arc<File>, u64)>,
+    files: BTreeMap<u64, (Arc<Contents>, u64)>,
 }
 
 /// A file that the guest sees, until this is dropped.
@@ -47,30 +47,27 @@ impl Windows {
     /// The disk's size.
     pub(super) const SECTORS: u64 = Self::WINDOW_BYTES / SECTOR * Self::COUNT;
 
-    /// Shows `file` to the guest.
+    /// Shows `contents` to the guest.
     ///
     /// # Errors
     /// It has no sector, or does not fit; or there were too many.
-    pub fn open(&self, file: File) -> Result<Window, DeviceError> {
-        let bytes = file.metadata().map_err(DeviceError::host("look at a disk file"))?.len();
-        let sectors = bytes / SECTOR;
+    pub fn open(&self, contents: impl Into<Contents>) -> Result<Window, DeviceError> {
+        let contents = contents.into();
+        let (bytes, sectors) = (contents.bytes()?, contents.sectors()?);
         let mut opened = self.lock();
         let number = opened.count + 1;
-        if sectors == 0 {
-            return Err(DeviceError::DiskTooSmall { bytes });
-        }
         if bytes > Self::WINDOW_BYTES || number >= Self::COUNT {
             return Err(DeviceError::NoWindow { bytes });
         }
         opened.count = number;
-        opened.files.insert(number, (Arc::new(file), sectors));
+        opened.files.insert(number, (Arc::new(contents), sectors));
         drop(opened);
         let offset_bytes = number * Self::WINDOW_BYTES;
         Ok(Window { number, windows: self.clone(), offset_bytes, length_bytes: sectors * SECTOR })
     }
 
     /// The file in window `number`, and how many sectors it has.
-    pub(super) fn find(&self, number: u64) -> Option<(Arc<File>, u64)> {
+    pub(super) fn find(&self, number: u64) -> Option<(Arc<Contents>, u64)> {
         self.lock().files.get(&number).cloned()
     }
 

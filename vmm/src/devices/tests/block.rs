@@ -42,7 +42,7 @@ fn disk_with(file: File, read_only: bool, windows: Option<Windows>) -> Disk {
     let memory = memory_file(true);
     let mut devices = DeviceLoop::new(&memory).unwrap();
     let config = BlockConfig {
-        file: file.try_clone().unwrap(),
+        contents: file.try_clone().unwrap().into(),
         read_only,
         id: "serial".into(),
         windows: windows.clone(),
@@ -143,10 +143,38 @@ fn files_come_and_go_behind_a_disk_that_stays() {
 }
 
 #[test]
+fn pieces_of_several_files_are_one_disk() {
+    let filled = |byte: u8| {
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(&[byte; 4 * 512]).unwrap();
+        file
+    };
+    let files = || vec![filled(1), filled(2)];
+    let pieces = vec![(0, 0), (512, 1), (1024 + 256, 0)];
+    let windows = Windows::default();
+    let file = tempfile::tempfile().unwrap();
+    file.set_len(512).unwrap();
+    let mut disk = disk_with(file, true, Some(windows.clone()));
+    let contents = Contents::pieced(files(), pieces, 3 * 512).unwrap();
+    let window = windows.open(contents).unwrap();
+    assert_eq!(window.length_bytes, 3 * 512);
+    let (data, first) = (BUFFERS + 0x1000, (1 << 40) / 512);
+    assert_eq!(disk.request(READ, first, (data, 3 * 512, WRITE)), 0);
+    let shown = disk.guest.bytes(data, 3 * 512);
+    assert_eq!(shown, [vec![1; 512], vec![2; 768], vec![1; 256]].concat());
+    assert_eq!(disk.request(READ, first + 2, (data, 1024, WRITE)), 1);
+    assert_eq!(disk.request(WRITE_OUT, first, (data, 512, 0)), 1);
+    for bad in [vec![], vec![(1, 0)], vec![(0, 2)], vec![(0, 0), (0, 1)]] {
+        assert!(Contents::pieced(files(), bad, 512).is_err());
+    }
+}
+
+#[test]
 fn a_file_without_a_sector_is_no_disk() {
     let file = tempfile::tempfile().unwrap();
     file.set_len(511).unwrap();
-    let config = BlockConfig { file, read_only: false, id: String::new(), windows: None };
+    let config =
+        BlockConfig { contents: file.into(), read_only: false, id: String::new(), windows: None };
     let refused = block::Block::new(config, Arc::default());
     assert!(matches!(refused, Err(DeviceError::DiskTooSmall { bytes: 511 })));
 }

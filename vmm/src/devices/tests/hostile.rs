@@ -97,7 +97,8 @@ fn disk() -> (Block, File, Arc<BlockMetrics>) {
     file.set_len(1 << 20).unwrap();
     let metrics = Arc::<BlockMetrics>::default();
     let copy = file.try_clone().unwrap();
-    let config = BlockConfig { file: copy, read_only: false, id: "x".repeat(40), windows: None };
+    let config =
+        BlockConfig { contents: copy.into(), read_only: false, id: "x".repeat(40), windows: None };
     (Block::new(config, metrics.clone()).unwrap(), file, metrics)
 }
 
