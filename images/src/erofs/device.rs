@@ -93,7 +93,9 @@ impl Head {
     fn ranges(&self) -> Vec<(u64, u64)> {
         let mut ranges = vec![(0, BLOCK)];
         let blocks = self.changed.iter().map(|block| u64::from(*block)..u64::from(*block) + 1);
-        for own in blocks.chain([self.below..self.blocks]).filter(|own| !own.is_empty()) {
+        for own in
+            blocks.chain(std::iter::once(self.below..self.blocks)).filter(|own| !own.is_empty())
+        {
             let (from, to) = (own.start * BLOCK, own.end * BLOCK);
             match ranges.last_mut() {
                 Some(last) if last.1 == from => last.1 = to,
