@@ -2,6 +2,7 @@
 
 mod containerd;
 mod network;
+mod volume;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -106,6 +107,9 @@ pub enum Command {
     SwitchNetworkApart {
         name: String,
     },
+    /// Folders that outlive cells.
+    #[command(subcommand)]
+    Volume(VolumeCommand),
     /// Check and explain capability tables.
     #[command(subcommand)]
     Caps(CapsCommand),
@@ -154,6 +158,7 @@ pub enum Command {
 
 pub use containerd::*;
 pub use network::*;
+pub use volume::*;
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum StrengthArg {

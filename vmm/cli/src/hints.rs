@@ -4,7 +4,7 @@ use clap::Error;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 /// Verbs, and what is there instead.
-const VERBS: [(&str, &str); 21] = [
+const VERBS: [(&str, &str); 20] = [
     ("create", "exocell run -d makes a cell and starts it"),
     ("container", "its verbs are exocell's own: exocell ps, run, rm, logs"),
     ("buildx", "exocell build makes an image of a Dockerfile"),
@@ -16,10 +16,6 @@ const VERBS: [(&str, &str); 21] = [
     ("export", "exocell cp CELL:/ - writes a tar stream of its files"),
     ("diff", "copy the files (exocell cp) and compare"),
     ("info", "exocell doctor says what this host offers, exocell version what runs"),
-    (
-        "volume",
-        "run --mount type=volume,source=NAME makes a volume; docker volume lists them (exocell serve --docker)",
-    ),
     (
         "compose",
         "serve Docker's API (exocell serve --docker SOCKET) and set DOCKER_HOST; compose speaks to it",

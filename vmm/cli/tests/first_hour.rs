@@ -287,6 +287,35 @@ fn mounts_are_taken_in_dockers_words() {
 }
 
 #[test]
+fn volumes_are_made_listed_and_removed() {
+    let root = PrivateRoot::with_image();
+    let lines = |args: &[&str]| root.run([&["volume"], args].concat()).ok().text().to_owned();
+    assert_eq!(lines(&["create", "--label", "kind=cache", "kept"]), "kept");
+    let nameless = lines(&["create"]);
+    let flags = ["run", "--name", "user", "-v", "kept:/v", TINY, "sh", "-c", "echo x > /v/file"];
+    root.run(flags).ok();
+    assert_eq!(lines(&["ls", "-q"]).lines().count(), 2);
+    assert_eq!(lines(&["ls", "-q", "-f", "dangling=true"]), nameless);
+    assert_eq!(lines(&["ls", "-f", "label=kind", "--format", "{{.Name}}"]), "kept");
+    let found = root.run(["volume", "inspect", "kept"]).ok().json();
+    assert_eq!(found[0]["cells"], serde_json::json!(["user"]));
+    let file = std::path::Path::new(found[0]["path"].as_str().expect("a path")).join("file");
+    assert_eq!(fs::read_to_string(&file).unwrap(), "x\n");
+    root.run(["volume", "rm", "kept"]).exited(125).complains_of(&["kept", "user", "exocell rm"]);
+    // Those with names stay, and those that a cell has.
+    assert!(lines(&["prune", "-f"]).contains(&nameless));
+    assert!(!lines(&["prune", "-f", "--all"]).contains("kept"));
+    root.run(["rm", "user"]).ok();
+    assert!(!lines(&["prune", "-f", "-a", "--filter", "label!=kind"]).contains("kept"));
+    assert_eq!(lines(&["rm", "kept"]), "kept");
+    assert!(!file.exists());
+    root.run(["volume", "rm", "kept"]).exited(125).complains_of(&["no such volume"]);
+    root.run(["volume", "rm", "-f", "kept"]).ok();
+    root.run(["volume", "rm", "../docker"]).exited(125).complains_of(&["no such volume"]);
+    root.run(["volume", "create", "-d", "nfs", "far"]).exited(125).complains_of(&["nfs", "local"]);
+}
+
+#[test]
 fn what_is_wrong_is_named_by_its_flag() {
     for (flags, words) in [
         (&["--cpus", "99"][..], &["99", "--cpus"][..]),

@@ -56,6 +56,7 @@ mod shares;
 mod shelf;
 mod state;
 mod stats;
+pub mod stock;
 mod system;
 mod target;
 mod update;

@@ -31,6 +31,7 @@ mod staging;
 mod stats;
 mod swebench;
 mod system;
+mod volume;
 
 use exocell_cell::agent::printable_lines;
 use exocell_cell::{CellError, Layout, networks, restart, switches};
@@ -84,6 +85,7 @@ pub fn dispatch(cli: Cli) -> Result<u8, CellError> {
         Command::History(args) => image::image(&layout, ImageCommand::History(args)),
         Command::Images(args) => image::image(&layout, ImageCommand::Ls(args)),
         Command::Network(command) => network::network(&layout, command),
+        Command::Volume(command) => volume::volume(&layout, command),
         Command::SwitchNetwork { name } => switches::serve(&layout, &name).map(|()| 0),
         Command::SwitchNetworkApart { name } => networks::start_apart(&layout, &name).map(|()| 0),
         Command::Caps(command) => caps::caps(&layout, command),
