@@ -231,6 +231,8 @@ impl<W: Write> Packing<W> {
         let kind = metadata.file_type();
         let mut header = Header::new_gnu();
         header.set_metadata(&metadata);
+        // The header has no time before 1970.
+        header.set_mtime(u64::try_from(metadata.mtime()).unwrap_or(0));
         let of_changes = self.is_of_changes();
         let is_left_out =
             of_changes && self.layer.as_ref().is_some_and(|layer| layer.leaves_out(&self.path));

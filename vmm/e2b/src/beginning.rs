@@ -93,8 +93,10 @@ impl Beginning {
         time: Duration,
     ) -> Result<()> {
         let until = Instant::now() + time.min(READY_MAX);
-        let image = sandbox.note().template;
-        let known = server.settled.of(&image);
+        let note = sandbox.note();
+        // Without the same network a start command may come to something else.
+        let kind = format!("{} {}", note.template, note.rules.join(" "));
+        let known = server.settled.of(&kind);
         if let Some(known) = known {
             while Instant::now() < until && !known.is_reached_by(&look(server, sandbox, pid).await?)
             {
@@ -104,7 +106,7 @@ impl Beginning {
         }
         tokio::time::sleep(until.saturating_duration_since(Instant::now())).await;
         let state = look(server, sandbox, pid).await?;
-        server.settled.set(image, state);
+        server.settled.set(kind, state);
         Ok(())
     }
 }

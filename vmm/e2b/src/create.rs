@@ -110,8 +110,8 @@ pub async fn create(server: &Arc<Server>, tenant: &Tenant, mut call: Call) -> Re
     }
     let seconds = server.options.timeout_of(wanted.timeout)?;
     let (note, beginning) = plan(server, tenant, wanted, seconds, request).await?;
-    let _place = Place::take(server, tenant)?;
-    let sandbox = begin(server, note, &beginning, &work, seconds).await?;
+    let place = Place::take(server, tenant)?;
+    let sandbox = begin(server, note, &beginning, &work, seconds, place).await?;
     Ok(json_reply(StatusCode::CREATED, &told(server, &sandbox.note())))
 }
 
@@ -122,6 +122,7 @@ async fn begin(
     beginning: &Beginning,
     work: &Work,
     seconds: u64,
+    place: Place<'_>,
 ) -> Result<Arc<Sandbox>> {
     if let Some(sandbox) = pool::take_over(server, &note).await {
         return Ok(sandbox);
@@ -139,7 +140,8 @@ async fn begin(
     }
     pool::make_room(server).await;
     let sandbox = start(server, note).await?;
-    drop(turn);
+    // From here on it counts itself.
+    drop((turn, place));
     if let Err(error) = beginning.run(server, &sandbox).await {
         let _held = sandbox.changing.lock().await;
         server.kill_held(&sandbox).await?;

@@ -3,10 +3,11 @@
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Mutex, PoisonError};
 
-/// Images of which it is remembered.
-const IMAGES_MAX: usize = 1024;
+/// Images and networks of which it is remembered.
+const KINDS_MAX: usize = 1024;
 
-/// What the start command of an image came to in the first sandbox, by the image's id.
+/// What the start command of an image came to in the first sandbox, by the image's id and the
+/// sandbox' network.
 #[derive(Default)]
 pub struct Settled(Mutex<HashMap<String, State>>);
 
@@ -25,14 +26,14 @@ impl State {
 }
 
 impl Settled {
-    pub fn of(&self, image: &str) -> Option<State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).get(image).cloned()
+    pub fn of(&self, kind: &str) -> Option<State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).get(kind).cloned()
     }
 
-    pub fn set(&self, image: String, state: State) {
+    pub fn set(&self, kind: String, state: State) {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if all.len() < IMAGES_MAX {
-            all.insert(image, state);
+        if all.len() < KINDS_MAX {
+            all.insert(kind, state);
         }
     }
 }

@@ -39,7 +39,9 @@ pub fn own_image(tenant: &str, name: &str) -> Result<Reference> {
     if bare.is_empty() || bare.len() > 100 || !bare.chars().all(plain) {
         return Err(wrong());
     }
-    format!("{OWN}/{tenant}/{name}").parse().map_err(|_| wrong())
+    let image: Reference = format!("{OWN}/{tenant}/{name}").parse().map_err(|_| wrong())?;
+    // By a digest it would be whosever image that is.
+    if image.digest.is_some() { Err(wrong()) } else { Ok(image) }
 }
 
 /// The template that `tenant` calls `name`.
@@ -103,7 +105,10 @@ mod tests {
         assert_eq!(own("a-b_1").unwrap(), "exocell-e2b/ann/a-b_1:latest");
         assert_eq!(own("a:v2").unwrap(), "exocell-e2b/ann/a:v2");
         let long = "x".repeat(1000);
-        for name in ["", "../bob/a", "a/b", "A", "a:", "a:b/c", "a@sha256:00", "a\n", &long] {
+        let digest = format!("a:v@sha256:{}", "0".repeat(64));
+        for name in
+            ["", "../bob/a", "a/b", "A", "a:", "a:b/c", "a@sha256:00", "a\n", &long, &digest]
+        {
             assert!(own(name).is_err(), "{name}");
         }
     }

@@ -6,8 +6,8 @@ use std::path::Path;
 use super::given;
 
 /// In its `/bin`.
-pub const PROGRAMS: [&str; 10] =
-    ["sh", "cat", "ln", "rm", "stat", "chmod", "chown", "sleep", "ls", "true"];
+pub const PROGRAMS: [&str; 11] =
+    ["sh", "cat", "ln", "rm", "stat", "chmod", "chown", "sleep", "ls", "touch", "true"];
 const LIBRARIES: [&str; 3] = ["libc.so.6", "libselinux.so.1", "libpcre2-8.so.0"];
 const FROM: &str = "usr/lib/x86_64-linux-gnu";
 
