@@ -365,6 +365,17 @@ fn a_build_that_is_interrupted_leaves_nothing() {
 }
 
 #[test]
+fn a_build_ends_no_cell_that_is_tied_to_somebody_else() {
+    let bench = Bench::new();
+    let flags = ["run", "-i", "--tied", "--name", "anothers", "-m", "256m", "small", "cat"];
+    let _tied = Started::new(&mut bench.command(&flags));
+    let runs = || bench.run(&["exec", "anothers", "true"]).code == 0;
+    eventually("the tied cell runs", runs);
+    bench.build(&["-t", "next"], "FROM small\nRUN true").ok();
+    assert!(runs());
+}
+
+#[test]
 fn a_killed_builds_cell_ends_with_it_and_its_files_go_with_the_next() {
     let bench = Bench::new();
     let mut build = waiting(&bench);

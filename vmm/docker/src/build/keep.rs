@@ -173,7 +173,8 @@ fn read(path: &Path) -> Option<Entry> {
 /// Removes all that no build and no image wants any more. No build runs.
 fn sweep(layout: &Layout, root: &Path) -> Result<(), CellError> {
     for (record, spec, status) in Record::all(layout)? {
-        if spec.tied {
+        // Others have tied cells as well.
+        if spec.tied && spec.labels.contains_key(LABEL) {
             end::remove(layout, &record, &status, true)?;
         }
     }
