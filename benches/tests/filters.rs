@@ -49,6 +49,7 @@ const RARE: List = &[
         "panics and aborts",
     ),
     (&[Device, Network, Folder, Credit, Control], &["getrandom"], "the first hash map of a thread"),
+    (&[Control], &["pread64"], "another container whose image lies over others' files"),
     (
         &[Device, Network, Folder, Credit],
         &[
