@@ -585,7 +585,9 @@ impl HealthArgs {
 
 /// Run one more program in a running cell.
 #[derive(Args)]
-#[command(after_help = "Example: exocell exec -it job bash")]
+#[command(after_help = "Examples:
+  exocell exec -it job bash
+  exocell exec --timeout 5m job make test")]
 pub struct ExecArgs {
     #[arg(short, long)]
     pub interactive: bool,
@@ -597,6 +599,10 @@ pub struct ExecArgs {
     /// With every capability, whatever the cell's own program has.
     #[arg(long)]
     pub privileged: bool,
+    /// Kill the program, not what it has started, after this long, like 30s (exit code 137).
+    #[arg(long, value_name = "DURATION", value_parser = exocell_cell::xgate::parse_duration,
+        conflicts_with = "detach")]
+    pub timeout: Option<std::time::Duration>,
     /// Keys that leave a program with a terminal (-it) and let it go on.
     #[arg(long, value_name = "KEYS", default_value = exocell_docker::keys::DEFAULT)]
     pub detach_keys: exocell_docker::keys::Keys,

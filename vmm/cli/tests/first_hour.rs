@@ -287,6 +287,19 @@ fn mounts_are_taken_in_dockers_words() {
 }
 
 #[test]
+fn a_program_of_exec_ends_when_its_time_is_over() {
+    let cell = Cell::idle("late", &[]);
+    let exec = |flags: &[&str], script: &str| {
+        run([&["exec"], flags, &[&cell.name, "sh", "-c", script]].concat())
+    };
+    let late = exec(&["--timeout", "1s"], "echo begun; exec sleep 1000").exited(137);
+    assert_eq!(late.text(), "begun");
+    late.complains_of(&["--timeout"]);
+    exec(&["--timeout", "1h"], "exit 7").exited(7);
+    exec(&["-d", "--timeout", "1s"], "true").exited(125);
+}
+
+#[test]
 fn volumes_are_made_listed_and_removed() {
     let root = PrivateRoot::with_image();
     let lines = |args: &[&str]| root.run([&["volume"], args].concat()).ok().text().to_owned();

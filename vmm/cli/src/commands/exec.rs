@@ -1,17 +1,23 @@
 //! `exocell exec`: one more program in a running cell.
 
 use std::io::IsTerminal;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use exocell_cell::agent::client::{self, ClientError};
 use exocell_cell::agent::{Exec, FrameError, Patient};
 use exocell_cell::control::Client;
 use exocell_cell::{CellError, CellSpec, Layout, Record, Strength, plan};
+use nix::sys::signal::Signal;
 
 use super::copy::is_directory;
 use super::run::{environment, must_run};
 use crate::args::ExecArgs;
 use crate::session::{self, Manner, Outcome, SendSignal, Signalled};
 use crate::terminal;
+
+/// The exit code of a program that SIGKILL has ended.
+const KILLED: u8 = 128 + Signal::SIGKILL as u8;
 
 pub fn exec(layout: &Layout, args: ExecArgs) -> Result<u8, CellError> {
     if args.tty && args.interactive && !std::io::stdin().is_terminal() {
@@ -50,6 +56,15 @@ pub fn exec(layout: &Layout, args: ExecArgs) -> Result<u8, CellError> {
     drop(started);
     let stream = stream.into_endless().map_err(CellError::host("cannot follow the cell"))?;
     let send_signal = to_program(layout.clone(), args.cell.clone());
+    let is_late = Arc::new(AtomicBool::new(false));
+    if let Some(time) = args.timeout {
+        let (kill, is_late) = (to_program(layout.clone(), args.cell.clone()), is_late.clone());
+        std::thread::spawn(move || {
+            std::thread::sleep(time);
+            is_late.store(true, Ordering::Relaxed);
+            kill(guest_pid, Signal::SIGKILL as u8)
+        });
+    }
     let manner = Manner {
         interactive: args.interactive,
         tty: args.tty,
@@ -58,6 +73,12 @@ pub fn exec(layout: &Layout, args: ExecArgs) -> Result<u8, CellError> {
         detach_keys: args.detach_keys,
     };
     match session::follow(&stream, &manner, guest_pid, send_signal)? {
+        Outcome::Exited { code: KILLED, .. } if is_late.load(Ordering::Relaxed) => {
+            Err(CellError::Program {
+                exit_code: KILLED,
+                message: "the program was killed when its time was over (--timeout)".to_owned(),
+            })
+        }
         Outcome::Exited { code, .. } => Ok(code),
         Outcome::Detached => {
             crate::show::tell!("exocell: left the program, which goes on");
