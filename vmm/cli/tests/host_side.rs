@@ -580,7 +580,8 @@ fn archives_and_layers_are_read_in_jails() {
     sees(0, "unpack", &mut server.exocell(&["image", "import", text(&file), "--tag", &again]));
     let cell = Cell::idle("jailed", &[]);
     let made = server.image("made");
-    sees(0, "unpack", &mut exocell(["commit", &cell.name, &made]));
+    cell.shell("head -c 100M /dev/urandom > /var/tmp/changed").ok();
+    sees(0, "compose", &mut exocell(["commit", &cell.name, &made]));
     let copy = place.path().join("copy");
     sees(0, "extract", &mut exocell(["cp", &cell.path("/usr/bin"), text(&copy)]));
     server.idle("c");
