@@ -599,7 +599,8 @@ pub struct ExecArgs {
     /// With every capability, whatever the cell's own program has.
     #[arg(long)]
     pub privileged: bool,
-    /// Kill the program, not what it has started, after this long, like 30s (exit code 137).
+    /// Kill the program after this long, like 30s (exit code 137); not what it has started, and
+    /// not once it is left (--detach-keys).
     #[arg(long, value_name = "DURATION", value_parser = exocell_cell::xgate::parse_duration,
         conflicts_with = "detach")]
     pub timeout: Option<std::time::Duration>,

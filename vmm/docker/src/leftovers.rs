@@ -6,7 +6,7 @@
 
 use std::collections::BTreeSet;
 
-use exocell_cell::{CellError, Record, now_ms};
+use exocell_cell::{Record, now_ms};
 
 use crate::containers::{Container, Containers};
 use crate::error::ApiResult;
@@ -93,24 +93,5 @@ impl Containers {
 
     fn exists(&self, id: &str) -> bool {
         Record::exists(self.layout(), id) || self.read(id).is_ok()
-    }
-
-    /// Removes the volumes without names that no cell has; how many.
-    ///
-    /// # Errors
-    /// [`CellError`]: the cells cannot be listed, or a volume cannot be removed.
-    pub fn prune_volumes(&self) -> Result<usize, CellError> {
-        let shelf = self.shelf();
-        let used = self.used_volumes().map_err(|error| CellError::Usage(error.message))?;
-        let mut count = 0;
-        for name in shelf.names().map_err(CellError::host("cannot list the volumes"))? {
-            let notes = shelf.notes(&name);
-            if notes.is_anonymous && !self.awaits_owner(&notes) && !used.contains(&name) {
-                let failed = CellError::host(format!("cannot remove the volume {name}"));
-                shelf.discard(&name).map_err(failed)?;
-                count += 1;
-            }
-        }
-        Ok(count)
     }
 }

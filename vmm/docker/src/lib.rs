@@ -111,7 +111,7 @@ pub fn sweep_volumes(layout: &exocell_cell::Layout) {
 /// # Errors
 /// The host's.
 pub fn prune_volumes(layout: &exocell_cell::Layout) -> Result<usize, exocell_cell::CellError> {
-    containers::Containers::of(layout).prune_volumes()
+    stock::prune(layout, false, |_| true).map(|(removed, _)| removed.len())
 }
 
 /// Whether a volume may be called `name`.

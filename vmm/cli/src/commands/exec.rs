@@ -3,6 +3,7 @@
 use std::io::IsTerminal;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use exocell_cell::agent::client::{self, ClientError};
 use exocell_cell::agent::{Exec, FrameError, Patient};
@@ -16,6 +17,8 @@ use crate::args::ExecArgs;
 use crate::session::{self, Manner, Outcome, SendSignal, Signalled};
 use crate::terminal;
 
+/// How soon a cell is asked again to end a program.
+const AGAIN: Duration = Duration::from_secs(1);
 /// The exit code of a program that SIGKILL has ended.
 const KILLED: u8 = 128 + Signal::SIGKILL as u8;
 
@@ -62,7 +65,10 @@ pub fn exec(layout: &Layout, args: ExecArgs) -> Result<u8, CellError> {
         std::thread::spawn(move || {
             std::thread::sleep(time);
             is_late.store(true, Ordering::Relaxed);
-            kill(guest_pid, Signal::SIGKILL as u8)
+            // A cell that does not take it now is asked again, until this command ends.
+            while !matches!(kill(guest_pid, Signal::SIGKILL as u8), Signalled::Sent) {
+                std::thread::sleep(AGAIN);
+            }
         });
     }
     let manner = Manner {
