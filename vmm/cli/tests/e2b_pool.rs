@@ -13,7 +13,7 @@ use sha2::{Digest, Sha256};
 const PINS: &str = include_str!("e2b/pins.txt");
 const BURST: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/e2b/burst.py");
 /// Sandboxes of the burst; more by hand.
-const BURST_COUNT: usize = 24;
+const BURST_COUNT: usize = 40;
 
 fn hash(key: &str) -> String {
     Sha256::digest(key).iter().map(|byte| format!("{byte:02x}")).collect()
