@@ -1,40 +1,6 @@
-//! The `exocell` command. Start at [`args::Cli`], then `commands`.
+//! The executable of the `exocell` command.
 #![forbid(unsafe_code)]
 
-mod args;
-mod commands;
-mod format;
-mod hide;
-mod hints;
-mod progress;
-mod reference;
-mod session;
-mod show;
-mod terminal;
-
-use exocell_cell::logging::{self, Settings};
-use exocell_cell::vmm::jail::stage::{self, Stage};
-
-/// What this executable does in jailed processes.
-const STAGES: &[&[Stage]] = &[exocell_cell::STAGES, &[commands::EXPLAIN], commands::SERVE];
-
 fn main() -> std::process::ExitCode {
-    if let Some(code) = stage::entered(STAGES) {
-        return code.into();
-    }
-    if exocell_shim::is_called() {
-        return exocell_shim::run().into();
-    }
-    let cli = match args::parse() {
-        Ok(cli) => cli,
-        Err(code) => return code.into(),
-    };
-    logging::begin(Settings { level: cli.log_level, style: cli.log_format });
-    match hide::values(&cli.command).and_then(|()| commands::dispatch(cli)) {
-        Ok(code) => code.into(),
-        Err(error) => {
-            show::complain(&error);
-            error.exit_code().into()
-        }
-    }
+    exocell_cli::main()
 }
