@@ -1,0 +1,14 @@
+//! The doors of agents: SDKs, harnesses, MCP, evaluations and real projects' suites.
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod agents;
+mod e2b;
+mod e2b_pool;
+mod e2b_server;
+mod harnesses;
+mod mcp;
+mod projects;
+mod python;
+mod swebench;
