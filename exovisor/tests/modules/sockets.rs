@@ -1,10 +1,6 @@
 //! Sockets of isolates, over a network that this test stands for: it connects real sockets of
 //! this machine, or refuses.
 
-mod common;
-
-use common::network::{Here, connection};
-use common::{admit, caps_with, ready, run_with_streams, table};
 use exocell_exovisor::{CancelReason, Isolate, Outcome, Spec};
 use exocell_xgate::CapabilitySet;
 use std::io::{Read, Write};
@@ -12,6 +8,9 @@ use std::net::{TcpListener, TcpStream, UdpSocket};
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
 use std::thread;
+
+use crate::common::network::{Here, connection};
+use crate::common::{admit, caps_with, ready, run_with_streams, table};
 
 const ACCES: i32 = 2;
 const CONNREFUSED: i32 = 14;

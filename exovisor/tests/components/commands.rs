@@ -1,14 +1,13 @@
 //! Commands that are components: what they are given, and what ends them.
 
-mod common;
-
-use common::components::{admit_in, command, program, ready, run, run_with_streams, single};
-use common::{caps, caps_with, table};
 use exocell_exovisor::{
     Admission, AdmissionError, CancelReason, Metering, Outcome, Policy, Pool, Spec,
 };
 use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
+
+use crate::common::components::{admit_in, command, program, ready, run, run_with_streams, single};
+use crate::common::{caps, caps_with, table};
 
 const FOREVER: &str = "(loop $again (br $again)) (i32.const 0)";
 const ARGUMENTS: &str = r#"

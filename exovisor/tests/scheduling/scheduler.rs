@@ -1,8 +1,5 @@
 //! Many isolates on few threads: what one does never reaches another.
 
-mod common;
-
-use common::{caps_with, table};
 use exocell_exovisor::{
     Admission, Call, CallLimits, CancelHandle, CancelReason, Function, Metering, Outcome, Policy,
     Pool, Priority, Report, Scheduler, SchedulerConfig, Slots, Spec, SubmitError, Submitter,
@@ -14,6 +11,8 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
+
+use crate::common::{caps_with, table};
 
 /// What the tests call: well-behaved functions and one of each kind of bad ones.
 const MODULE: &str = r#"(module

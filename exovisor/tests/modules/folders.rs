@@ -1,13 +1,12 @@
 //! Preopened folders: rights, and revoking one while it is in use.
 
-mod common;
-
-use common::{FILES, caps_with, ready, table};
 use exocell_exovisor::{Outcome, Spec};
 use exocell_xgate::CapabilitySet;
 use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
 use std::path::Path;
+
+use crate::common::{FILES, caps_with, ready, table};
 
 const NOTCAPABLE: i32 = 76;
 const RIGHT_READ: i64 = 1 << 1;
@@ -85,7 +84,7 @@ fn nothing_outside_the_folder_is_reached() {
 #[test]
 fn a_folder_that_is_not_there_is_named() {
     let caps = grant(Path::new("/nonexistent/folder"), r#""read""#);
-    let admitted = common::admit(&module(""), &caps).unwrap();
+    let admitted = crate::common::admit(&module(""), &caps).unwrap();
     let error =
         exocell_exovisor::Isolate::prepare(&admitted, &table(&caps), "isolate", Spec::default());
     let error = error.err().expect("it is refused").to_string();

@@ -1,10 +1,8 @@
 //! WASI-NN: models from the capability table, and what guests may do with them.
 
-mod common;
-#[path = "../models/tests/onnx/mod.rs"]
+#[path = "../../models/tests/onnx/mod.rs"]
 mod onnx;
 
-use common::{caps_with, ready, table};
 use exocell_exovisor::{
     Admission, AdmissionError, Call, CallLimits, CancelReason, Isolate, Metering, ModuleLimits,
     Outcome, Policy, Report, Scheduler, SchedulerConfig, Spec, Tenant, Value,
@@ -14,6 +12,8 @@ use exocell_xgate::{CapabilitySet, Table};
 use std::path::Path;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
+
+use crate::common::{caps_with, ready, table};
 
 const INVALID_ARGUMENT: i32 = 1;
 const MISSING_MEMORY: i32 = 3;
@@ -102,7 +102,7 @@ fn guests_bring_no_models_and_name_no_others() {
 #[test]
 fn without_the_capability_the_imports_are_refused() {
     let bare = caps_with("");
-    let refused = common::admit(&module(""), &bare);
+    let refused = crate::common::admit(&module(""), &bare);
     let Err(AdmissionError::NotGranted { name: "load", needs }) = refused.map(drop) else {
         panic!("it is admitted");
     };
@@ -179,7 +179,7 @@ fn a_model_that_cannot_be_had_is_named() {
         if model.is_empty() {
             std::fs::remove_file(world._dir.path().join("layer.onnx")).unwrap();
         }
-        let admitted = common::admit(&module(""), &world.caps).unwrap();
+        let admitted = crate::common::admit(&module(""), &world.caps).unwrap();
         let error = Isolate::prepare(&admitted, &world.table, "isolate", Spec::default());
         let error = error.err().expect("it is refused").to_string();
         assert!(error.contains(words) && error.contains("model:layer"), "{error}");

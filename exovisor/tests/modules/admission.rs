@@ -1,10 +1,9 @@
 //! What is refused before anything runs, and with which words.
 
-mod common;
-
-use common::{admit, caps, caps_with, run};
 use exocell_exovisor::{Admission, ModuleLimits, Outcome, Policy};
 use exocell_xgate::CapabilitySet;
+
+use crate::common::{admit, caps, caps_with, run};
 
 const START: &str = r#"(func (export "_start"))"#;
 

@@ -1,11 +1,10 @@
 //! Every host function, called with arguments that no compiler would make.
 
-mod common;
-
-use common::{caps_with, ready, table};
 use exocell_exovisor::{CancelReason, Import, Outcome, Spec};
 use proptest::prelude::*;
 use std::path::Path;
+
+use crate::common::{caps_with, ready, table};
 
 /// Each function of preview 1 and its parameters, `i` for i32 and `I` for i64, from
 /// `wasi_snapshot_preview1.witx` and WasmEdge's sockets. All answer with an i32, except

@@ -1,12 +1,11 @@
 //! Components that are made to break their host, before and while they run.
 
-mod common;
-
-use common::caps_with;
-use common::components::{admit_in, command, program, single};
 use exocell_exovisor::{Admission, AdmissionError, ModuleLimits, Policy};
 use proptest::prelude::*;
 use std::sync::LazyLock;
+
+use crate::common::caps_with;
+use crate::common::components::{admit_in, command, program, single};
 
 fn refused(component: impl AsRef<[u8]>) -> AdmissionError {
     match admit_in(Policy::default(), component.as_ref(), &caps_with("")) {

@@ -1,8 +1,5 @@
 //! Folders that each tenant sees with changes of its own.
 
-mod common;
-
-use common::{caps, table};
 use exocell_exovisor::{
     Admission, Call, CallLimits, Function, Layers, Metering, Outcome, Policy, Report, Scheduler,
     SchedulerConfig, Spec, Tenant, Value,
@@ -10,6 +7,8 @@ use exocell_exovisor::{
 use exocell_xgate::{CapabilitySet, CapsError, Table};
 use std::path::Path;
 use tempfile::TempDir;
+
+use crate::common::{caps, table};
 
 const NOSPC: i32 = 51;
 const NOENT: i32 = 44;

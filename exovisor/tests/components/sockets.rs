@@ -1,10 +1,5 @@
 //! Sockets of components, over a network that this test stands for.
 
-mod common;
-
-use common::components::ready;
-use common::network::Here;
-use common::{caps_with, table};
 use exocell_exovisor::{Outcome, Spec};
 use exocell_xgate::CapabilitySet;
 use std::io::{Read, Write};
@@ -12,11 +7,15 @@ use std::net::{TcpListener, TcpStream, UdpSocket};
 use std::sync::Arc;
 use std::thread;
 
+use crate::common::components::ready;
+use crate::common::network::Here;
+use crate::common::{caps_with, table};
+
 /// Looks `here.test` up, connects to its first address at PORT, says `ping` and ends with 0 if
 /// `pong` comes back, with 99 if nothing does; else with 10 and the code of the error.
-const CLIENT: &str = include_str!("common/client.wat");
+const CLIENT: &str = include_str!("../common/client.wat");
 /// The same by datagrams.
-const DATAGRAMS: &str = include_str!("common/datagrams.wat");
+const DATAGRAMS: &str = include_str!("../common/datagrams.wat");
 
 /// `error-code` of `wasi:sockets/network`.
 const CODES: [&str; 21] = [

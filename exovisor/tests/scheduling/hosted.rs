@@ -1,15 +1,14 @@
 //! The CPU is taken from guests that spend their time in host code: it comes back to them by
 //! another way.
 
-mod common;
-
-use common::{caps_with, table};
 use exocell_exovisor::{
     Admission, Call, CallLimits, CancelReason, Metering, Outcome, Policy, Pool, Priority, Report,
     Scheduler, SchedulerConfig, Spec, Value,
 };
 use exocell_xgate::CapabilitySet;
 use std::time::{Duration, Instant};
+
+use crate::common::{caps_with, table};
 
 /// Each loop is all but entirely in host code.
 const MODULE: &str = r#"(module

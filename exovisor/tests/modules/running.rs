@@ -1,11 +1,10 @@
 //! What a running isolate can do, and how it ends.
 
-mod common;
-
-use common::{PRELUDE, caps, caps_with, ready, run, run_with_streams, table};
 use exocell_exovisor::{CancelReason, Outcome, Spec};
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
+
+use crate::common::{PRELUDE, caps, caps_with, ready, run, run_with_streams, table};
 
 /// Ends with `body` as `_start`.
 fn module(body: &str) -> String {
@@ -223,7 +222,7 @@ fn fuel_runs_out() {
 #[test]
 fn memory_must_be_granted() {
     let caps = caps("[stdio]");
-    let admitted = common::admit(&module(""), &caps).unwrap();
+    let admitted = crate::common::admit(&module(""), &caps).unwrap();
     let error =
         exocell_exovisor::Isolate::prepare(&admitted, &table(&caps), "isolate", Spec::default());
     let error = error.err().expect("it is refused").to_string();

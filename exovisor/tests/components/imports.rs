@@ -1,14 +1,13 @@
 //! What components import: explained, refused, denied, revoked.
 
-mod common;
-
-use common::components::{admit_in, command, program, ready, run, run_with_streams};
-use common::{caps_with, table};
 use exocell_exovisor::{Admission, Effect, ModuleLimits, Outcome, Policy, Spec, Tier};
 use exocell_xgate::CapabilitySet;
 use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
 use std::path::Path;
+
+use crate::common::components::{admit_in, command, program, ready, run, run_with_streams};
+use crate::common::{caps_with, table};
 
 const RIGHT_READ: i64 = 1 << 1;
 const RIGHT_WRITE: i64 = 1 << 6;

@@ -1,14 +1,13 @@
 //! Threads of an isolate: they share memory, ride on few workers, and end as one.
 
-mod common;
-
-use common::caps;
 use exocell_exovisor::{
     Admission, Admitted, Call, CallLimits, CancelHandle, CancelReason, Function, Metering, Outcome,
     Policy, Pool, Priority, Report, Scheduler, SchedulerConfig, Tenant, Value,
 };
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
+
+use crate::common::caps;
 
 /// Words of memory: 0 counts threads that are done, 4 is the barrier's count, 8 its turn, 12 sums.
 /// A thread's first word says what it does.
