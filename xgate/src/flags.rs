@@ -197,7 +197,7 @@ fn folder(flag: &str, text: &str, base: &Path) -> Result<Wish, CapsError> {
     };
     if !host.starts_with(['/', '.']) {
         let message = format!(
-            "`{host}` is not a path; named volumes are not offered, write ./{host} for a folder"
+            "`{host}` is neither a path nor the name of a volume; write ./{host} for a folder"
         );
         return Err(value(flag, message));
     }

@@ -13,6 +13,7 @@ use exocell_cell::logging::{FORMAT_VARIABLE, LEVEL_VARIABLE, LevelFilter, Style}
 /// Run untrusted work in cells: a Linux kernel of its own, or a Wasm isolate.
 #[derive(Parser)]
 #[command(name = "exocell", version, max_term_width = 100)]
+#[command(args_override_self = true, arg_required_else_help = true)]
 #[command(
     after_help = "Exit codes of run and exec: the program's own; 128+N if signal N killed it; \
 125 exocell failed; 126 the program cannot be executed; 127 it was not found."
@@ -1360,7 +1361,11 @@ pub struct ManArgs {
 /// The command line, or the exit code after its help or error was printed.
 /// docker's exit code for a wrong command line of run and exec is 125.
 pub fn parse() -> Result<Cli, u8> {
-    Cli::try_parse().map_err(|error| {
+    let words = crate::words::prepared(std::env::args_os(), Cli::command());
+    Cli::try_parse_from(&words).map_err(|error| {
+        // Else the usage line shows what the environment gave as if it had to be there.
+        let plain = Cli::command().mut_args(|arg| arg.env(None::<&str>));
+        let error = plain.try_get_matches_from(words).err().unwrap_or(error);
         if let Some(hint) = crate::hints::of(&error) {
             crate::show::tell!("exocell: {hint}");
             return 125;

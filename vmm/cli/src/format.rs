@@ -131,12 +131,28 @@ fn unescaped(text: &str) -> String {
     text.replace("\\t", "\t").replace("\\n", "\n")
 }
 
+/// docker's switches for what is one word here.
+fn state_is(row: &Value, wanted: &str) -> Option<&'static Value> {
+    let state = row.get("state")?.as_str()?;
+    match wanted.strip_prefix("state.")? {
+        // As docker has it, what is paused runs.
+        "running" => Some(truth(matches!(state, "running" | "paused"))),
+        "paused" => Some(truth(state == "paused")),
+        "dead" => Some(truth(false)),
+        _ => None,
+    }
+}
+
+fn truth(is: bool) -> &'static Value {
+    if is { &Value::Bool(true) } else { &Value::Bool(false) }
+}
+
 fn find<'a>(row: &'a Value, path: &[String]) -> Result<&'a Value, CellError> {
     let wanted: Vec<String> = path.iter().map(|name| folded(name)).collect();
     let wanted = wanted.join(".");
     let alias = ALIASES.iter().find(|(name, _)| *name == wanted).map(|(_, own)| *own);
     let own = alias.map(|own| own.split('.').map(str::to_owned).collect::<Vec<_>>());
-    let found = walk(row, path).or_else(|| walk(row, &own?));
+    let found = walk(row, path).or_else(|| walk(row, &own?)).or_else(|| state_is(row, &wanted));
     found.ok_or_else(|| {
         let names: Vec<&String> = row.as_object().into_iter().flat_map(|o| o.keys()).collect();
         let names: Vec<&str> = names.into_iter().map(String::as_str).collect();

@@ -13,6 +13,7 @@ mod reference;
 mod session;
 mod show;
 mod terminal;
+mod words;
 
 use exocell_cell::logging::{self, Settings};
 use exocell_cell::vmm::jail::stage::{self, Stage};

@@ -46,6 +46,19 @@ pub fn complain(error: &CellError) {
     }
 }
 
+/// Does `act` for each of what a command names. As docker has it, what fails of one is told and
+/// no reason to leave the others. The exit code is that of the last that failed.
+pub fn each(keys: &[String], mut act: impl FnMut(&str) -> Result<(), CellError>) -> u8 {
+    let mut code = 0;
+    for key in keys {
+        if let Err(error) = act(key) {
+            complain(&error);
+            code = error.exit_code();
+        }
+    }
+    code
+}
+
 /// Prints the lines of `from`, which a guest wrote, as far as they can be read as text.
 pub fn lines(from: impl BufRead) -> std::io::Result<()> {
     for line in from.split(b'\n') {

@@ -85,7 +85,7 @@ fn malformed_flags_are_named() {
         ("device", "", "names no device"),
         ("folder", "/a", "HOST:GUEST"),
         ("folder", "/a:/b:ro:x", "HOST:GUEST"),
-        ("folder", "cache:/b", "named volumes are not offered, write ./cache"),
+        ("folder", "cache:/b", "neither a path nor the name of a volume; write ./cache"),
         ("folder", "/a:b", "absolute guest path"),
         ("folder", "/a:/b:rx", "not one of ro, rw"),
     ] {

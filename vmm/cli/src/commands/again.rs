@@ -17,7 +17,7 @@ use super::cells::stop_one;
 use super::run::{Showing, Started, left, must_run, show, to_cell};
 use crate::args::{AttachArgs, RestartArgs, StartArgs};
 use crate::session::{self, Manner, Outcome};
-use crate::show::say;
+use crate::show::{each, say};
 use crate::terminal;
 
 /// Notes what the cell keeps to when it starts again: its image, and where its folders are.
@@ -40,31 +40,29 @@ pub fn start(layout: &Layout, args: &StartArgs) -> Result<u8, CellError> {
     if attaches && args.cells.len() > 1 {
         return Err(CellError::Usage("-a and -i are for one cell; name one".to_owned()));
     }
-    for key in &args.cells {
+    if attaches {
+        return start_attached(layout, &args.cells[0], args.interactive);
+    }
+    Ok(each(&args.cells, |key| {
         let (record, spec, status) = Record::find(layout, key)?;
         // As docker has it: one that runs is started, and one that is about to.
-        if (status.state != State::Exited || record.is_restarting(&spec, &status)) && !attaches {
-            say!("{key}");
-            continue;
+        if status.state == State::Exited && !record.is_restarting(&spec, &status) {
+            session::await_start(begin_again(layout, &record, spec)?.session())?;
         }
-        if status.state != State::Exited {
-            return follow(layout, &record, &spec, &manner(&spec, args.interactive));
-        }
-        let showing = Showing {
-            detach: !attaches,
-            json: false,
-            manner: Manner { ends_input: true, ..manner(&spec, args.interactive) },
-        };
-        let started = begin_again(layout, &record, spec)?;
-        match attaches {
-            true => return show(layout, &started, &showing),
-            false => {
-                session::await_start(started.session())?;
-                say!("{key}");
-            }
-        }
+        say!("{key}");
+        Ok(())
+    }))
+}
+
+fn start_attached(layout: &Layout, key: &str, interactive: bool) -> Result<u8, CellError> {
+    let (record, spec, status) = Record::find(layout, key)?;
+    let manner = manner(&spec, interactive);
+    if status.state != State::Exited {
+        return follow(layout, &record, &spec, &manner);
     }
-    Ok(0)
+    let manner = Manner { ends_input: true, ..manner };
+    let started = begin_again(layout, &record, spec)?;
+    show(layout, &started, &Showing { detach: false, json: false, manner })
 }
 
 fn manner(spec: &CellSpec, interactive: bool) -> Manner {
@@ -129,7 +127,7 @@ fn launch_again(
 }
 
 pub fn restart(layout: &Layout, args: &RestartArgs) -> Result<u8, CellError> {
-    for key in &args.cells {
+    Ok(each(&args.cells, |key| {
         let (record, spec, status) = Record::find(layout, key)?;
         // Before anything is ended.
         spec.can_start_again()?;
@@ -139,8 +137,8 @@ pub fn restart(layout: &Layout, args: &RestartArgs) -> Result<u8, CellError> {
         let started = begin_again(layout, &record, spec)?;
         session::await_start(started.session())?;
         say!("{key}");
-    }
-    Ok(0)
+        Ok(())
+    }))
 }
 
 pub fn attach(layout: &Layout, args: &AttachArgs) -> Result<u8, CellError> {

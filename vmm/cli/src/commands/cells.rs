@@ -28,7 +28,7 @@ use crate::args::{
 };
 use crate::format::Template;
 use crate::session::{self, Outcome};
-use crate::show::{self, say};
+use crate::show::{self, each, say};
 
 #[derive(Serialize)]
 struct PsRow<'a> {
@@ -406,7 +406,7 @@ pub fn inspect(layout: &Layout, args: &InspectArgs) -> Result<u8, CellError> {
 }
 
 pub fn wait(layout: &Layout, args: &WaitArgs) -> Result<u8, CellError> {
-    for key in &args.cells {
+    Ok(each(&args.cells, |key| {
         let (record, spec, status) = Record::find(layout, key)?;
         let heard = if spec.remove { hear_end(&record) } else { None };
         let code = match heard {
@@ -414,8 +414,8 @@ pub fn wait(layout: &Layout, args: &WaitArgs) -> Result<u8, CellError> {
             None => end::await_end(layout, &record, &status, None)?,
         };
         say!("{}", await_last(layout, &record, code)?.unwrap_or(0));
-    }
-    Ok(0)
+        Ok(())
+    }))
 }
 
 /// How soon a cell is looked at again that restarts.
@@ -452,7 +452,7 @@ fn hear_end(record: &Record) -> Option<u8> {
 }
 
 pub fn stop(layout: &Layout, args: &StopArgs) -> Result<u8, CellError> {
-    for key in &args.cells {
+    Ok(each(&args.cells, |key| {
         let (record, spec, status) = Record::find(layout, key)?;
         // One that is still starting, or waits in a pool, is ended too.
         match status.state {
@@ -461,8 +461,8 @@ pub fn stop(layout: &Layout, args: &StopArgs) -> Result<u8, CellError> {
         }
         stays_ended(layout, &record)?;
         say!("{key}");
-    }
-    Ok(0)
+        Ok(())
+    }))
 }
 
 /// Ends a cell that was started again in the last moment before its restarter's end.
@@ -520,7 +520,7 @@ pub fn top(layout: &Layout, args: &TopArgs) -> Result<u8, CellError> {
 
 pub fn kill(layout: &Layout, args: &KillArgs) -> Result<u8, CellError> {
     let signal: Signal = args.signal.parse()?;
-    for key in &args.cells {
+    Ok(each(&args.cells, |key| {
         let (record, spec, status) = Record::find(layout, key)?;
         // What is still starting has no program to signal, but it can be ended.
         let restarting = record.is_restarting(&spec, &status);
@@ -534,35 +534,36 @@ pub fn kill(layout: &Layout, args: &KillArgs) -> Result<u8, CellError> {
         }
         if restarting {
             say!("{key}");
-            continue;
+            return Ok(());
         }
         end::kill(layout, &record, signal)?;
         say!("{key}");
-    }
-    Ok(0)
+        Ok(())
+    }))
 }
 
 pub fn pause(layout: &Layout, args: &PauseArgs, pause: bool) -> Result<u8, CellError> {
-    for key in &args.cells {
+    Ok(each(&args.cells, |key| {
         let (record, _, status) = Record::find(layout, key)?;
         must_run(&record, status.state)?;
         end::pause(&record, pause)?;
         say!("{key}");
-    }
-    Ok(0)
+        Ok(())
+    }))
 }
 
 pub fn rm(layout: &Layout, args: &RmArgs) -> Result<u8, CellError> {
-    for key in &args.cells {
+    let code = each(&args.cells, |key| {
         let (record, _, status) = Record::find(layout, key)?;
         end::remove(layout, &record, &status, args.force)?;
         if args.volumes {
             exocell_docker::discard_volumes(layout, &record.id);
         }
         say!("{key}");
-    }
+        Ok(())
+    });
     exocell_docker::sweep_volumes(layout);
-    Ok(0)
+    Ok(code)
 }
 
 pub fn update(layout: &Layout, args: &UpdateArgs) -> Result<u8, CellError> {

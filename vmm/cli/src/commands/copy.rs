@@ -50,8 +50,11 @@ fn upload(layout: &Layout, from: &str, cell: &str, to: &str) -> Result<(), CellE
     let found = Links::outside(layout)
         .find(path)
         .map_err(CellError::host(format!("cannot read {from}")))?;
-    let own = own_name(path, &found)?;
-    let (directory, name) = target(layout, cell, to, own)?;
+    let (directory, name) = match is_contents(path) {
+        // What is in the directory comes into `to`, which is made where it is not there.
+        true => (format!("{}/", to.trim_end_matches('/')), ".".to_owned()),
+        false => target(layout, cell, to, own_name(path, &found)?)?,
+    };
     // The archive is made while it is sent: a pipe joins the two.
     let (read, write) = io::pipe().map_err(CellError::host("cannot make a pipe"))?;
     std::thread::scope(|scope| {
@@ -64,6 +67,12 @@ fn upload(layout: &Layout, from: &str, cell: &str, to: &str) -> Result<(), CellE
         };
         sent.map(drop).and(archived)
     })
+}
+
+/// Whether `path` means what is in a directory, as docker has it: `DIR/.`, and `.`.
+fn is_contents(path: &Path) -> bool {
+    let path = path.as_os_str().as_bytes();
+    path == b"." || path.ends_with(b"/.")
 }
 
 /// What a copy of `found`, which `path` names, is called: as it is called there, a link too.

@@ -470,7 +470,8 @@ pub(super) fn spec(
         None if plan::is_module(Path::new(&args.image)) => Strength::Isolate,
         None => Strength::Vm,
     };
-    if args.tty && args.interactive && !std::io::IsTerminal::is_terminal(&std::io::stdin()) {
+    let attached = args.interactive && !args.detach;
+    if args.tty && attached && !std::io::IsTerminal::is_terminal(&std::io::stdin()) {
         return Err(CellError::Usage("standard input is no terminal; leave out -t".to_owned()));
     }
     let networks = network::attachments(layout, &args)?;
