@@ -16,7 +16,10 @@ enum Flags {
     /// The next word is the value of its last flag.
     WantsNext,
     /// A switch that is on or off.
-    Switch { name: String, on: bool },
+    Switch {
+        name: String,
+        on: bool,
+    },
     Unknown,
 }
 
@@ -94,7 +97,11 @@ fn flags(command: &Command, text: &str) -> Flags {
         let Some(arg) = command.get_arguments().find(is) else { return Flags::Unknown };
         let rest = &text[1 + at + letter.len_utf8()..];
         if takes_value(arg) {
-            return if rest.is_empty() && wants_next(arg) { Flags::WantsNext } else { Flags::Whole };
+            return if rest.is_empty() && wants_next(arg) {
+                Flags::WantsNext
+            } else {
+                Flags::Whole
+            };
         }
         if at == 0 && rest.starts_with('=') {
             return one(arg, name, value);
@@ -147,7 +154,10 @@ mod tests {
     fn the_words_of_a_program_are_its_own() {
         for (line, prepared) in [
             ("x run i sh -c true", "x run i -- sh -c true"),
-            ("x run --rm -it --entrypoint ls i -v /:/x", "x run --rm -it --entrypoint ls i -- -v /:/x"),
+            (
+                "x run --rm -it --entrypoint ls i -v /:/x",
+                "x run --rm -it --entrypoint ls i -- -v /:/x",
+            ),
             ("x --root r run -m 1g -e=A=B i -d", "x --root r run -m 1g -e=A=B i -- -d"),
             ("x run -itm 1g i --help", "x run -itm 1g i -- --help"),
             ("x run -itm1g --name=n i -m 2g", "x run -itm1g --name=n i -- -m 2g"),

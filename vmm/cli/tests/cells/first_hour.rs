@@ -278,11 +278,54 @@ fn mounts_are_taken_in_dockers_words() {
     assert_eq!(root.run_cell(&flags, &["sh", "-c", script]).ok().text(), "bound");
     let again = ["--mount", "source=data,target=/v,ro"];
     root.run_cell(&again, &["cat", "/v/kept"]).ok();
-    // A word that is no folder here is a volume's name.
+    // A word is a volume's name, as `src` is that of a folder here.
     let volume = ["-v", "data:/v:ro"];
     root.run_cell(&volume, &["cat", "/v/kept"]).ok();
+    root.run_cell(&["-v", "src:/v"], &["sh", "-c", "test -d /v -a ! -e /v/common"]).ok();
     root.run_cell(&["--mount", "type=bind,source=/x"], &["true"]).exited(125);
     root.holds_no_cells();
+}
+
+#[test]
+fn words_after_the_image_are_the_programs() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("seen"), "").unwrap();
+    let volume = format!("{}:/x", text(folder.path()));
+    let ls = ["run", "--rm=true", "-i=false", "--entrypoint", "ls", IMAGE];
+    let granted = run([&ls[..], &["-v", &volume, "/x"]].concat()).exited(2);
+    assert!(granted.stderr.contains("cannot access '/x'"), "{}", granted.stderr);
+    let grep = ["run", "--rm", "--entrypoint", "grep", IMAGE, "-e", "root", "/etc/passwd"];
+    assert!(run(grep).ok().text().starts_with("root:x:0:0:"));
+    let cell = Cell::start("words", &["-it", "-m", "1g", "-m", "256m"], &["sleep", "infinity"]);
+    cell.shell("test $(awk '/^MemTotal/ { print $2 }' /proc/meminfo) -lt 262144").ok();
+    assert_eq!(run(["exec", &cell.name, "id", "-u"]).ok().text(), "0");
+    let told = run(["inspect", "-f", "{{.State.Running}} {{.State.Paused}}", &cell.name]);
+    assert_eq!(told.ok().text(), "true false");
+}
+
+#[test]
+fn one_that_fails_does_not_keep_the_others() {
+    let cells = [Cell::idle("one", &[]), Cell::idle("two", &[])];
+    let names = ["no-such-cell", &cells[0].name, &cells[1].name];
+    for verb in [&["stop", "-t", "0"][..], &["start"], &["pause"], &["unpause"], &["kill"]] {
+        let told = run([verb, &names[..]].concat()).exited(125);
+        assert_eq!(told.text(), names[1..].join("\n"), "{verb:?}");
+        told.complains_of(&["no-such-cell"]);
+    }
+    assert_eq!(run([&["rm", "-f"], &names[..]].concat()).exited(125).text(), names[1..].join("\n"));
+}
+
+#[test]
+fn what_is_in_a_directory_is_copied_into_another() {
+    let cell = Cell::idle("contents", &[]);
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("one"), "1").unwrap();
+    let inside = format!("{}/.", text(folder.path()));
+    for target in ["/srv", "/srv/", "/made/here"] {
+        run(["cp", &inside, &cell.path(target)]).ok();
+    }
+    let script = "cat /srv/one /made/here/one; ls -A /srv /made/here | grep -c one";
+    assert_eq!(cell.shell(script).ok().text(), "112");
 }
 
 #[test]
