@@ -88,8 +88,7 @@ fn flags(command: &Command, text: &str) -> Flags {
             None => Flags::Unknown,
         };
     }
-    let mut letters = text[1..].char_indices();
-    while let Some((at, letter)) = letters.next() {
+    for (at, letter) in text[1..].char_indices() {
         let is = |arg: &&Arg| {
             arg.get_short() == Some(letter)
                 || arg.get_all_short_aliases().is_some_and(|all| all.contains(&letter))

@@ -57,6 +57,19 @@ fn what_a_cell_writes_is_there_after_its_end() {
     assert_eq!(fs::metadata(shared.join("big")).unwrap().len(), 20 << 20);
 }
 
+/// make compares the times of a folder's files, which are the host's, with its own clock.
+#[test]
+fn a_file_is_not_of_the_future() {
+    let (_dir, flag) = folder("");
+    let script = "import os, time\n\
+                  for i in range(20):\n    \
+                      open('/data/file', 'w').write('x')\n    \
+                      now = time.time_ns()\n    \
+                      time.sleep(0.01)\n    \
+                      assert os.stat('/data/file').st_mtime_ns <= now\n";
+    run(["run", "--rm", "-v", &flag, IMAGE, "python3", "-c", script]).ok();
+}
+
 #[test]
 fn what_the_host_writes_is_seen_inside() {
     let (dir, flag) = folder(":ro");
