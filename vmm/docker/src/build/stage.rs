@@ -278,14 +278,8 @@ impl Build<'_> {
         key: Digest,
         make: impl FnOnce(&mut Self, &mut State, &File) -> Result<Option<Layer>>,
     ) -> Result<()> {
-        if let Some((entry, file)) = self.cached(key) {
-            self.client.cached();
-            let diff_id = entry.layer.as_ref().map(|layer| layer.diff_id);
-            if let (Some(layer), Some(file)) = (entry.layer, file) {
-                state.add(&self.store, layer, file)?;
-            }
-            state.document.note(said, &entry.created, diff_id);
-            return Ok(());
+        if let Some(kept) = self.cached(key) {
+            return self.take_kept(state, said, kept);
         }
         let draft = self.keep.draft()?;
         let layer = make(self, state, draft.as_file())?;
@@ -299,6 +293,28 @@ impl Build<'_> {
         self.keep.note(key, &Entry::new(state.base, created.clone(), layer))?;
         state.document.note(said, &created, diff_id);
         Ok(())
+    }
+
+    fn take_kept(
+        &mut self,
+        state: &mut State,
+        said: &str,
+        (entry, file): (Entry, Option<File>),
+    ) -> Result<()> {
+        self.client.cached();
+        let diff_id = entry.layer.as_ref().map(|layer| layer.diff_id);
+        if let (Some(layer), Some(file)) = (entry.layer, file) {
+            state.add(&self.store, layer, file)?;
+        }
+        state.document.note(said, &entry.created, diff_id);
+        Ok(())
+    }
+
+    /// The stage that `from` names, by all that was done for it.
+    fn stage_id(&self, file: &Dockerfile, at: usize, from: &str) -> Option<Digest> {
+        let is_stage = self.options.meant(from).is_none();
+        let at = is_stage.then(|| stage_called(file, from, at)).flatten()?;
+        self.done.get(&at).map(|state| state.document.id())
     }
 
     fn workdir(&mut self, state: &mut State, path: &str) -> Result<()> {
@@ -355,12 +371,6 @@ impl Build<'_> {
             },
             sources,
         };
-        let source = match &transfer.from {
-            _ if selection.sources.is_empty() => None,
-            Some(from) => Some(self.source(file, at, from)?),
-            None => Some(self.context()?),
-        };
-        let content = compose::hash(&selection, source.as_deref())?;
         let name = if unpacks { "ADD" } else { "COPY" };
         let shown = [
             transfer.from.as_ref().map(|from| format!("--from={from}")),
@@ -380,6 +390,22 @@ impl Build<'_> {
             unpacks,
             time_s: (now_ms() / 1000) as i64,
         };
+        // A stage has the same files as long as the same was done for it. So what was once copied
+        // from it is found without its files, which take seconds to be put together.
+        let stage = transfer.from.as_ref().and_then(|from| self.stage_id(file, at, from));
+        let by_stage = stage.map(|id| {
+            let parts = [said.as_bytes(), copy.to.as_bytes(), b"stage", id.as_bytes()];
+            key(state, &[&parts[..], &sources_of(&copy.selection)].concat())
+        });
+        if let Some(kept) = by_stage.and_then(|key| self.cached(key)) {
+            return self.take_kept(state, &said, kept);
+        }
+        let source = match &transfer.from {
+            _ if copy.selection.sources.is_empty() => None,
+            Some(from) => Some(self.source(file, at, from)?),
+            None => Some(self.context()?),
+        };
+        let content = compose::hash(&copy.selection, source.as_deref())?;
         let key = key(state, &[said.as_bytes(), copy.to.as_bytes(), content.as_bytes()]);
         self.layer(state, &said, key, |build, state, to| {
             let store = &build.store;
@@ -389,7 +415,11 @@ impl Build<'_> {
                 Copied::Layer(layer) => Ok(Some(layer)),
                 Copied::Nothing => Ok(None),
             }
-        })
+        })?;
+        match (by_stage, self.keep.find(key)) {
+            (Some(by_stage), Some((entry, _))) => Ok(self.keep.note(by_stage, &entry)?),
+            _ => Ok(()),
+        }
     }
 
     pub(super) fn context(&self) -> Result<Arc<Rootfs>> {
@@ -428,6 +458,10 @@ impl Build<'_> {
         })?;
         state.passing(&self.store).map(|(file, _)| file)
     }
+}
+
+fn sources_of(selection: &Selection) -> Vec<&[u8]> {
+    selection.sources.iter().map(|source| source.as_bytes()).collect()
 }
 
 /// What a step depends on: the image before it, which has all steps before in its history, and
