@@ -213,6 +213,19 @@ fn files_come_from_the_context_and_from_stages() {
 }
 
 #[test]
+fn what_is_copied_from_a_stage_follows_the_stage() {
+    let bench = Bench::new();
+    let dockerfile = "FROM small AS one\nCOPY word /word\nFROM small\nCOPY --from=one /word /got\n";
+    for (word, cached) in [("first", 0), ("first", 2), ("other", 0), ("first", 2), ("other", 2)] {
+        bench.file("word", word);
+        let built = bench.build(&["-t", "follows"], dockerfile).ok();
+        let told = format!("{}{}", built.text(), built.stderr);
+        assert_eq!(told.matches("Using cache").count(), cached, "{word}: {told}");
+        assert_eq!(bench.shell("follows", "cat /got").text(), word);
+    }
+}
+
+#[test]
 fn secrets_caches_and_memory_leave_nothing_in_the_image() {
     let bench = Bench::new();
     bench.file("in/script", "from the context");
