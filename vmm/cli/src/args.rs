@@ -451,8 +451,8 @@ pub struct CommitArgs {
     #[arg(short, long, value_name = "INSTRUCTION")]
     pub change: Vec<String>,
     pub cell: String,
-    /// The image's name.
-    pub tag: String,
+    /// The image's name; without one it is called by its id.
+    pub tag: Option<String>,
 }
 
 /// How a program is started; common to run and exec.

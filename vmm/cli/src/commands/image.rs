@@ -262,7 +262,7 @@ fn may_have(registry: &str, hosts: &[String]) -> bool {
 
 /// `exocell commit`
 pub fn commit(layout: &Layout, args: &CommitArgs) -> Result<u8, CellError> {
-    let tag: Reference = args.tag.parse()?;
+    let tag = args.tag.as_ref().map(|tag| tag.parse::<Reference>()).transpose()?;
     let (record, spec, status) = Record::find(layout, &args.cell)?;
     must_run(&record, status.state)?;
     if spec.strength == Strength::Isolate {
@@ -275,7 +275,7 @@ pub fn commit(layout: &Layout, args: &CommitArgs) -> Result<u8, CellError> {
     let changed = build::changed(&started, &args.change)
         .map_err(|error| CellError::Usage(format!("--change: {error}")))?;
     let config = ImageConfig::of_document(&changed)?;
-    finish(show(&mut |progress| commit::commit(layout, &record, &config, Some(&tag), progress))?)?;
+    finish(show(&mut |progress| commit::commit(layout, &record, &config, tag.as_ref(), progress))?)?;
     Ok(0)
 }
 
