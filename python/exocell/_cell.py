@@ -44,6 +44,7 @@ from ._program import (
     begin,
     command,
     env_file,
+    is_variable,
     reap,
     refusal,
     text,
@@ -84,7 +85,10 @@ async def build(
 
 
 async def _image_envs(image: str) -> dict[str, str]:
-    """The environment that an image gives; it is pulled where it is missing."""
+    """The environment that an image gives; it is pulled where it is missing.
+
+    An image is anybody's: what cannot be the name of a variable is left out.
+    """
     try:
         told = await command("image", "inspect", "--", image)
     except NotFoundException:
@@ -94,7 +98,8 @@ async def _image_envs(image: str) -> dict[str, str]:
         entries: list[str] = json.loads(told)[0]["config"].get("Env") or []
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise SandboxException(f"exocell image inspect {image} cannot be read") from error
-    return dict(entry.split("=", 1) for entry in entries if "=" in entry)
+    pairs = (entry.partition("=") for entry in entries if "\0" not in entry)
+    return {key: value for key, equals, value in pairs if equals and is_variable(key)}
 
 
 @dataclass(frozen=True)
