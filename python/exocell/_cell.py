@@ -32,7 +32,7 @@ from ._errors import (
     TimeoutException,
     TooLargeException,
 )
-from ._files import DOWNLOAD_BYTES_MAX, READ_BYTES_MAX, pack, unpack
+from ._files import DOWNLOAD_BYTES_MAX, READ_BYTES_MAX
 from ._program import (
     COMMAND_TIMEOUT,
     LEAD,
@@ -50,6 +50,7 @@ from ._program import (
     text,
     to_its_end,
 )
+from ._trees import link_of, pack, unpack
 
 #: A tar stream's headers and padding around one file.
 _ARCHIVE_BYTES = 64 << 10
@@ -277,14 +278,22 @@ class Cell:
     ) -> None:
         """Copies a file or a directory to ``local``, which must not exist.
 
-        Nothing is written outside of ``local``, whatever the cell sends.
+        Nothing is written outside of ``local``, whatever the cell sends, and no link
+        in it leads out of it. Where ``path`` is a link itself, it is followed in the cell.
         """
         target = Path(local)
         if target.exists() or target.is_symlink():
             raise InvalidArgumentException(f"{target} exists")
-        with tempfile.TemporaryFile() as packed:
-            await self.archive(path, packed, max_bytes)
-            await asyncio.to_thread(unpack, packed, target)
+        at = path
+        for _ in range(_LINKS_MAX):
+            with tempfile.TemporaryFile() as packed:
+                await self.archive(at, packed, max_bytes)
+                link = await asyncio.to_thread(link_of, packed)
+                if link is None:
+                    await asyncio.to_thread(unpack, packed, target)
+                    return
+            at = posixpath.normpath(posixpath.join(posixpath.dirname(at), link))
+        raise SandboxException(f"{path}: too many symbolic links")
 
     async def archive(self, path: str, to: IO[bytes], max_bytes: int) -> None:
         """Writes the tar stream of ``path`` to a file, and goes to its beginning.

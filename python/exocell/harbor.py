@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import shutil
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -34,6 +33,7 @@ from pydantic import Field
 from ._cell import EVERYWHERE, Cell, Limits, build, table
 from ._errors import SandboxException
 from ._program import OUTPUT_BYTES_MAX, decoder, program, text, to_its_end
+from ._trees import put
 
 #: Gives a cell a network that leads nowhere, for rules that come later (RFC 2606).
 _NOWHERE = "nowhere.invalid:1"
@@ -250,7 +250,7 @@ class ExocellEnvironment(BaseEnvironment):
         with tempfile.TemporaryDirectory(prefix=".exocell-", dir=target.parent) as place:
             came = Path(place) / "came"
             await self._running.download(path, came)
-            await asyncio.to_thread(_put, came, target)
+            await asyncio.to_thread(put, came, target)
 
     async def _apply_network_policy(self, network_policy: NetworkPolicy) -> None:
         before = self._rules(self._network_policy)
@@ -303,13 +303,3 @@ def _rule(entry: str) -> str:
 def _volume(mount: Any) -> str:
     words = f"{Path(mount['source']).resolve()}:{mount['target']}"
     return f"{words}:ro" if mount.get("read_only") else words
-
-
-def _put(came: Path, target: Path) -> None:
-    """Moves what came over what there is."""
-    if came.is_dir():
-        shutil.copytree(came, target, symlinks=True, dirs_exist_ok=True)
-    elif target.is_dir():
-        raise IsADirectoryError(f"{target} is a directory")
-    else:
-        came.replace(target)
