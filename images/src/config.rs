@@ -81,8 +81,18 @@ impl ImageConfig {
         Ok(config)
     }
 
-    /// Whether it is no larger than a cell, and whoever lists images, can take.
+    /// Whether it is what a cell, and whoever lists images, can take.
     pub(crate) fn check(&self) -> Result<()> {
+        // Files of `NAME=VALUE` lines are made of these: docker and runc take such names.
+        if let Some(entry) = self.env.iter().find(|entry| name_of(entry).contains(char::is_control))
+        {
+            let name = crate::error::shown(name_of(entry).as_bytes());
+            let why = format!(
+                "the name of the variable `{name}` has a control character; rebuild the image \
+                 without it"
+            );
+            return Err(ImageError::malformed("the image configuration", why));
+        }
         let words = self.env.iter().chain(&self.entrypoint).chain(&self.cmd);
         let words = words.chain([&self.working_dir, &self.user]).chain(&self.stop_signal);
         let test = self.healthcheck.iter().flat_map(|check| &check.test);
@@ -104,6 +114,10 @@ impl ImageConfig {
         }
         Ok(())
     }
+}
+
+fn name_of(entry: &str) -> &str {
+    entry.split_once('=').map_or(entry, |(name, _)| name)
 }
 
 /// The document of an image that has one more layer than the one whose document is `below`, and is
@@ -319,6 +333,24 @@ mod tests {
             ImageConfig { labels, ..config.clone() },
         ] {
             assert!(matches!(worse.check(), Err(ImageError::LimitExceeded { .. })));
+        }
+    }
+
+    #[test]
+    fn a_variable_is_named_in_one_line() {
+        let of = |entry: &str| ImageConfig { env: vec![entry.to_owned()], ..Default::default() };
+        for entry in ["A=1", "A=two\nlines", "a b.c=\t", "A", "=x", "\u{e9}=1"] {
+            of(entry).check().unwrap();
+        }
+        for entry in ["A\nB=1", "A\nB", "\rA=1", "A\u{85}=1", "A\u{7f}=1", "\u{1b}=1"] {
+            let error = of(entry).check().unwrap_err();
+            assert!(error.to_string().contains("control character"), "{entry:?}: {error}");
+            assert!(!error.to_string().contains(char::is_control), "{error:?}");
+            let document = serde_json::json!({
+                "architecture": "amd64", "os": "linux", "config": { "Env": [entry] },
+                "rootfs": { "type": "layers", "diff_ids": [] },
+            });
+            assert!(ImageConfig::of_document(&document.to_string()).is_err(), "{entry:?}");
         }
     }
 

@@ -32,7 +32,7 @@ from ._errors import (
     TimeoutException,
     TooLargeException,
 )
-from ._files import DOWNLOAD_BYTES_MAX, READ_BYTES_MAX, pack, unpack
+from ._files import DOWNLOAD_BYTES_MAX, READ_BYTES_MAX
 from ._program import (
     COMMAND_TIMEOUT,
     LEAD,
@@ -44,11 +44,13 @@ from ._program import (
     begin,
     command,
     env_file,
+    is_variable,
     reap,
     refusal,
     text,
     to_its_end,
 )
+from ._trees import link_of, pack, unpack
 
 #: A tar stream's headers and padding around one file.
 _ARCHIVE_BYTES = 64 << 10
@@ -84,7 +86,10 @@ async def build(
 
 
 async def _image_envs(image: str) -> dict[str, str]:
-    """The environment that an image gives; it is pulled where it is missing."""
+    """The environment that an image gives; it is pulled where it is missing.
+
+    An image is anybody's: what cannot be the name of a variable is left out.
+    """
     try:
         told = await command("image", "inspect", "--", image)
     except NotFoundException:
@@ -94,7 +99,8 @@ async def _image_envs(image: str) -> dict[str, str]:
         entries: list[str] = json.loads(told)[0]["config"].get("Env") or []
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise SandboxException(f"exocell image inspect {image} cannot be read") from error
-    return dict(entry.split("=", 1) for entry in entries if "=" in entry)
+    pairs = (entry.partition("=") for entry in entries if "\0" not in entry)
+    return {key: value for key, equals, value in pairs if equals and is_variable(key)}
 
 
 @dataclass(frozen=True)
@@ -272,14 +278,22 @@ class Cell:
     ) -> None:
         """Copies a file or a directory to ``local``, which must not exist.
 
-        Nothing is written outside of ``local``, whatever the cell sends.
+        Nothing is written outside of ``local``, whatever the cell sends, and no link
+        in it leads out of it. Where ``path`` is a link itself, it is followed in the cell.
         """
         target = Path(local)
         if target.exists() or target.is_symlink():
             raise InvalidArgumentException(f"{target} exists")
-        with tempfile.TemporaryFile() as packed:
-            await self.archive(path, packed, max_bytes)
-            await asyncio.to_thread(unpack, packed, target)
+        at = path
+        for _ in range(_LINKS_MAX):
+            with tempfile.TemporaryFile() as packed:
+                await self.archive(at, packed, max_bytes)
+                link = await asyncio.to_thread(link_of, packed)
+                if link is None:
+                    await asyncio.to_thread(unpack, packed, target)
+                    return
+            at = posixpath.normpath(posixpath.join(posixpath.dirname(at), link))
+        raise SandboxException(f"{path}: too many symbolic links")
 
     async def archive(self, path: str, to: IO[bytes], max_bytes: int) -> None:
         """Writes the tar stream of ``path`` to a file, and goes to its beginning.

@@ -6,7 +6,6 @@ import io
 import os
 import posixpath
 import re
-import shutil
 import tarfile
 import tempfile
 import time
@@ -23,6 +22,7 @@ from ._errors import (
     SandboxException,
     TooLargeException,
 )
+from ._trees import link_of, pack, unpack
 from ._types import EntryInfo, FileType
 
 T = TypeVar("T")
@@ -154,14 +154,21 @@ class AsyncFiles:
         """Copies a file or a directory to ``local``, which must not exist.
 
         Nothing is written outside of ``local``, whatever the sandbox sends:
-        links that lead out and absolute names are refused; devices and pipes do not come.
+        links that lead out of what is copied, and absolute ones, are refused; devices
+        and pipes do not come. Where ``path`` is a link itself, it is followed in the sandbox.
         """
         target = Path(local)
         if target.exists() or target.is_symlink():
             raise InvalidArgumentException(f"{target} exists")
-        with tempfile.TemporaryFile() as packed:
-            await self._fetch(path, packed, max_bytes, timeout)
-            await self._blocking(lambda: unpack(packed, target))
+        for _ in range(_LINKS_MAX):
+            with tempfile.TemporaryFile() as packed:
+                await self._fetch(path, packed, max_bytes, timeout)
+                link = await self._blocking(lambda: link_of(packed))
+                if link is None:
+                    await self._blocking(lambda: unpack(packed, target))
+                    return
+            path = posixpath.normpath(posixpath.join(posixpath.dirname(path), link))
+        raise SandboxException(f"{path}: too many symbolic links")
 
     async def _fetch(self, path: str, to: IO[bytes], limit: int, timeout: float | None) -> None:
         response = await self._engine.archive(self._sandbox, _absolute(path), timeout)
@@ -235,36 +242,3 @@ def _content(packed: Any, path: str, limit: int) -> bytes | str:
     if len(content) > limit:
         raise TooLargeException(f"{path} has more than {limit} bytes")
     return content
-
-
-def pack(local: Path, name: str, to: IO[bytes]) -> None:
-    def owned(entry: tarfile.TarInfo) -> tarfile.TarInfo:
-        entry.uid = entry.gid = 0
-        entry.uname = entry.gname = ""
-        return entry
-
-    with tarfile.open(fileobj=to, mode="w", format=tarfile.PAX_FORMAT) as tar:
-        tar.add(local, arcname=name, filter=owned)
-
-
-def unpack(packed: IO[bytes], target: Path) -> None:
-    """Everything lands in a directory of its own, and the one entry moves on."""
-    if not hasattr(tarfile, "data_filter"):
-        raise SandboxException("this Python cannot unpack safely; use 3.11.4 or newer")
-    with tempfile.TemporaryDirectory(prefix=".exocell-", dir=target.parent) as place:
-        try:
-            with tarfile.open(fileobj=packed, mode="r:") as tar:
-                tar.extractall(place, filter=_without_specials)
-        except (tarfile.TarError, UnicodeError) as error:
-            raise SandboxException(f"the sandbox sends what is refused: {error}") from error
-        entries = list(Path(place).iterdir())
-        if not entries:
-            raise InvalidArgumentException("this is neither a file nor a directory")
-        if len(entries) != 1:
-            raise SandboxException("the sandbox sends more than what was asked for")
-        shutil.move(entries[0], target)
-
-
-def _without_specials(entry: tarfile.TarInfo, place: str) -> tarfile.TarInfo | None:
-    """Leaves out devices and pipes, which have no content and are easily left in a tree."""
-    return None if entry.isdev() else tarfile.data_filter(entry, place)

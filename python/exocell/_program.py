@@ -12,13 +12,14 @@ import contextlib
 import os
 import shutil
 import tempfile
+import unicodedata
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from ._errors import NotFoundException, SandboxException
+from ._errors import InvalidArgumentException, NotFoundException, SandboxException
 
 #: Of each of a program's two streams that is kept, where nobody says.
 OUTPUT_BYTES_MAX = 64 << 20
@@ -230,16 +231,40 @@ class _TooMuch(Exception):
 
 @contextlib.contextmanager
 def env_file(envs: Mapping[str, str] | None) -> Generator[list[str]]:
-    """Options that give a program ``envs``: other users of this host see no arguments' values."""
+    """Options that give a program ``envs``: other users of this host see no arguments' values.
+
+    Raises an InvalidArgumentException for what can be no variable.
+    """
+    for key, value in (envs or {}).items():
+        if not is_variable(key):
+            raise InvalidArgumentException(
+                f"{key!r} cannot be the name of a variable: it is empty, or has = or a line "
+                "break or another control character"
+            )
+        if "\0" in value:
+            raise InvalidArgumentException(f"the value of the variable {key} has a zero byte")
     lines = {key: value for key, value in (envs or {}).items() if _fits_a_line(key, value)}
     rest = [f"--env={key}={value}" for key, value in (envs or {}).items() if key not in lines]
     if not lines:
         yield rest
         return
-    with tempfile.NamedTemporaryFile("w", prefix="exocell-env-") as file:
+    with tempfile.NamedTemporaryFile("w", prefix="exocell-env-", encoding="utf-8") as file:
         file.writelines(f"{key}={value}\n" for key, value in lines.items())
         file.flush()
         yield [f"--env-file={file.name}", *rest]
+
+
+#: Control characters, what separates lines and paragraphs, and halves of a character.
+_NOT_IN_NAMES = {"Cc", "Zl", "Zp", "Cs"}
+
+
+def is_variable(key: str) -> bool:
+    """Whether a variable can have this name.
+
+    A file of lines gives one that is named without ``=`` this host's value, so that no
+    name may have a line's end.
+    """
+    return key != "" and not any(c == "=" or unicodedata.category(c) in _NOT_IN_NAMES for c in key)
 
 
 def _fits_a_line(key: str, value: str) -> bool:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import shutil
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,12 +32,12 @@ from pydantic import Field
 
 from ._cell import EVERYWHERE, Cell, Limits, build, table
 from ._errors import SandboxException
+from ._hosts import opens_host
 from ._program import OUTPUT_BYTES_MAX, decoder, program, text, to_its_end
+from ._trees import put
 
 #: Gives a cell a network that leads nowhere, for rules that come later (RFC 2606).
 _NOWHERE = "nowhere.invalid:1"
-#: The name by which a cell reaches the host's loopback, where a rule says just this name.
-_HOST = "host.docker.internal"
 #: One build at a time of each image, in this process.
 _builds: dict[str, asyncio.Lock] = {}
 
@@ -67,8 +66,8 @@ class ExocellOptions(EnvironmentOptions):
     )
     host: bool = Field(
         default=False,
-        description="Whether an allow list may name host.docker.internal, the loopback of this "
-        "host.",
+        description="Whether an allow list may name this host (host.docker.internal is its "
+        "loopback, and its addresses), its link and its cloud's metadata.",
     )
     caps: str | None = Field(
         default=None,
@@ -250,7 +249,7 @@ class ExocellEnvironment(BaseEnvironment):
         with tempfile.TemporaryDirectory(prefix=".exocell-", dir=target.parent) as place:
             came = Path(place) / "came"
             await self._running.download(path, came)
-            await asyncio.to_thread(_put, came, target)
+            await asyncio.to_thread(put, came, target)
 
     async def _apply_network_policy(self, network_policy: NetworkPolicy) -> None:
         before = self._rules(self._network_policy)
@@ -266,14 +265,15 @@ class ExocellEnvironment(BaseEnvironment):
         return self._cell
 
     def validate_network_policy_support(self, network_policy: NetworkPolicy | None = None) -> None:
-        """Also refuses the host's own loopback, which no task is to open by itself."""
+        """Also refuses this host and what only it may ask, which no task is to open by itself."""
         super().validate_network_policy_support(network_policy)
         policy = network_policy or self._network_policy
-        if _HOST in policy.allowed_hosts and not self._exocell.host:
-            raise ValueError(
-                f"the task's allow list names {_HOST}, the loopback of this host; "
-                "--ek host=true lets it"
-            )
+        for entry in policy.allowed_hosts:
+            why = None if self._exocell.host else opens_host(entry)
+            if why is not None:
+                raise ValueError(
+                    f"the task's allow list names {entry}, {why}; --ek host=true lets it"
+                )
 
     def _rules(self, policy: NetworkPolicy) -> Sequence[str]:
         match policy.network_mode:
@@ -303,13 +303,3 @@ def _rule(entry: str) -> str:
 def _volume(mount: Any) -> str:
     words = f"{Path(mount['source']).resolve()}:{mount['target']}"
     return f"{words}:ro" if mount.get("read_only") else words
-
-
-def _put(came: Path, target: Path) -> None:
-    """Moves what came over what there is."""
-    if came.is_dir():
-        shutil.copytree(came, target, symlinks=True, dirs_exist_ok=True)
-    elif target.is_dir():
-        raise IsADirectoryError(f"{target} is a directory")
-    else:
-        came.replace(target)

@@ -6,7 +6,7 @@ provider by its entry point, and the ``exocell`` command; no server.
 
 from __future__ import annotations
 
-import os
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -133,9 +133,11 @@ class ExocellProvider:
         target = Path(target_path)
         target.parent.mkdir(parents=True, exist_ok=True)
         content = await _sandbox(handle).cell.read(source_path)
-        temporary = target.with_name(f".{target.name}.exocell")
-        temporary.write_bytes(content)
-        os.replace(temporary, target)
+        # A link that lies there is replaced, and not followed.
+        with tempfile.TemporaryDirectory(prefix=".exocell-", dir=target.parent) as place:
+            came = Path(place) / "came"
+            came.write_bytes(content)
+            came.replace(target)
 
     async def status(self, handle: SandboxHandle) -> SandboxStatus:
         try:

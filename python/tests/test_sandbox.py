@@ -233,16 +233,23 @@ class Files(unittest.TestCase):
                 self.sandbox.files.download("/in", pathlib.Path(host, "x"), max_bytes=512)
 
     def test_a_download_does_not_lead_out(self):
-        script = "mkdir -p /bad{1,2,3}; ln -s /etc /bad1/l; ln -s ../../.. /bad2/l; mknod /bad3/n c 1 3"
+        script = (
+            "mkdir -p /bad{1,2,3,4}; ln -s /etc /bad1/l; ln -s ../../.. /bad2/l; mknod /bad3/n c 1 3;"
+            "ln -s .. /bad4/l; echo content > /bad3/file; ln -s bad3/file /leads"
+        )
         self.sandbox.commands.run(["bash", "-c", script])
         with tempfile.TemporaryDirectory() as host:
-            for bad in ("/bad1", "/bad2"):
+            for bad in ("/bad1", "/bad2", "/bad4"):
                 with self.assertRaisesRegex(SandboxException, "refused"):
                     self.sandbox.files.download(bad, pathlib.Path(host, "out"))
             self.assertEqual(os.listdir(host), [])
             # The server leaves devices out.
             self.sandbox.files.download("/bad3", pathlib.Path(host, "out"))
-            self.assertEqual(os.listdir(pathlib.Path(host, "out")), [])
+            self.assertEqual(os.listdir(pathlib.Path(host, "out")), ["file"])
+            # A link that is asked for is followed in the sandbox.
+            self.sandbox.files.download("/leads", pathlib.Path(host, "led"))
+            self.assertFalse(os.path.islink(pathlib.Path(host, "led")))
+            self.assertEqual(pathlib.Path(host, "led").read_text(), "content\n")
 
 
 if __name__ == "__main__":

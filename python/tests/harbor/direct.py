@@ -6,6 +6,7 @@ import pathlib
 import stat
 import tempfile
 
+from exocell import SandboxException
 from exocell.harbor import CommandTimeoutError, ExocellEnvironment
 from harbor.models.task.config import EnvironmentConfig, NetworkMode, NetworkPolicy
 from harbor.models.trial.paths import TrialPaths
@@ -44,9 +45,13 @@ def environment(folder, image, policy=None, phases=None, **options):
 
 
 def refuses(folder, image):
-    names = NetworkPolicy(network_mode=NetworkMode.ALLOWLIST, allowed_hosts=["host.docker.internal"])
+    def listed(host):
+        return NetworkPolicy(network_mode=NetworkMode.ALLOWLIST, allowed_hosts=["pypi.org", host])
+
+    hosts = ["host.docker.internal", "HOST.docker.internal.", "127.0.0.1", "169.254.169.254", "::1"]
     for word, wrong in [
-        ("--ek host=true", dict(policy=names)),
+        *(("--ek host=true", dict(policy=listed(host))) for host in hosts),
+        *(("--ek host=true", dict(phases=[listed(host)])) for host in hosts),
         ("type 'volume'", dict(mounts=[{"type": "volume", "source": "v", "target": "/v"}])),
         ("Unknown option 'grant'", dict(grant=["a.org"])),
     ]:
@@ -102,6 +107,30 @@ async def works(folder, image):
         names = sorted(path.name for path in back.iterdir())
         assert names == ["empty", "kept", "link", "run"], names
         assert (back / "run").stat().st_mode & stat.S_IXUSR and (back / "link").is_symlink()
+        (folder / "verifier").mkdir()
+        (folder / "verifier/reward").write_text("0")
+        (folder / "config").write_text("own")
+        await box.exec("mkdir -p /logs/agent; cd /logs/agent; ln -s .. x; echo 1 > file; ln -s file y")
+        for line in ("true", "rm x; ln -s ../verifier x"):
+            await box.exec(f"cd /logs/agent; {line}")
+            try:
+                await box.download_dir("/logs/agent", folder / "agent")
+                raise AssertionError("a link that leads out was taken")
+            except SandboxException as error:
+                assert "leads out" in str(error), error
+        (folder / "agent").mkdir()
+        (folder / "agent/x").symlink_to("../verifier")
+        (folder / "agent/z").symlink_to("..")
+        line = "rm x; mkdir x z; echo 1 > x/reward; echo evil > z/config"
+        await box.exec(f"cd /logs/agent; {line}")
+        await box.download_dir("/logs/agent", folder / "agent")
+        assert (folder / "verifier/reward").read_text() == "0"
+        assert (folder / "config").read_text() == "own"
+        assert (folder / "agent/x/reward").read_text() == "1\n"
+        # A link that is asked for is followed in the cell.
+        await box.download_file("/logs/agent/y", folder / "agent/y")
+        assert not (folder / "agent/y").is_symlink()
+        assert (folder / "agent/y").read_text() == "1\n"
         await box.exec("echo from the cell > /shared/file")
         assert (folder / "shared/file").read_text() == "from the cell\n"
         assert await box.is_dir("/up/here") and not await box.is_file("/up/none")

@@ -4,7 +4,10 @@
 //! A grant is a list of what is allowed, and so is its result: a denied part of an allowed range
 //! cannot be said, and is refused by name. So is what a client allows and the operator does not.
 
+use std::net::IpAddr;
+
 use exocell_cell::xgate::{Endpoint, NamePattern};
+use exocell_network::{address, dialer, link};
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -92,7 +95,7 @@ pub fn rules(grant: &[String], internet: Option<bool>, wanted: &Wanted) -> Resul
     };
     for wanted in &allowed {
         // All is all that there is.
-        if !is_all(wanted) && !grant.iter().any(|own| own.host.contains(wanted)) {
+        if !is_all(wanted) && !grant.iter().any(|own| covers(&own.host, wanted)) {
             return Err(beyond(wanted, &grant));
         }
         rules.extend(grant.iter().filter_map(|own| within(own, wanted)));
@@ -132,9 +135,33 @@ fn is_all(host: &NamePattern) -> bool {
     host.to_string() == "0.0.0.0/0"
 }
 
+/// Whether a sandbox that may reach `own` may have `wanted` as a rule of its own. A rule opens the
+/// operator's host, its link and its cloud's metadata only where it names them: by `*` and by
+/// `0.0.0.0/0` nobody may, and who has no more than these does not get there by naming them.
+fn covers(own: &NamePattern, wanted: &NamePattern) -> bool {
+    own.contains(wanted)
+        && match wanted {
+            NamePattern::Name(name) => name != link::HOST_NAME || own == wanted,
+            NamePattern::Net { base, .. } => {
+                let base = address::plain(*base);
+                let is_opened = match address::class(base) {
+                    Some(_) => address::names(wanted, base),
+                    None => address::names(wanted, base) && is_of_host(base),
+                };
+                !is_opened || address::names(own, base)
+            }
+            _ => true,
+        }
+}
+
+/// An address is the host's where nobody can tell.
+fn is_of_host(address: IpAddr) -> bool {
+    dialer::sys::is_own(address).unwrap_or(true)
+}
+
 /// What is in both.
 fn within(own: &Endpoint, wanted: &NamePattern) -> Option<Endpoint> {
-    let host = match (own.host.contains(wanted), wanted.contains(&own.host)) {
+    let host = match (covers(&own.host, wanted), wanted.contains(&own.host)) {
         (true, _) => wanted.clone(),
         // All traffic is names, too.
         (false, true) => own.host.clone(),
@@ -235,6 +262,28 @@ mod tests {
         let none = of(&[], None, &wanted(&["a.org"], &[])).unwrap_err();
         assert!(none.message.contains("which is nothing"), "{none}");
         assert!(of(&[], None, &wanted(&["0.0.0.0/0"], &[])).unwrap().is_empty());
+    }
+
+    #[test]
+    fn the_host_is_no_part_of_a_grant_that_does_not_name_it() {
+        let wide = ["*:443", "*.internal:443", "0.0.0.0/0:1-65535", "[::/0]:1-65535"];
+        let hosts = ["host.docker.internal", "HOST.docker.internal.", "127.0.0.1", "127.0.0.0/8"];
+        let others = ["0.0.0.0", "169.254.169.254", "169.254.0.0/16", "::1", "64:ff9b::7f00:1"];
+        for host in hosts.into_iter().chain(others) {
+            let problem = of(&wide, None, &wanted(&[host], &["0.0.0.0/0"])).unwrap_err();
+            assert!(problem.message.contains("more than this key may have"), "{host}: {problem}");
+        }
+        for (grant, host) in [
+            ("host.docker.internal:80", "host.docker.internal"),
+            ("127.0.0.0/8:80", "127.0.0.1"),
+            ("169.254.169.254:80", "169.254.169.254"),
+            ("0.0.0.0/0:80", "192.31.196.1"),
+            ("0.0.0.0/0:80", "10.0.0.0/8"),
+            ("*:80", "example.org"),
+        ] {
+            let rules = of(&[grant], None, &wanted(&[host], &["0.0.0.0/0"])).unwrap();
+            assert_eq!(rules, [format!("{host}:80")]);
+        }
     }
 
     #[test]

@@ -620,7 +620,14 @@ pub fn environment(layout: &Layout, args: &ProcessArgs) -> Result<Vec<String>, C
         entries.extend(env_file(layout, path)?);
     }
     entries.extend(args.env.iter().filter_map(|entry| resolve(entry)));
-    Ok(entries)
+    let names = entries.iter().map(|entry| entry.split_once('=').map_or("", |(name, _)| name));
+    // Others write such entries one to a line.
+    match names.into_iter().find(|name| name.is_empty() || name.contains(char::is_control)) {
+        Some(name) => Err(CellError::Usage(format!(
+            "{name:?} cannot be the name of a variable: give a name without control characters"
+        ))),
+        None => Ok(entries),
+    }
 }
 
 /// `NAME=VALUE` as it is; `NAME` with this environment's value, if it has one.

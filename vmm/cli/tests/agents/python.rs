@@ -46,3 +46,13 @@ fn sandboxes_of_an_event_loop_do_the_same() {
 fn a_server_that_lies_is_found_out() {
     passes("test_hostile");
 }
+
+/// Trees, variables and hosts that a cell, an image or a task names.
+#[test]
+fn what_others_say_is_checked() {
+    let mut tests = Command::new("python3");
+    tests.args(["-m", "unittest", "-v", "test_untrusted"]).current_dir(format!("{PACKAGE}/tests"));
+    tests.env("PYTHONPATH", PACKAGE).env("PYTHONDONTWRITEBYTECODE", "1");
+    let told = finish(&mut tests, b"").ok();
+    assert!(told.stderr.ends_with("\nOK\n"), "{}", told.stderr);
+}

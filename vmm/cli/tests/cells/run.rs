@@ -307,3 +307,37 @@ fn settings_of_another_sandbox_are_a_cells_rights() {
     let refused = finish(exocell(words).current_dir(place.path()), b"");
     refused.exited(125).complains_of(&["--srt settings.json", "allowUnixSockets"]);
 }
+
+#[test]
+fn a_deny_of_another_sandbox_beats_what_is_granted() {
+    let place = tempfile::tempdir().unwrap();
+    for folder in [".git/hooks", "keep/deep", "a/secrets", "sub/.vscode"] {
+        std::fs::create_dir_all(place.path().join(folder)).unwrap();
+    }
+    std::fs::write(place.path().join("a/secrets/key"), "hidden").unwrap();
+    let settings = place.path().join("settings.json");
+    let said = r#"{"filesystem":{"allowWrite":[".","keep/deep"],"denyWrite":["keep"],
+        "denyRead":["a/secrets"]}}"#;
+    std::fs::write(&settings, said).unwrap();
+    let script = "for at in keep keep/deep .git/hooks sub/.vscode . sub a; do \
+        touch $at/new 2> /dev/null && echo $at; done; mv a b 2> /dev/null; \
+        mv sub other 2> /dev/null; cat ?/secrets/key";
+    let words = ["run", "--rm", "--srt", "settings.json", IMAGE, "sh", "-c", script];
+    for _ in 0..2 {
+        let told = finish(exocell(words).current_dir(place.path()), b"").exited(1);
+        assert_eq!(told.text(), ".\nsub\na");
+        assert!(place.path().join("a/secrets/key").exists());
+    }
+    for (said, word) in [
+        (r#"{"filesystem":{"allowWrite":["."],"denyRead":[".."]}}"#, "allowRead"),
+        (r#"{"filesystem":{"allowWrite":[".git/hooks"]}}"#, ".git/hooks"),
+        (
+            r#"{"network":{"allowedDomains":["*.a.org:443"],"deniedDomains":["b.a.org"]}}"#,
+            "b.a.org",
+        ),
+    ] {
+        std::fs::write(&settings, said).unwrap();
+        let refused = finish(exocell(words).current_dir(place.path()), b"");
+        refused.exited(125).complains_of(&["--srt settings.json", word]);
+    }
+}
