@@ -175,6 +175,41 @@ fn add_mode(target: &File, data: &mut String) {
     }
 }
 
+/// Options of the OCI runtime specification that no file system has, and no mount of a cell. Those
+/// with `r` before are for all below a mount: who binds tells the guest of one mount.
+const NOT_CARRIED_OUT: [&str; 30] = [
+    "shared",
+    "rshared",
+    "slave",
+    "rslave",
+    "unbindable",
+    "runbindable",
+    "tmpcopyup",
+    "idmap",
+    "ridmap",
+    "remount",
+    "nosymfollow",
+    "symfollow",
+    "rro",
+    "rrw",
+    "rnosuid",
+    "rsuid",
+    "rnodev",
+    "rdev",
+    "rnoexec",
+    "rexec",
+    "rnoatime",
+    "ratime",
+    "rnodiratime",
+    "rdiratime",
+    "rrelatime",
+    "rnorelatime",
+    "rstrictatime",
+    "rnostrictatime",
+    "rnosymfollow",
+    "rsymfollow",
+];
+
 #[derive(Debug, PartialEq)]
 struct Options {
     flags: MsFlags,
@@ -201,17 +236,18 @@ fn options(words: &[String]) -> Result<Options, String> {
             "sync" => (MsFlags::MS_SYNCHRONOUS, true),
             "async" => (MsFlags::MS_SYNCHRONOUS, false),
             "noatime" => (MsFlags::MS_NOATIME, true),
+            "atime" => (MsFlags::MS_NOATIME, false),
             "nodiratime" => (MsFlags::MS_NODIRATIME, true),
+            "diratime" => (MsFlags::MS_NODIRATIME, false),
             "relatime" => (MsFlags::MS_RELATIME, true),
+            "norelatime" => (MsFlags::MS_RELATIME, false),
             "strictatime" => (MsFlags::MS_STRICTATIME, true),
+            "nostrictatime" => (MsFlags::MS_STRICTATIME, false),
             "bind" => (MsFlags::MS_BIND, true),
             "rbind" => (MsFlags::MS_BIND.union(MsFlags::MS_REC), true),
             // All of a cell's mounts are.
-            "private" | "rprivate" | "defaults" => continue,
-            "shared" | "rshared" | "slave" | "rslave" | "unbindable" | "runbindable"
-            | "tmpcopyup" | "idmap" | "ridmap" => {
-                return Err(format!("the option {word} is not carried out; leave it out"));
-            }
+            "private" | "rprivate" | "defaults" | "silent" | "loud" => continue,
+            word if NOT_CARRIED_OUT.contains(&word) => return Err(not_carried_out(word)),
             data => {
                 if !options.data.is_empty() {
                     options.data.push(',');
@@ -222,7 +258,19 @@ fn options(words: &[String]) -> Result<Options, String> {
         };
         options.flags.set(flag, set);
     }
-    Ok(options)
+    // No file system is made that would refuse it.
+    let is_bind = options.flags.contains(MsFlags::MS_BIND);
+    match &options {
+        Options { data, .. } if is_bind && !data.is_empty() => Err(not_carried_out(data)),
+        Options { flags, .. } if is_bind && flags.contains(MsFlags::MS_SYNCHRONOUS) => {
+            Err(not_carried_out("sync"))
+        }
+        _ => Ok(options),
+    }
+}
+
+fn not_carried_out(word: &str) -> String {
+    format!("the option {word} is not carried out; leave it out")
 }
 
 fn c_string(text: &str) -> Result<CString, InitError> {
@@ -239,5 +287,14 @@ mod tests {
         let found = read("nosuid noexec exec size=1m rprivate mode=700").unwrap();
         assert_eq!((found.flags, found.data.as_str()), (MsFlags::MS_NOSUID, "size=1m,mode=700"));
         assert!(read("rshared").unwrap_err().contains("rshared"));
+        // A bind makes no file system that would refuse a word that it does not know.
+        for word in ["rro", "readonly", "RO", "size=1m", "sync"] {
+            let refused = read(&format!("rbind {word}")).map(|options| options.flags);
+            assert!(refused.unwrap_err().contains(&format!("the option {word}")), "{word}");
+        }
+        assert_eq!(
+            read("rbind ro noatime atime").unwrap().flags - MsFlags::MS_REC,
+            MsFlags::MS_BIND | MsFlags::MS_RDONLY
+        );
     }
 }

@@ -5,6 +5,7 @@
 
 pub mod changes;
 mod layer;
+mod sparse;
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
@@ -349,11 +350,17 @@ impl<W: Write> Packing<W> {
     }
 
     /// A file that grows or shrinks while it is read is cut or padded to the length
-    /// that its header already promised.
+    /// that its header already promised. Holes are left out of changes.
     fn append_file(&mut self, header: &mut Header, found: &File, length: u64) -> io::Result<()> {
         let content = self.open_content(found)?;
         if self.layer.is_some() {
             self.append_attributes(&layer::attributes(&content)?)?;
+        }
+        // The host itself reads changes; clients of Docker's, who get all else, refuse such entries.
+        if self.layer.as_ref().is_some_and(Layer::is_of_changes)
+            && let Some(stored) = sparse::begin(header, &content, length)?
+        {
+            return self.archive.append_data(header, &self.name, stored);
         }
         let content = content.take(length).chain(io::repeat(0)).take(length);
         self.archive.append_data(header, &self.name, content)

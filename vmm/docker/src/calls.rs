@@ -81,7 +81,8 @@ pub async fn create(server: &Arc<Server>, call: Call) -> ApiResult<Response> {
             if let Some(cell) = caller.cell() {
                 bound(server, &caller, cell, &mut container, weighs)?;
             }
-            server.containers.prepare(&mut container)?;
+            // Until it is written down.
+            let _held = server.containers.prepare(&mut container)?;
             if let Some(cell) = caller.cell() {
                 // Those that were made just now are its own; another's may have come meanwhile.
                 check_volumes(server, &caller, &container)?;

@@ -19,6 +19,7 @@ use std::io::{self, Write};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use exocell_cell::granted::{Links, Location};
 use exocell_cell::health::Health;
@@ -32,7 +33,7 @@ use serde_json::{Value, json};
 use crate::admit::MountPoint;
 use crate::error::{ApiError, ApiResult};
 use crate::notes::Notes;
-use crate::shelf::{self, Shelf};
+use crate::shelf::{self, Held, Shelf};
 use crate::wire::Config;
 
 /// Counts what is written, for the names of files that are not whole yet.
@@ -398,11 +399,9 @@ impl Containers {
         let of_gone = gone.iter().filter(|gone| gone.spec.remove).flat_map(|gone| &gone.mounts);
         let of_gone: BTreeSet<&str> = of_gone.filter_map(|own| own.volume.as_deref()).collect();
         for name in of_gone {
-            let uses = |own: &MountPoint| own.volume.as_deref() == Some(name);
-            let is_used = found.iter().any(|seen: &Seen| seen.container.mounts.iter().any(uses));
-            if !is_used && shelf.notes(name).ends_with_owner {
+            if shelf.notes(name).ends_with_owner {
                 // What is left is swept by the next server.
-                let _ = shelf.discard(name);
+                let _ = self.discard_volume(name, Duration::ZERO);
             }
         }
         found.sort_by_key(|seen| seen.container.spec.created_ms);
@@ -499,10 +498,12 @@ impl Containers {
     }
 
     /// Makes the folders of a container that are to be made, and finds all of them, once: they stay
-    /// what they are then, whatever takes their places.
-    pub fn prepare(&self, container: &mut Container) -> ApiResult<()> {
+    /// what they are then, whatever takes their places. Its volumes are there until what this
+    /// returns is dropped, by when the container is to be written down.
+    pub fn prepare(&self, container: &mut Container) -> ApiResult<Vec<Held>> {
+        let mut held = Vec::new();
         if !container.spec.locations.is_empty() {
-            return Ok(());
+            return Ok(held);
         }
         let mounts = &container.mounts;
         let volumes: Vec<&str> = mounts.iter().filter_map(|m| m.volume.as_deref()).collect();
@@ -517,14 +518,14 @@ impl Containers {
                 false => Notes::new(mount.labels.clone(), false),
             };
             let notes = Notes { made_by: container.made_by.clone(), ..notes };
-            shelf.make(name, &notes).map_err(|error| {
+            held.push(shelf.make(name, &notes).map_err(|error| {
                 ApiError::internal(format!("cannot make the volume {name}: {error}"))
-            })?;
+            })?);
         }
         let links = Links::of(&self.layout, &caps);
         let found = mounts.iter().map(|mount| prepare(&links, &shelf, mount));
         container.spec.locations = found.collect::<ApiResult<_>>()?;
-        Ok(())
+        Ok(held)
     }
 }
 

@@ -5,19 +5,68 @@
 //! sweeps.
 
 use std::collections::BTreeSet;
+use std::io;
+use std::time::Duration;
 
 use exocell_cell::{Record, now_ms};
 
-use crate::containers::{Container, Containers};
-use crate::error::ApiResult;
+use crate::containers::{Container, Containers, Seen};
+use crate::error::{ApiError, ApiResult};
 use crate::notes::Notes;
 
 /// Milliseconds in which a volume's cell comes to be on the slowest host.
 const BIRTH_MAX_MS: u64 = 10 * 60 * 1000;
 /// The same where an operator asks for volumes of cells that are gone.
 const BIRTH_USUAL_MS: u64 = 10 * 1000;
+/// How long a cell that is made with a volume is waited for where the volume is named to be removed.
+pub const START_MAX: Duration = Duration::from_secs(10);
+
+/// What came of a volume that was to be removed.
+#[derive(Debug)]
+pub enum Discarded {
+    Gone,
+    /// There is none.
+    Missing,
+    /// A cell is being made with it.
+    Starting,
+    /// These have it.
+    Used(Vec<Seen>),
+}
+
+impl Discarded {
+    pub fn is_gone(&self) -> bool {
+        matches!(self, Self::Gone)
+    }
+}
 
 impl Containers {
+    /// Removes the volume `name` if no container has it, and none is made with it, for which it
+    /// waits so long.
+    ///
+    /// # Errors
+    /// As of [`Self::all`]; the host's.
+    pub fn discard_volume(&self, name: &str, patience: Duration) -> ApiResult<Discarded> {
+        let failed = |error: io::Error| {
+            ApiError::internal(format!("cannot remove the volume {name}: {error}"))
+        };
+        let shelf = self.shelf();
+        let alone = match shelf.alone(name, patience) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Discarded::Missing),
+            alone => alone.map_err(failed)?,
+        };
+        let Some(alone) = alone else { return Ok(Discarded::Starting) };
+        // Whoever came before is listed by now, and nobody comes meanwhile.
+        let uses = |seen: &Seen| {
+            seen.container.mounts.iter().any(|mount| mount.volume.as_deref() == Some(name))
+        };
+        let users: Vec<Seen> = self.all()?.into_iter().filter(uses).collect();
+        if !users.is_empty() {
+            return Ok(Discarded::Used(users));
+        }
+        shelf.discard(name, alone).map_err(failed)?;
+        Ok(Discarded::Gone)
+    }
+
     /// The names of volumes that containers have.
     ///
     /// # Errors
@@ -55,33 +104,25 @@ impl Containers {
     fn discard_among(&self, names: impl Iterator<Item = String>, owner: &str) -> Vec<String> {
         let shelf = self.shelf();
         let is_own = |name: &String| shelf.notes(name).owner.as_deref() == Some(owner);
-        let own: Vec<String> = names.filter(is_own).collect();
-        if own.is_empty() {
-            return own;
-        }
-        let Ok(used) = self.used_volumes() else { return Vec::new() };
-        own.into_iter().filter(|name| !used.contains(name) && shelf.discard(name).is_ok()).collect()
+        let goes = |name: &String| {
+            self.discard_volume(name, Duration::ZERO).is_ok_and(|done| done.is_gone())
+        };
+        names.filter(is_own).filter(goes).collect()
     }
 
     /// Removes volumes that were to go with containers which are gone: whoever was to remove them
     /// was ended before, or there was nobody.
     pub fn sweep_volumes(&self) {
         let shelf = self.shelf();
-        let is_left = |name: &String| {
+        let is_left = |name: &str| {
             let notes = shelf.notes(name);
             let owner = notes.owner.as_deref().filter(|_| notes.ends_with_owner);
             notes.created_ms.saturating_add(BIRTH_MAX_MS) < now_ms()
                 && owner.is_some_and(|owner| !self.exists(owner))
         };
-        let left: Vec<String> =
-            shelf.names().unwrap_or_default().into_iter().filter(is_left).collect();
-        if left.is_empty() {
-            return;
-        }
-        let Ok(used) = self.used_volumes() else { return };
-        for name in left.iter().filter(|name| !used.contains(*name)) {
+        for name in shelf.names().unwrap_or_default().iter().filter(|name| is_left(name)) {
             // The next one tries again.
-            let _ = shelf.discard(name);
+            let _ = self.discard_volume(name, Duration::ZERO);
         }
     }
 
@@ -93,5 +134,65 @@ impl Containers {
 
     fn exists(&self, id: &str) -> bool {
         Record::exists(self.layout(), id) || self.read(id).is_ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::sync::Barrier;
+
+    use super::*;
+    use crate::admit::MountPoint;
+    use crate::containers::tests::with_one;
+
+    #[test]
+    fn nobody_removes_a_volume_with_which_a_cell_is_made() {
+        let root = tempfile::tempdir().unwrap();
+        let containers = with_one(root.path(), "quiet");
+        let (shelf, own) = (containers.shelf(), containers.find("quiet").unwrap().container);
+        let notes = Notes::new(BTreeMap::new(), false);
+        let mount = MountPoint { volume: Some("v".to_owned()), ..MountPoint::default() };
+        let with = Container { mounts: vec![mount], ..own.clone() };
+        let missing = containers.discard_volume("v", Duration::ZERO).unwrap();
+        assert!(matches!(missing, Discarded::Missing), "{missing:?}");
+        let barrier = Barrier::new(2);
+        let mut removed = 0;
+        for turn in 0..200 {
+            let made = std::thread::scope(|scope| {
+                // As a start does it: the volume, much else, the cell.
+                let start = scope.spawn(|| {
+                    barrier.wait();
+                    let held = shelf.make("v", &notes).unwrap();
+                    std::fs::write(shelf.path("v").join("kept"), "").unwrap();
+                    (0..turn % 7).for_each(|_| std::thread::yield_now());
+                    containers.write(&with).unwrap();
+                    drop(held);
+                });
+                barrier.wait();
+                (0..turn % 5).for_each(|_| std::thread::yield_now());
+                let done = containers.discard_volume("v", START_MAX).unwrap();
+                start.join().unwrap();
+                done
+            });
+            removed += usize::from(made.is_gone());
+            assert!(!matches!(made, Discarded::Starting), "it waits");
+            assert!(shelf.path("v").join("kept").exists(), "turn {turn}: {made:?}");
+            let used = containers.discard_volume("v", Duration::ZERO).unwrap();
+            assert!(matches!(&used, Discarded::Used(by) if by.len() == 1), "{used:?}");
+            containers.write(&own).unwrap();
+            // Every other one finds none.
+            if turn % 2 == 0 {
+                assert!(containers.discard_volume("v", Duration::ZERO).unwrap().is_gone());
+                let notes = std::fs::read_dir(root.path().join("docker/volume-notes")).unwrap();
+                assert_eq!(notes.count(), 0, "neither notes nor a lock are left");
+            }
+        }
+        println!("{removed} of 200 went before their cell came");
+        let held = shelf.make("v", &notes).unwrap();
+        let starting = containers.discard_volume("v", Duration::ZERO).unwrap();
+        assert!(matches!(starting, Discarded::Starting), "{starting:?}");
+        drop(held);
+        assert!(containers.discard_volume("v", Duration::ZERO).unwrap().is_gone());
     }
 }

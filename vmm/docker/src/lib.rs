@@ -73,9 +73,11 @@ pub use listen::{GIVEN, Options, serve};
 pub use push::push_to;
 pub use save::save_to;
 pub use shares::is_tenants;
+pub use shelf::Held;
 
 /// Makes the volume `name` where it is missing; where its files are. One without a name is called
-/// by an id, and made for the cell `owner`; whether it is to go with that is said beside.
+/// by an id, and made for the cell `owner`; whether it is to go with that is said beside. Nobody
+/// removes it until what is beside its path is dropped, by when the cell is to be listed.
 ///
 /// # Errors
 /// It can't be called so; as of mkdir(2).
@@ -83,7 +85,7 @@ pub fn make_volume(
     layout: &exocell_cell::Layout,
     name: &str,
     owner: Option<(&str, bool)>,
-) -> Result<std::path::PathBuf, exocell_cell::CellError> {
+) -> Result<(std::path::PathBuf, Held), exocell_cell::CellError> {
     check_volume_name(name).map_err(exocell_cell::CellError::Usage)?;
     let shelf = shelf::Shelf::of(layout);
     let notes = match owner {
@@ -92,8 +94,8 @@ pub fn make_volume(
     };
     let path = shelf.path(name);
     let what = format!("cannot make the volume {}", path.display());
-    shelf.make(name, &notes).map_err(exocell_cell::CellError::host(what))?;
-    Ok(path)
+    let held = shelf.make(name, &notes).map_err(exocell_cell::CellError::host(what))?;
+    Ok((path, held))
 }
 
 /// Removes the volumes without names that were made for cell `id`, which is gone.

@@ -1,9 +1,8 @@
 //! The volumes of a state root for an operator who asks no server: the same folders and notes.
 
 use std::collections::BTreeMap;
-use std::io;
 use std::path::PathBuf;
-use std::time::UNIX_EPOCH;
+use std::time::{Duration, UNIX_EPOCH};
 
 use exocell_cell::images::walk;
 use exocell_cell::{CellError, Layout};
@@ -11,6 +10,7 @@ use exocell_cell::{CellError, Layout};
 use crate::check_volume_name;
 use crate::containers::Containers;
 use crate::ids::new_id;
+use crate::leftovers::{Discarded, START_MAX};
 use crate::notes::Notes;
 use crate::shelf::Shelf;
 
@@ -92,7 +92,7 @@ pub fn create(
     };
     check_volume_name(&name).map_err(CellError::Usage)?;
     let failed = CellError::host(format!("cannot make the volume {name}"));
-    Shelf::of(layout).make(&name, &notes).map_err(failed)?;
+    drop(Shelf::of(layout).make(&name, &notes).map_err(failed)?);
     Ok(name)
 }
 
@@ -103,15 +103,20 @@ pub fn create(
 pub fn remove(layout: &Layout, name: &str) -> Result<(), CellError> {
     // Else it might be a path.
     check_volume_name(name).map_err(|_| missing(name))?;
-    if let Some(cells) = users(layout)?.get(name) {
-        return Err(CellError::Usage(format!(
-            "the volume {name} is in use by {}; exocell rm removes a cell",
-            cells.join(", ")
-        )));
-    }
-    match Shelf::of(layout).discard(name) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Err(missing(name)),
-        other => other.map_err(CellError::host(format!("cannot remove the volume {name}"))),
+    let done = Containers::of(layout).discard_volume(name, START_MAX);
+    match done.map_err(|error| CellError::Usage(error.message))? {
+        Discarded::Gone => Ok(()),
+        Discarded::Missing => Err(missing(name)),
+        Discarded::Starting => Err(CellError::Usage(format!(
+            "the volume {name} is in use by a cell that is being started; try again later"
+        ))),
+        Discarded::Used(cells) => {
+            let names: Vec<&str> = cells.iter().map(|seen| seen.container.name()).collect();
+            Err(CellError::Usage(format!(
+                "the volume {name} is in use by {}; exocell rm removes a cell",
+                names.join(", ")
+            )))
+        }
     }
 }
 
@@ -119,7 +124,7 @@ pub fn remove(layout: &Layout, name: &str) -> Result<(), CellError> {
 /// `named`. What was removed, and the bytes that it took.
 ///
 /// # Errors
-/// As of [`all`] and [`remove`].
+/// As of [`all`]; the host's.
 pub fn prune(
     layout: &Layout,
     named: bool,
@@ -135,9 +140,12 @@ pub fn prune(
     let (mut removed, mut freed) = (Vec::new(), 0);
     for volume in all(layout)?.into_iter().filter(|volume| is_idle(volume) && wanted(volume)) {
         let bytes = walk::bytes(&volume.path);
-        remove(layout, &volume.name)?;
-        freed += bytes;
-        removed.push(volume.name);
+        let done = containers.discard_volume(&volume.name, Duration::ZERO);
+        // Who has come to use it meanwhile keeps it.
+        if done.map_err(|error| CellError::Usage(error.message))?.is_gone() {
+            freed += bytes;
+            removed.push(volume.name);
+        }
     }
     Ok((removed, freed))
 }

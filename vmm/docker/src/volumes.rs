@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
 use std::sync::Arc;
-use std::time::UNIX_EPOCH;
+use std::time::{Duration, UNIX_EPOCH};
 
 use exocell_cell::clock::rfc3339_ms;
 use exocell_cell::images::walk;
@@ -13,13 +13,14 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::admit::check_volume;
-use crate::containers::Container;
+use crate::containers::{Container, Seen};
 use crate::error::{ApiError, ApiResult};
 use crate::events::Event;
 use crate::fields;
 use crate::filters::Filters;
 use crate::http::{Call, Response, empty, json as reply};
 use crate::ids::new_id;
+use crate::leftovers::{Discarded, START_MAX};
 use crate::notes::Notes;
 use crate::shares;
 use crate::state::Server;
@@ -130,7 +131,7 @@ pub async fn create(server: &Arc<Server>, call: Call) -> ApiResult<Response> {
         server.containers.check_volumes(&[made.as_str()])?;
         let shelf = server.containers.shelf();
         shares::check_volumes(&shelf, &caller, usize::from(!shelf.path(&made).exists()))?;
-        shelf.make(&made, &notes).map_err(failed("make", &made))?;
+        let _held = shelf.make(&made, &notes).map_err(failed("make", &made))?;
         let volume = Volume::of(server, &made);
         let volume = volume.ok_or_else(|| failed("find", &made)(io::ErrorKind::NotFound.into()))?;
         Ok(volume.shown)
@@ -151,14 +152,6 @@ pub fn inspect(server: &Server, name: &str) -> ApiResult<Response> {
     Ok(reply(StatusCode::OK, &volume.shown))
 }
 
-/// Removes a volume and what is noted of it.
-fn discard(server: &Server, name: &str) -> ApiResult<()> {
-    match server.containers.shelf().discard(name) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Err(no_such(name)),
-        other => other.map_err(failed("remove", name)),
-    }
-}
-
 /// `POST /volumes/prune`
 pub async fn prune(server: &Arc<Server>, call: &Call) -> ApiResult<Response> {
     let filters = Filters::of(&call.target.query, &["label", "label!", "all"])?;
@@ -176,9 +169,11 @@ pub async fn prune(server: &Arc<Server>, call: &Call) -> ApiResult<Response> {
         });
         for volume in unused {
             let bytes = walk::bytes(&server.containers.shelf().path(&volume.name));
-            discard(server, &volume.name)?;
-            freed += bytes;
-            removed.push(volume.name);
+            // Who has come to use it meanwhile keeps it.
+            if server.containers.discard_volume(&volume.name, Duration::ZERO)?.is_gone() {
+                freed += bytes;
+                removed.push(volume.name);
+            }
         }
         Ok((removed, freed))
     });
@@ -193,16 +188,13 @@ pub async fn remove(server: &Arc<Server>, name: &str) -> ApiResult<Response> {
     let gone = name.to_owned();
     server
         .blocking(move |server| {
-            let uses = |seen: &crate::containers::Seen| {
-                seen.container.mounts.iter().any(|m| m.volume.as_deref() == Some(&gone))
+            let by = match server.containers.discard_volume(&gone, START_MAX)? {
+                Discarded::Gone => return Ok(()),
+                Discarded::Missing => return Err(no_such(&gone)),
+                Discarded::Starting => "a cell that is being started".to_owned(),
+                Discarded::Used(users) => users.iter().map(Seen::id).collect::<Vec<_>>().join(", "),
             };
-            if let Some(seen) = server.containers.all()?.iter().find(|seen| uses(seen)) {
-                return Err(ApiError::conflict(format!(
-                    "remove {gone}: volume is in use - [{}]",
-                    seen.id()
-                )));
-            }
-            discard(server, &gone)
+            Err(ApiError::conflict(format!("remove {gone}: volume is in use - [{by}]")))
         })
         .await?;
     tell(server, "destroy", name);

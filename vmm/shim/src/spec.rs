@@ -287,16 +287,22 @@ fn mounts(wanted: Option<Value>) -> Result<(Value, Vec<Bind>)> {
         }
         mount.retain(|_, value| !value.is_null());
         let options = mount.get("options").and_then(Value::as_array).cloned().unwrap_or_default();
-        let options: Vec<&str> = options.iter().filter_map(Value::as_str).collect();
+        let no_text = || ShimError::invalid(format!("an option of {destination} is no text"));
+        let options: Vec<&str> = options
+            .iter()
+            .map(|option| option.as_str().ok_or_else(no_text))
+            .collect::<Result<_>>()?;
         let has = |word: &str| options.contains(&word);
         let is_bind = has("bind") || has("rbind") || kind == "bind";
         check_propagation(&options, &destination, is_bind)?;
         if is_bind {
             let name = format!("m{}", binds.len());
-            let (writable, recursive) = (!has("ro"), has("rbind"));
+            let recursive = has("rbind");
             let follows = has("rslave") || has("slave");
-            let others = options.iter().copied();
-            let others = others.filter(|word| !word.ends_with("bind") && !word.ends_with("slave"));
+            let others = bind_options(&options, &destination)?;
+            // The last one wins, as in mount(8).
+            let last = others.iter().rev().find(|word| matches!(**word, "ro" | "rw"));
+            let writable = last != Some(&"ro");
             let options: Vec<&str> = std::iter::once("rbind").chain(others).collect();
             binds.push(Bind {
                 name: name.clone(),
@@ -334,6 +340,36 @@ fn check_propagation(options: &[&str], destination: &str, is_bind: bool) -> Resu
             "what a guest mounts stays in it (rprivate), or a bind follows the host (rslave)",
         )),
     }
+}
+
+/// What the guest is told of a bind's options (OCI runtime specification, "Linux mount options").
+/// In the guest a bind is one mount with all that the host has below it, so what is asked for that
+/// (`rro`) is what is asked for the mount itself.
+fn bind_options<'a>(options: &[&'a str], destination: &str) -> Result<Vec<&'a str>> {
+    let mut told = Vec::new();
+    for option in options {
+        match *option {
+            // Said beside, or as all mounts of a guest are.
+            "bind" | "rbind" | "slave" | "rslave" | "private" | "rprivate" | "defaults"
+            | "async" | "silent" | "loud" => {}
+            "ro" | "rw" | "nosuid" | "suid" | "nodev" | "dev" | "noexec" | "exec" | "noatime"
+            | "atime" | "nodiratime" | "diratime" | "relatime" | "norelatime" | "strictatime"
+            | "nostrictatime" => told.push(*option),
+            "rro" | "rnosuid" | "rnodev" | "rnoexec" | "rnoatime" | "ratime" | "rnodiratime"
+            | "rdiratime" | "rrelatime" | "rnorelatime" | "rstrictatime" | "rnostrictatime" => {
+                told.push(&option[1..]);
+            }
+            // What the host has mounted read-only below stays so.
+            _ => {
+                return Err(refused(
+                    format_args!("the option {option} of the bind on {destination}"),
+                    "leave it out; a bind takes ro, rro, rw, nosuid, nodev, noexec, options of \
+                     access times, and rslave",
+                ));
+            }
+        }
+    }
+    Ok(told)
 }
 
 #[cfg(test)]
@@ -411,6 +447,11 @@ mod tests {
             ("/mounts/0/type", json!("nfs"), "nfs"),
             ("/mounts/1/options", json!(["rbind", "rshared"]), "rshared"),
             ("/mounts/0/options", json!(["rslave"]), "rslave"),
+            ("/mounts/1/options", json!(["rbind", "readonly"]), "readonly"),
+            ("/mounts/1/options", json!(["rbind", "RO"]), "RO"),
+            ("/mounts/1/options", json!(["rbind", "rrw"]), "rrw"),
+            ("/mounts/1/options", json!(["rbind", "ridmap"]), "ridmap"),
+            ("/mounts/1/options", json!(["rbind", 7]), "no text"),
             ("/vm", json!({ "kernel": {} }), "vm"),
         ] {
             let mut specification = plain();
@@ -421,6 +462,29 @@ mod tests {
             }] = value;
             let error = read(specification).map(|wanted| wanted.spec).unwrap_err().to_string();
             assert!(error.contains(name), "{path}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_bind_is_read_only_by_each_word_for_it_and_the_last_one_wins() {
+        for (words, writable) in [
+            (&["rbind", "rro"][..], false),
+            (&["ro"], false),
+            (&["rbind", "rw", "ro"], false),
+            (&["rbind", "ro", "rw"], true),
+            (&["rbind", "rro", "rnosuid", "ratime"], false),
+            (&[], true),
+        ] {
+            let mut specification = plain();
+            specification["mounts"][1]["options"] = json!(words);
+            let wanted = read(specification).unwrap();
+            assert_eq!(wanted.binds[0].writable, writable, "{words:?}");
+            let told = &wanted.spec.mounts[1].options;
+            assert_eq!(told.contains(&"ro".to_owned()), !writable || words.contains(&"ro"));
+            assert!(
+                told.iter().all(|word| word == "rbind" || !word.starts_with("rro")),
+                "{told:?}"
+            );
         }
     }
 

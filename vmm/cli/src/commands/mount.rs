@@ -7,7 +7,7 @@ use exocell_cell::images::Store;
 use exocell_cell::parent::Parent;
 use exocell_cell::settings::Tmpfs;
 use exocell_cell::{CellError, CellSpec, Layout, plan};
-use exocell_docker::VOLUMES_OF_IMAGE_MAX;
+use exocell_docker::{Held, VOLUMES_OF_IMAGE_MAX};
 
 use super::network;
 use crate::args::{RunArgs, StrengthArg};
@@ -58,8 +58,8 @@ impl Mount {
             "type" => value.clone_into(&mut self.kind),
             "source" | "src" => value.clone_into(&mut self.source),
             "target" | "dst" | "destination" => value.clone_into(&mut self.target),
-            "readonly" | "ro" => self.read_only = matches!(value, "true" | "1"),
-            "volume-nocopy" => self.no_copy = matches!(value, "true" | "1"),
+            "readonly" | "ro" => self.read_only = truth(name, value)?,
+            "volume-nocopy" => self.no_copy = truth(name, value)?,
             "tmpfs-size" => self.options.push(format!("size={value}")),
             "tmpfs-mode" => self.options.push(format!("mode={value}")),
             // What is shared is the same for all anyway.
@@ -76,17 +76,28 @@ impl Mount {
     }
 }
 
+/// As docker's command reads it. What is none would leave a folder writable.
+fn truth(name: &str, value: &str) -> Result<bool, String> {
+    match value {
+        "1" | "t" | "T" | "true" | "True" | "TRUE" => Ok(true),
+        "0" | "f" | "F" | "false" | "False" | "FALSE" => Ok(false),
+        _ => Err(format!("{name} is true or false, not {value:?}")),
+    }
+}
+
 fn all(texts: &[String]) -> Result<Vec<Mount>, CellError> {
     texts.iter().map(|text| Mount::read(text)).collect()
 }
 
 /// What a cell shares with its host.
-#[derive(Debug, Default, PartialEq, Eq)]
+#[derive(Debug, Default)]
 pub struct Folders {
     /// Flags, and folders as `--volume` has them.
     pub texts: Vec<(&'static str, String)>,
     /// Where a volume gets what the image has there.
     pub fills: Vec<PathBuf>,
+    /// Its volumes: nobody removes them until this is dropped, by when the cell is to be listed.
+    pub held: Vec<Held>,
 }
 
 /// Makes the volumes of a cell, and says how they are asked for with its other folders. Those
@@ -102,7 +113,7 @@ pub fn folders(
     let mut found = Folders::default();
     for text in &args.volume {
         if let Some((name, rest)) = named(text) {
-            let source = volume(layout, "--volume", name, None)?;
+            let source = found.volume(layout, "--volume", name, None)?;
             let target = rest.split(':').next().unwrap_or_default();
             found.fills.push(target.into());
             found.texts.push(("--volume", format!("{source}:{rest}")));
@@ -124,7 +135,7 @@ pub fn folders(
                 }
                 continue;
             }
-            ("volume", name) => volume(layout, "--mount", name, None)?,
+            ("volume", name) => found.volume(layout, "--mount", name, None)?,
             _ => continue,
         };
         if mount.kind == "volume" && !mount.no_copy {
@@ -180,6 +191,29 @@ impl Folders {
         self.texts.iter().filter_map(target).collect()
     }
 
+    /// The folder of the volume `name`, which is made where it is missing: those of
+    /// `exocell serve --docker`.
+    fn volume(
+        &mut self,
+        layout: &Layout,
+        flag: &str,
+        name: &str,
+        owner: Option<(&str, bool)>,
+    ) -> Result<String, CellError> {
+        exocell_docker::check_volume_name(name)
+            .map_err(|error| CellError::Usage(format!("{flag}: {error}")))?;
+        let (folder, held) = exocell_docker::make_volume(layout, name, owner)?;
+        self.held.push(held);
+        let shown = folder.to_str().filter(|text| !text.contains(':'));
+        shown.map(str::to_owned).ok_or_else(|| {
+            CellError::Usage(format!(
+                "{flag}: the volume lies at {}, which cannot be written here; choose another \
+                 --root",
+                folder.display()
+            ))
+        })
+    }
+
     fn add_anonymous(
         &mut self,
         layout: &Layout,
@@ -196,7 +230,7 @@ impl Folders {
         let target = plain(target);
         // As docker names them.
         let name = CellSpec::new_id()? + &CellSpec::new_id()?;
-        let source = volume(layout, flag, &name, owner)?;
+        let source = self.volume(layout, flag, &name, owner)?;
         self.texts.push((flag, format!("{source}:{}", target.display())));
         self.fills.push(target);
         Ok(())
@@ -219,26 +253,6 @@ pub fn in_memory_of(texts: &[String]) -> Result<Vec<Tmpfs>, CellError> {
     Ok(found)
 }
 
-/// The folder of the volume `name`, which is made where it is missing: those of
-/// `exocell serve --docker`.
-fn volume(
-    layout: &Layout,
-    flag: &str,
-    name: &str,
-    owner: Option<(&str, bool)>,
-) -> Result<String, CellError> {
-    exocell_docker::check_volume_name(name)
-        .map_err(|error| CellError::Usage(format!("{flag}: {error}")))?;
-    let folder = exocell_docker::make_volume(layout, name, owner)?;
-    let shown = folder.to_str().filter(|text| !text.contains(':'));
-    shown.map(str::to_owned).ok_or_else(|| {
-        CellError::Usage(format!(
-            "{flag}: the volume lies at {}, which cannot be written here; choose another --root",
-            folder.display()
-        ))
-    })
-}
-
 /// The volume that `NAME:GUEST[:OPTIONS]` names, and the rest. A word is a volume's name, as docker
 /// has it, whatever folder is here.
 fn named(text: &str) -> Option<(&str, &str)> {
@@ -256,7 +270,7 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let layout = Layout::new(root.path());
         let texts = [
-            "type=bind,src=/a,dst=/b,readonly",
+            "type=bind,src=/a,dst=/b,readonly=TRUE",
             "type=bind,source=./a,target=/c,bind-propagation=rprivate",
             "source=data,destination=/d,ro=false",
             "type=tmpfs,target=/t,tmpfs-size=1m,tmpfs-mode=1777",
@@ -297,6 +311,7 @@ mod tests {
             let (volume, target) = text.split_once(':').unwrap();
             assert!(Path::new(volume).is_dir() && ["/a", "/b"].contains(&target), "{text}");
         }
+        drop(found);
         exocell_docker::discard_volumes(&layout, "4567");
         let left = || std::fs::read_dir(root.path().join("docker/volumes")).unwrap().count();
         assert_eq!(left(), 2);
@@ -313,6 +328,8 @@ mod tests {
             ("type=tmpfs,src=/a,dst=/b", "no source"),
             ("type=bind,src=/a:b,dst=/b", "colon"),
             ("type=bind,src=/a,dst=/b,bind-propagation=shared", "bind-propagation"),
+            ("type=bind,src=/a,dst=/b,readonly=yes", "readonly"),
+            ("type=bind,src=/a,dst=/b,ro=", "ro is true or false"),
         ] {
             let error = Mount::read(text).unwrap_err().to_string();
             assert!(error.starts_with("--mount: ") && error.contains(word), "{error}");

@@ -93,6 +93,8 @@ fn run_as(layout: &Layout, args: RunArgs, id: &str, request: Request) -> Result<
         }
     };
     let started = Started::from(launch::launch(layout, spec, caps, workload, request)?);
+    // It is listed with its volumes from here on.
+    drop(folders.held);
     again::keep_started(layout, &started, kept)?;
     cidfile.map(|file| file.write(&started.record.id)).transpose()?;
     show(layout, &started, &showing)

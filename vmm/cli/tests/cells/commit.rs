@@ -84,3 +84,21 @@ fn what_has_no_running_guest_is_refused() {
     run(["commit", "no-such-cell", "me/x:1"]).exited(125).complains_of(&["no-such-cell"]);
     run(["commit", &cell.name, "Not a name"]).exited(125).complains_of(&["Not a name"]);
 }
+
+#[test]
+fn holes_are_committed_as_holes() {
+    let cell = Cell::idle("holes", &[]);
+    // 60 GiB with data in the middle.
+    let script = "truncate -s 60G /root/long && \
+                  echo data | dd of=/root/long bs=1M seek=30720 conv=notrunc status=none";
+    cell.shell(script).ok();
+    let image = Image(format!("{}:1", unique("holes")));
+    run(["commit", &cell.name, &image.0]).ok();
+    let script = "stat -c %s /root/long; tail -c +$(((30 << 30) + 1)) /root/long | head -c 4";
+    let seen = shell(&image, &[], script).ok();
+    assert_eq!(seen.text(), format!("{}\ndata", 60_u64 << 30));
+    // Bytes that say little are no bomb: they came one by one.
+    cell.shell("rm /root/long; head -c 1200M /dev/zero > /root/zeros").ok();
+    run(["commit", &cell.name, &image.0]).ok();
+    assert_eq!(shell(&image, &[], "stat -c %s /root/zeros").ok().text(), (1200 << 20).to_string());
+}

@@ -371,6 +371,26 @@ fn volumes_are_made_listed_and_removed() {
 }
 
 #[test]
+fn a_volume_stays_where_a_cell_is_being_started_with_it() {
+    let root = PrivateRoot::with_image();
+    for turn in 0..8 {
+        let mut command =
+            root.exocell(["run", "--rm", "-v", "r:/v", TINY, "sh", "-c", "echo x > /v/file"]);
+        let mut cell = Started::new(&mut command);
+        cell.close_stdin();
+        // At another moment of the start each time.
+        std::thread::sleep(std::time::Duration::from_millis(turn * 20));
+        let removed = root.run(["volume", "rm", "r"]);
+        cell.finish(LIMIT).expect("it ends").ok();
+        let file = root.path().join("docker/volumes/r/file");
+        assert!(file.exists(), "turn {turn}: {removed:?}");
+        if turn % 2 == 0 {
+            root.run(["volume", "rm", "r"]).ok();
+        }
+    }
+}
+
+#[test]
 fn what_is_wrong_is_named_by_its_flag() {
     for (flags, words) in [
         (&["--cpus", "99"][..], &["99", "--cpus"][..]),

@@ -78,11 +78,13 @@ fn files_land_in_the_snapshot_and_the_hosts_are_bound() {
     let mounts = [
         format!("type=bind,src={},dst=/data,options=rbind:rw", data.display()),
         format!("type=bind,src={},dst=/fixed,options=rbind:ro", data.display()),
+        format!("type=bind,src={},dst=/below,options=rbind:rro", data.display()),
         format!("type=bind,src={},dst=/etc/one,options=rbind:ro", single.display()),
     ];
     let flags: Vec<&str> = mounts.iter().flat_map(|mount| ["--mount", mount]).collect();
     let script = "cat /data/given /etc/one; echo made > /data/made; echo x > /left; mkdir /d; \
-                  ln -s left /link; ! touch /fixed/x 2>/dev/null; ! touch /etc/one 2>/dev/null";
+                  ln -s left /link; ! touch /fixed/x 2>/dev/null; ! touch /below/x 2>/dev/null; \
+                  ! touch /etc/one 2>/dev/null";
     let id = unique("files");
     let mut command = containerd.run_command(&flags, &id, &["sh", "-ec", script]);
     assert_eq!(finish(&mut command, b"").ok().text(), "from the hostone");
@@ -101,6 +103,13 @@ fn files_land_in_the_snapshot_and_the_hosts_are_bound() {
         format!("type=bind,src={},dst=/s,options=rbind:rw", containerd.path("sock").display());
     let refused = containerd.shell(&["--mount", &socket], "true");
     assert!(refused.code != 0 && refused.stderr.contains("no cell reaches"), "{}", refused.stderr);
+    for word in ["readonly", "RO", "rrw", "idmap"] {
+        let mount = format!("type=bind,src={},dst=/s,options=rbind:{word}", data.display());
+        let refused = containerd.shell(&["--mount", &mount], "touch /s/x");
+        let names = refused.stderr.contains(&format!("the option {word} of the bind on /s"));
+        assert!(refused.code != 0 && names, "{word}: {}", refused.stderr);
+    }
+    assert!(!data.join("x").exists());
 }
 
 #[test]
