@@ -14,7 +14,6 @@ use serde::{Deserialize, Serialize};
 
 use crate::intra::Intra;
 use crate::jail::{Group, JailError};
-use crate::kvm::KvmError;
 use crate::limits::Limits;
 use crate::memory::GuestMemory;
 
@@ -183,8 +182,9 @@ pub enum GuestKernelError {
     Group(io::Error),
     #[error(transparent)]
     Jail(#[from] JailError),
+    /// What only one platform knows.
     #[error(transparent)]
-    Kvm(#[from] KvmError),
+    Platform(Box<dyn std::error::Error + Send + Sync>),
 }
 
 /// Leaves `keep` open beyond execve(2).

@@ -2,6 +2,8 @@
 
 use std::io;
 
+use crate::platform::GuestKernelError;
+
 /// A machine could not be made, or its kernel not be put into it.
 #[derive(Debug, thiserror::Error)]
 pub enum KvmError {
@@ -44,6 +46,12 @@ pub enum KvmError {
     /// A thread or event of the host.
     #[error("cannot {what}: {source}")]
     Host { what: &'static str, source: io::Error },
+}
+
+impl From<KvmError> for GuestKernelError {
+    fn from(error: KvmError) -> Self {
+        Self::Platform(Box::new(error))
+    }
 }
 
 impl KvmError {
