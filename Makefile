@@ -12,6 +12,8 @@
 #   EXOCELL_TEST_KERNEL     the guest kernel
 #   EXOCELL_TEST_BASE       the base image's root directory, as `exocell image import` takes it
 #   EXOCELL_TEST_HOST       a kernel for the emulator; empty where there is none
+#   EXOCELL_TEST_EMULATOR   an emulator of virtual machines; empty where there is none
+#   EXOCELL_TEST_KVM_KERNEL the guest kernel for those; empty where it was not built (make kvm-kernel)
 #   EXOCELL_TEST_PLUGINS    a folder with docker's plugins compose and buildx; empty where there is none
 #   EXOCELL_TEST_CRICTL     the client of the Container Runtime Interface; empty where there is none
 
@@ -38,7 +40,7 @@ exocell := $(release)/exocell
 init := $(CARGO_TARGET_DIR)/$(static_target)/release/exocell-init
 base_tree := $(CARGO_TARGET_DIR)/base-tree
 
-.PHONY: build setup kernel base-image demo dist test fuzz bench stress pager audit lint deny book clean
+.PHONY: build setup kernel kvm-kernel base-image demo dist test fuzz bench stress pager audit lint deny book clean
 
 build: setup
 	$(static_cargo) build --release --locked -p exocell-init --target $(static_target)
@@ -52,6 +54,10 @@ setup:
 
 kernel: build
 	$(exocell) kernel build
+
+# For cells on the platform kvm, which tests run in an emulator.
+kvm-kernel: build
+	$(exocell) kernel build --platform kvm
 
 base-image: build
 	images/base/build.sh $(base_tree)
@@ -70,7 +76,8 @@ test: build kernel base-image
 	export EXOCELL_INIT=$(init) EXOCELL_TEST_BIN=$(exocell) EXOCELL_TEST_BASE=$$(realpath $(base_tree))
 	export EXOCELL_TEST_KERNEL=$$($(exocell) kernel status --json | sed -n 's/.*"path": *"\([^"]*\)".*/\1/p')
 	export EXOCELL_TEST_HOST=$$(scripts/emulated-host) EXOCELL_TEST_PLUGINS=$$(scripts/docker-plugins)
-	export EXOCELL_TEST_CRICTL=$$(scripts/crictl)
+	export EXOCELL_TEST_CRICTL=$$(scripts/crictl) EXOCELL_TEST_EMULATOR=$$(scripts/emulator)
+	export EXOCELL_TEST_KVM_KERNEL=$$($(exocell) kernel status --platform kvm | sed -n 's/^present: //p')
 	$(static_cargo) test --release --locked -p exocell-init --target $(static_target)
 	cargo test --release --locked --workspace --exclude exocell-init --no-fail-fast
 

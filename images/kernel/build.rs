@@ -17,7 +17,15 @@ fn main() {
     files.extend(files_with_extension(&root, "patch"));
     files.extend(files_with_extension(&root.join("config"), "config"));
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
-    fs::write(out.join("embedded.rs"), table(&root, &files)).expect("write the table of files");
+    let write = |name, files: &[PathBuf]| {
+        fs::write(out.join(name), table(&root, files)).expect("write a table of files");
+    };
+    write("embedded.rs", &files);
+    // What only the kernel of the platform `kvm` has; it does not change the other one.
+    let machine = root.join("kvm");
+    let mut files = vec![machine.join("series"), machine.join("machine.config")];
+    files.extend(files_with_extension(&machine, "patch"));
+    write("machine.rs", &files);
 }
 
 /// The files of `folder` whose name ends in `.extension`, in name order.

@@ -171,7 +171,10 @@ fn max_map_count() -> Result<String, String> {
 /// A device node is not enough: where the host itself runs without hardware
 /// virtualization, KVM may interpret guest kernel code, hundreds of times
 /// slower. A counted loop in ring 0 tells the two apart.
-fn kvm() -> Result<String, String> {
+///
+/// # Errors
+/// What was found instead.
+pub fn kvm() -> Result<String, String> {
     let elapsed = kvm_loop()?;
     let limit = Duration::from_millis(20);
     if elapsed < limit {
@@ -185,6 +188,8 @@ fn kvm() -> Result<String, String> {
 }
 
 const LOOP_ITERATIONS: u32 = 50_000;
+/// A busy host may take its processor away for longer than the loop takes; the fastest counts.
+const LOOP_TRIES: usize = 5;
 
 fn kvm_loop() -> Result<Duration, String> {
     const GUEST_ADDRESS: u64 = 0x1000;
@@ -214,17 +219,22 @@ fn kvm_loop() -> Result<Duration, String> {
     sregs.cs.base = 0;
     sregs.cs.selector = 0;
     vcpu.set_sregs(&sregs).map_err(absent)?;
-    let mut regs = vcpu.get_regs().map_err(absent)?;
-    regs.rip = GUEST_ADDRESS;
-    regs.rflags = 2;
-    vcpu.set_regs(&regs).map_err(absent)?;
-    let start = Instant::now();
-    let exit = vcpu.run().map_err(absent)?;
-    let elapsed = start.elapsed();
-    match exit {
-        VcpuExit::Hlt => Ok(elapsed),
-        other => Err(format!("the probe guest stopped with {other:?}; the para platform is used")),
+    let mut fastest = Duration::MAX;
+    for _ in 0..LOOP_TRIES {
+        let mut regs = vcpu.get_regs().map_err(absent)?;
+        regs.rip = GUEST_ADDRESS;
+        regs.rflags = 2;
+        vcpu.set_regs(&regs).map_err(absent)?;
+        let start = Instant::now();
+        let exit = vcpu.run().map_err(absent)?;
+        fastest = fastest.min(start.elapsed());
+        if !matches!(exit, VcpuExit::Hlt) {
+            return Err(format!(
+                "the probe guest stopped with {exit:?}; the para platform is used"
+            ));
+        }
     }
+    Ok(fastest)
 }
 
 #[repr(align(4096))]

@@ -2,6 +2,8 @@ pub mod devices;
 pub mod host;
 pub mod intra;
 pub mod jail;
+pub mod kvm;
 pub mod limits;
 pub mod memory;
 pub mod para;
+pub mod platform;

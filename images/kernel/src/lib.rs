@@ -1,5 +1,8 @@
 //! The guest kernel: its source, its build, and the cache of finished kernels.
 //!
+//! There is one for each platform: of ARCH=um for `para`, and of x86-64 for `kvm`, by recipes that
+//! share source, features and cache ([`Recipe::embedded`], [`Recipe::kvm`]).
+//!
 //! The main path is [`build`]: the [`Recipe`] (what `guest-kernel-patches/` says) -> a checked
 //! source tarball (`source`) -> a patched, configured and compiled tree (`steps`) -> one directory
 //! of the cache (`store`), named by the recipe's hash:
@@ -31,7 +34,7 @@ use std::path::{Path, PathBuf};
 
 pub use error::{Attempt, KernelError, Lost};
 pub use progress::{Progress, Step};
-pub use recipe::Recipe;
+pub use recipe::{Arch, Recipe};
 pub use source::Origin;
 pub use store::{Kernel, Manifest, Status};
 
@@ -96,7 +99,8 @@ pub fn build(
     if let Status::Present(kernel) = store.status(&hash)? {
         return Ok(kernel);
     }
-    tools::check(&std::env::var_os("PATH").unwrap_or_default())?;
+    let headers = Path::new("/usr/include");
+    tools::check(options.recipe.arch(), &std::env::var_os("PATH").unwrap_or_default(), headers)?;
     let _lock = store.lock(progress)?;
     match store.status(&hash)? {
         Status::Present(kernel) => Ok(kernel),

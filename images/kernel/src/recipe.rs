@@ -13,10 +13,44 @@ const EMBEDDED: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/embedded.r
 
 /// `guest-kernel-patches/series.stock`: no part of the embedded recipe's hash.
 const STOCK_SERIES: &str = include_str!("../../../guest-kernel-patches/series.stock");
+/// `guest-kernel-patches/kvm/`, what a guest kernel on KVM has otherwise: no part of the embedded
+/// recipe's hash either.
+const MACHINE: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/machine.rs"));
+const MACHINE_FOLDER: &str = "kvm/";
+/// Behind all other fragments in the order of names, so that its lines win.
+const MACHINE_CONFIG: &str = "config/machine.config";
+
+/// What a kernel is built for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Arch {
+    /// User-mode Linux: a program of the host, for the platform `para`.
+    Um,
+    /// A machine, for the platform `kvm`.
+    X86,
+}
+
+impl Arch {
+    /// As make is told.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Um => "um",
+            Self::X86 => "x86_64",
+        }
+    }
+
+    /// What is made, and its place in the tree: an ELF executable for each.
+    pub(crate) fn target(self) -> &'static str {
+        match self {
+            Self::Um => "linux",
+            Self::X86 => "vmlinux",
+        }
+    }
+}
 
 /// The files that say which kernel is built.
 #[derive(Debug, Clone)]
 pub struct Recipe {
+    arch: Arch,
     files: Vec<(String, String)>,
 }
 
@@ -30,6 +64,31 @@ impl Recipe {
     /// and of our config lines only those whose symbols are then known.
     pub fn stock() -> Self {
         Self::embedded().with_series(STOCK_SERIES)
+    }
+
+    /// The kernel of cells on KVM: the same source and features for x86-64, of our patches those
+    /// that `kvm/series` lists, and what else is in that folder.
+    pub fn kvm() -> Self {
+        let own = || {
+            MACHINE.iter().map(|(path, text)| {
+                (path.strip_prefix(MACHINE_FOLDER).unwrap_or(path), (*text).to_owned())
+            })
+        };
+        let series = own().find(|(name, _)| *name == "series").unwrap_or_default().1;
+        let mut recipe = Self::embedded().with_series(&series);
+        recipe.arch = Arch::X86;
+        recipe.files.extend(own().filter_map(|(name, text)| match name {
+            "series" => None,
+            "machine.config" => Some((MACHINE_CONFIG.to_owned(), text)),
+            name => Some((name.to_owned(), text)),
+        }));
+        recipe.files.sort();
+        recipe
+    }
+
+    /// What this recipe's kernel is built for.
+    pub fn arch(&self) -> Arch {
+        self.arch
     }
 
     /// This recipe with fewer patches. The config symbols that a patch left out would have defined
@@ -52,14 +111,14 @@ impl Recipe {
         self
     }
 
-    /// A recipe from (path, content) pairs, laid out as in `guest-kernel-patches/`.
+    /// A recipe for ARCH=um from (path, content) pairs, laid out as in `guest-kernel-patches/`.
     pub fn from_files<'a>(files: impl IntoIterator<Item = (&'a str, &'a str)>) -> Self {
         let mut files: Vec<(String, String)> = files
             .into_iter()
             .map(|(path, content)| (path.to_owned(), content.to_owned()))
             .collect();
         files.sort();
-        Self { files }
+        Self { arch: Arch::Um, files }
     }
 
     /// The name of this recipe's kernel in the cache: 32 hexadecimal digits over every file that
@@ -222,6 +281,25 @@ mod tests {
         let count = |recipe: &Recipe| recipe.patches().expect("series is valid").len();
         assert!((1..count(&ours)).contains(&count(&stock)));
         assert!(stock.wanted_config().expect("valid").asks_for("CONFIG_UML_PHYSMEM_FD", "y"));
+    }
+
+    #[test]
+    fn the_recipe_for_kvm_has_the_same_features_and_nothing_of_um() {
+        let (kvm, ours) = (Recipe::kvm(), Recipe::embedded());
+        assert_eq!((kvm.arch(), ours.arch()), (Arch::X86, Arch::Um));
+        assert_ne!(kvm.hash(), ours.hash());
+        let wanted = kvm.wanted_config().expect("valid");
+        for symbol in ["PVH", "VIRTIO_MMIO", "EXT4_FS", "VIRTIO_FS", "NF_TABLES"] {
+            assert!(wanted.asks_for(&format!("CONFIG_{symbol}"), "y"), "{symbol}");
+        }
+        for symbol in ["STATIC_LINK", "VIRTIO_UML"] {
+            assert!(wanted.asks_for(&format!("CONFIG_{symbol}"), "n"), "{symbol}");
+        }
+        for (name, text) in kvm.patches().expect("series is valid") {
+            assert!(touched_paths(text).all(|path| !path.starts_with("arch/um")), "{name}");
+        }
+        let last = kvm.with_extension("config").last().expect("fragments");
+        assert_eq!(last.0, MACHINE_CONFIG, "a later line wins");
     }
 
     #[test]

@@ -6,13 +6,13 @@ use std::process::Command;
 
 use crate::error::KernelError;
 use crate::progress::{Progress, Step};
-use crate::recipe::{Recipe, touched_paths};
+use crate::recipe::{Arch, Recipe, touched_paths};
 use crate::runner::Runner;
 use crate::source::{self, Origin};
 use crate::store::{Kernel, Manifest, Store};
 use crate::{BuildOptions, layout, tools};
 
-/// Code of machines and devices that ARCH=um never builds: left in the tarball, which halves the
+/// Code of machines and devices that a guest kernel never has: left in the tarball, which halves the
 /// tree. Makefiles and Kconfig files are unpacked, so configuration sees the whole kernel.
 const NOT_UNPACKED: &[&str] = &[
     "*/Documentation/*.rst",
@@ -161,6 +161,9 @@ impl Build<'_, '_> {
     fn compile(&mut self) -> Result<(), KernelError> {
         self.runner.start(Step::Compile);
         self.link()?;
+        if self.options.recipe.arch() != Arch::Um {
+            return Ok(());
+        }
         let mut strays = self.strays()?;
         for attempt in 1..LAYOUTS {
             if strays.is_empty() {
@@ -207,7 +210,7 @@ impl Build<'_, '_> {
 
     /// Where the kernel would panic at a boot with keys.
     fn strays(&mut self) -> Result<Vec<String>, KernelError> {
-        let linux = self.tree().join("linux");
+        let linux = self.kernel();
         let elf = fs::read(&linux).map_err(KernelError::io("read", &linux))?;
         let mut strays = Vec::new();
         for change in layout::changes(&elf) {
@@ -225,7 +228,7 @@ impl Build<'_, '_> {
     }
 
     fn link(&mut self) -> Result<(), KernelError> {
-        let mut make = self.make("linux");
+        let mut make = self.make(self.options.recipe.arch().target());
         make.arg(format!("-j{}", self.options.jobs.max(1)));
         make.env("KBUILD_BUILD_TIMESTAMP", TIMESTAMP);
         make.env("KBUILD_BUILD_USER", "exocell").env("KBUILD_BUILD_HOST", "exocell");
@@ -234,8 +237,14 @@ impl Build<'_, '_> {
 
     fn make(&self, target: &str) -> Command {
         let mut make = tools::command("make");
-        make.current_dir(self.tree()).args(["ARCH=um", "LOCALVERSION=", target]);
+        let arch = format!("ARCH={}", self.options.recipe.arch().name());
+        make.current_dir(self.tree()).args([&arch, "LOCALVERSION=", target]);
         make
+    }
+
+    /// Where the linker puts it.
+    fn kernel(&self) -> PathBuf {
+        self.tree().join(self.options.recipe.arch().target())
     }
 
     /// Lays out the directory that goes into the cache.
@@ -245,7 +254,7 @@ impl Build<'_, '_> {
         fs::create_dir(&stage).map_err(KernelError::io("create", &stage))?;
         let linux = stage.join("linux");
         let mut strip = tools::command("strip");
-        self.runner.run(Step::Install, strip.arg("-o").arg(&linux).arg(tree.join("linux")))?;
+        self.runner.run(Step::Install, strip.arg("-o").arg(&linux).arg(self.kernel()))?;
         let config = stage.join("config");
         fs::copy(tree.join(".config"), &config).map_err(KernelError::io("write", &config))?;
         let release = tree.join("include/config/kernel.release");

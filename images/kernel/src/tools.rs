@@ -6,6 +6,7 @@ use std::path::Path;
 use std::process::Command;
 
 use crate::error::KernelError;
+use crate::recipe::Arch;
 
 /// Program and the Debian package that has it.
 const NEEDED: &[(&str, &str)] = &[
@@ -22,6 +23,10 @@ const NEEDED: &[(&str, &str)] = &[
     ("tar", "tar"),
     ("xz", "xz-utils"),
 ];
+
+/// Headers that the build's own programs for x86-64 want, below the system's: objtool reads ELF
+/// files (tools/objtool/Makefile).
+const HEADERS_X86: &[(&str, &str)] = &[("gelf.h", "libelf-dev")];
 
 /// Variables of a calling `make`, compiler wrapper or git hook that would change what we build.
 const FOREIGN: &[&str] = &[
@@ -40,9 +45,16 @@ const FOREIGN: &[&str] = &[
     "SUBARCH",
 ];
 
-/// Checks that every program is in `path`, a list as in `$PATH`.
-pub fn check(path: &OsStr) -> Result<(), KernelError> {
-    let missing = || NEEDED.iter().filter(|(tool, _)| !is_in(path, tool));
+/// Checks that every program is in `path`, a list as in `$PATH`, and every header in `headers`.
+pub fn check(arch: Arch, path: &OsStr, headers: &Path) -> Result<(), KernelError> {
+    let more = match arch {
+        Arch::Um => &[],
+        Arch::X86 => HEADERS_X86,
+    };
+    let missing = || {
+        let headers = more.iter().filter(|(header, _)| !headers.join(header).is_file());
+        NEEDED.iter().filter(|(tool, _)| !is_in(path, tool)).chain(headers)
+    };
     let tools: Vec<_> = missing().map(|(tool, _)| *tool).collect();
     let mut packages: Vec<_> = missing().map(|(_, package)| *package).collect();
     packages.sort_unstable();
@@ -97,7 +109,9 @@ mod tests {
             .map(|(tool, _)| *tool)
             .filter(|tool| !["flex", "strip", "ld"].contains(tool));
         let folder = folder_with(present);
-        let error = check(folder.path().as_os_str()).expect_err("three are missing").to_string();
+        let error = check(Arch::Um, folder.path().as_os_str(), folder.path())
+            .expect_err("three are missing")
+            .to_string();
         assert!(error.contains("flex, ld, strip"), "{error}");
         assert!(error.contains("apt-get install binutils flex"), "{error}");
     }
@@ -105,9 +119,12 @@ mod tests {
     #[test]
     fn a_file_that_is_not_executable_is_no_tool() {
         let folder = folder_with(NEEDED.iter().map(|(tool, _)| *tool));
-        check(folder.path().as_os_str()).expect("all there");
+        let check = |arch| check(arch, folder.path().as_os_str(), folder.path());
+        check(Arch::Um).expect("all there");
+        let error = check(Arch::X86).expect_err("a header is missing").to_string();
+        assert!(error.contains("gelf.h") && error.contains("libelf-dev"), "{error}");
         fs::set_permissions(folder.path().join("bc"), fs::Permissions::from_mode(0o644))
             .expect("chmod");
-        assert!(matches!(check(folder.path().as_os_str()), Err(KernelError::MissingTools { .. })));
+        assert!(matches!(check(Arch::Um), Err(KernelError::MissingTools { .. })));
     }
 }

@@ -68,6 +68,7 @@ pub use exocell_network::switch;
 pub use exocell_pager as pager;
 pub use exocell_vmm as vmm;
 pub use exocell_vmm::intra;
+pub use exocell_vmm::platform;
 pub use exocell_xgate as xgate;
 pub use layout::Layout;
 pub use record::{Names, Record, State, Status};

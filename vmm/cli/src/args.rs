@@ -1077,13 +1077,19 @@ pub enum KernelCommand {
     /// Fetch, patch and build the guest kernel, unless it is there.
     Build {
         /// The one that measurements compare with: without our patches for speed.
-        #[arg(long)]
+        #[arg(long, conflicts_with = "platform")]
         stock: bool,
+        /// What it is to run on: para, or kvm.
+        #[arg(long, value_name = "PLATFORM", default_value = "para")]
+        platform: exocell_cell::platform::PlatformKind,
     },
     /// Say whether the guest kernel is there; exit code 1 if not.
     Status {
-        #[arg(long)]
+        #[arg(long, conflicts_with = "platform")]
         stock: bool,
+        /// What it is to run on: para, or kvm.
+        #[arg(long, value_name = "PLATFORM", default_value = "para")]
+        platform: exocell_cell::platform::PlatformKind,
         #[arg(long)]
         json: bool,
     },

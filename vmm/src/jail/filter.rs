@@ -23,6 +23,8 @@ use super::JailError;
 pub enum ThreadClass {
     /// The guest kernel process, its vCPU threads and its stubs.
     GuestKernel,
+    /// The process of a virtual machine ([`crate::kvm`]): its processors' threads.
+    Machine,
     /// The supervisor's loop that serves the virtio devices.
     Device,
     /// The supervisor's thread with the network device and its stack.
@@ -60,8 +62,9 @@ pub enum ThreadClass {
 }
 
 impl ThreadClass {
-    pub const ALL: [Self; 18] = [
+    pub const ALL: [Self; 19] = [
         Self::GuestKernel,
+        Self::Machine,
         Self::Device,
         Self::Network,
         Self::Dialer,
@@ -84,6 +87,7 @@ impl ThreadClass {
     pub fn name(self) -> &'static str {
         match self {
             Self::GuestKernel => "guest-kernel",
+            Self::Machine => "machine",
             Self::Device => "device",
             Self::Network => "network",
             Self::Dialer => "dialer",
@@ -120,6 +124,7 @@ impl ThreadClass {
         match self {
             // Processes of their own.
             Self::GuestKernel => &[GUEST_KERNEL],
+            Self::Machine => &[MACHINE],
             Self::Dialer => &[DIALER],
             Self::Switch => &[SWITCH, STAGE],
             Self::Stage => &[STAGE],
@@ -235,6 +240,9 @@ impl Pin {
         }
     }
 }
+
+/// What a virtual processor does: `_IO(0xae, 0x80)` of linux/kvm.h.
+const KVM_RUN: u64 = 0xae80;
 
 /// Of a listener for calls that a filter reports (seccomp_unotify(2)).
 const NOTIF_RECV: u64 = 0xc050_2100;
@@ -496,6 +504,39 @@ const SUPERVISOR: &[Rule] = rules! {
     prctl OneOf(0, &[libc::PR_SET_NAME as u64, libc::PR_SET_VMA as u64]), "thread and heap names";
     exit Any, "thread end";
     exit_group Any, "ends the cell";
+};
+
+/// A virtual machine that is made: its devices are connected, its processors have their state.
+const MACHINE: &[Rule] = rules! {
+    ioctl OneOf(1, &[KVM_RUN]), "runs a processor; nothing of the machine is made or changed";
+    sendmsg Without(2, libc::MSG_FASTOPEN as u64), "queues, to the devices' back ends";
+    recvmsg Any, "their answers";
+    write Any, "the kernel's first words; the allocator's last";
+    clone Without(0, NEW_NAMESPACES), "a thread for each processor; never a namespace";
+    futex Any, "locks and thread ends";
+    mmap NO_CODE, "heap, thread stacks; never executable";
+    munmap Any, "heap, thread stacks";
+    mremap Any, "heap growth";
+    madvise Any, "heap and thread stacks given back";
+    mprotect Without(2, libc::PROT_EXEC as u64), "thread stack guards; never executable";
+    brk Any, "heap";
+    close Any, "descriptors";
+    fcntl OneOf(1, &[libc::F_DUPFD_CLOEXEC as u64]), "the console, for each thread";
+    getrandom Any, "hash seeds";
+    sigaltstack Any, "thread start and end";
+    rt_sigprocmask Any, "thread start and end";
+    rt_sigreturn Any, "returns from handlers";
+    set_robust_list Any, "thread start";
+    rseq Any, "thread start";
+    prctl OneOf(0, &[libc::PR_SET_NAME as u64, libc::PR_SET_VMA as u64]), "thread and heap names";
+    gettid Any, "thread names, panics";
+    getpid Any, "panics";
+    tgkill Any, "aborts itself; the pid namespace bounds it";
+    sched_getaffinity Any, "runtime start of threads";
+    sched_yield Any, "spinning locks";
+    restart_syscall Any, "resumes waits after a stop";
+    exit Any, "thread end";
+    exit_group Any, "the machine's end";
 };
 
 const DEVICE: &[Rule] = rules! {

@@ -7,7 +7,7 @@ use std::fs::File;
 
 use exocell_images::Rootfs;
 use exocell_vmm::devices::{BlockConfig, Contents, DeviceError, Windows};
-use exocell_vmm::para::{DeviceSocket, VirtioId};
+use exocell_vmm::platform::{DeviceSocket, VirtioId};
 
 use crate::folder::Share;
 

@@ -27,7 +27,8 @@ use exocell_vmm::devices::vsock::CONNECTIONS_MAX;
 use exocell_vmm::devices::{BlockMetrics, VsockHandle, Windows};
 use exocell_vmm::jail::{self, Group, IdentityMap, JailRoot, ThreadClass};
 use exocell_vmm::limits::Limits;
-use exocell_vmm::para::{GuestKernel, INITRAMFS_FILE, KERNEL_FILE};
+use exocell_vmm::para::Para;
+use exocell_vmm::platform::{GuestKernel, INITRAMFS_FILE, KERNEL_FILE, Platform};
 use exocell_xgate::{Capability, Kind as CapabilityKind, Quota, Scope, Table};
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{ForkResult, Pid};
@@ -416,7 +417,7 @@ fn fork_kernel(
     match jail::fork_into(kernel.group) {
         Ok(ForkResult::Parent { child }) => Ok(child),
         Ok(ForkResult::Child) => {
-            let error = kernel.exec();
+            let error = Para.become_guest(&kernel);
             let mut console = File::from(match console.try_clone() {
                 Ok(console) => console,
                 Err(_) => std::process::exit(125),

@@ -1,6 +1,7 @@
 //! `exocell kernel`: the guest kernel's build and whether it is there.
 
 use exocell_cell::kernel::{self, BuildOptions, Recipe, Status};
+use exocell_cell::platform::PlatformKind;
 use exocell_cell::{CellError, Layout};
 use serde_json::json;
 
@@ -12,24 +13,29 @@ use crate::show::say;
 pub fn kernel(layout: &Layout, command: &KernelCommand) -> Result<u8, CellError> {
     let root = layout.kernels();
     match command {
-        KernelCommand::Build { stock } => {
+        KernelCommand::Build { stock, platform } => {
             let mut progress = KernelProgress::new();
-            let options = BuildOptions { recipe: recipe(*stock), ..BuildOptions::from_env() };
+            let recipe = recipe(*stock, *platform);
+            let options = BuildOptions { recipe, ..BuildOptions::from_env() };
             let built = kernel::build(&root, &options, &mut |step| progress.step(&step));
             progress.finish();
             say!("{}", built?.path.display());
             Ok(0)
         }
-        KernelCommand::Status { stock, json } => {
-            let status = kernel::status_of(&recipe(*stock), &root)?;
+        KernelCommand::Status { stock, platform, json } => {
+            let status = kernel::status_of(&recipe(*stock, *platform), &root)?;
             show(&status, *json)?;
             Ok(u8::from(!matches!(status, Status::Present(_))))
         }
     }
 }
 
-fn recipe(stock: bool) -> Recipe {
-    if stock { Recipe::stock() } else { Recipe::embedded() }
+fn recipe(stock: bool, platform: PlatformKind) -> Recipe {
+    match (stock, platform) {
+        (true, _) => Recipe::stock(),
+        (false, PlatformKind::Para) => Recipe::embedded(),
+        (false, PlatformKind::Kvm) => Recipe::kvm(),
+    }
 }
 
 fn show(status: &Status, json: bool) -> Result<(), CellError> {

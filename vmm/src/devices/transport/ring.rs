@@ -5,14 +5,16 @@
 //! see only well-formed chains and need no error handling of their own here.
 
 use std::fs::File;
-use std::io;
+use std::io::{self, Write};
 use std::mem;
 use std::num::Wrapping;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::sys::socket::{MsgFlags, SockType, getsockopt, send, sockopt};
+use nix::sys::stat::fstat;
 use virtio_queue::{Queue, QueueOwnedT, QueueT};
 use vm_memory::{Address, Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, VolatileSlice};
 
@@ -28,11 +30,56 @@ const TURN_MAX: usize = 256;
 const AVAILABLE_HEADER: u64 = 4;
 const USED_HEADER: u64 = 4;
 
+/// What interrupts the guest.
+#[derive(Debug)]
+enum Call {
+    /// A frontend in the guest's kernel (virtio_uml) hears a stream.
+    Stream(OwnedFd),
+    /// A machine of KVM is interrupted by an event that it takes at once (irqfd).
+    Event(File),
+}
+
+impl Call {
+    fn new(file: File) -> io::Result<Self> {
+        match getsockopt(&file, sockopt::SockType) {
+            Ok(SockType::Stream) => Ok(Self::Stream(file.into())),
+            // Events have no type of file (anon_inodes), and are not to be waited for. A frontend
+            // that has another descriptor of that kind written to, or takes the flag away later
+            // and has its event full, harms its own guest's devices.
+            Err(nix::Error::ENOTSOCK) => {
+                let kind = fstat(&file)?.st_mode & libc::S_IFMT;
+                let flags = OFlag::from_bits_retain(fcntl(&file, FcntlArg::F_GETFL)?);
+                match kind == 0 && flags.contains(OFlag::O_NONBLOCK) {
+                    true => Ok(Self::Event(file)),
+                    false => Err(io::ErrorKind::InvalidInput.into()),
+                }
+            }
+            Ok(_) => Err(io::ErrorKind::InvalidInput.into()),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
+    /// A full one already has an unread interrupt, so failure is fine.
+    fn interrupt(&self) {
+        // The frontend reads 8 bytes at a time (vu_interrupt in virtio_uml.c); so do events.
+        let one = 1_u64.to_ne_bytes();
+        match self {
+            Self::Stream(socket) => {
+                let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
+                let _ = send(socket.as_raw_fd(), &one, flags);
+            }
+            Self::Event(event) => {
+                let _ = (&*event).write(&one);
+            }
+        }
+    }
+}
+
 /// One virtqueue of a device.
 #[derive(Debug)]
 pub(crate) struct Ring {
     queue: Queue,
-    call: Option<OwnedFd>,
+    call: Option<Call>,
     kick: Option<File>,
     retired_kicks: Vec<File>,
     registered: bool,
@@ -147,16 +194,10 @@ impl Ring {
         self.again |= self.kick.is_some();
     }
 
-    /// Sets the socket that interrupts the guest; must be a Unix stream socket,
-    /// because only a socket can be written without ever waiting for the guest.
+    /// Sets what interrupts the guest; must be a Unix stream socket or an event, because only
+    /// those can be written without waiting for the guest.
     pub fn set_call(&mut self, call: Option<File>) -> io::Result<()> {
-        let call = call.map(OwnedFd::from);
-        if let Some(socket) = &call
-            && getsockopt(socket, sockopt::SockType)? != SockType::Stream
-        {
-            return Err(io::ErrorKind::InvalidInput.into());
-        }
-        self.call = call;
+        self.call = call.map(Call::new).transpose()?;
         Ok(())
     }
 
@@ -361,10 +402,7 @@ impl Ring {
 
     fn interrupt(&mut self) {
         let Some(call) = &self.call else { return };
-        // The frontend reads 8 bytes at a time (vu_interrupt in virtio_uml.c).
-        let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
-        // A full socket already has an unread interrupt, so failure is fine.
-        let _ = send(call.as_raw_fd(), &1_u64.to_ne_bytes(), flags);
+        call.interrupt();
         self.metrics.interrupts.inc();
     }
 
