@@ -229,7 +229,7 @@ fn host() {
         }
         ForkResult::Parent { child } => child,
     };
-    let mut devices = DeviceLoop::new(memory.file()).expect("devices");
+    let mut devices = DeviceLoop::for_machine(memory.file()).expect("devices");
     let mut counted: Vec<Arc<dyn Metrics>> = Vec::new();
     for ((_, id), listener) in names.iter().zip(listeners) {
         counted.push(match id {

@@ -41,7 +41,7 @@ pub use net::{Link, NetConfig, NetMetrics};
 pub use rng::RngMetrics;
 pub use vsock::{StreamName, Successor, VsockConfig, VsockHandle, VsockListener, VsockMetrics};
 
-use transport::{Device, MemoryFile, Server};
+use transport::{CallKind, Device, MemoryFile, Server};
 
 type Subscriber = Box<dyn MutEventSubscriber + Send>;
 
@@ -49,6 +49,7 @@ type Subscriber = Box<dyn MutEventSubscriber + Send>;
 pub struct DeviceLoop {
     manager: EventManager<Subscriber>,
     memory: MemoryFile,
+    calls: CallKind,
     stopped: Arc<AtomicBool>,
 }
 
@@ -75,8 +76,20 @@ impl DeviceLoop {
     /// [`DeviceError::MemoryNotSealed`] unless `memory` is a memfd sealed with
     /// `F_SEAL_SHRINK`: a guest that could shrink it would kill the loop.
     pub fn new(memory: &File) -> Result<Self, DeviceError> {
+        Self::with(memory, CallKind::Stream)
+    }
+
+    /// The same for a machine of KVM ([`crate::kvm`]), which devices interrupt by events.
+    ///
+    /// # Errors
+    /// As of [`DeviceLoop::new`].
+    pub fn for_machine(memory: &File) -> Result<Self, DeviceError> {
+        Self::with(memory, CallKind::Event)
+    }
+
+    fn with(memory: &File, calls: CallKind) -> Result<Self, DeviceError> {
         let memory = MemoryFile::new(memory)?;
-        Ok(Self { manager: EventManager::new()?, memory, stopped: Arc::default() })
+        Ok(Self { manager: EventManager::new()?, memory, calls, stopped: Arc::default() })
     }
 
     /// Adds a disk behind `listener`.
@@ -143,7 +156,7 @@ impl DeviceLoop {
     }
 
     fn add(&mut self, listener: UnixListener, device: impl Device) -> Result<(), DeviceError> {
-        let server = Server::new(listener, device, self.memory)?;
+        let server = Server::new(listener, device, self.memory, self.calls)?;
         self.manager.add_subscriber(Box::new(server));
         Ok(())
     }

@@ -275,7 +275,9 @@ pub fn commit(layout: &Layout, args: &CommitArgs) -> Result<u8, CellError> {
     let changed = build::changed(&started, &args.change)
         .map_err(|error| CellError::Usage(format!("--change: {error}")))?;
     let config = ImageConfig::of_document(&changed)?;
-    finish(show(&mut |progress| commit::commit(layout, &record, &config, tag.as_ref(), progress))?)?;
+    finish(show(&mut |progress| {
+        commit::commit(layout, &record, &config, tag.as_ref(), progress)
+    })?)?;
     Ok(0)
 }
 

@@ -16,7 +16,7 @@ use event_manager::{EventOps, EventSet};
 use vm_memory::GuestMemoryMmap;
 
 pub(crate) use memory::MemoryFile;
-pub(crate) use ring::Ring;
+pub(crate) use ring::{CallKind, Ring};
 pub(crate) use server::Server;
 
 use super::metrics::TransportMetrics;

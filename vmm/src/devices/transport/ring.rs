@@ -30,6 +30,15 @@ const TURN_MAX: usize = 256;
 const AVAILABLE_HEADER: u64 = 4;
 const USED_HEADER: u64 = 4;
 
+/// What a frontend is interrupted by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum CallKind {
+    /// A stream, of one in a guest kernel.
+    Stream,
+    /// An event, of a machine of KVM.
+    Event,
+}
+
 /// What interrupts the guest.
 #[derive(Debug)]
 enum Call {
@@ -40,13 +49,13 @@ enum Call {
 }
 
 impl Call {
-    fn new(file: File) -> io::Result<Self> {
-        match getsockopt(&file, sockopt::SockType) {
-            Ok(SockType::Stream) => Ok(Self::Stream(file.into())),
+    fn new(file: File, kind: CallKind) -> io::Result<Self> {
+        match (kind, getsockopt(&file, sockopt::SockType)) {
+            (CallKind::Stream, Ok(SockType::Stream)) => Ok(Self::Stream(file.into())),
             // Events have no type of file (anon_inodes), and are not to be waited for. A frontend
             // that has another descriptor of that kind written to, or takes the flag away later
             // and has its event full, harms its own guest's devices.
-            Err(nix::Error::ENOTSOCK) => {
+            (CallKind::Event, Err(nix::Error::ENOTSOCK)) => {
                 let kind = fstat(&file)?.st_mode & libc::S_IFMT;
                 let flags = OFlag::from_bits_retain(fcntl(&file, FcntlArg::F_GETFL)?);
                 match kind == 0 && flags.contains(OFlag::O_NONBLOCK) {
@@ -54,8 +63,8 @@ impl Call {
                     false => Err(io::ErrorKind::InvalidInput.into()),
                 }
             }
-            Ok(_) => Err(io::ErrorKind::InvalidInput.into()),
-            Err(errno) => Err(errno.into()),
+            (_, Err(errno)) if errno != nix::Error::ENOTSOCK => Err(errno.into()),
+            _ => Err(io::ErrorKind::InvalidInput.into()),
         }
     }
 
@@ -194,10 +203,10 @@ impl Ring {
         self.again |= self.kick.is_some();
     }
 
-    /// Sets what interrupts the guest; must be a Unix stream socket or an event, because only
-    /// those can be written without waiting for the guest.
-    pub fn set_call(&mut self, call: Option<File>) -> io::Result<()> {
-        self.call = call.map(Call::new).transpose()?;
+    /// Sets what interrupts the guest; must be a Unix stream socket, or where the frontend is a
+    /// machine's an event, because only those can be written without waiting for the guest.
+    pub fn set_call(&mut self, call: Option<File>, kind: CallKind) -> io::Result<()> {
+        self.call = call.map(|file| Call::new(file, kind)).transpose()?;
         Ok(())
     }
 

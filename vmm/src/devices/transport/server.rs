@@ -20,7 +20,7 @@ use vhost::vhost_user::message::MAX_MSG_SIZE;
 use vhost::vhost_user::{BackendReqHandler, Error};
 
 use super::session::Session;
-use super::{DEVICE_TOKENS, Device, Io, MemoryFile};
+use super::{CallKind, DEVICE_TOKENS, Device, Io, MemoryFile};
 use crate::devices::DeviceError;
 use crate::devices::metrics::TransportMetrics;
 
@@ -46,14 +46,19 @@ pub(crate) struct Server<D: Device> {
 }
 
 impl<D: Device> Server<D> {
-    /// Puts `device` behind `listener`.
-    pub fn new(listener: UnixListener, device: D, memory: MemoryFile) -> Result<Self, DeviceError> {
+    /// Puts `device` behind `listener`, whose frontend is interrupted by `calls`.
+    pub fn new(
+        listener: UnixListener,
+        device: D,
+        memory: MemoryFile,
+        calls: CallKind,
+    ) -> Result<Self, DeviceError> {
         let host = DeviceError::host::<io::Error>;
         listener.set_nonblocking(true).map_err(host("prepare a device socket"))?;
         let resume = EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC)
             .map_err(DeviceError::host("make a device event"))?;
         let metrics = device.transport();
-        let session = Arc::new(Mutex::new(Session::new(device, memory)));
+        let session = Arc::new(Mutex::new(Session::new(device, memory, calls)));
         Ok(Self { phase: Phase::Waiting(listener), session, resume, metrics })
     }
 

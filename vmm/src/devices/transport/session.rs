@@ -17,7 +17,7 @@ use virtio_bindings::bindings::virtio_ring::{
 };
 
 use super::memory::{MappedMemory, MemoryFile};
-use super::{Device, Ring};
+use super::{CallKind, Device, Ring};
 
 /// A device and what its frontend has set up so far.
 pub(crate) struct Session<D> {
@@ -25,13 +25,14 @@ pub(crate) struct Session<D> {
     pub rings: Vec<Ring>,
     pub memory: Option<MappedMemory>,
     allowed: MemoryFile,
+    calls: CallKind,
 }
 
 impl<D: Device> Session<D> {
-    pub fn new(device: D, allowed: MemoryFile) -> Self {
+    pub fn new(device: D, allowed: MemoryFile, calls: CallKind) -> Self {
         let ring = || Ring::new(device.transport());
         let rings = (0..device.queues()).map(|_| ring()).collect();
-        Self { device, rings, memory: None, allowed }
+        Self { device, rings, memory: None, allowed, calls }
     }
 
     /// Forgets the frontend and unmaps its memory.
@@ -147,7 +148,8 @@ impl<D: Device> VhostUserBackendReqHandlerMut for Session<D> {
     }
 
     fn set_vring_call(&mut self, index: u8, fd: Option<File>) -> Result<()> {
-        self.ring(index)?.set_call(fd).map_err(Error::ReqHandlerError)
+        let calls = self.calls;
+        self.ring(index)?.set_call(fd, calls).map_err(Error::ReqHandlerError)
     }
 
     fn set_vring_err(&mut self, index: u8, _fd: Option<File>) -> Result<()> {
