@@ -2,9 +2,12 @@
 //! other cells start from. What the cell has changed of its image is a file over those of the image.
 
 use std::io;
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
+use std::sync::{Mutex, PoisonError};
 
-use exocell_agent::TRANSFER_MAX;
 use exocell_agent::client::{self, ClientError};
+use exocell_agent::{Patient, TRANSFER_MAX};
 use exocell_images::{
     ImageConfig, ImageRecord, Progress, ProgressEvent, Reference, Store, document_over,
 };
@@ -16,6 +19,43 @@ use crate::{CellError, Layout, Record};
 
 /// A guest cannot fill the host with one template.
 const LAYER_BYTES_MAX: u64 = 64 << 30;
+
+/// Breaks a commit off from another thread, while the guest still sends: the host's own work on what
+/// came goes on to its end.
+#[derive(Debug, Default)]
+pub struct Cutter(Mutex<Cut>);
+
+#[derive(Debug, Default)]
+struct Cut {
+    is_cut: bool,
+    stream: Option<UnixStream>,
+}
+
+impl Cutter {
+    /// Breaks it off, if it has begun or not.
+    pub fn cut(&self) {
+        let mut own = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        own.is_cut = true;
+        if let Some(stream) = own.stream.take() {
+            // One that has ended is as good.
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+    }
+
+    #[must_use]
+    pub fn is_cut(&self) -> bool {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).is_cut
+    }
+
+    fn watch(&self, stream: &UnixStream) -> io::Result<()> {
+        let mut own = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if own.is_cut {
+            return Err(io::Error::other("it was broken off"));
+        }
+        own.stream = Some(stream.try_clone()?);
+        Ok(())
+    }
+}
 
 /// Makes an image called `tag` of the running cell `record`, to be started as
 /// `config` says. What is mounted in the cell, folders above all, is left out, and so are the files
@@ -30,16 +70,36 @@ pub fn commit(
     tag: Option<&Reference>,
     progress: &mut dyn Progress,
 ) -> Result<ImageRecord, CellError> {
+    commit_until(layout, record, config, tag, progress, &Cutter::default())
+}
+
+/// The same, until `cutter` breaks it off.
+///
+/// # Errors
+/// As of [`commit`]; it was broken off.
+pub fn commit_until(
+    layout: &Layout,
+    record: &Record,
+    config: &ImageConfig,
+    tag: Option<&Reference>,
+    progress: &mut dyn Progress,
+    cutter: &Cutter,
+) -> Result<ImageRecord, CellError> {
     let store = Store::open(layout.images())?;
+    let guest = || -> Result<Patient, CellError> {
+        let stream = Client::connect(record)?.guest_stream()?.within(TRANSFER_MAX);
+        cutter.watch(stream.get_ref()).map_err(CellError::host("cannot commit the cell"))?;
+        Ok(stream)
+    };
     let (_, spec, _) = Record::find(layout, &record.id)?;
     // A root that cannot be written has nothing that lies over its image.
     if !spec.read_only
         && spec.depot.is_none()
         && let Ok(image) = store.resolve(spec.image_name())
     {
-        return changes(&store, record, &image, (config, tag), progress);
+        return changes(&store, guest, &image, (config, tag), progress);
     }
-    let stream = Client::connect(record)?.guest_stream()?.within(TRANSFER_MAX);
+    let stream = guest()?;
     let made = import_layer(&store, config, tag, progress, |mut write| {
         let sent = client::download_layer(&stream, &stream, &mut write, LAYER_BYTES_MAX);
         sent.map(drop).map_err(local)
@@ -50,7 +110,7 @@ pub fn commit(
 /// The same by what the cell has changed of `image`.
 fn changes(
     store: &Store,
-    record: &Record,
+    guest: impl FnOnce() -> Result<Patient, CellError>,
     image: &ImageRecord,
     (config, tag): (&ImageConfig, Option<&Reference>),
     progress: &mut dyn Progress,
@@ -59,7 +119,7 @@ fn changes(
     let below = store.inspect(&image.id.to_string())?;
     let to = store.scratch()?;
     progress.event(ProgressEvent::Layer { index: 0, count: 1, bytes: None });
-    let stream = Client::connect(record)?.guest_stream()?.within(TRANSFER_MAX);
+    let stream = guest()?;
     let layer = compose::keep(&to, |mut write| {
         let sent = client::download_changes(&stream, &stream, &[], &mut write, LAYER_BYTES_MAX);
         sent.map(drop).map_err(local)

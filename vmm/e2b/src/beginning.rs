@@ -10,12 +10,15 @@
 //! first sandbox:  start ─> sleep ─> looked at: listens at …, has ended, or neither
 //! next ones:      start ─> looked at again and again, no longer than the sleep ─> ready
 //! ```
+//! No tenant reaches a sandbox before that, and what one's sandboxes have come to is remembered for
+//! that tenant alone. What the pool's have come to is remembered for all.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use exocell_cell::images::ImageConfig;
+use tokio::time::timeout;
 
 use crate::envd::process;
 use crate::error::{Problem, Result};
@@ -29,6 +32,8 @@ const READY: &str = "exocell.e2b.ready";
 /// How long a sandbox may take to be ready, and how soon it is looked again.
 const READY_MAX: Duration = Duration::from_secs(60);
 const READY_AGAIN: Duration = Duration::from_millis(100);
+/// How long the guest may take beyond that to start a program and to say what listens.
+const ANSWER_MAX: Duration = Duration::from_secs(15);
 /// Sockets that are remembered of an image.
 const SOCKETS_MAX: usize = 64;
 /// Tells which sockets listen, by what every shell has built in (proc(5)).
@@ -60,6 +65,11 @@ impl Beginning {
     /// # Errors
     /// It was not in time.
     pub async fn run(&self, server: &Arc<Server>, sandbox: &Arc<Sandbox>) -> Result<()> {
+        let whole = timeout(READY_MAX + ANSWER_MAX, self.run_all(server, sandbox));
+        whole.await.unwrap_or_else(|_| Err(late("its guest did not answer")))
+    }
+
+    async fn run_all(&self, server: &Arc<Server>, sandbox: &Arc<Sandbox>) -> Result<()> {
         let started = match &self.start {
             Some(line) => Some(process::begin(server, sandbox, line).await?),
             None => None,
@@ -71,18 +81,15 @@ impl Beginning {
         if let Some(time) = only_sleeps(line) {
             return self.settle(server, sandbox, pid, time).await;
         }
-        let until = Instant::now() + READY_MAX;
-        while process::run(server, sandbox, line).await?.0 != 0 {
-            if Instant::now() > until {
-                return Err(Problem::internal(format!(
-                    "the template's sandbox was not ready within {} s: its ready command did not \
-                     succeed",
-                    READY_MAX.as_secs()
-                )));
+        let ready = async {
+            while process::run(server, sandbox, line).await?.0 != 0 {
+                tokio::time::sleep(READY_AGAIN).await;
             }
-            tokio::time::sleep(READY_AGAIN).await;
-        }
-        Ok(())
+            Ok(())
+        };
+        // One that goes on for ever does not succeed either.
+        let ready = timeout(READY_MAX, ready).await;
+        ready.unwrap_or_else(|_| Err(late("its ready command did not succeed")))
     }
 
     async fn settle(
@@ -96,7 +103,7 @@ impl Beginning {
         let note = sandbox.note();
         // Without the same network a start command may come to something else.
         let kind = format!("{} {}", note.template, note.rules.join(" "));
-        let known = server.settled.of(&kind);
+        let known = server.settled.of(&note.tenant, &kind);
         if let Some(known) = known {
             while Instant::now() < until && !known.is_reached_by(&look(server, sandbox, pid).await?)
             {
@@ -106,9 +113,14 @@ impl Beginning {
         }
         tokio::time::sleep(until.saturating_duration_since(Instant::now())).await;
         let state = look(server, sandbox, pid).await?;
-        server.settled.set(kind, state);
+        server.settled.set(&note.tenant, kind, state);
         Ok(())
     }
+}
+
+fn late(why: &str) -> Problem {
+    let most = READY_MAX.as_secs();
+    Problem::internal(format!("the template's sandbox was not ready within {most} s: {why}"))
 }
 
 /// How long a line sleeps that does nothing else.

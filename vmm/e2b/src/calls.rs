@@ -212,6 +212,7 @@ async fn move_deadline(
 
 /// `DELETE /sandboxes/{id}`
 pub async fn kill(server: &Arc<Server>, sandbox: &Arc<Sandbox>) -> Result<Response> {
+    sandbox.stop_saving();
     let _held = sandbox.changing.lock().await;
     // Another may have been faster.
     server.find(sandbox.tenant(), &sandbox.id)?;
@@ -237,6 +238,8 @@ pub async fn pause(server: &Arc<Server>, sandbox: &Arc<Sandbox>, call: Call) -> 
             "a paused sandbox keeps its programs, too",
         ));
     }
+    // A snapshot that is being made comes first.
+    let _saving = sandbox.saving.lock().await;
     let _held = sandbox.changing.lock().await;
     server.find(sandbox.tenant(), &sandbox.id)?;
     if sandbox.is_paused() {
@@ -332,7 +335,7 @@ pub async fn metrics_of_all(
     let mut all = serde_json::Map::new();
     let ids = query.all("sandbox_ids").flat_map(|text| text.split(',')).take(PAGE_MAX as usize);
     for id in ids {
-        if let Ok(sandbox) = server.find(&tenant.name, id) {
+        if let Ok(sandbox) = server.find_begun(&tenant.name, id) {
             all.insert(id.to_owned(), measure(server, &sandbox).await?);
         }
     }

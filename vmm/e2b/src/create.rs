@@ -147,6 +147,7 @@ async fn begin(
         server.kill_held(&sandbox).await?;
         return Err(error);
     }
+    sandbox.begin();
     Ok(sandbox)
 }
 
@@ -167,7 +168,9 @@ fn known(
     let Some((key, hash)) = request else { return Ok(None) };
     let of_key = |sandbox: &Arc<Sandbox>| {
         let made_by = sandbox.note().request;
-        sandbox.tenant() == tenant.name && made_by.is_some_and(|(own, _)| own == *key)
+        sandbox.tenant() == tenant.name
+            && sandbox.has_begun()
+            && made_by.is_some_and(|(own, _)| own == *key)
     };
     let Some(found) = server.all().into_iter().find(of_key) else { return Ok(None) };
     match found.note().request {

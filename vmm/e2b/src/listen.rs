@@ -235,7 +235,7 @@ async fn visit(
     request: hyper::Request<Incoming>,
     work: &Arc<Work>,
 ) -> Response {
-    let Some(sandbox) = server.get(id) else { return proxy::no_sandbox(id) };
+    let Some(sandbox) = server.get_begun(id) else { return proxy::no_sandbox(id) };
     if port == 0 {
         return refusal(&Problem::invalid("E2b-Sandbox-Port is no port"));
     }
@@ -260,7 +260,7 @@ async fn dispatch(server: &Arc<Server>, address: Option<Address>, call: Call) ->
         }
         return route(server, call).await.unwrap_or_else(|problem| refusal(&problem));
     };
-    let Some(sandbox) = server.get(&id) else { return proxy::no_sandbox(&id) };
+    let Some(sandbox) = server.get_begun(&id) else { return proxy::no_sandbox(&id) };
     if sandbox.is_paused() && !wake(server, &sandbox).await {
         return proxy::no_sandbox(&id);
     }
@@ -286,5 +286,8 @@ fn signer(server: &Server, call: &Call) -> Option<Arc<Sandbox>> {
     }
     let operation = if call.method == hyper::Method::GET { "read" } else { "write" };
     let signed = Signed::read(&call.query, operation)?;
-    server.all().into_iter().find(|it| !it.is_paused() && signed.is_by(&it.note().access_token))
+    server
+        .all()
+        .into_iter()
+        .find(|it| it.has_begun() && !it.is_paused() && signed.is_by(&it.note().access_token))
 }

@@ -198,6 +198,7 @@ async fn boot(server: &Arc<Server>, kind: &Kind, found: Found, turn: Turn) -> Re
         server.discard(&sandbox).await;
         return Err(error);
     }
+    sandbox.begin();
     info!(sandbox = sandbox.id, template = kind.name, "waits in the pool");
     Ok(sandbox)
 }

@@ -83,10 +83,12 @@ async fn sandbox(
     rest: &[&str],
     call: Call,
 ) -> Result<Response> {
-    let found = server.find(&tenant.name, id)?;
+    if call.method == Method::DELETE && rest.is_empty() {
+        return calls::kill(server, &server.find(&tenant.name, id)?).await;
+    }
+    let found = server.find_begun(&tenant.name, id)?;
     match (call.method.as_str(), rest) {
         ("GET", []) => Ok(calls::info(server, &found)),
-        ("DELETE", []) => calls::kill(server, &found).await,
         ("POST", ["timeout"]) => calls::timeout(server, &found, call).await,
         ("POST", ["refreshes"]) => calls::refresh(server, &found, call).await,
         ("POST", ["pause"]) => calls::pause(server, &found, call).await,

@@ -1,7 +1,7 @@
 //! One sandbox: its cell, what runs in it for clients, and its time.
 //!
 //! ```text
-//!             create                deadline: on_timeout        kill, end of the cell
+//!        create, template's start  deadline: on_timeout        kill, end of the cell
 //!  (nothing) ────────> running ──────────────────────────> ended, nothing is left
 //!                       │    ^ connect, traffic            ^
 //!                 pause v    │ (auto_resume)               │
@@ -9,11 +9,13 @@
 //! ```
 
 use std::os::unix::net::UnixStream as BlockingStream;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use exocell_cell::agent::client::ClientError;
 use exocell_cell::agent::{ANSWER_MAX, Patient, TRANSFER_MAX};
+use exocell_cell::commit::Cutter;
 use exocell_cell::control::Client;
 use exocell_cell::{Record, now_ms};
 use tokio::net::UnixStream;
@@ -54,6 +56,12 @@ pub struct Sandbox {
     pub watchers: Watchers,
     /// Held while it is paused, resumed or ended.
     pub changing: tokio::sync::Mutex<()>,
+    /// Held while a snapshot is made, before `changing` if both are. Its end does not wait for it.
+    pub saving: tokio::sync::Mutex<()>,
+    /// Breaks that off.
+    cutter: Mutex<Option<Arc<Cutter>>>,
+    /// Whether the template's own programs have run as they are to: nobody has it before.
+    has_begun: AtomicBool,
     note: Mutex<Note>,
     /// When its time is over, milliseconds since the epoch.
     deadline: watch::Sender<u64>,
@@ -85,6 +93,9 @@ impl Sandbox {
             programs: Programs::default(),
             watchers: Watchers::default(),
             changing: tokio::sync::Mutex::default(),
+            saving: tokio::sync::Mutex::default(),
+            cutter: Mutex::default(),
+            has_begun: AtomicBool::new(false),
             note: Mutex::new(note),
             deadline,
             ended: watch::Sender::new(false),
@@ -131,6 +142,30 @@ impl Sandbox {
 
     pub fn is_paused(&self) -> bool {
         self.lock().paused_ms.is_some()
+    }
+
+    /// Its tenant has it from now on.
+    pub fn begin(&self) {
+        self.has_begun.store(true, Ordering::Release);
+    }
+
+    pub fn has_begun(&self) -> bool {
+        self.has_begun.load(Ordering::Acquire)
+    }
+
+    /// What breaks the snapshot off that is begun now.
+    pub fn save(&self) -> Arc<Cutter> {
+        let cutter = Arc::new(Cutter::default());
+        let mut own = self.cutter.lock().unwrap_or_else(PoisonError::into_inner);
+        *own = Some(cutter.clone());
+        cutter
+    }
+
+    /// Breaks a snapshot off that is being made, so that the guest is free.
+    pub fn stop_saving(&self) {
+        if let Some(cutter) = &*self.cutter.lock().unwrap_or_else(PoisonError::into_inner) {
+            cutter.cut();
+        }
     }
 
     pub fn deadline(&self) -> watch::Receiver<u64> {

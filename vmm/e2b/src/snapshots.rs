@@ -4,8 +4,9 @@
 //! not in it.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use exocell_cell::commit::commit;
+use exocell_cell::commit::commit_until;
 use exocell_cell::images::{ImageRecord, Silent, Store};
 use exocell_cell::logging::tracing::info;
 use hyper::StatusCode;
@@ -21,6 +22,8 @@ use crate::sandbox::Sandbox;
 use crate::state::Server;
 use crate::template::own_image;
 
+/// How long a guest may take to send its files.
+const SENDING_MAX: Duration = Duration::from_secs(15 * 60);
 /// Snapshots of a tenant.
 const SNAPSHOTS_MAX: usize = 100;
 const PAGE_MAX: u64 = 100;
@@ -45,7 +48,9 @@ pub async fn create(server: &Arc<Server>, sandbox: &Arc<Sandbox>, call: Call) ->
             "take one of the files alone (mode=\"filesystem\")",
         ));
     }
-    let held = sandbox.changing.lock().await;
+    // Others may end or pause it meanwhile, which breaks this off.
+    let held = sandbox.saving.lock().await;
+    let cutter = sandbox.save();
     if sandbox.is_paused() {
         return Err(Problem::conflict("the sandbox is paused; let it go on first"));
     }
@@ -59,8 +64,8 @@ pub async fn create(server: &Arc<Server>, sandbox: &Arc<Sandbox>, call: Call) ->
     let tag = own_image(sandbox.tenant(), &name)?;
     let (layout, own) = (server.layout().clone(), sandbox.clone());
     let store = server.builds.store.clone();
-    let (id, shown) = (sandbox.id.clone(), name.clone());
-    blocking(move || {
+    let (id, shown, own_cutter) = (sandbox.id.clone(), name.clone(), cutter.clone());
+    let made = blocking(move || {
         let store = &*store;
         if of_tenant(store, own.tenant())?.len() >= SNAPSHOTS_MAX {
             return Err(Problem::exhausted(format!(
@@ -70,10 +75,27 @@ pub async fn create(server: &Arc<Server>, sandbox: &Arc<Sandbox>, call: Call) ->
         }
         let mut config = store.resolve(&own.note().template)?.config;
         config.labels.insert(LABEL.to_owned(), id);
-        commit(&layout, &own.record, &config, Some(&tag), &mut Silent)?;
+        commit_until(&layout, &own.record, &config, Some(&tag), &mut Silent, &own_cutter)?;
         Ok(())
-    })
-    .await?;
+    });
+    let mut made = std::pin::pin!(made);
+    let (made, is_late) = tokio::select! {
+        made = &mut made => (made, false),
+        () = tokio::time::sleep(SENDING_MAX) => {
+            cutter.cut();
+            (made.await, true)
+        }
+    };
+    made.map_err(|error| match (is_late, cutter.is_cut()) {
+        (true, _) => Problem::deadline(format!(
+            "the sandbox did not send its files within {} min; keep less in it",
+            SENDING_MAX.as_secs() / 60
+        )),
+        (false, true) => {
+            Problem::conflict("the sandbox was ended or paused before its files were read")
+        }
+        _ => error,
+    })?;
     drop(held);
     info!(sandbox = sandbox.id, snapshot = shown, "kept");
     Ok(json_reply(StatusCode::CREATED, &told(&shown)))

@@ -113,6 +113,22 @@ impl Server {
         found.ok_or_else(|| Problem::not_found(format!("sandbox {id:?} was not found")))
     }
 
+    /// The same where it is to be the tenant's to use: nobody uses one that is being started.
+    pub fn find_begun(&self, tenant: &str, id: &str) -> Result<Arc<Sandbox>> {
+        let found = self.find(tenant, id)?;
+        match found.has_begun() {
+            true => Ok(found),
+            false => Err(Problem::conflict(format!(
+                "sandbox {id} is being started: the call that makes it says when it is ready"
+            ))),
+        }
+    }
+
+    /// The sandbox `id`, if clients may use it.
+    pub fn get_begun(&self, id: &str) -> Option<Arc<Sandbox>> {
+        self.get(id).filter(|sandbox| sandbox.has_begun())
+    }
+
     /// Writes down what has changed.
     pub async fn write(&self, note: Note) -> Result<()> {
         let (notes, own) = (self.notes.clone(), self.get(&note.id));
@@ -173,6 +189,7 @@ impl Server {
         if *sandbox.deadline().borrow() > now_ms() {
             return;
         }
+        sandbox.stop_saving();
         let note = sandbox.note();
         if note.on_timeout == OnTimeout::Pause && note.paused_ms.is_none() {
             info!(sandbox = sandbox.id, "its time is over: paused");
@@ -286,6 +303,8 @@ impl Server {
                     note.paused_ms = record.is_paused().then(|| note.paused_ms.unwrap_or(now_ms()));
                     let sandbox = Sandbox::new(record, note, &self.bounds);
                     let Ok(session) = listened(session) else { continue };
+                    // Nobody is left who would say when it is ready.
+                    sandbox.begin();
                     self.take(&sandbox, session).await;
                     if !sandbox.is_paused() {
                         programs::adopt(self, &sandbox).await;

@@ -5,6 +5,7 @@ mod common;
 
 mod agents;
 mod e2b;
+mod e2b_begin;
 mod e2b_pool;
 mod e2b_server;
 mod harnesses;
