@@ -14,9 +14,7 @@ use crate::containers::{Container, Containers, Seen};
 use crate::error::{ApiError, ApiResult};
 use crate::notes::Notes;
 
-/// Milliseconds in which a volume's cell comes to be on the slowest host.
-const BIRTH_MAX_MS: u64 = 10 * 60 * 1000;
-/// The same where an operator asks for volumes of cells that are gone.
+/// Milliseconds in which a volume's cell usually comes to be.
 const BIRTH_USUAL_MS: u64 = 10 * 1000;
 /// How long a cell that is made with a volume is waited for where the volume is named to be removed.
 pub const START_MAX: Duration = Duration::from_secs(10);
@@ -111,14 +109,13 @@ impl Containers {
     }
 
     /// Removes volumes that were to go with containers which are gone: whoever was to remove them
-    /// was ended before, or there was nobody.
+    /// was ended before, or there was nobody. A start that is under way holds its own.
     pub fn sweep_volumes(&self) {
         let shelf = self.shelf();
         let is_left = |name: &str| {
             let notes = shelf.notes(name);
             let owner = notes.owner.as_deref().filter(|_| notes.ends_with_owner);
-            notes.created_ms.saturating_add(BIRTH_MAX_MS) < now_ms()
-                && owner.is_some_and(|owner| !self.exists(owner))
+            owner.is_some_and(|owner| !self.exists(owner))
         };
         for name in shelf.names().unwrap_or_default().iter().filter(|name| is_left(name)) {
             // The next one tries again.

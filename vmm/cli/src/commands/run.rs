@@ -44,6 +44,7 @@ pub fn run(layout: &Layout, mut args: RunArgs) -> Result<u8, CellError> {
     docker::check(&args)?;
     srt::apply(layout, &mut args)?;
     image::pull_as_told(layout, &args.image, args.pull)?;
+    exocell_docker::sweep_volumes(layout);
     let id = CellSpec::new_id()?;
     let ended = run_as(layout, args, &id, request);
     // What was made for a cell that is gone, or never came to be, goes with it.

@@ -49,6 +49,8 @@ fn ls(layout: &Layout, args: &VolumeLsArgs) -> Result<(), CellError> {
     if let Some(odd) = filters.values("dangling").iter().find(|v| !truths.contains(&v.as_str())) {
         return Err(CellError::Usage(format!("--filter: dangling is true or false, not `{odd}`")));
     }
+    // Nobody was there when a cell that runs by itself (run -d --rm) removed itself.
+    exocell_docker::sweep_volumes(layout);
     let mut all = stock::all(layout)?;
     all.retain(|volume| {
         filters.names("name", &volume.name)

@@ -367,6 +367,9 @@ fn volumes_are_made_listed_and_removed() {
     root.run(["volume", "rm", "kept"]).exited(125).complains_of(&["no such volume"]);
     root.run(["volume", "rm", "-f", "kept"]).ok();
     root.run(["volume", "rm", "../docker"]).exited(125).complains_of(&["no such volume"]);
+    // What a cell had made for itself goes with it, though nobody waits for its end.
+    root.run(["run", "-d", "--rm", "-v", "/own", TINY, "true"]).ok();
+    eventually("no volume is left", || lines(&["ls", "-q"]).is_empty());
     root.run(["volume", "create", "-d", "nfs", "far"]).exited(125).complains_of(&["nfs", "local"]);
 }
 
