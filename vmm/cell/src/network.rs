@@ -22,6 +22,8 @@ use nix::unistd::{ForkResult, fork};
 use crate::networks::{self, Attachment, Networks};
 use crate::relayed::Relaying;
 use crate::{CellError, CellSpec, Layout, Strength};
+pub use exocell_network::address;
+pub use exocell_network::dialer::sys::is_own;
 pub use exocell_network::link::HOST_NAME;
 use joined::Joined;
 pub use log::{LOGS, Log, Written};

@@ -20,8 +20,9 @@ use tokio::net::UnixStream;
 use crate::blocking::blocking;
 use crate::builds::{CPUS, LABEL_USER, LABEL_WORKDIR, MEMORY_MB};
 use crate::error::{Problem, Result};
+use crate::keys::POOL;
 use crate::note::{Note, USER};
-use crate::sandbox::{POOL, Sandbox, listened};
+use crate::sandbox::{Sandbox, listened};
 use crate::state::Server;
 use crate::template::Found;
 

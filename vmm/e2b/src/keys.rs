@@ -25,6 +25,8 @@ use crate::error::ServeError;
 const KEY_BYTES: usize = 32;
 /// What E2B's keys begin with; hexadecimal digits follow.
 const PREFIX: &str = "e2b_";
+/// The tenant of a sandbox that waits in the pool: no tenant's name.
+pub const POOL: &str = "";
 /// The tenant of a server that has one key.
 const ONLY: &str = "default";
 /// The longest file of keys.

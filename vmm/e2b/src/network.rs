@@ -6,8 +6,8 @@
 
 use std::net::IpAddr;
 
+use exocell_cell::network::{HOST_NAME, address, is_own};
 use exocell_cell::xgate::{Endpoint, NamePattern};
-use exocell_network::{address, dialer, link};
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -141,7 +141,7 @@ fn is_all(host: &NamePattern) -> bool {
 fn covers(own: &NamePattern, wanted: &NamePattern) -> bool {
     own.contains(wanted)
         && match wanted {
-            NamePattern::Name(name) => name != link::HOST_NAME || own == wanted,
+            NamePattern::Name(name) => name != HOST_NAME || own == wanted,
             NamePattern::Net { base, .. } => {
                 let base = address::plain(*base);
                 let is_opened = match address::class(base) {
@@ -156,7 +156,7 @@ fn covers(own: &NamePattern, wanted: &NamePattern) -> bool {
 
 /// An address is the host's where nobody can tell.
 fn is_of_host(address: IpAddr) -> bool {
-    dialer::sys::is_own(address).unwrap_or(true)
+    is_own(address).unwrap_or(true)
 }
 
 /// What is in both.

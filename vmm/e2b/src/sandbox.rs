@@ -27,7 +27,7 @@ use crate::bounds::{Bounds, Share, Shares};
 use crate::envd::programs::Programs;
 use crate::envd::watchers::Watchers;
 use crate::error::{Problem, Result};
-use crate::keys;
+use crate::keys::{self, POOL};
 use crate::note::Note;
 
 /// Calls that wait for the guest at once, each with a thread; and dials of visitors that do.
@@ -41,8 +41,6 @@ const UNPACKING_MAX: usize = 8;
 /// How long a call waits for its turn.
 const TURN_MAX: Duration = Duration::from_secs(10);
 const TRANSFER_TURN_MAX: Duration = Duration::from_secs(30);
-/// The tenant of a sandbox that waits in the pool: no tenant's name.
-pub const POOL: &str = "";
 /// How long a paused sandbox is kept.
 pub const PAUSED_MAX_MS: u64 = 30 * 24 * 3600 * 1000;
 

@@ -3,7 +3,7 @@
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::sandbox::POOL;
+use crate::keys::POOL;
 
 /// Images and networks of which it is remembered, for each tenant. The oldest goes.
 const KINDS_MAX: usize = 64;
