@@ -241,6 +241,7 @@ pub struct RunArgs {
     pub mount: Vec<String>,
     /// Let the cell talk to HOST[:PORTS][/udp|/raw], HOST/icmp or NETWORK:PORTS. To a host's name
     /// it must be HTTP/1 or TLS for that name; /raw lets any protocol through (ssh, postgres).
+    /// exocell logs --network says what was refused, and why.
     #[arg(long, value_name = "RULE")]
     pub allow_net: Vec<String>,
     /// Put a secret into the cell's requests to HOST: NAME=VALUE@HOST[:PORT] over plain HTTP,
