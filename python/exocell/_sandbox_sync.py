@@ -221,7 +221,8 @@ class Files:
         """Copies a file or a directory to ``local``, which must not exist.
 
         Nothing is written outside of ``local``, whatever the sandbox sends:
-        links that lead out and absolute names are refused; devices and pipes do not come.
+        links that lead out of what is copied, and absolute ones, are refused; devices
+        and pipes do not come. Where ``path`` is a link itself, it is followed in the sandbox.
         """
         drive(self._inner.download(path, local, timeout, max_bytes=max_bytes))
 

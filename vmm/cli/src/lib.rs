@@ -15,15 +15,26 @@ mod show;
 mod terminal;
 mod words;
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use exocell_cell::logging::{self, Settings};
 use exocell_cell::vmm::jail::stage::{self, Stage};
 
 /// What this executable does in jailed processes.
 const STAGES: &[&[Stage]] = &[exocell_cell::STAGES, &[commands::EXPLAIN], commands::SERVE];
 
-/// Runs the command that this process was called with. It returns the process's exit code.
+/// Whether the executable has all of its libraries in it.
+static IS_STATIC: AtomicBool = AtomicBool::new(false);
+
+fn is_static() -> bool {
+    IS_STATIC.load(Ordering::Relaxed)
+}
+
+/// Runs the command that this process was called with, whose executable is `is_static` or not: how
+/// it is linked is not known when this is compiled. It returns the process's exit code.
 #[must_use]
-pub fn main() -> std::process::ExitCode {
+pub fn main(is_static: bool) -> std::process::ExitCode {
+    IS_STATIC.store(is_static, Ordering::Relaxed);
     if let Some(code) = stage::entered(STAGES) {
         return code.into();
     }

@@ -2,5 +2,5 @@
 #![forbid(unsafe_code)]
 
 fn main() -> std::process::ExitCode {
-    exocell_cli::main()
+    exocell_cli::main(cfg!(target_feature = "crt-static"))
 }

@@ -541,7 +541,7 @@ impl Keeper {
         let failed = || CellError::host("cannot connect a worker");
         let (ours, theirs) = UnixStream::pair().map_err(failed())?;
         let mut shown = outfit.shown();
-        if cfg!(target_feature = "crt-static") {
+        if crate::is_static() {
             shown.extend(RANDOM.map(Shown::read_only));
         }
         let order = Order {
