@@ -113,7 +113,7 @@ fn emulate(cpu: &str, host_kernel: &Path, archive: &Path) -> String {
     ended.ok().text().replace('\r', "")
 }
 
-/// Runs the calling test once more, on a machine that has keys, with `files` of this
+/// Runs the calling test, by its whole name, once more on a machine that has keys, with `files` of this
 /// one ([`file_inside`]). There the command is installed, with an image of a shell and little
 /// else under the name of the base image.
 #[track_caller]

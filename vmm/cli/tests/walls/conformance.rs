@@ -96,7 +96,7 @@ fn with_protection_keys_few_more_differ() {
         return differ_as_listed(&programs.path(PROGRAM), &programs.volume(), &flags, known);
     }
     let files = [PROGRAM, PROGRAM_PIE].map(|name| programs.path(name));
-    emulator::again("with_protection_keys_few_more_differ", &[&files[0], &files[1]]);
+    emulator::again("conformance::with_protection_keys_few_more_differ", &[&files[0], &files[1]]);
 }
 
 #[test]

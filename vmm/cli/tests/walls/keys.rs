@@ -91,7 +91,7 @@ fn without_keys_programs_read_the_guest_kernels_memory() {
 #[test]
 fn cells_have_protection_keys_where_they_are_asked_for() {
     if !keys_are_here() {
-        return again("cells_have_protection_keys_where_they_are_asked_for", &[]);
+        return again("keys::cells_have_protection_keys_where_they_are_asked_for", &[]);
     }
     let cell = Cell::idle("keys", &["--cpus", "2", "--intra", "mpk"]);
     assert_eq!(cell.inspect()["spec"]["intra"], "mpk");
