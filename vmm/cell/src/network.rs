@@ -13,22 +13,40 @@ use exocell_network::dialer::{Dialer, Hosts, sys};
 use exocell_network::secrets::SECRETS_MAX;
 use exocell_network::stack::{Changes, Parts, Published, Stack};
 use exocell_network::switch::{Port, Ports};
-use exocell_network::{Policy, Secret, Secrets, link};
+use exocell_network::{Policy, Secret, Secrets, address, link};
 use exocell_vmm::devices::NetConfig;
 use exocell_vmm::jail::{self, ThreadClass};
-use exocell_xgate::{CapabilitySet, Endpoint, NetworkScope, Protocol};
+use exocell_xgate::{CapabilitySet, Endpoint, NamePattern, NetworkScope, Protocol};
 use nix::unistd::{ForkResult, fork};
 
 use crate::networks::{self, Attachment, Networks};
 use crate::relayed::Relaying;
 use crate::{CellError, CellSpec, Layout, Strength};
-pub use exocell_network::address;
-pub use exocell_network::dialer::sys::is_own;
 pub use exocell_network::link::HOST_NAME;
 use joined::Joined;
 pub use log::{LOGS, Log, Written};
 use publish::Listening;
 pub use publish::{Publish, range};
+
+/// Whether who may reach `own` may have `wanted` as a rule of its own. A rule opens the operator's
+/// host, its link and its cloud's metadata only where it names them: by `*` and by `0.0.0.0/0`
+/// nobody may, and who has no more than these does not get there by naming them.
+pub fn covers(own: &NamePattern, wanted: &NamePattern) -> bool {
+    own.contains(wanted)
+        && match wanted {
+            NamePattern::Name(name) => name != HOST_NAME || own == wanted,
+            NamePattern::Net { base, .. } => {
+                let base = address::plain(*base);
+                let is_opened = match address::class(base) {
+                    Some(_) => address::names(wanted, base),
+                    // An address is the host's where nobody can tell.
+                    None => address::names(wanted, base) && sys::is_own(base).unwrap_or(true),
+                };
+                !is_opened || address::names(own, base)
+            }
+            _ => true,
+        }
+}
 
 mod joined;
 pub(crate) mod log;

@@ -9,7 +9,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use exocell_cell::granted::Location;
-use exocell_cell::xgate::{CapabilitySet, CapsError, NetworkScope, Rights};
+use exocell_cell::network::covers;
+use exocell_cell::xgate::{CapabilitySet, CapsError, Endpoint, NetworkScope, Rights};
 use hyper::StatusCode;
 use serde_json::{Value, json};
 
@@ -163,14 +164,26 @@ impl Cell {
         }
         let wish = CapabilitySet::parse(&wish.to_string(), Path::new("/"));
         let within = wish.and_then(|wish| wish.within(&self.caps));
-        within.map_err(|error| match error {
+        let within = within.map_err(|error| match error {
             CapsError::Beyond { capability, asked, granted } => refused(format!(
                 "a container that a cell makes has at most the cell's own rights: {asked} is asked \
                  for, and the cell {} has {granted} ({capability})",
                 self.name
             )),
             error => ApiError::bad_request(error.to_string()),
-        })
+        })?;
+        let own = self.caps.network().map_or(&[][..], |own| &own.connect);
+        let connect = within.network().map_or(&[][..], |wish| &wish.connect);
+        let is_own = |rule: &&Endpoint| {
+            own.iter().any(|own| own.contains(rule) && covers(&own.host, &rule.host))
+        };
+        match connect.iter().find(|rule| !is_own(rule)) {
+            Some(rule) => Err(refused(format!(
+                "{rule} is the host's, its link or its cloud's, and no rule of the cell {} names it",
+                self.name
+            ))),
+            None => Ok(within),
+        }
     }
 
     /// Whether limits of a container of its own may become those of `table`.
@@ -315,6 +328,23 @@ mod tests {
         cell.bounded(&joins, false, &["own".to_owned()]).unwrap();
         // Whoever names a share is told that it is too much.
         assert!(cell.bounded(&wish(json!({})), true, &[]).is_err());
+    }
+
+    #[test]
+    fn a_wide_rule_is_not_narrowed_to_the_host() {
+        let mut all = own();
+        all["network"] = json!({ "connect": ["0.0.0.0/0:80", "127.0.0.2:81"] });
+        let cell = cell(all);
+        let bounded = |rule: &str| {
+            let network = json!({ "network": { "connect": [rule] } });
+            cell.bounded(&wish(network), false, &[])
+        };
+        for rule in ["93.184.216.34:80", "127.0.0.2:81", "0.0.0.0/0:80"] {
+            assert!(bounded(rule).is_ok(), "{rule}");
+        }
+        for rule in ["127.0.0.1:80", "169.254.169.254:80", "127.0.0.0/8:80"] {
+            assert_eq!(bounded(rule).unwrap_err().status, StatusCode::FORBIDDEN, "{rule}");
+        }
     }
 
     #[test]

@@ -4,9 +4,7 @@
 //! A grant is a list of what is allowed, and so is its result: a denied part of an allowed range
 //! cannot be said, and is refused by name. So is what a client allows and the operator does not.
 
-use std::net::IpAddr;
-
-use exocell_cell::network::{HOST_NAME, address, is_own};
+use exocell_cell::network::covers;
 use exocell_cell::xgate::{Endpoint, NamePattern};
 use serde::Deserialize;
 use serde_json::Value;
@@ -133,30 +131,6 @@ fn destination(text: &str) -> Result<NamePattern> {
 
 fn is_all(host: &NamePattern) -> bool {
     host.to_string() == "0.0.0.0/0"
-}
-
-/// Whether a sandbox that may reach `own` may have `wanted` as a rule of its own. A rule opens the
-/// operator's host, its link and its cloud's metadata only where it names them: by `*` and by
-/// `0.0.0.0/0` nobody may, and who has no more than these does not get there by naming them.
-fn covers(own: &NamePattern, wanted: &NamePattern) -> bool {
-    own.contains(wanted)
-        && match wanted {
-            NamePattern::Name(name) => name != HOST_NAME || own == wanted,
-            NamePattern::Net { base, .. } => {
-                let base = address::plain(*base);
-                let is_opened = match address::class(base) {
-                    Some(_) => address::names(wanted, base),
-                    None => address::names(wanted, base) && is_of_host(base),
-                };
-                !is_opened || address::names(own, base)
-            }
-            _ => true,
-        }
-}
-
-/// An address is the host's where nobody can tell.
-fn is_of_host(address: IpAddr) -> bool {
-    is_own(address).unwrap_or(true)
 }
 
 /// What is in both.
