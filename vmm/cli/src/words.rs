@@ -43,7 +43,11 @@ pub fn prepared(words: impl IntoIterator<Item = OsString>, mut root: Command) ->
                     done.push(word);
                     done.extend(words.next());
                 }
-                Flags::Switch { name, on } => done.extend(on.then(|| name.into())),
+                Flags::Switch { name, on } => {
+                    // The last one counts.
+                    done.retain(|before| before.to_str() != Some(&name));
+                    done.extend(on.then(|| name.into()));
+                }
                 Flags::Unknown => {
                     done.push(word);
                     break;
@@ -178,6 +182,7 @@ mod tests {
     #[test]
     fn switches_are_on_or_off_as_docker_has_them() {
         assert_eq!(after("x run --rm=true -i=false -t=1 i sh"), "x run --rm -t i -- sh");
+        assert_eq!(after("x run --rm --rm=false i"), "x run i");
         assert_eq!(after("x run --rm=maybe i"), "x run --rm=maybe i");
         assert_eq!(after("x run --rm=false --name=true i"), "x run --name=true i");
     }

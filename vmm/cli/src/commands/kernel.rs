@@ -24,7 +24,12 @@ pub fn kernel(layout: &Layout, command: &KernelCommand) -> Result<u8, CellError>
         }
         KernelCommand::Status { stock, platform, json } => {
             let status = kernel::status_of(&recipe(*stock, *platform), &root)?;
-            show(&status, *json)?;
+            let flag = match (*stock, *platform) {
+                (true, _) => " --stock",
+                (false, PlatformKind::Para) => "",
+                (false, PlatformKind::Kvm) => " --platform kvm",
+            };
+            show(&status, *json, flag)?;
             Ok(u8::from(!matches!(status, Status::Present(_))))
         }
     }
@@ -38,7 +43,8 @@ fn recipe(stock: bool, platform: PlatformKind) -> Recipe {
     }
 }
 
-fn show(status: &Status, json: bool) -> Result<(), CellError> {
+/// `flag`: what the command that builds it is told besides.
+fn show(status: &Status, json: bool, flag: &str) -> Result<(), CellError> {
     match status {
         Status::Present(kernel) if json => print_json(
             &json!({ "present": true, "path": kernel.path, "manifest": kernel.manifest }),
@@ -52,7 +58,7 @@ fn show(status: &Status, json: bool) -> Result<(), CellError> {
             Ok(())
         }
         Status::Absent { path, .. } => {
-            say!("absent: {}; exocell kernel build makes it", path.display());
+            say!("absent: {}; exocell kernel build{flag} makes it", path.display());
             Ok(())
         }
     }

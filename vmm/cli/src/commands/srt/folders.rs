@@ -266,7 +266,7 @@ impl Folders {
 
     /// Makes mount points of the directories on the way to `path` that the cell could rename.
     fn pin(&mut self, path: &Path) {
-        for one in path.ancestors().skip(1) {
+        for one in path.parent().into_iter().flat_map(Path::ancestors) {
             if self.around(one).is_some_and(|(at, is_writable)| is_writable && at != one) {
                 self.add(one, true);
             }
