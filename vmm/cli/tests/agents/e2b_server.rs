@@ -400,6 +400,9 @@ fn came(stream: &TcpStream) -> String {
     String::from_utf8_lossy(&buffer[..count]).into_owned()
 }
 
+/// Descriptors that calls of the owner have for a moment.
+const SPARE: usize = 10;
+
 /// A visitor of a sandbox' port who knows no key.
 fn visit(server: &Server, id: &str, port: u16, more: &str) -> TcpStream {
     let mut stream = server.connect();
@@ -426,6 +429,7 @@ fn visitors_that_go_away_leave_nothing_and_do_not_lock_the_owner_out() {
     hear(&mut program, "dXAK");
     let stat = || server.ask(&own, "filesystem.Filesystem/Stat", r#"{"path": "/etc"}"#);
     assert_eq!(stat().status, 200);
+    // The call above may still be among these, with less than SPARE.
     let before = server.open();
     // Dials that nobody takes hold no threads.
     for _ in 0..200 {
@@ -439,17 +443,22 @@ fn visitors_that_go_away_leave_nothing_and_do_not_lock_the_owner_out() {
     eventually("128 are let in", || refused() == 12);
     assert!(all.iter().map(came).all(|text| text.is_empty() || text.contains("retry-after")));
     assert_eq!(run(&server, &own, "echo served").0, "served\n");
-    eventually("they are there", || server.open() >= before + 256);
+    eventually("they are there", || server.open() >= before + 256 - SPARE);
     drop(all);
-    eventually("they are gone", || server.open() <= before + 10);
+    eventually("they are gone", || server.open() <= before + SPARE);
     // As often as a guest has streams, with more words than a request has.
     for _ in 0..2 {
         let more: Vec<_> = (0..100)
             .map(|_| visit(&server, id, 8001, "\r\nGET / HTTP/1.1\r\nHost: x\r\n"))
             .collect();
-        eventually("they are there", || server.open() >= before + 200);
+        let let_in = || {
+            let texts: Vec<_> = more.iter().map(came).filter(|text| !text.is_empty()).collect();
+            assert!(texts.is_empty(), "{texts:?}");
+            server.open() >= before + 200 - SPARE
+        };
+        eventually("they are there", let_in);
         drop(more);
-        eventually("they are gone", || server.open() <= before + 10);
+        eventually("they are gone", || server.open() <= before + SPARE);
     }
     // Connections for other uses end with their client, too.
     let upgrade = "Connection: Upgrade\r\nUpgrade: x\r\n";
@@ -463,7 +472,7 @@ fn visitors_that_go_away_leave_nothing_and_do_not_lock_the_owner_out() {
     eventually("they count", || (count(&refused, " 101 "), count(&refused, " 429 ")) == (88, 32));
     refused.clear();
     tunnels.clear();
-    eventually("they are gone", || server.open() <= before + 10);
+    eventually("they are gone", || server.open() <= before + SPARE);
     assert_eq!(stat().status, 200);
     assert_eq!(run(&server, &own, "echo served").0, "served\n");
 }

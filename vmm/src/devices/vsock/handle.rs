@@ -6,11 +6,17 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
 /// Requests that may wait for the device thread.
 const WAITING_MAX: usize = 64;
+/// How long a request waits for its place among them.
+const PLACE_MAX: Duration = Duration::from_secs(5);
+/// How often it looks.
+const LOOK: Duration = Duration::from_millis(1);
 
 /// What a handle asks of the device.
 pub(super) enum Dial {
@@ -45,12 +51,12 @@ pub struct VsockHandle {
 impl VsockHandle {
     /// Opens a stream to `port` of the guest.
     ///
-    /// Returns at once. What is written waits until the guest accepts; if it
+    /// Does not wait for the guest. What is written waits until the guest accepts; if it
     /// refuses, or no driver runs yet, the stream is closed and reads as ended.
     ///
     /// # Errors
-    /// `NotConnected` when the device is gone, `WouldBlock` when too many
-    /// requests are waiting, and what socketpair(2) says.
+    /// `NotConnected` when the device is gone, `TimedOut` when it has taken none of the requests
+    /// that wait for five seconds, and what socketpair(2) says.
     pub fn connect(&self, port: u32) -> io::Result<UnixStream> {
         self.open(port).map(|(stream, _)| stream)
     }
@@ -70,7 +76,7 @@ impl VsockHandle {
     /// stream `name` as [`Self::open`] gave it: no byte passes through this process's hands then.
     /// All that the guest had said by it must have been read, and the guest must wait for a word.
     ///
-    /// Returns at once. If the guest has closed the stream, its successor is dropped.
+    /// Does not wait for the guest. If the guest has closed the stream, its successor is dropped.
     ///
     /// # Errors
     /// As of [`Self::connect`].
@@ -78,11 +84,24 @@ impl VsockHandle {
         self.ask(Dial::HandOver { name: name.0, to, former })
     }
 
-    fn ask(&self, dial: Dial) -> io::Result<()> {
-        self.dials.try_send(dial).map_err(|error| match error {
-            TrySendError::Full(_) => io::ErrorKind::WouldBlock,
-            TrySendError::Disconnected(_) => io::ErrorKind::NotConnected,
-        })?;
+    /// A burst of requests waits for its turns: the device takes them as soon as it runs.
+    fn ask(&self, mut dial: Dial) -> io::Result<()> {
+        let late = Instant::now() + PLACE_MAX;
+        loop {
+            dial = match self.dials.try_send(dial) {
+                Ok(()) => break,
+                Err(TrySendError::Disconnected(_)) => {
+                    return Err(io::ErrorKind::NotConnected.into());
+                }
+                Err(TrySendError::Full(_)) if Instant::now() > late => {
+                    let text = "the cell's vsock device takes no more streams; it may be stopped \
+                                or short of CPU: try again later";
+                    return Err(io::Error::new(io::ErrorKind::TimedOut, text));
+                }
+                Err(TrySendError::Full(dial)) => dial,
+            };
+            thread::sleep(LOOK);
+        }
         self.event.write(1)?;
         Ok(())
     }
@@ -101,4 +120,33 @@ pub(super) fn pair() -> io::Result<(VsockHandle, Dials)> {
     let (dials, waiting) = sync_channel(WAITING_MAX);
     let next_name = Arc::default();
     Ok((VsockHandle { dials, event: event.clone(), next_name }, Dials { waiting, event }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn more_streams_at_once_than_may_wait_are_all_opened() {
+        let (handle, dials) = pair().unwrap();
+        let asked = thread::spawn(move || {
+            (0..2 * WAITING_MAX).map(|_| handle.connect(1)).collect::<io::Result<Vec<_>>>()
+        });
+        // The device runs when no more may wait.
+        let mut come = 0;
+        while come < WAITING_MAX as u64 {
+            come += dials.event.read().unwrap_or(0);
+            thread::yield_now();
+        }
+        let taken: Vec<_> = dials.waiting.iter().collect();
+        assert_eq!(taken.len(), 2 * WAITING_MAX);
+        assert!(asked.join().unwrap().is_ok());
+    }
+
+    #[test]
+    fn a_device_that_is_gone_takes_none() {
+        let (handle, dials) = pair().unwrap();
+        drop(dials);
+        assert_eq!(handle.connect(1).unwrap_err().kind(), io::ErrorKind::NotConnected);
+    }
 }
