@@ -79,7 +79,7 @@ test: build kernel base-image
 	export EXOCELL_TEST_CRICTL=$$(scripts/crictl) EXOCELL_TEST_EMULATOR=$$(scripts/emulator)
 	export EXOCELL_TEST_KVM_KERNEL=$$($(exocell) kernel status --platform kvm | sed -n 's/^present: //p')
 	$(static_cargo) test --release --locked -p exocell-init --target $(static_target)
-	cargo test --release --locked --workspace --exclude exocell-init --no-fail-fast
+	scripts/tests --release --locked --workspace --exclude exocell-init --no-fail-fast
 
 # Coverage for libFuzzer without a nightly compiler: what cargo-fuzz passes, but for the sanitizer.
 fuzz_flags := --cfg fuzzing -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4
