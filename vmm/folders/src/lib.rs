@@ -32,6 +32,7 @@ mod server;
 mod sys;
 mod table;
 mod tally;
+mod watches;
 mod wire;
 mod xattr_name;
 

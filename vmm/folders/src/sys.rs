@@ -1,7 +1,8 @@
 //! The system calls that neither rustix nor nix offers.
 #![allow(unsafe_code)]
 
-use std::os::fd::{AsFd, AsRawFd};
+use std::ffi::CStr;
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 
 use rustix::io::Errno;
 
@@ -54,6 +55,111 @@ pub fn allocate(file: impl AsFd, mode: u32, offset: i64, len: i64) -> Result<(),
     // rustix refuses modes that it does not know instead of asking the host.
     let done =
         unsafe { libc::fallocate(file.as_fd().as_raw_fd(), mode.cast_signed(), offset, len) };
+    if done == 0 { Ok(()) } else { Err(last_error()) }
+}
+
+/// What tells a file of the host from others for good (name_to_handle_at(2)).
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct FileHandle(i32, Box<[u8]>);
+
+impl FileHandle {
+    pub fn new(kind: i32, bytes: &[u8]) -> Self {
+        Self(kind, bytes.into())
+    }
+}
+
+/// The handle of `held`.
+///
+/// # Errors
+/// The host's; EOPNOTSUPP where its file system has none.
+pub fn file_handle(held: impl AsFd) -> Result<FileHandle, Errno> {
+    const BYTES_MAX: usize = 128;
+    // One that only tells files apart, where the host knows the difference (Linux 6.5).
+    const AT_HANDLE_FID: libc::c_int = 0x200;
+    #[repr(C)]
+    struct Handle {
+        len: u32,
+        kind: i32,
+        bytes: [u8; BYTES_MAX],
+    }
+    let take = |flags: libc::c_int| {
+        let mut handle = Handle { len: BYTES_MAX as u32, kind: 0, bytes: [0; BYTES_MAX] };
+        let mut mount: libc::c_int = 0;
+        // SAFETY: handle, which says how long it is, and mount outlive the call, which writes only
+        // there; the path is an empty text. Needed because rustix has no word for it.
+        let done = unsafe {
+            libc::syscall(
+                libc::SYS_name_to_handle_at,
+                held.as_fd().as_raw_fd(),
+                c"".as_ptr(),
+                &raw mut handle,
+                &raw mut mount,
+                flags | libc::AT_EMPTY_PATH,
+            )
+        };
+        if done == 0 { Ok(handle) } else { Err(last_error()) }
+    };
+    let handle = take(AT_HANDLE_FID).or_else(|_| take(0))?;
+    let bytes = handle.bytes.get(..handle.len as usize).ok_or(Errno::OVERFLOW)?;
+    Ok(FileHandle::new(handle.kind, bytes))
+}
+
+/// Who hears what happens to files, by their handles and names (fanotify(7), without privileges).
+///
+/// # Errors
+/// The host's: EPERM before Linux 5.13, EMFILE where its user has too many.
+pub fn listener() -> Result<OwnedFd, Errno> {
+    let flags = libc::FAN_CLASS_NOTIF
+        | libc::FAN_CLOEXEC
+        | libc::FAN_NONBLOCK
+        | libc::FAN_REPORT_FID
+        | libc::FAN_REPORT_DFID_NAME;
+    // SAFETY: the call takes integers. Needed because rustix has no word for it.
+    let made = unsafe { libc::fanotify_init(flags, libc::O_RDONLY as libc::c_uint) };
+    match made {
+        -1 => Err(last_error()),
+        // SAFETY: the call has just made it, and it is nobody else's.
+        made => Ok(unsafe { OwnedFd::from_raw_fd(made) }),
+    }
+}
+
+/// Has `listener` hear of the file that `path` leads to from `dir`.
+///
+/// # Errors
+/// The host's.
+pub fn listen_to(
+    listener: impl AsFd,
+    dir: impl AsFd,
+    path: &CStr,
+    events: u64,
+) -> Result<(), Errno> {
+    mark(listener, libc::FAN_MARK_ADD, dir, path, events)
+}
+
+/// Has it hear of that no more.
+///
+/// # Errors
+/// The host's.
+pub fn listen_no_more(
+    listener: impl AsFd,
+    dir: impl AsFd,
+    path: &CStr,
+    events: u64,
+) -> Result<(), Errno> {
+    mark(listener, libc::FAN_MARK_REMOVE, dir, path, events)
+}
+
+fn mark(
+    listener: impl AsFd,
+    what: libc::c_uint,
+    dir: impl AsFd,
+    path: &CStr,
+    events: u64,
+) -> Result<(), Errno> {
+    let (listener, dir) = (listener.as_fd().as_raw_fd(), dir.as_fd().as_raw_fd());
+    // SAFETY: the path is a text that outlives the call, and the descriptors are borrowed for it.
+    // Needed because rustix has no word for it.
+    let done = unsafe { libc::fanotify_mark(listener, what, events, dir, path.as_ptr()) };
     if done == 0 { Ok(()) } else { Err(last_error()) }
 }
 

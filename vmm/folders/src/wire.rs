@@ -52,6 +52,10 @@ pub mod opcode {
     pub const COPY_FILE_RANGE: u32 = 47;
     pub const TMPFILE: u32 = 51;
     pub const COPY_FILE_RANGE_64: u32 = 53;
+    /// Not FUSE's: tell what others do to the file (patch 0505 of the guest kernel's series).
+    pub const WATCH: u32 = 8192;
+    /// Not FUSE's: what others have done to those files.
+    pub const EVENTS: u32 = 8193;
 }
 
 /// `struct fuse_in_header`.

@@ -349,3 +349,69 @@ fn more_files_are_known_than_are_held() {
     }
     assert_eq!(guest.getattr(nodes[40].1), Err(Errno::STALE));
 }
+
+/// Opcodes of the guest's kernel for files that are watched there.
+const WATCH: u32 = 8192;
+const EVENTS: u32 = 8193;
+
+/// What is told: files, events, names.
+fn told(bytes: &[u8]) -> Vec<(u64, u32, String)> {
+    let mut told = Vec::new();
+    let mut rest = bytes;
+    while !rest.is_empty() {
+        let number = u64::from_le_bytes(rest[..8].try_into().unwrap());
+        let event = u32::from_le_bytes(rest[8..12].try_into().unwrap());
+        let len = u32::from_le_bytes(rest[12..16].try_into().unwrap()) as usize;
+        told.push((number, event, String::from_utf8(rest[16..16 + len].to_vec()).unwrap()));
+        rest = &rest[(16 + len).next_multiple_of(8)..];
+    }
+    told
+}
+
+#[test]
+fn what_others_do_to_files_that_are_watched_is_told() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::create_dir(dir.path().join("unwatched")).unwrap();
+    fs::write(dir.path().join("file"), "").unwrap();
+    let (mut guest, mut other) = (mount(dir.path(), RW), mount(dir.path(), RW));
+    let its_file = other.find("file").unwrap().node;
+    other.ask(WATCH, its_file, Msg::new()).unwrap();
+    let file = guest.find("file").unwrap().node;
+    guest.ask(WATCH, ROOT, Msg::new()).unwrap();
+    guest.ask(WATCH, ROOT, Msg::new()).unwrap();
+    guest.ask(WATCH, file, Msg::new()).unwrap();
+    // The server's own process has done that.
+    guest.create(ROOT, "own", libc::O_RDWR, 0o640).unwrap();
+    assert_eq!(told(&guest.ask(EVENTS, ROOT, Msg::new()).unwrap()), []);
+    let script = "mkdir d; echo x >f; echo x >unwatched/f; echo x >>file; mv f g; rmdir d";
+    let done =
+        std::process::Command::new("sh").args(["-c", script]).current_dir(dir.path()).status();
+    assert!(done.unwrap().success());
+    let mut all = Vec::new();
+    loop {
+        let more = guest.ask(EVENTS, ROOT, Msg::new()).unwrap();
+        if more.is_empty() {
+            break;
+        }
+        all.extend(told(&more));
+    }
+    let event = |number, event: u64, name: &str| (number, event as u32, name.to_owned());
+    let has = |wanted| assert!(all.contains(&wanted), "{wanted:?} {all:?}");
+    has(event(ROOT, libc::FAN_CREATE | libc::FAN_ONDIR, "d"));
+    has(event(ROOT, libc::FAN_CREATE, "f"));
+    has(event(ROOT, libc::FAN_CLOSE_WRITE, "f"));
+    has(event(ROOT, libc::FAN_MODIFY, "file"));
+    has(event(ROOT, libc::FAN_MOVED_FROM, "f"));
+    has(event(ROOT, libc::FAN_MOVED_TO, "g"));
+    has(event(ROOT, libc::FAN_DELETE | libc::FAN_ONDIR, "d"));
+    // What both are told of is told once: the guest's kernel tells who watches the file.
+    assert!(all.iter().all(|(number, ..)| *number == ROOT), "{all:?}");
+    // Who watches the file alone hears of that.
+    let heard = told(&other.ask(EVENTS, ROOT, Msg::new()).unwrap());
+    assert_eq!(heard[0], (its_file, libc::FAN_MODIFY as u32, String::new()));
+    // What the guest has forgotten is not watched any more.
+    guest.forget(file);
+    fs::write(dir.path().join("file"), "again").unwrap();
+    let after = told(&guest.ask(EVENTS, ROOT, Msg::new()).unwrap());
+    assert!(after.iter().all(|(number, ..)| *number == ROOT), "{after:?}");
+}

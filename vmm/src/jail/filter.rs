@@ -308,7 +308,8 @@ mod numbers {
         copy_file_range = SYS_copy_file_range, dup2 = SYS_dup2,
         dup3 = SYS_dup3, epoll_create = SYS_epoll_create, epoll_create1 = SYS_epoll_create1,
         epoll_ctl = SYS_epoll_ctl, epoll_wait = SYS_epoll_wait, eventfd2 = SYS_eventfd2,
-        execve = SYS_execve, execveat = SYS_execveat, exit = SYS_exit, exit_group = SYS_exit_group,
+        execve = SYS_execve, execveat = SYS_execveat, fanotify_init = SYS_fanotify_init,
+        fanotify_mark = SYS_fanotify_mark, name_to_handle_at = SYS_name_to_handle_at, exit = SYS_exit, exit_group = SYS_exit_group,
         fallocate = SYS_fallocate, fchmod = SYS_fchmod, fchmodat = SYS_fchmodat,
         fchmodat2 = SYS_fchmodat2, fchown = SYS_fchown, fchownat = SYS_fchownat, fcntl = SYS_fcntl,
         fdatasync = SYS_fdatasync, fgetxattr = SYS_fgetxattr, flock = SYS_flock,
@@ -625,6 +626,13 @@ const FOLDER: &[Rule] = rules! {
     readlinkat Any, "symbolic links";
 };
 
+/// Events by handles and names, without descriptors and without a say in what happens.
+const LISTENS: &[u64] = &[(libc::FAN_CLASS_NOTIF
+    | libc::FAN_CLOEXEC
+    | libc::FAN_NONBLOCK
+    | libc::FAN_REPORT_FID
+    | libc::FAN_REPORT_DFID_NAME) as u64];
+
 /// A folder is the process's root: what a path of it leads to is the folder's.
 const SHARE: &[Rule] = rules! {
     epoll_ctl Any, "the event loop";
@@ -643,6 +651,10 @@ const SHARE: &[Rule] = rules! {
     listxattr Any, "attributes of files";
     removexattr Any, "attributes of files";
     fgetxattr Any, "whether a file has capabilities, which end when it changes";
+    name_to_handle_at Any, "what a file is called where it is told what happens to it";
+    fanotify_init OneOf(0, LISTENS), "hears what others do to files that the guest watches";
+    fanotify_mark Any, "which files those are; all that it can name is the folder's";
+    getpid Any, "which of these changes were its own";
     capget Any, "before capset";
     capset Any, "the group bit of directories, for as long as it is set";
 };

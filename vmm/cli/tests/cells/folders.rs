@@ -439,6 +439,82 @@ fn what_the_host_puts_in_place_or_removes_is_seen() {
     eventually("it cannot be read", || cell.shell("cat /data/file").code == 1);
 }
 
+/// Watches /data, /data/sub and /data/file, and says what it hears (inotify(7)): names are of 16
+/// bytes and longer where there are any.
+const WATCHER: &str = r#"
+import ctypes, os, select, struct, sys, time
+libc = ctypes.CDLL(None)
+fd = libc.inotify_init1(os.O_NONBLOCK)
+BITS = {2: "modify", 8: "close_write", 0x40: "moved_from", 0x80: "moved_to", 0x100: "create", 0x200: "delete"}
+paths = {}
+for path in ["/data", "/data/sub", "/data/file"]:
+    paths[libc.inotify_add_watch(fd, path.encode(), sum(BITS))] = path
+print("ready", flush=True)
+poll = select.poll()
+poll.register(fd, select.POLLIN)
+while True:
+    poll.poll()
+    heard = os.read(fd, 65536)
+    while heard:
+        wd, mask, cookie, length = struct.unpack_from("iIII", heard)
+        name = heard[16:16 + length].rstrip(b"\0").decode()
+        heard = heard[16 + length:]
+        kind = "+".join(word for bit, word in BITS.items() if mask & bit)
+        folder = "/" if mask & 0x40000000 else ""
+        print(paths[wd], kind, name + folder, "paired" if cookie else "", flush=True)
+"#;
+
+#[test]
+fn changes_of_the_hosts_and_of_other_cells_are_events() {
+    let (dir, flag) = folder("");
+    let shared = dir.path().join("shared");
+    fs::create_dir(shared.join("sub")).unwrap();
+    let cell = Cell::idle("events", &["-v", &flag]);
+    let other = Cell::idle("events-other", &["-v", &flag]);
+    cell.shell(&format!("cat >/tmp/watch.py <<'END'\n{WATCHER}\nEND")).ok();
+    cell.shell(
+        "python3 /tmp/watch.py >/tmp/heard 2>&1 & until [ -s /tmp/heard ]; do sleep .05; done",
+    )
+    .ok();
+    let heard = || cell.shell("cat /tmp/heard").text().to_owned();
+    // The tail of what it has heard, once it has heard of `last`.
+    let hears = |last: &str, wanted: &[&str]| {
+        eventually(last, || heard().contains(last));
+        let heard = heard();
+        let lines: Vec<_> = heard.lines().map(str::trim_end).collect();
+        let at = lines.iter().rposition(|line| line.contains(last)).unwrap() + 1;
+        assert_eq!(lines[at.saturating_sub(wanted.len())..at], *wanted, "{heard}");
+    };
+    cell.shell("touch /data/inside /data/sub/inside").ok();
+    hears(
+        "/data/sub close_write inside",
+        &[
+            "/data create inside",
+            "/data close_write inside",
+            "/data/sub create inside",
+            "/data/sub close_write inside",
+        ],
+    );
+    fs::write(shared.join("sub/host"), "text").unwrap();
+    hears(
+        "/data/sub close_write host",
+        &["/data/sub create host", "/data/sub modify host", "/data/sub close_write host"],
+    );
+    File::options().append(true).open(shared.join("file")).unwrap().write_all(b"more").unwrap();
+    eventually("the file itself", || heard().contains("/data/file modify"));
+    assert!(cell.shell("cat /data/file").ok().text().ends_with("more"));
+    fs::rename(shared.join("sub/host"), shared.join("renamed")).unwrap();
+    hears(
+        "/data moved_to renamed",
+        &["/data/sub moved_from host paired", "/data moved_to renamed paired"],
+    );
+    other.shell("mkdir /data/sub/made && rm /data/renamed").ok();
+    hears("/data delete renamed", &["/data/sub create made/", "/data delete renamed"]);
+    // Nothing of its own was told twice.
+    let all = heard();
+    assert_eq!(all.matches("create inside").count(), 2, "{all}");
+}
+
 #[test]
 fn locks_hold_between_the_host_and_cells() {
     let (dir, flag) = folder("");

@@ -18,6 +18,7 @@ use crate::nodes::{Content, Forgotten, Node, Nodes, ROOT};
 use crate::owners::{Owner, Owners};
 use crate::quota::Quota;
 use crate::table::Table;
+use crate::watches::Watches;
 use crate::wire::{Body, Fields, Head, REPLY_HEAD_LEN, REQUEST_HEAD_LEN, opcode};
 use crate::{Exchange, FILE_NAME, Folder, FolderError, Metrics, Rights, What};
 
@@ -75,6 +76,7 @@ pub struct Server {
     nodes: Nodes,
     handles: Table<Handle>,
     lockers: Lockers,
+    watches: Watches,
     quota: Quota,
     metrics: Arc<Metrics>,
     ended: bool,
@@ -129,6 +131,7 @@ impl Server {
             nodes: Nodes::new(Node::new(dir, &stat), &limits).map_err(broken)?,
             handles: Table::new(limits.opened_max),
             lockers: Lockers::new(&limits),
+            watches: Watches::default(),
             quota: Quota::new(&limits),
             metrics,
             ended: false,
@@ -154,6 +157,7 @@ impl Server {
         self.ended = true;
         self.handles.clear();
         self.lockers.clear();
+        self.watches.clear();
         self.nodes.forget_all();
         self.quota.settle();
     }
@@ -250,7 +254,12 @@ impl Server {
         );
         let reads = matches!(
             head.opcode,
-            opcode::READ | opcode::READDIR | opcode::READDIRPLUS | opcode::READLINK
+            opcode::READ
+                | opcode::READDIR
+                | opcode::READDIRPLUS
+                | opcode::READLINK
+                | opcode::WATCH
+                | opcode::EVENTS
         );
         if changes && !self.rights.write {
             return Err(self.deny(Errno::ROFS));
@@ -310,8 +319,14 @@ impl Server {
             opcode::REMOVEXATTR => self.removexattr(node, fields),
             opcode::GETLK => self.getlk(node, fields),
             opcode::SETLK | opcode::SETLKW => self.setlk(node, fields),
-            opcode::IOCTL => Err(Errno::NOTTY),
+            opcode::WATCH => self.watch(node),
+            opcode::EVENTS => {
+                self.watches.tell(&mut self.body, exchange.room());
+                Ok(())
+            }
             opcode::INTERRUPT | opcode::DESTROY => Ok(()),
+            // The guest asks for no more of them.
+            opcode::IOCTL => Err(Errno::NOSYS),
             _ => Err(Errno::NOSYS),
         }?;
         Ok(Answer::Body)
@@ -436,12 +451,27 @@ impl Server {
         Ok((self.nodes.add(node, Some((dir, name)))?, stat))
     }
 
+    /// From now on the guest may hear what others do to the file, which stays held.
+    fn watch(&mut self, number: u64) -> Result<(), Errno> {
+        let Self { nodes, watches, descriptors, .. } = self;
+        let node = nodes.get_mut(number)?;
+        match node.kind {
+            FileType::RegularFile | FileType::Directory => {}
+            _ => return Ok(()),
+        }
+        if watches.add(descriptors, number, &node.fd)? {
+            node.opens += 1;
+        }
+        Ok(())
+    }
+
     fn forget(&mut self, number: u64, count: u64) -> Result<(), Errno> {
         match self.nodes.forget(number, count) {
             Forgotten::No => {}
             Forgotten::Parked => self.lockers.forget(number),
             Forgotten::LetGo(node) => {
                 self.lockers.forget(number);
+                self.watches.forget(&self.descriptors, number, &node.fd);
                 self.let_go(&node.fd, node.ident);
             }
         }
