@@ -10,6 +10,7 @@ use std::path::PathBuf;
 use exocell_agent::FileCopy;
 use exocell_images::Healthcheck;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use crate::CellError;
 use crate::changes::Changes;
@@ -249,6 +250,27 @@ impl CellSpec {
     ///
     /// # Errors
     /// Why it cannot.
+    /// A cell without a program that shows the files of this one, which has ended and left `disk`:
+    /// its image and folders, and nothing else of what it had.
+    ///
+    /// # Errors
+    /// Its grant cannot be read, or as of [`Self::idle`].
+    pub fn showing(&self, disk: Option<PathBuf>) -> Result<Self, CellError> {
+        let broken = |error: serde_json::Error| CellError::Usage(format!("its grant: {error}"));
+        let mut caps: Value = serde_json::from_str(&self.capabilities).map_err(broken)?;
+        if let Some(sections) = caps.as_object_mut() {
+            for none in ["network", "time"] {
+                sections.remove(none);
+            }
+        }
+        Ok(Self {
+            disk,
+            locations: self.locations.clone(),
+            fills: self.fills.clone(),
+            ..Self::idle(self.image_name(), caps.to_string())?
+        })
+    }
+
     pub fn check_restart(&self) -> Result<(), CellError> {
         if self.restart.is_no() {
             return Ok(());
