@@ -23,7 +23,7 @@ use exocell_agent::printable;
 use exocell_images::build::{self, Image, Job, Made, Room};
 use exocell_images::walk::Found;
 use exocell_images::{
-    Digest, ImageConfig, ImageError, ImageRecord, ImportLimits, Progress, Reference, Refusal,
+    Digest, ImageConfig, ImageError, ImageRecord, ImportLimits, Note, Progress, Reference, Refusal,
     STALL_MAX, Source, Store, layout_server, version,
 };
 use exocell_vmm::jail::ThreadClass;
@@ -108,20 +108,22 @@ pub fn import(
     }
 }
 
-/// Makes an image of one layer, the tar stream that `write` writes, and gives it the name `tag`.
+/// Makes an image of one layer, the tar stream that `write` writes, and gives it the name `tag`;
+/// its document says what `note` does.
 ///
 /// # Errors
 /// What is wrong with the stream, or what `write` says. The store is as it was then.
 pub fn import_layer(
     store: &Store,
-    config: &ImageConfig,
+    (config, note): (&ImageConfig, &Note),
     tag: Option<&Reference>,
     progress: &mut dyn Progress,
     write: impl FnOnce(PipeWriter) -> io::Result<()> + Send,
 ) -> Result<ImageRecord, ImageError> {
+    note.check()?;
     let (read, to) = io::pipe().map_err(|error| host("cannot make a pipe", error))?;
     let limits = ImportLimits::default();
-    let from = build::From::Layer(Box::new(config.clone()));
+    let from = build::From::Layer(Box::new(config.clone()), note.clone());
     std::thread::scope(|scope| {
         let writer = scope.spawn(move || write(to));
         let draft = Draft::new(store, from, None, &limits);

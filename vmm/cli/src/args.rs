@@ -441,7 +441,7 @@ pub enum BuildProgress {
     Auto,
 }
 
-/// Make an image of what a running cell's root file system holds.
+/// Make an image of what a cell's root file system holds, whether the cell runs or has ended.
 #[derive(Args)]
 #[command(after_help = "Example: exocell commit job me/ready:1 && exocell run --rm me/ready:1 ./go
 
@@ -460,6 +460,17 @@ pub struct CommitArgs {
 #[derive(Args)]
 pub struct ProcessArgs {
     /// NAME=VALUE, or NAME to take it from this environment.
+    /// Who made it.
+    #[arg(short, long, value_name = "NAME", default_value = "", hide_default_value = true)]
+    pub author: String,
+    /// What it is, for exocell history.
+    #[arg(short, long, value_name = "TEXT", default_value = "", hide_default_value = true)]
+    pub message: String,
+    // docker's words for what a commit here never does.
+    #[arg(short, long, hide = true)]
+    pub pause: bool,
+    #[arg(long, hide = true)]
+    pub no_pause: bool,
     #[arg(short, long = "env", value_name = "NAME[=VALUE]")]
     pub env: Vec<String>,
     /// A file of NAME=VALUE lines.
@@ -1048,8 +1059,8 @@ pub struct ImagePruneArgs {
     /// All images that no cell uses, also those with a name.
     #[arg(short, long)]
     pub all: bool,
-    /// As docker has it: nothing is asked anyway.
-    #[arg(short, long, hide = true)]
+    /// Do not ask.
+    #[arg(short, long)]
     pub force: bool,
 }
 
