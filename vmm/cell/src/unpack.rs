@@ -242,7 +242,9 @@ impl<'a> Draft<'a> {
         wanted: Option<&Reference>,
         limits: &ImportLimits,
     ) -> Result<Self, ImageError> {
-        let known: Vec<Digest> = store.ids()?.into_iter().take(KNOWN_MAX).collect();
+        // What an image of the store is called in an archive of it is that image, too.
+        let saved = store.originals()?.into_keys();
+        let known: Vec<Digest> = store.ids()?.into_iter().chain(saved).take(KNOWN_MAX).collect();
         let job = Job {
             from,
             wanted: wanted.map(ToString::to_string),
@@ -271,6 +273,10 @@ impl<'a> Draft<'a> {
         let image: Image = match made {
             Made::Image(image) => *image,
             Made::Known(id) => {
+                let id = match self.store.ids()?.contains(&id) {
+                    true => id,
+                    false => self.store.originals()?.get(&id).copied().unwrap_or(id),
+                };
                 return self.store.name_present(id, tag)?.ok_or(ImageError::Gone { id });
             }
         };
