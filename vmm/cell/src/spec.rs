@@ -98,6 +98,9 @@ pub struct CellSpec {
     /// Whether its record keeps the private overlay beyond its end, so that it can start again.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub keeps_disk: bool,
+    /// Whether what its program writes is for those who listen then, and is not written down.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub keeps_no_log: bool,
     /// What its operator notes of it.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,
@@ -221,6 +224,7 @@ impl CellSpec {
             intra: exocell_vmm::intra::Intra::default(),
             disk: None,
             keeps_disk: false,
+            keeps_no_log: false,
             labels: BTreeMap::new(),
             stop_signal: None,
             stop_seconds: None,
@@ -246,10 +250,6 @@ impl CellSpec {
         self.image_id.as_deref().unwrap_or(&self.image)
     }
 
-    /// Whether it can have its restart policy.
-    ///
-    /// # Errors
-    /// Why it cannot.
     /// A cell without a program that shows the files of this one, which has ended and left `disk`:
     /// its image and folders, and nothing else of what it had.
     ///
@@ -271,6 +271,10 @@ impl CellSpec {
         })
     }
 
+    /// Whether it can have its restart policy.
+    ///
+    /// # Errors
+    /// Why it cannot.
     pub fn check_restart(&self) -> Result<(), CellError> {
         if self.restart.is_no() {
             return Ok(());

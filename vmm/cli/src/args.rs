@@ -167,6 +167,15 @@ pub enum StrengthArg {
     Isolate,
 }
 
+/// Docker's words for where a log is kept.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum LogDriver {
+    JsonFile,
+    #[value(hide = true)]
+    Local,
+    None,
+}
+
 /// When an image is pulled.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Pull {
@@ -302,6 +311,9 @@ pub struct RunArgs {
     /// Whether the image is pulled first: always, if it is missing, or never.
     #[arg(long, value_enum, default_value_t = Pull::Never)]
     pub pull: Pull,
+    /// Where what the program writes is kept, for exocell logs: json-file (with the cell), or none.
+    #[arg(long, value_enum, value_name = "DRIVER", default_value = "json-file")]
+    pub log_driver: LogDriver,
     /// Keys that leave a cell with a terminal (-it) and let it go on; exocell attach comes back.
     #[arg(long, value_name = "KEYS", default_value = exocell_docker::keys::DEFAULT)]
     pub detach_keys: exocell_docker::keys::Keys,
@@ -534,6 +546,9 @@ pub struct SettingsArgs {
     /// in reach.
     #[arg(long, value_name = "DEVICE[:PATH]")]
     pub device: Vec<String>,
+    /// Let it use the nodes of devices of the guest's kernel that it makes, like 'c 10:200 rwm'.
+    #[arg(long, value_name = "RULE")]
+    pub device_cgroup_rule: Vec<String>,
     /// How likely the guest's kernel ends it for lack of memory, -1000 to 1000.
     #[arg(long, value_name = "N", allow_negative_numbers = true,
         value_parser = clap::value_parser!(i32).range(-1000..=1000))]

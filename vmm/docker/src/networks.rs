@@ -10,7 +10,7 @@ use exocell_cell::network::mac_address;
 use exocell_cell::networks::{Attachment, Network, Networks, Wanted};
 use exocell_cell::switch::Subnet;
 use exocell_cell::xgate::CapabilitySet;
-use exocell_cell::{CellError, switches};
+use exocell_cell::{CellError, Layout, switches};
 use hyper::StatusCode;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -162,7 +162,7 @@ pub struct Endpoints {
 impl Endpoints {
     /// Of the networks of `containers`. Blocks.
     pub fn of<'a>(
-        server: &Server,
+        layout: &Layout,
         containers: impl IntoIterator<Item = &'a Container>,
     ) -> ApiResult<Self> {
         let containers = containers.into_iter();
@@ -170,12 +170,12 @@ impl Endpoints {
         let mut names: Vec<&str> = own.map(|own| own.network.as_str()).collect();
         names.sort_unstable();
         names.dedup();
-        let networks = Networks::of(server.layout());
+        let networks = Networks::of(layout);
         let mut found = Self::default();
         for name in names {
             // One that was removed is shown by its name alone.
             let Ok(network) = networks.find(name) else { continue };
-            for member in switches::members(server.layout(), &network)? {
+            for member in switches::members(layout, &network)? {
                 found.addresses.insert((network.name.clone(), member.cell), member.address);
             }
             found.networks.insert(network.name.clone(), network);
@@ -222,6 +222,9 @@ impl Endpoints {
         if !own.links.is_empty() {
             let links = own.links.iter().map(|(alias, name)| format!("{name}:{alias}"));
             shown["Links"] = json!(links.collect::<Vec<_>>());
+        }
+        if !own.options.is_empty() {
+            shown["DriverOpts"] = json!(own.options);
         }
         if !own.aliases.is_empty() {
             shown["Aliases"] = json!(own.aliases);
@@ -302,11 +305,12 @@ fn link_of(text: &str) -> ApiResult<(String, String)> {
 impl Endpoint {
     /// Only networks that were made have names and addresses to give.
     fn check_plain(&self, name: &str) -> ApiResult<()> {
-        match self.aliases.is_empty() && self.links.is_empty() && self.address()?.is_none() {
+        let has_names = !self.aliases.is_empty() || !self.links.is_empty();
+        match !has_names && self.driver_opts.is_empty() && self.address()?.is_none() {
             true => Ok(()),
             false => Err(bad(format!(
-                "network-scoped aliases and addresses are for networks that were made, and {name} \
-                 is not one: docker network create makes one"
+                "network-scoped aliases, addresses and options are for networks that were made, and \
+                 {name} is not one: docker network create makes one"
             ))),
         }
     }
@@ -323,8 +327,16 @@ impl Endpoint {
             }
         }
         let links = self.links.iter().map(|link| link_of(link)).collect::<ApiResult<_>>()?;
-        let address = self.address()?;
-        Ok(Attachment { aliases, links, address, ..Attachment::plain(&network.name) })
+        let (address, options) = (self.address()?, self.driver_opts.clone());
+        // Those of docker's own driver would change something.
+        if let Some(name) = options.keys().find(|name| name.starts_with("com.docker.network.")) {
+            return Err(ApiError::unsupported(
+                format!("the option {name} of an endpoint"),
+                "leave it out: a container has one link, whose networks are told apart by their \
+                 addresses",
+            ));
+        }
+        Ok(Attachment { aliases, links, address, options, ..Attachment::plain(&network.name) })
     }
 }
 
@@ -706,6 +718,12 @@ mod tests {
             ("bridge", json!({ "bridge": { "Aliases": ["a"] } }), "networks that were made"),
             ("net", json!({ "net": { "IPAMConfig": { "IPv4Address": "x" } } }), "invalid IPv4"),
             ("net", json!({ "net": { "Links": [":b"] } }), "bad format for links"),
+            (
+                "net",
+                json!({ "net": { "DriverOpts": { "com.docker.network.endpoint.ifname": "x" } } }),
+                "com.docker.network.endpoint.ifname",
+            ),
+            ("bridge", json!({ "bridge": { "DriverOpts": { "a": "b" } } }), "networks that were"),
         ] {
             let error = read(mode, endpoints).unwrap_err();
             assert!(error.message.contains(word), "{mode}: {error}");
