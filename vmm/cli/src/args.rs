@@ -460,6 +460,17 @@ pub enum BuildProgress {
 The image is started as the cell's own is, but for --change. Shared folders and other mounts are left out. The cell's
 programs go on meanwhile.")]
 pub struct CommitArgs {
+    /// Who made it.
+    #[arg(short, long, value_name = "NAME", default_value = "", hide_default_value = true)]
+    pub author: String,
+    /// What it is, for exocell history.
+    #[arg(short, long, value_name = "TEXT", default_value = "", hide_default_value = true)]
+    pub message: String,
+    // docker's words for what a commit here never does.
+    #[arg(short, long, hide = true)]
+    pub pause: bool,
+    #[arg(long, hide = true)]
+    pub no_pause: bool,
     /// An instruction of a Dockerfile that changes how the image is started, like CMD or ENV.
     #[arg(short, long, value_name = "INSTRUCTION")]
     pub change: Vec<String>,
@@ -472,17 +483,6 @@ pub struct CommitArgs {
 #[derive(Args)]
 pub struct ProcessArgs {
     /// NAME=VALUE, or NAME to take it from this environment.
-    /// Who made it.
-    #[arg(short, long, value_name = "NAME", default_value = "", hide_default_value = true)]
-    pub author: String,
-    /// What it is, for exocell history.
-    #[arg(short, long, value_name = "TEXT", default_value = "", hide_default_value = true)]
-    pub message: String,
-    // docker's words for what a commit here never does.
-    #[arg(short, long, hide = true)]
-    pub pause: bool,
-    #[arg(long, hide = true)]
-    pub no_pause: bool,
     #[arg(short, long = "env", value_name = "NAME[=VALUE]")]
     pub env: Vec<String>,
     /// A file of NAME=VALUE lines.
@@ -821,8 +821,8 @@ pub struct InspectArgs {
     /// For scripts: the output is JSON either way.
     #[arg(long)]
     pub json: bool,
-    /// A line for each: words and {{.state}}, {{.spec.image}}, {{json .capabilities}}; some of
-    /// docker's names are known too.
+    /// A line for each, as Go's templates have it: words and {{.state}}, {{json .capabilities}},
+    /// {{range .Mounts}}{{.Source}} {{end}}; docker's names are known beside exocell's own.
     #[arg(short, long, value_name = "TEMPLATE", conflicts_with = "json")]
     pub format: Option<String>,
     #[arg(required = true)]
@@ -1398,8 +1398,12 @@ pub fn parse() -> Result<Cli, u8> {
     Cli::try_parse_from(&words).map_err(|error| {
         // Else the usage line shows what the environment gave as if it had to be there.
         let plain = Cli::command().mut_args(|arg| arg.env(None::<&str>));
-        let error = plain.try_get_matches_from(words).err().unwrap_or(error);
+        let error = plain.try_get_matches_from(&words).err().unwrap_or(error);
         if let Some(hint) = crate::hints::of(&error) {
+            crate::show::tell!("exocell: {hint}");
+            return 125;
+        }
+        if let Some(hint) = crate::hints::meant(&error, &words, &Cli::command()) {
             crate::show::tell!("exocell: {hint}");
             return 125;
         }
