@@ -300,8 +300,12 @@ fn container(
         copies: std::collections::BTreeMap::new(),
         created_ms: now_ms(),
     };
+    let plain = |name: &str| matches!(name, "default" | "bridge");
+    let endpoints = wanted.endpoints.into_iter().filter(|(name, _)| plain(name));
+    let options = endpoints.flat_map(|(_, own)| own.driver_opts).collect();
     Container {
         version: Container::VERSION,
+        options,
         spec,
         host: wanted.host_value,
         image_id: image.id.to_string(),

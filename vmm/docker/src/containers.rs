@@ -59,6 +59,9 @@ pub struct Container {
     pub warnings: Vec<String>,
     /// Rows and columns of its terminal.
     pub tty_size: Option<(u16, u16)>,
+    /// What its client notes of the default network, for a driver of its own.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub options: BTreeMap<String, String>,
     /// Whether there is, or was, a cell.
     pub started: bool,
     /// The cell that had it made, behind those that had that made; none of an operator's.
@@ -94,6 +97,7 @@ impl Container {
             mounts: shelf.mounts_of(&spec),
             warnings: Vec::new(),
             tty_size: None,
+            options: BTreeMap::new(),
             started: true,
             made_by: Vec::new(),
             is_cell: true,

@@ -193,7 +193,11 @@ impl Endpoints {
         let mut own: serde_json::Map<String, Value> =
             networks.map(|own| (own.network.clone(), self.endpoint(container, own))).collect();
         if own.is_empty() {
-            own.insert(plain(container).to_owned(), bare(plain(container)));
+            let mut shown = bare(plain(container));
+            if !container.options.is_empty() {
+                shown["DriverOpts"] = json!(container.options);
+            }
+            own.insert(plain(container).to_owned(), shown);
         }
         let gateway = ports::gateway(&container.spec.publish);
         if !gateway.is_empty() {
@@ -306,17 +310,30 @@ impl Endpoint {
     /// Only networks that were made have names and addresses to give.
     fn check_plain(&self, name: &str) -> ApiResult<()> {
         let has_names = !self.aliases.is_empty() || !self.links.is_empty();
-        match !has_names && self.driver_opts.is_empty() && self.address()?.is_none() {
+        self.options()?;
+        match !has_names && self.address()?.is_none() {
             true => Ok(()),
             false => Err(bad(format!(
-                "network-scoped aliases, addresses and options are for networks that were made, and \
-                 {name} is not one: docker network create makes one"
+                "network-scoped aliases and addresses are for networks that were made, and {name} \
+                 is not one: docker network create makes one"
             ))),
         }
     }
 
     fn address(&self) -> ApiResult<Option<Ipv4Addr>> {
         parsed(&self.ipam_config.ipv4_address, "IPv4 address")
+    }
+
+    /// What its client notes for a driver of its own; those of docker's would change something.
+    fn options(&self) -> ApiResult<BTreeMap<String, String>> {
+        match self.driver_opts.keys().find(|name| name.starts_with("com.docker.network.")) {
+            Some(name) => Err(ApiError::unsupported(
+                format!("the option {name} of an endpoint"),
+                "leave it out: a container has one link, whose networks are told apart by their \
+                 addresses",
+            )),
+            None => Ok(self.driver_opts.clone()),
+        }
     }
 
     fn attachment(&self, network: &Network) -> ApiResult<Attachment> {
@@ -327,15 +344,7 @@ impl Endpoint {
             }
         }
         let links = self.links.iter().map(|link| link_of(link)).collect::<ApiResult<_>>()?;
-        let (address, options) = (self.address()?, self.driver_opts.clone());
-        // Those of docker's own driver would change something.
-        if let Some(name) = options.keys().find(|name| name.starts_with("com.docker.network.")) {
-            return Err(ApiError::unsupported(
-                format!("the option {name} of an endpoint"),
-                "leave it out: a container has one link, whose networks are told apart by their \
-                 addresses",
-            ));
-        }
+        let (address, options) = (self.address()?, self.options()?);
         Ok(Attachment { aliases, links, address, options, ..Attachment::plain(&network.name) })
     }
 }
@@ -723,7 +732,11 @@ mod tests {
                 json!({ "net": { "DriverOpts": { "com.docker.network.endpoint.ifname": "x" } } }),
                 "com.docker.network.endpoint.ifname",
             ),
-            ("bridge", json!({ "bridge": { "DriverOpts": { "a": "b" } } }), "networks that were"),
+            (
+                "bridge",
+                json!({ "bridge": { "DriverOpts": { "com.docker.network.x": "b" } } }),
+                "com.docker.network.x",
+            ),
         ] {
             let error = read(mode, endpoints).unwrap_err();
             assert!(error.message.contains(word), "{mode}: {error}");

@@ -51,6 +51,9 @@ fn what_a_client_notes_of_a_network_and_its_endpoints_is_kept() {
     assert!(made.stderr.contains("DriverOpts"), "nothing comes of it: {}", made.stderr);
     let shown = "{{(index .NetworkSettings.Networks \"a net\").DriverOpts.own}}";
     assert_eq!(server.inspect("c", shown), "1");
+    let options = ["create", "--name", "d", "--network", "name=bridge,driver-opt=own=2", IMAGE];
+    server.docker(&[&options[..], &["true"]].concat()).ok();
+    assert_eq!(server.inspect("d", "{{.NetworkSettings.Networks.bridge.DriverOpts.own}}"), "2");
     let own = "name=a net,driver-opt=com.docker.network.endpoint.ifname=x";
     let refused = server.docker(&["run", "--network", own, IMAGE, "true"]).exited(125);
     assert!(refused.stderr.contains("endpoint.ifname"), "{}", refused.stderr);
