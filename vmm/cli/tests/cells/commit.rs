@@ -1,7 +1,7 @@
 //! `exocell commit`: what a cell made of its files is an image that cells start from.
 
 use crate::common::cell::Cell;
-use crate::common::{Finished, IMAGE, run, small, text, unique};
+use crate::common::{Finished, run, small, text, unique};
 
 /// An image that is removed with its owner.
 struct Image(String);
