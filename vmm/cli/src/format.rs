@@ -174,7 +174,7 @@ mod tests {
             "{{printf \"%9999999d\" 1}}",
             "{{pad .ID 99999999 0}}",
             deep.as_str(),
-            &"{{((((((((((((((((((((((((((((((((((((((((.ID}}"[..],
+            "{{((((((((((((((((((((((((((((((((((((((((.ID}}",
         ] {
             assert!(line(template).unwrap_err().contains("--json and jq"), "{template}");
         }
