@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use crate::Digest;
-use crate::config::{ConfigDocument, ImageConfig};
+use crate::config::{ConfigDocument, ImageConfig, Note};
 use crate::erofs::DataArea;
 use crate::error::{ImageError, Result};
 use crate::layer::{self, LayerCheck, Spent};
@@ -47,7 +47,7 @@ pub enum From {
     /// A socket to whoever reaches the registry; the version is a tag or a digest.
     Registry { version: String },
     /// A tar stream, which becomes the only layer.
-    Layer(Box<ImageConfig>),
+    Layer(Box<ImageConfig>, Note),
 }
 
 /// Where the image goes.
@@ -108,7 +108,7 @@ impl Image {
     }
 
     /// Of a file system with one layer.
-    pub(crate) fn single_layer(config: &ImageConfig, diff_id: Digest) -> Result<Self> {
+    pub(crate) fn single_layer(config: (&ImageConfig, &Note), diff_id: Digest) -> Result<Self> {
         let document = serde_json::to_vec(&ConfigDocument::single_layer(config, diff_id))
             .map_err(|error| ImageError::malformed("the image configuration", error))?;
         Self::read(document, None)
@@ -125,8 +125,8 @@ pub fn build(job: &Job, input: OwnedFd, room: Room, progress: &mut dyn Progress)
     let mut rootfs = RootfsBuilder::new(DataArea::new(image, spool, limits), limits, &job.store);
     let wanted = job.wanted.as_deref().map(str::parse::<Reference>).transpose()?;
     let plan = match &job.from {
-        From::Layer(config) => {
-            return one_layer(&mut File::from(input), config, rootfs, progress);
+        From::Layer(config, note) => {
+            return one_layer(&mut File::from(input), (config, note), rootfs, progress);
         }
         From::Archive(path) => {
             let file = whole(File::from(input), unpacked, limits)?;
@@ -176,7 +176,7 @@ pub(crate) fn of_plan(
 
 fn one_layer(
     stream: &mut dyn Read,
-    config: &ImageConfig,
+    config: (&ImageConfig, &Note),
     mut rootfs: RootfsBuilder<'_>,
     progress: &mut dyn Progress,
 ) -> Result<Made> {

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Deserializer, Serialize};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use crate::Digest;
 use crate::error::{ImageError, Result};
@@ -14,6 +14,8 @@ const START_BYTES_MAX: usize = 48 << 10;
 /// What the image says of itself: labels, ports, volumes.
 const NOTES_BYTES_MAX: usize = 256 << 10;
 const NOTES_MAX: usize = 1000;
+/// Author and message.
+const NOTE_BYTES_MAX: usize = 16 << 10;
 
 /// How the image wants its processes to be started.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -116,16 +118,63 @@ impl ImageConfig {
     }
 }
 
+/// What whoever makes an image here says of it, beside how it is started.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Note {
+    pub author: String,
+    pub comment: String,
+    /// The image that it was made from.
+    pub parent: Option<Digest>,
+}
+
+impl Note {
+    /// # Errors
+    /// It is longer than what is kept.
+    pub fn check(&self) -> Result<()> {
+        match self.author.len().saturating_add(self.comment.len()) > NOTE_BYTES_MAX {
+            true => {
+                let what = "the author and the message of the image";
+                Err(ImageError::limit(what, "bytes", NOTE_BYTES_MAX as u64))
+            }
+            false => Ok(()),
+        }
+    }
+
+    /// Writes it into a document, whose last step is how the image was made.
+    fn put(&self, fields: &mut Map<String, Value>) {
+        if !self.author.is_empty() {
+            fields.insert("author".to_owned(), json!(self.author));
+        }
+        if let Some(parent) = self.parent {
+            fields.insert("parent".to_owned(), json!(parent));
+        }
+    }
+
+    /// The step by which the image was made.
+    fn step(&self, word: &str) -> Value {
+        let comment = if self.comment.is_empty() { word } else { &self.comment };
+        let mut step = json!({ "comment": comment });
+        if !self.author.is_empty() {
+            step["author"] = json!(self.author);
+        }
+        step
+    }
+}
+
 fn name_of(entry: &str) -> &str {
     entry.split_once('=').map_or(entry, |(name, _)| name)
 }
 
 /// The document of an image that has one more layer than the one whose document is `below`, and is
-/// started as `config` says. The steps before are told of as that does.
+/// started as `config` says. The steps before are told of as that does, the last as `note` does.
 ///
 /// # Errors
 /// `below` is no document.
-pub fn document_over(below: &str, config: &ImageConfig, diff_id: Digest) -> Result<String> {
+pub fn document_over(
+    below: &str,
+    (config, note): (&ImageConfig, &Note),
+    diff_id: Digest,
+) -> Result<String> {
     let malformed = |error| ImageError::malformed("the image configuration", error);
     let mut document: Value = serde_json::from_str(below).map_err(malformed)?;
     let Some(fields) = document.as_object_mut() else {
@@ -137,12 +186,13 @@ pub fn document_over(below: &str, config: &ImageConfig, diff_id: Digest) -> Resu
     }
     let own = serde_json::to_value(RunConfig::from(config.clone())).map_err(malformed)?;
     fields.insert("config".to_owned(), own);
+    note.put(fields);
     let ids = document["rootfs"]["diff_ids"].as_array().cloned().unwrap_or_default();
     let mut history = document["history"].as_array().cloned().unwrap_or_default();
     if history.is_empty() {
         history = ids.iter().map(|_| json!({ "comment": "imported" })).collect();
     }
-    history.push(json!({ "comment": "commit" }));
+    history.push(note.step("commit"));
     let ids: Vec<Value> = ids.into_iter().chain([json!(diff_id)]).collect();
     document["history"] = Value::Array(history);
     document["rootfs"] = json!({ "type": "layers", "diff_ids": ids });
@@ -158,6 +208,11 @@ pub(crate) struct ConfigDocument {
     pub os: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub created: Option<String>,
+    /// Whose it is, and how it was made, in words: of one made here.
+    #[serde(default, skip_serializing_if = "Value::is_null")]
+    author: Value,
+    #[serde(default, skip_serializing_if = "Value::is_null")]
+    history: Value,
     #[serde(default)]
     config: Option<RunConfig>,
     pub rootfs: RootfsDocument,
@@ -201,11 +256,14 @@ impl ConfigDocument {
     }
 
     /// The configuration of an image with one layer, made here.
-    pub fn single_layer(config: &ImageConfig, diff_id: Digest) -> Self {
+    pub fn single_layer((config, note): (&ImageConfig, &Note), diff_id: Digest) -> Self {
+        let own = |words: &str, value: Value| if words.is_empty() { Value::Null } else { value };
         Self {
             architecture: "amd64".into(),
             os: "linux".into(),
             created: None,
+            author: own(&note.author, json!(note.author)),
+            history: own(&note.comment, json!([note.step("")])),
             config: Some(RunConfig::from(config.clone())),
             rootfs: RootfsDocument { kind: "layers".into(), diff_ids: vec![diff_id] },
         }
@@ -293,16 +351,23 @@ mod tests {
         let below = r#"{"architecture":"amd64","os":"linux","created":"then","config":{"Env":["A=1"]},
             "rootfs":{"type":"layers","diff_ids":["sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"]}}"#;
         let config = ImageConfig { cmd: vec!["sh".into()], ..ImageConfig::default() };
-        let over = document_over(below, &config, Digest::of(b"layer")).unwrap();
+        let note = Note::default();
+        let over = document_over(below, (&config, &note), Digest::of(b"layer")).unwrap();
         let mut document = ConfigDocument::parse(over.as_bytes()).unwrap();
         assert_eq!(document.rootfs.diff_ids, [Digest::of(b""), Digest::of(b"layer")]);
         assert_eq!((document.created.clone(), document.run_config().unwrap()), (None, config));
         assert!(over.contains("imported") && over.contains("commit"), "{over}");
         let config = ImageConfig::default();
-        assert!(document_over("[]", &config, Digest::of(b"")).is_err());
-        let again = document_over(&over, &config, Digest::of(b"more")).unwrap();
+        assert!(document_over("[]", (&config, &note), Digest::of(b"")).is_err());
+        let parent = Some(Digest::of(b"below"));
+        let note = Note { author: "me".into(), comment: "why".into(), parent };
+        let again = document_over(&over, (&config, &note), Digest::of(b"more")).unwrap();
         let again: Value = serde_json::from_str(&again).unwrap();
         assert_eq!(again["history"].as_array().unwrap().len(), 3);
+        assert_eq!(again["history"][2], json!({ "comment": "why", "author": "me" }));
+        assert_eq!((&again["author"], &again["parent"]), (&json!("me"), &json!(parent)));
+        let long = Note { comment: "x".repeat(NOTE_BYTES_MAX + 1), ..Note::default() };
+        assert!(note.check().is_ok() && long.check().is_err());
     }
 
     #[test]
@@ -363,7 +428,7 @@ mod tests {
             healthcheck: Some(check),
             ..Default::default()
         };
-        let document = ConfigDocument::single_layer(&config, Digest::of(b""));
+        let document = ConfigDocument::single_layer((&config, &Note::default()), Digest::of(b""));
         let bytes = serde_json::to_vec(&document).unwrap();
         assert_eq!(ConfigDocument::parse(&bytes).unwrap().run_config().unwrap(), config);
     }

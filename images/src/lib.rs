@@ -37,7 +37,7 @@ pub mod walk;
 pub const STALL_MAX: std::time::Duration = std::time::Duration::from_secs(60);
 
 pub use archive::{archive, context};
-pub use config::{Healthcheck, ImageConfig, document_over};
+pub use config::{Healthcheck, ImageConfig, Note, document_over};
 pub use digest::{Digest, Hashing};
 pub use disk::Reserve;
 pub use erofs::{Piece, Rootfs};

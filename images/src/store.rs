@@ -21,6 +21,7 @@
 mod import;
 mod index;
 mod layers;
+mod saved;
 
 pub use import::Draft;
 
@@ -241,7 +242,8 @@ impl Store {
         let removed = index.images.remove(&id);
         index.tags.retain(|_, tagged| *tagged != id);
         let known = self.known(index);
-        let mut gone = vec![path, self.config_file(id), self.document_file(id)];
+        let mut gone =
+            vec![path, self.config_file(id), self.document_file(id), self.saved_file(id)];
         let files = removed.iter().flat_map(|image| image.files(id));
         for path in files.map(|(name, _)| self.blobs().join(name)) {
             gone.extend([layer_file(&path), path]);
@@ -261,7 +263,7 @@ impl Store {
     fn known(&self, index: &Index) -> BTreeSet<PathBuf> {
         let mut known = BTreeSet::new();
         for (id, image) in &index.images {
-            known.extend([self.config_file(*id), self.document_file(*id)]);
+            known.extend([self.config_file(*id), self.document_file(*id), self.saved_file(*id)]);
             for path in image.files(*id).map(|(name, _)| self.blobs().join(name)) {
                 known.extend([layer_file(&path), path]);
             }

@@ -74,11 +74,15 @@ impl NetworkName {
 impl FromStr for NetworkName {
     type Err = String;
 
-    /// Reads letters, digits and `_.-`, a letter or a digit first.
+    /// Reads letters, digits and `_.-`, a letter or a digit first; blanks may be between them.
     fn from_str(text: &str) -> Result<Self, String> {
-        let plain = |c: char| c.is_ascii_alphanumeric() || "_.-".contains(c);
+        let plain = |c: char| c.is_ascii_alphanumeric() || "_.- ".contains(c);
         let begins = text.starts_with(|c: char| c.is_ascii_alphanumeric());
-        match begins && text.len() <= Self::BYTES_MAX && text.chars().all(plain) {
+        match begins
+            && !text.ends_with(' ')
+            && text.len() <= Self::BYTES_MAX
+            && text.chars().all(plain)
+        {
             true => Ok(Self(text.to_owned())),
             false => Err(format!(
                 "`{text}` is not the name of a network; use letters, digits, _ . - and start with \

@@ -560,7 +560,7 @@ fn open_tty(size: TtySize, stdin: bool, terminals: Option<&File>) -> io::Result<
     let ends = Ends {
         sink: if stdin { Some(master.try_clone()?) } else { None },
         tty: Some(master.try_clone()?),
-        sources: vec![Source { file: master, kind: Kind::Stdout }],
+        sources: vec![Source { file: master, kind: Kind::Stdout, is_tty: true }],
     };
     Ok((Stdio { streams, is_tty: true }, ends))
 }
@@ -570,8 +570,8 @@ fn open_pipes(stdin: bool, null: Option<&File>) -> io::Result<(Stdio, Ends)> {
     let (out_read, out) = pipe2(OFlag::O_CLOEXEC)?;
     let (err_read, err) = pipe2(OFlag::O_CLOEXEC)?;
     let sources = vec![
-        Source { file: out_read.into(), kind: Kind::Stdout },
-        Source { file: err_read.into(), kind: Kind::Stderr },
+        Source { file: out_read.into(), kind: Kind::Stdout, is_tty: false },
+        Source { file: err_read.into(), kind: Kind::Stderr, is_tty: false },
     ];
     Ok((Stdio { streams: [input, out, err], is_tty: false }, Ends { sink, tty: None, sources }))
 }

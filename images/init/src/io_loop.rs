@@ -21,6 +21,8 @@ const QUEUE_BYTES_MAX: usize = 256 * 1024;
 /// How long output may pause after the program's death before it is over: a
 /// grandchild may hold the pipe for ever.
 const DRAIN_PAUSE_MS: u16 = 100;
+/// How long the rest of a line is waited for that a terminal has begun to hand over.
+const REST_MS: u8 = 2;
 /// How much output is read after the program's death: more than a pipe holds.
 const DRAIN_BYTES_MAX: usize = 1 << 20;
 /// Bytes read from a program at a time.
@@ -162,6 +164,7 @@ struct Ready {
 pub struct Source {
     pub file: File,
     pub kind: Kind,
+    pub is_tty: bool,
 }
 
 /// Sends the program's output to the host until the program is dead and its
@@ -188,7 +191,12 @@ pub fn pump_output(mut sources: Vec<Source>, exit: &Exit, host: &mut Host<'_>) -
             if at.next() != Some(true) {
                 return true;
             }
-            let Some(bytes) = read_some(&mut source.file, &mut buffer) else { return false };
+            let Some(mut count) = read_some(&mut source.file, &mut buffer) else { return false };
+            // A terminal hands a line over in parts: its end comes a moment later.
+            if source.is_tty && is_unfinished(&buffer[..count]) && is_ready(&source.file, REST_MS) {
+                count += read_some(&mut source.file, &mut buffer[count..]).unwrap_or(0);
+            }
+            let bytes = &buffer[..count];
             host.say(source.kind, bytes);
             drained += if code.is_some() { bytes.len() } else { 0 };
             true
@@ -211,15 +219,25 @@ fn wait_for_output(sources: &[Source], exit: &Exit, host: &Host<'_>, dead: bool)
     [first, second, renewed]
 }
 
-/// Bytes that are there, perhaps none; `None` at the end. A terminal's master
+/// How many bytes are there, perhaps none; `None` at the end. A terminal's master
 /// says EIO when nobody holds the terminal.
-fn read_some<'a>(file: &mut File, buffer: &'a mut [u8]) -> Option<&'a [u8]> {
+fn read_some(file: &mut File, buffer: &mut [u8]) -> Option<usize> {
     match file.read(buffer) {
         Ok(0) => None,
-        Ok(n) => buffer.get(..n),
-        Err(error) if is_transient(&error) => Some(&[]),
+        Ok(count) => Some(count),
+        Err(error) if is_transient(&error) => Some(0),
         Err(_) => None,
     }
+}
+
+/// Whether more of a line is to come, and there is room for it.
+fn is_unfinished(bytes: &[u8]) -> bool {
+    bytes.len() < CHUNK_BYTES && bytes.last().is_some_and(|last| *last != b'\n')
+}
+
+/// Whether `file` can be read within so many milliseconds.
+fn is_ready(file: &File, wait_ms: u8) -> bool {
+    wait_for([(Some(file.as_fd()), PollFlags::POLLIN)], PollTimeout::from(wait_ms)) == [true]
 }
 
 fn is_transient(error: &io::Error) -> bool {

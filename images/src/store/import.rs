@@ -11,7 +11,7 @@ use tempfile::NamedTempFile;
 use super::index::{Index, Shared, StoredImage, file_of, sync_folder};
 use super::{ImageRecord, Store, disk_bytes, layer_file, remove_file};
 use crate::build::{self, Image};
-use crate::config::ImageConfig;
+use crate::config::{ImageConfig, Note};
 use crate::erofs::{DataArea, Rootfs};
 use crate::error::{ImageError, Result};
 use crate::limits::ImportLimits;
@@ -98,7 +98,7 @@ impl Store {
         progress.event(ProgressEvent::Layer { index: 0, count: 1, bytes: None });
         let diff_id = source::import_directory(&mut rootfs, path, progress)?;
         progress.event(ProgressEvent::Finishing);
-        let image = Image::single_layer(config, diff_id)?;
+        let image = Image::single_layer((config, &Note::default()), diff_id)?;
         rootfs.finish(&image.id)?;
         self.publish(draft, image, None, tag)
     }

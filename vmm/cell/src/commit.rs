@@ -9,7 +9,7 @@ use std::sync::{Mutex, PoisonError};
 use exocell_agent::client::{self, ClientError};
 use exocell_agent::{Patient, TRANSFER_MAX};
 use exocell_images::{
-    ImageConfig, ImageRecord, Progress, ProgressEvent, Reference, Store, document_over,
+    ImageConfig, ImageRecord, Note, Progress, ProgressEvent, Reference, Store, document_over,
 };
 
 use crate::compose::{self, Below};
@@ -58,7 +58,7 @@ impl Cutter {
 }
 
 /// Makes an image called `tag` of the running cell `record`, to be started as
-/// `config` says. What is mounted in the cell, folders above all, is left out, and so are the files
+/// `config` says; its document says what the note does. What is mounted in the cell, folders above all, is left out, and so are the files
 /// that tell it its names (/etc/hosts and the like). Programs of the cell go on meanwhile.
 ///
 /// # Errors
@@ -66,7 +66,7 @@ impl Cutter {
 pub fn commit(
     layout: &Layout,
     record: &Record,
-    config: &ImageConfig,
+    config: (&ImageConfig, &Note),
     tag: Option<&Reference>,
     progress: &mut dyn Progress,
 ) -> Result<ImageRecord, CellError> {
@@ -80,7 +80,7 @@ pub fn commit(
 pub fn commit_until(
     layout: &Layout,
     record: &Record,
-    config: &ImageConfig,
+    config: (&ImageConfig, &Note),
     tag: Option<&Reference>,
     progress: &mut dyn Progress,
     cutter: &Cutter,
@@ -91,13 +91,15 @@ pub fn commit_until(
         cutter.watch(stream.get_ref()).map_err(CellError::host("cannot commit the cell"))?;
         Ok(stream)
     };
+    config.1.check()?;
     let (_, spec, _) = Record::find(layout, &record.id)?;
     // A root that cannot be written has nothing that lies over its image.
     if !spec.read_only
         && spec.depot.is_none()
         && let Ok(image) = store.resolve(spec.image_name())
     {
-        return changes(&store, guest, &image, (config, tag), progress);
+        let (config, note) = config;
+        return changes(&store, guest, &image, (config, note, tag), progress);
     }
     let stream = guest()?;
     let made = import_layer(&store, config, tag, progress, |mut write| {
@@ -112,7 +114,7 @@ fn changes(
     store: &Store,
     guest: impl FnOnce() -> Result<Patient, CellError>,
     image: &ImageRecord,
-    (config, tag): (&ImageConfig, Option<&Reference>),
+    (config, note, tag): (&ImageConfig, &Note, Option<&Reference>),
     progress: &mut dyn Progress,
 ) -> Result<ImageRecord, CellError> {
     let rootfs = store.open_rootfs(image)?;
@@ -125,7 +127,8 @@ fn changes(
         sent.map(drop).map_err(local)
     })?;
     progress.event(ProgressEvent::Finishing);
-    let document = document_over(&below, config, layer.diff_id)?;
+    let note = Note { parent: Some(image.id), ..note.clone() };
+    let document = document_over(&below, (config, &note), layer.diff_id)?;
     let layers = [(layer, to)];
     let below = Below { base: Some(&rootfs), layers: &layers };
     Ok(compose::lasting(store, &document, below, tag)?)

@@ -1,12 +1,13 @@
 //! The private overlay of a cell: an empty ext4 file system of the granted
 //! size, copied from a template that is made once per size.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{File, OpenOptions, TryLockError};
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 use nix::fcntl::{AT_FDCWD, AtFlags};
 use nix::unistd::{Whence, linkat, lseek};
@@ -20,6 +21,10 @@ pub const DISK_BYTES_MIN: u64 = 4 << 20;
 /// The smallest disk that has a journal, and how large that is.
 const JOURNALED_BYTES_MIN: u64 = 64 << 20;
 const JOURNAL: &str = "size=8";
+
+/// How long a cell waits for a disk that another still has, and how soon it looks again.
+const HELD_MAX: Duration = Duration::from_secs(10);
+const HELD_LOOK: Duration = Duration::from_millis(10);
 
 /// How long a disk lives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,10 +53,37 @@ pub fn create(layout: &Layout, bytes: u64, life: Life) -> Result<File, CellError
     private::folder(&directory).map_err(CellError::host(what()))?;
     let template = template(&directory, bytes, life.has_journal(bytes))?;
     let disk = nameless(&directory).map_err(CellError::host(what()))?;
+    hold(&disk)?;
     disk.set_len(bytes)
         .and_then(|()| copy_data(&template, &disk))
         .map_err(CellError::host(what()))?;
     Ok(disk)
+}
+
+/// Takes `disk` for one cell, until its last holder is gone: two guests that write one file system
+/// destroy it.
+///
+/// # Errors
+/// [`CellError::Usage`] when another has it and keeps it.
+pub fn hold(disk: &File) -> Result<(), CellError> {
+    let until = Instant::now() + HELD_MAX;
+    loop {
+        match disk.try_lock() {
+            Ok(()) => return Ok(()),
+            Err(TryLockError::WouldBlock) if Instant::now() < until => {
+                std::thread::sleep(HELD_LOOK);
+            }
+            Err(TryLockError::WouldBlock) => {
+                return Err(CellError::Usage(
+                    "the cell's files are being copied (exocell cp, commit); try again after that"
+                        .to_owned(),
+                ));
+            }
+            Err(TryLockError::Error(error)) => {
+                return Err(CellError::host("cannot lock the cell's disk")(error));
+            }
+        }
+    }
 }
 
 /// A file without a name, which a name can be given.
@@ -68,7 +100,7 @@ pub fn nameless(directory: &Path) -> io::Result<File> {
 pub fn keep(layout: &Layout, path: &Path, bytes: u64) -> Result<File, CellError> {
     let what = || format!("cannot open the disk {}", path.display());
     match OpenOptions::new().read(true).write(true).open(path) {
-        Ok(disk) => return Ok(disk),
+        Ok(disk) => return hold(&disk).map(|()| disk),
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
         Err(error) => return Err(CellError::host(what())(error)),
     }

@@ -114,6 +114,9 @@ pub struct Attachment {
     /// The address that it is to have; any without one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub address: Option<Ipv4Addr>,
+    /// What its client notes of it for a driver of its own.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub options: BTreeMap<String, String>,
 }
 
 impl Attachment {
@@ -125,6 +128,7 @@ impl Attachment {
             aliases: Vec::new(),
             links: BTreeMap::new(),
             address: None,
+            options: BTreeMap::new(),
         }
     }
 

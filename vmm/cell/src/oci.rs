@@ -16,7 +16,7 @@ use std::collections::BTreeMap;
 use exocell_agent::TtySize;
 use exocell_agent::oci::{
     ANNOTATION_GROUPS, ANNOTATION_INIT, ANNOTATION_USER, CAPABILITIES as EVERY, Capabilities,
-    ConsoleSize, Cpu, Device, DeviceKind, DeviceRule, Linux, Memory, Mount, Namespace,
+    ConsoleSize, Cpu, Device, DeviceKind, DeviceKinds, DeviceRule, Linux, Memory, Mount, Namespace,
     NamespaceKind, Pids, Process, Resources, Rlimit, Root, Spec, User,
 };
 use exocell_xgate::CapabilitySet;
@@ -292,7 +292,35 @@ fn rules(settings: &Settings) -> Vec<DeviceRule> {
         minor: Some(device.minor.into()),
         ..all.clone()
     };
-    nodes(settings).into_iter().map(one).collect()
+    let more = settings.device_rules.iter().filter_map(|line| device_rule(line).ok());
+    nodes(settings).into_iter().map(one).chain(more).collect()
+}
+
+/// `TYPE MAJOR:MINOR ACCESS`, like `c 10:* rwm`: devices of the guest's kernel.
+///
+/// # Errors
+/// It is no such line.
+pub fn device_rule(line: &str) -> Result<DeviceRule, String> {
+    let wrong = || format!("invalid device cgroup format '{line}'; write 'c 10:200 rwm'");
+    let words: Vec<&str> = line.split(' ').collect();
+    let [kind, numbers, access] = words.as_slice() else { return Err(wrong()) };
+    let kind = match *kind {
+        "a" => DeviceKinds::All,
+        "b" => DeviceKinds::Block,
+        "c" => DeviceKinds::Character,
+        _ => return Err(wrong()),
+    };
+    let number = |text: &str| match text {
+        "*" => Ok(None),
+        text => text.parse::<u32>().map(|number| Some(i64::from(number))).map_err(|_| wrong()),
+    };
+    let (major, minor) = numbers.split_once(':').ok_or_else(wrong)?;
+    let (major, minor) = (number(major)?, number(minor)?);
+    let is_access = (1..=3).contains(&access.len()) && access.chars().all(|c| "rwm".contains(c));
+    match is_access {
+        true => Ok(DeviceRule { allow: true, kind, major, minor, access: (*access).to_owned() }),
+        false => Err(wrong()),
+    }
 }
 
 /// What a privileged program has beside what all have. The cell's own disks are not among them.
@@ -411,6 +439,24 @@ mod tests {
         assert!(rules(made(&Settings::default())).is_empty());
         let all = DeviceRule { allow: true, ..DeviceRule::default() };
         assert_eq!(rules(spec), [all]);
+    }
+
+    #[test]
+    fn rules_of_devices_are_dockers_lines() {
+        let mut settings = Settings::default();
+        settings.add_device_rule("c 7:128 rwm").unwrap();
+        settings.add_device_rule("b 7:* r").unwrap();
+        let rules = made(&settings).linux.resources.unwrap().devices;
+        let shown = rules.iter().map(|rule| (rule.kind, rule.major, rule.minor, &rule.access[..]));
+        let expected = [
+            (DeviceKinds::Character, Some(7), Some(128), "rwm"),
+            (DeviceKinds::Block, Some(7), None, "r"),
+        ];
+        assert_eq!(shown.collect::<Vec<_>>(), expected);
+        for line in ["", "c 7:1", "x 7:1 r", "c 7 r", "c 7:-1 r", "c 7:1 rx", "c 7:1 ", "c 7:1  r"]
+        {
+            assert!(Settings::default().add_device_rule(line).is_err(), "{line}");
+        }
     }
 
     #[test]

@@ -27,17 +27,18 @@ pub struct Output {
 }
 
 struct Inner {
-    log: Log,
+    /// None where nothing is to be written down.
+    log: Option<Log>,
     attached: Vec<Arc<Follower>>,
     started: Option<u32>,
     ended: bool,
 }
 
 impl Output {
-    /// An outlet that logs to `log` in the working directory, behind what the cell
+    /// An outlet that logs to `log` in the working directory if it `keeps` one, behind what the cell
     /// wrote before it was begun again, for `operator`.
-    pub fn new(operator: UnixStream) -> io::Result<Self> {
-        let log = Log::open()?;
+    pub fn new(operator: UnixStream, keeps: bool) -> io::Result<Self> {
+        let log = keeps.then(Log::open).transpose()?;
         let attached = vec![Arc::new(Follower::Operator(Mutex::new(operator)))];
         let inner = Inner { log, attached, started: None, ended: false };
         Ok(Self { inner: Arc::new(Mutex::new(inner)) })
@@ -55,7 +56,10 @@ impl Output {
         if inner.ended || inner.attached.len() >= ATTACHED_MAX {
             return None;
         }
-        let logged = if replay { inner.log.so_far().ok()? } else { Vec::new() };
+        let logged = match &inner.log {
+            Some(log) if replay => log.so_far().ok()?,
+            _ => Vec::new(),
+        };
         let follower = Arc::new(Follower::Onlooker(Onlooker::new(stream, logged).ok()?));
         if let Some(guest_pid) = inner.started {
             follower.take(&reply_frame(&Reply::Started { guest_pid }));
@@ -92,7 +96,9 @@ impl Output {
         // One lock for both: who attaches later finds these bytes in the log.
         let attached = {
             let mut inner = self.lock();
-            inner.log.write(&frames);
+            if let Some(log) = &mut inner.log {
+                log.write(&frames);
+            }
             inner.attached.clone()
         };
         self.tell(attached, &frames);

@@ -272,7 +272,9 @@ fn private_disk(layout: &Layout, spec: &CellSpec, bytes: u64) -> Result<File, Ce
             disk::create(layout, bytes, Life::Kept)
         }
         Some(opened) => {
-            opened.map_err(CellError::host(format!("cannot open the disk {}", path.display())))
+            let failed = CellError::host(format!("cannot open the disk {}", path.display()));
+            let disk = opened.map_err(failed)?;
+            disk::hold(&disk).map(|()| disk)
         }
     }
 }

@@ -43,6 +43,9 @@ pub struct Settings {
     pub dns_search: Vec<String>,
     pub dns_options: Vec<String>,
     pub devices: Vec<Node>,
+    /// Which nodes that its program makes can be used, beside those: lines of docker's.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub device_rules: Vec<String>,
     pub oom_score_adj: Option<i32>,
     /// Whether a first process reaps orphans and passes signals on.
     pub init: bool,
@@ -263,6 +266,16 @@ impl Settings {
     /// Whether nothing was set.
     pub fn are_default(&self) -> bool {
         *self == Self::default()
+    }
+
+    /// `TYPE MAJOR:MINOR ACCESS`.
+    ///
+    /// # Errors
+    /// It is no such line.
+    pub fn add_device_rule(&mut self, line: &str) -> Result<(), String> {
+        crate::oci::device_rule(line)?;
+        self.device_rules.push(line.to_owned());
+        Ok(())
     }
 
     /// Adds a line of /etc/hosts: `NAME:ADDRESS` or `NAME=ADDRESS`.

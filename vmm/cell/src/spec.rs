@@ -10,6 +10,7 @@ use std::path::PathBuf;
 use exocell_agent::FileCopy;
 use exocell_images::Healthcheck;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use crate::CellError;
 use crate::changes::Changes;
@@ -97,6 +98,9 @@ pub struct CellSpec {
     /// Whether its record keeps the private overlay beyond its end, so that it can start again.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub keeps_disk: bool,
+    /// Whether what its program writes is for those who listen then, and is not written down.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub keeps_no_log: bool,
     /// What its operator notes of it.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,
@@ -220,6 +224,7 @@ impl CellSpec {
             intra: exocell_vmm::intra::Intra::default(),
             disk: None,
             keeps_disk: false,
+            keeps_no_log: false,
             labels: BTreeMap::new(),
             stop_signal: None,
             stop_seconds: None,
@@ -243,6 +248,27 @@ impl CellSpec {
     /// What the image store knows its image by.
     pub fn image_name(&self) -> &str {
         self.image_id.as_deref().unwrap_or(&self.image)
+    }
+
+    /// A cell without a program that shows the files of this one, which has ended and left `disk`:
+    /// its image and folders, and nothing else of what it had.
+    ///
+    /// # Errors
+    /// Its grant cannot be read, or as of [`Self::idle`].
+    pub fn showing(&self, disk: Option<PathBuf>) -> Result<Self, CellError> {
+        let broken = |error: serde_json::Error| CellError::Usage(format!("its grant: {error}"));
+        let mut caps: Value = serde_json::from_str(&self.capabilities).map_err(broken)?;
+        if let Some(sections) = caps.as_object_mut() {
+            for none in ["network", "time"] {
+                sections.remove(none);
+            }
+        }
+        Ok(Self {
+            disk,
+            locations: self.locations.clone(),
+            fills: self.fills.clone(),
+            ..Self::idle(self.image_name(), caps.to_string())?
+        })
     }
 
     /// Whether it can have its restart policy.

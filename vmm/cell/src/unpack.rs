@@ -23,7 +23,7 @@ use exocell_agent::printable;
 use exocell_images::build::{self, Image, Job, Made, Room};
 use exocell_images::walk::Found;
 use exocell_images::{
-    Digest, ImageConfig, ImageError, ImageRecord, ImportLimits, Progress, Reference, Refusal,
+    Digest, ImageConfig, ImageError, ImageRecord, ImportLimits, Note, Progress, Reference, Refusal,
     STALL_MAX, Source, Store, layout_server, version,
 };
 use exocell_vmm::jail::ThreadClass;
@@ -108,20 +108,22 @@ pub fn import(
     }
 }
 
-/// Makes an image of one layer, the tar stream that `write` writes, and gives it the name `tag`.
+/// Makes an image of one layer, the tar stream that `write` writes, and gives it the name `tag`;
+/// its document says what `note` does.
 ///
 /// # Errors
 /// What is wrong with the stream, or what `write` says. The store is as it was then.
 pub fn import_layer(
     store: &Store,
-    config: &ImageConfig,
+    (config, note): (&ImageConfig, &Note),
     tag: Option<&Reference>,
     progress: &mut dyn Progress,
     write: impl FnOnce(PipeWriter) -> io::Result<()> + Send,
 ) -> Result<ImageRecord, ImageError> {
+    note.check()?;
     let (read, to) = io::pipe().map_err(|error| host("cannot make a pipe", error))?;
     let limits = ImportLimits::default();
-    let from = build::From::Layer(Box::new(config.clone()));
+    let from = build::From::Layer(Box::new(config.clone()), note.clone());
     std::thread::scope(|scope| {
         let writer = scope.spawn(move || write(to));
         let draft = Draft::new(store, from, None, &limits);
@@ -240,7 +242,9 @@ impl<'a> Draft<'a> {
         wanted: Option<&Reference>,
         limits: &ImportLimits,
     ) -> Result<Self, ImageError> {
-        let known: Vec<Digest> = store.ids()?.into_iter().take(KNOWN_MAX).collect();
+        // What an image of the store is called in an archive of it is that image, too.
+        let saved = store.originals()?.into_keys();
+        let known: Vec<Digest> = store.ids()?.into_iter().chain(saved).take(KNOWN_MAX).collect();
         let job = Job {
             from,
             wanted: wanted.map(ToString::to_string),
@@ -269,6 +273,10 @@ impl<'a> Draft<'a> {
         let image: Image = match made {
             Made::Image(image) => *image,
             Made::Known(id) => {
+                let id = match self.store.ids()?.contains(&id) {
+                    true => id,
+                    false => self.store.originals()?.get(&id).copied().unwrap_or(id),
+                };
                 return self.store.name_present(id, tag)?.ok_or(ImageError::Gone { id });
             }
         };

@@ -51,6 +51,7 @@ fn shape(
         (caps.network().is_some(), "a network"),
         (spec.hostname.is_some(), "a host name of its own"),
         (spec.disk.is_some(), "a disk that is kept"),
+        (spec.keeps_no_log, "no log"),
         (!spec.settings.hosts.is_empty(), "hosts of its own"),
         (spec.settings.domain_name.is_some(), "a domain name"),
     ];

@@ -167,6 +167,15 @@ pub enum StrengthArg {
     Isolate,
 }
 
+/// Docker's words for where a log is kept.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum LogDriver {
+    JsonFile,
+    #[value(hide = true)]
+    Local,
+    None,
+}
+
 /// When an image is pulled.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Pull {
@@ -302,6 +311,9 @@ pub struct RunArgs {
     /// Whether the image is pulled first: always, if it is missing, or never.
     #[arg(long, value_enum, default_value_t = Pull::Never)]
     pub pull: Pull,
+    /// Where what the program writes is kept, for exocell logs: json-file (with the cell), or none.
+    #[arg(long, value_enum, value_name = "DRIVER", default_value = "json-file")]
+    pub log_driver: LogDriver,
     /// Keys that leave a cell with a terminal (-it) and let it go on; exocell attach comes back.
     #[arg(long, value_name = "KEYS", default_value = exocell_docker::keys::DEFAULT)]
     pub detach_keys: exocell_docker::keys::Keys,
@@ -441,13 +453,24 @@ pub enum BuildProgress {
     Auto,
 }
 
-/// Make an image of what a running cell's root file system holds.
+/// Make an image of what a cell's root file system holds, whether the cell runs or has ended.
 #[derive(Args)]
 #[command(after_help = "Example: exocell commit job me/ready:1 && exocell run --rm me/ready:1 ./go
 
 The image is started as the cell's own is, but for --change. Shared folders and other mounts are left out. The cell's
 programs go on meanwhile.")]
 pub struct CommitArgs {
+    /// Who made it.
+    #[arg(short, long, value_name = "NAME", default_value = "", hide_default_value = true)]
+    pub author: String,
+    /// What it is, for exocell history.
+    #[arg(short, long, value_name = "TEXT", default_value = "", hide_default_value = true)]
+    pub message: String,
+    // docker's words for what a commit here never does.
+    #[arg(short, long, hide = true)]
+    pub pause: bool,
+    #[arg(long, hide = true)]
+    pub no_pause: bool,
     /// An instruction of a Dockerfile that changes how the image is started, like CMD or ENV.
     #[arg(short, long, value_name = "INSTRUCTION")]
     pub change: Vec<String>,
@@ -523,6 +546,9 @@ pub struct SettingsArgs {
     /// in reach.
     #[arg(long, value_name = "DEVICE[:PATH]")]
     pub device: Vec<String>,
+    /// Let it use the nodes of devices of the guest's kernel that it makes, like 'c 10:200 rwm'.
+    #[arg(long, value_name = "RULE")]
+    pub device_cgroup_rule: Vec<String>,
     /// How likely the guest's kernel ends it for lack of memory, -1000 to 1000.
     #[arg(long, value_name = "N", allow_negative_numbers = true,
         value_parser = clap::value_parser!(i32).range(-1000..=1000))]
@@ -795,8 +821,8 @@ pub struct InspectArgs {
     /// For scripts: the output is JSON either way.
     #[arg(long)]
     pub json: bool,
-    /// A line for each: words and {{.state}}, {{.spec.image}}, {{json .capabilities}}; some of
-    /// docker's names are known too.
+    /// A line for each, as Go's templates have it: words and {{.state}}, {{json .capabilities}},
+    /// {{range .Mounts}}{{.Source}} {{end}}; docker's names are known beside exocell's own.
     #[arg(short, long, value_name = "TEMPLATE", conflicts_with = "json")]
     pub format: Option<String>,
     #[arg(required = true)]
@@ -1048,8 +1074,8 @@ pub struct ImagePruneArgs {
     /// All images that no cell uses, also those with a name.
     #[arg(short, long)]
     pub all: bool,
-    /// As docker has it: nothing is asked anyway.
-    #[arg(short, long, hide = true)]
+    /// Do not ask.
+    #[arg(short, long)]
     pub force: bool,
 }
 
@@ -1372,8 +1398,12 @@ pub fn parse() -> Result<Cli, u8> {
     Cli::try_parse_from(&words).map_err(|error| {
         // Else the usage line shows what the environment gave as if it had to be there.
         let plain = Cli::command().mut_args(|arg| arg.env(None::<&str>));
-        let error = plain.try_get_matches_from(words).err().unwrap_or(error);
+        let error = plain.try_get_matches_from(&words).err().unwrap_or(error);
         if let Some(hint) = crate::hints::of(&error) {
+            crate::show::tell!("exocell: {hint}");
+            return 125;
+        }
+        if let Some(hint) = crate::hints::meant(&error, &words, &Cli::command()) {
             crate::show::tell!("exocell: {hint}");
             return 125;
         }

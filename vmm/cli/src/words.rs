@@ -28,7 +28,8 @@ enum Flags {
 pub fn prepared(words: impl IntoIterator<Item = OsString>, mut root: Command) -> Vec<OsString> {
     root.build();
     let mut command = &root;
-    let mut words = words.into_iter();
+    let words: Vec<OsString> = words.into_iter().collect();
+    let mut words = of_cells(words, &root).into_iter();
     let mut done: Vec<OsString> = words.next().into_iter().collect();
     while let Some(word) = words.next() {
         let text = word.to_str().unwrap_or_default();
@@ -70,6 +71,22 @@ pub fn prepared(words: impl IntoIterator<Item = OsString>, mut root: Command) ->
     }
     done.extend(words);
     done
+}
+
+/// `container VERB`, as docker has it too, is `VERB` where there is such a one.
+fn of_cells(mut words: Vec<OsString>, root: &Command) -> Vec<OsString> {
+    let [_, group, verb, ..] = words.as_slice() else { return words };
+    if group != OsStr::new("container") {
+        return words;
+    }
+    let verb = match verb.to_str() {
+        Some("ls" | "list") => "ps".into(),
+        _ => verb.clone(),
+    };
+    if root.find_subcommand(&verb).is_some_and(|known| !known.has_subcommands()) {
+        words.splice(1..3, [verb]);
+    }
+    words
 }
 
 /// Whether what follows the command's first word is another's.
@@ -166,6 +183,10 @@ mod tests {
             ("x run -itm1g --name=n i -m 2g", "x run -itm1g --name=n i -- -m 2g"),
             ("x exec -u 1 c id -u", "x exec -u 1 c -- id -u"),
             ("x top c -eo pid", "x top c -- -eo pid"),
+            ("x container ls -a", "x ps -a"),
+            ("x container run i sh -c true", "x run i -- sh -c true"),
+            ("x container prune -f", "x container prune -f"),
+            ("x container image ls", "x container image ls"),
             // As they were.
             ("x run i", "x run i"),
             ("x run i -- sh -c true", "x run i -- sh -c true"),

@@ -117,6 +117,7 @@ pub fn admit(
         )));
     }
     let mounts = mounts(create, image, volumes, inherited)?;
+    check_driver(&host.volume_driver, &mounts)?;
     let fills = mounts.iter().filter(|mount| mount.fill).map(|mount| PathBuf::from(&mount.target));
     let publish = publish(create, image)?;
     Ok(Admitted {
@@ -145,6 +146,17 @@ fn within(create: &Create) -> Option<Within> {
             .filter(|bytes| (1..UNLIMITED as u64).contains(bytes)),
         process_max: u32::try_from(host.pids_limit).ok().filter(|count| *count > 0),
     })
+}
+
+/// Whether who is to make the container's volumes is there: where none are made that does not matter.
+fn check_driver(driver: &str, mounts: &[MountPoint]) -> ApiResult<()> {
+    match matches!(driver, "" | "local") || mounts.iter().all(|mount| mount.volume.is_none()) {
+        true => Ok(()),
+        false => Err(ApiError::unsupported(
+            format!("the volume driver {driver}"),
+            "leave it out: volumes are folders of the server's host (local)",
+        )),
+    }
 }
 
 /// What docker does not take beside another container's network, in its words.
@@ -232,7 +244,17 @@ fn refuse(create: &Create) -> ApiResult<()> {
     };
     refuse_within(create)?;
     if let Some((name, mode)) = modes.into_iter().find(is_refused) {
-        return Err(ApiError::unsupported(format!("the {name} mode {mode}"), own_kernel));
+        let remedy = match name {
+            "network" => {
+                "a cell never has the host's own: -p publishes its ports, and host.docker.internal \
+                 is the host where the server grants that (exocell serve --allow-net)"
+            }
+            "pid" | "ipc" if mode.starts_with("container:") => {
+                "docker exec runs a program beside the other container's own"
+            }
+            _ => own_kernel,
+        };
+        return Err(ApiError::unsupported(format!("the {name} mode {mode}"), remedy));
     }
     let known: [(&str, &String, &[&str]); 6] = [
         ("PidMode", &host.pid_mode, &[""]),
@@ -251,16 +273,15 @@ fn refuse(create: &Create) -> ApiResult<()> {
     let is_runtime = |name: &String| matches!(name.as_str(), "" | "exocell" | "runc");
     let refused = [
         (!host.device_requests.is_empty(), "DeviceRequests (--gpus)", own_kernel),
-        (!host.device_cgroup_rules.is_empty(), "DeviceCgroupRules", own_kernel),
         (
             !host.links.is_empty(),
             "Links",
             "the containers of a network reach each other by their names and aliases",
         ),
         (
-            !matches!(log, "" | "json-file" | "local"),
+            !matches!(log, "" | "json-file" | "local" | "none"),
             "this log driver",
-            "use json-file, whose logs are kept with the cell",
+            "use json-file, whose logs are kept with the cell, or none",
         ),
         (
             !is_runtime(&host.runtime) || !is_runtime(&create.runtime),
@@ -268,10 +289,9 @@ fn refuse(create: &Create) -> ApiResult<()> {
             "leave it out",
         ),
     ];
-    const OTHERS: [&str; 9] = [
-        "none", "syslog", "journald", "gelf", "fluentd", "awslogs", "splunk", "etwlogs", "gcplogs",
-    ];
-    if !matches!(log, "" | "json-file" | "local") && !OTHERS.contains(&log) {
+    const OTHERS: [&str; 8] =
+        ["syslog", "journald", "gelf", "fluentd", "awslogs", "splunk", "etwlogs", "gcplogs"];
+    if !matches!(log, "" | "json-file" | "local" | "none") && !OTHERS.contains(&log) {
         return Err(ApiError::bad_request(format!(
             "logger: no log driver named '{log}' is registered"
         )));
@@ -299,6 +319,10 @@ fn warnings(create: &Create, defaults: &Defaults, is_joined: bool) -> Vec<String
         (
             host.memory_swap < 0 || host.memory_swap > host.memory,
             "MemorySwap is not used: a container has its memory and no swap",
+        ),
+        (
+            create.endpoints.values().any(|own| !own.driver_opts.is_empty()),
+            "DriverOpts are kept and change nothing of a network here",
         ),
     ]
     .into_iter()
@@ -412,6 +436,9 @@ fn settings(create: &Create) -> ApiResult<Settings> {
     for own in &host.devices {
         let node = Node::new(&own.path_on_host, &own.path_in_container, &own.cgroup_permissions);
         settings.devices.push(node.map_err(bad)?);
+    }
+    for rule in &host.device_cgroup_rules {
+        settings.add_device_rule(rule).map_err(bad)?;
     }
     for line in &host.extra_hosts {
         settings.add_host(line).map_err(bad)?;

@@ -2,6 +2,7 @@
 //! into a container.
 
 use std::io::{self, Read, Write};
+use std::path::Path;
 use std::sync::Arc;
 
 use base64::Engine;
@@ -14,6 +15,7 @@ use exocell_cell::images::FirstEntry;
 use hyper::StatusCode;
 use serde_json::{Value, json};
 
+use crate::admit::MountPoint;
 use crate::error::{ApiError, ApiResult};
 use crate::go;
 use crate::http::{Body, BodyReader, Call, Response, empty, stream, with_header};
@@ -202,6 +204,14 @@ pub fn local(error: ClientError) -> io::Error {
 pub async fn put(server: &Arc<Server>, key: &str, call: Call) -> ApiResult<Response> {
     let path = path_of(&call)?;
     let folder = path.clone();
+    let seen = server.find(key).await?;
+    if seen.container.spec.read_only && !is_mounted(&seen.container.mounts, &path) {
+        return Err(ApiError::new(
+            StatusCode::FORBIDDEN,
+            "container rootfs is marked read-only: copy into a volume or a folder that may be \
+             written",
+        ));
+    }
     let (reach, stream) = begun(server, key, &call.place, move |reach| {
         if !stat(reach, &format!("{}/.", folder.trim_end_matches('/')))?.directory {
             return Err(ApiError::bad_request(format!("{folder}: not a directory")));
@@ -218,6 +228,13 @@ pub async fn put(server: &Arc<Server>, key: &str, call: Call) -> ApiResult<Respo
         (sent, None) => sent?,
     }
     Ok(empty(StatusCode::OK))
+}
+
+/// Whether `path` is in a mount that may be written, by its name.
+fn is_mounted(mounts: &[MountPoint], path: &str) -> bool {
+    let path = Path::new("/").join(path);
+    let is_plain = path.components().all(|part| !matches!(part, std::path::Component::ParentDir));
+    is_plain && mounts.iter().any(|mount| mount.writable && path.starts_with(&mount.target))
 }
 
 /// Sends the tar stream in `body` to the guest. One that is compressed with gzip is read by a

@@ -74,7 +74,7 @@ pub async fn attach(server: &Arc<Server>, key: &str, mut call: Call) -> ApiResul
     let waits = seen.cell.is_none() || !seen.is_running() && seen.container.goes_on().is_ok();
     let output = live.attach(waits);
     let past = match (query.flag("logs"), &seen.cell) {
-        (true, Some((record, _))) => {
+        (true, Some((record, _))) if !seen.container.spec.keeps_no_log => {
             let wanted = Wanted::streams(wish.stdout, wish.stderr);
             Some(Past::open(server, record.directory(), wanted).await?)
         }

@@ -19,6 +19,7 @@ mod keep;
 mod mounts;
 mod scope;
 mod stage;
+mod trace;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;

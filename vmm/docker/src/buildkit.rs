@@ -18,7 +18,7 @@ mod jobs;
 mod lines;
 mod messages;
 mod outputs;
-mod progress;
+pub(crate) mod progress;
 mod work;
 
 use std::sync::Arc;

@@ -27,12 +27,12 @@ use crate::live::Life;
 use crate::networks::Endpoints;
 use crate::state::Server;
 use crate::wire::Create;
-use crate::{networks, policy, shares, views};
+use crate::{networks, policy, ports, shares, views};
 
 /// What the filters of a list may name.
-const FILTERS: [&str; 12] = [
-    "ancestor", "before", "exited", "health", "id", "is-task", "label", "name", "network", "since",
-    "status", "volume",
+const FILTERS: [&str; 14] = [
+    "ancestor", "before", "exited", "expose", "health", "id", "is-task", "label", "name",
+    "network", "publish", "since", "status", "volume",
 ];
 
 /// What some of them may say.
@@ -281,6 +281,7 @@ fn container(
         // A tag may come to name another image.
         image_id: Some(image.id.to_string()),
         keeps_disk: false,
+        keeps_no_log: host.log_config.kind == "none",
         labels: std::collections::BTreeMap::new(),
         stop_signal: None,
         stop_seconds: None,
@@ -299,8 +300,12 @@ fn container(
         copies: std::collections::BTreeMap::new(),
         created_ms: now_ms(),
     };
+    let plain = |name: &str| matches!(name, "default" | "bridge");
+    let endpoints = wanted.endpoints.into_iter().filter(|(name, _)| plain(name));
+    let options = endpoints.flat_map(|(_, own)| own.driver_opts).collect();
     Container {
         version: Container::VERSION,
+        options,
         spec,
         host: wanted.host_value,
         image_id: image.id.to_string(),
@@ -322,12 +327,15 @@ pub async fn list(server: &Arc<Server>, call: &Call) -> ApiResult<Response> {
     let limit: Option<i64> = query.number("limit")?;
     let limit = limit.and_then(|limit| usize::try_from(limit).ok()).filter(|limit| *limit > 0);
     filters.check(&VALUES, &["exited"]).map_err(ApiError::bad_request)?;
+    for wanted in filters.values("expose").iter().chain(filters.values("publish")) {
+        ports::has(wanted, &[])?;
+    }
     let asked = !filters.values("status").is_empty() || !filters.values("exited").is_empty();
     let everything = query.flag("all") || limit.is_some() || asked;
     let wanted = filters.values("ancestor").to_vec();
     let listed = server.blocking(move |server| {
         let all = server.containers.all()?;
-        let endpoints = Endpoints::of(server, all.iter().map(|seen| &seen.container))?;
+        let endpoints = Endpoints::of(server.layout(), all.iter().map(|seen| &seen.container))?;
         let store = server.images()?;
         let ids = wanted.iter().filter_map(|name| Some(store.resolve(name).ok()?.id.to_string()));
         Ok((all, endpoints, ids.collect::<Vec<_>>()))
@@ -383,6 +391,13 @@ fn passes(seen: &Seen, filters: &Filters, ancestors: &[String]) -> bool {
             views::host_config(container)["NetworkMode"] == wanted
                 || container.spec.networks.iter().any(|own| own.network == wanted)
         })
+        && filters.any("publish", |wanted| {
+            ports::has(wanted, &ports::published_ones(&container.spec.publish)).is_ok_and(|has| has)
+        })
+        && filters.any("expose", |wanted| {
+            let exposed: Vec<String> = container.config.exposed_ports.keys().cloned().collect();
+            ports::has(wanted, &exposed).is_ok_and(|has| has)
+        })
         && filters.any("health", |wanted| wanted == views::health_word(seen))
         && filters.any("is-task", |wanted| matches!(wanted, "false" | "0"))
         && filters.labels(&container.config.labels)
@@ -393,8 +408,8 @@ pub async fn inspect(server: &Arc<Server>, key: &str, call: &Call) -> ApiResult<
     let (key, has_sizes) = (key.to_owned(), call.target.query.flag("size"));
     let shown = server.blocking(move |server| {
         let seen = server.containers.find(&key)?;
-        let endpoints = Endpoints::of(server, [&seen.container])?;
-        let shown = views::inspect(server, &seen, &endpoints);
+        let endpoints = Endpoints::of(server.layout(), [&seen.container])?;
+        let shown = views::inspect(&server.execs.of(seen.id()), &seen, &endpoints);
         match has_sizes {
             true => Ok(views::with_sizes(shown, &seen, &server.images()?.list()?)),
             false => Ok(shown),

@@ -33,8 +33,9 @@ use serde_json::{Value, json};
 use crate::admit::MountPoint;
 use crate::error::{ApiError, ApiResult};
 use crate::notes::Notes;
+use crate::ports;
 use crate::shelf::{self, Held, Shelf};
-use crate::wire::Config;
+use crate::wire::{Config, Names};
 
 /// Counts what is written, for the names of files that are not whole yet.
 static WRITES: AtomicU64 = AtomicU64::new(0);
@@ -58,6 +59,9 @@ pub struct Container {
     pub warnings: Vec<String>,
     /// Rows and columns of its terminal.
     pub tty_size: Option<(u16, u16)>,
+    /// What its client notes of the default network, for a driver of its own.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub options: BTreeMap<String, String>,
     /// Whether there is, or was, a cell.
     pub started: bool,
     /// The cell that had it made, behind those that had that made; none of an operator's.
@@ -88,14 +92,12 @@ impl Container {
         };
         Self {
             version: Self::VERSION,
-            host: json!({
-                "NetworkMode": "none", "AutoRemove": spec.remove,
-                "RestartPolicy": restart_policy(spec.restart),
-            }),
+            host: host_of(&spec),
             image_id: spec.image_id.clone().unwrap_or_default(),
             mounts: shelf.mounts_of(&spec),
             warnings: Vec::new(),
             tty_size: None,
+            options: BTreeMap::new(),
             started: true,
             made_by: Vec::new(),
             is_cell: true,
@@ -135,6 +137,32 @@ impl Container {
         }
         self.spec.id = id;
     }
+}
+
+/// What `HostConfig` shows of a cell that was not made through the API.
+fn host_of(spec: &CellSpec) -> Value {
+    let caps =
+        CapabilitySet::parse(&spec.changes.applied(&spec.capabilities).to_string(), Path::new("/"));
+    let caps = caps.ok();
+    let caps = caps.as_ref();
+    let mode = match (&spec.within, spec.networks.first()) {
+        (Some(within), _) => format!("container:{}", within.cell),
+        (None, Some(own)) => own.network.clone(),
+        (None, None) if caps.is_some_and(|caps| caps.network().is_some()) => "bridge".to_owned(),
+        (None, None) => "none".to_owned(),
+    };
+    let quota = spec
+        .settings
+        .cpu
+        .map(|time| time.quota_us.saturating_mul(1_000_000_000) / time.period_us.max(1));
+    json!({
+        "NetworkMode": mode, "AutoRemove": spec.remove, "Memory": caps.and_then(CapabilitySet::memory_bytes),
+        "NanoCpus": quota, "PidsLimit": caps.and_then(CapabilitySet::process_max), "ReadonlyRootfs": spec.read_only,
+        "Privileged": spec.settings.privileged, "PortBindings": ports::settings(&spec.publish, &Names::new()),
+        "CapAdd": spec.settings.cap_add, "CapDrop": spec.settings.cap_drop,
+        "LogConfig": { "Type": if spec.keeps_no_log { "none" } else { "json-file" }, "Config": {} },
+        "RestartPolicy": restart_policy(spec.restart),
+    })
 }
 
 /// As `HostConfig` shows it.

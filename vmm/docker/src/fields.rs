@@ -138,7 +138,7 @@ const HOST_CONFIG: &[Field] = &[
     holds("PortBindings", Inside::NamedLists(&[read("HostIp"), read("HostPort")])),
     holds("RestartPolicy", Inside::One(RESTART_POLICY)),
     read("AutoRemove"),
-    refused("VolumeDriver", LEAVE_OUT),
+    read("VolumeDriver"),
     read("VolumesFrom"),
     read("ConsoleSize"),
     // The client's own words, for whoever reads them.
@@ -301,7 +301,7 @@ const ENDPOINT: &[Field] = &[
     read("Links"),
     read("Aliases"),
     refused("MacAddress", ONE_LINK),
-    refused("DriverOpts", ONE_LINK),
+    read("DriverOpts"),
     idle("GwPriority"),
     // What a client may have read from `inspect`; Docker passes it over too.
     idle("NetworkID"),

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use exocell_cell::commit;
 use exocell_cell::images::{
-    ImageConfig, ImageError, ImageRecord, ImportLimits, Progress, ProgressEvent, Reference, Silent,
-    Source, Store,
+    ImageConfig, ImageError, ImageRecord, ImportLimits, Note, Progress, ProgressEvent, Reference,
+    Silent, Source, Store,
 };
 use exocell_cell::unpack::{self, Archive};
 use hyper::StatusCode;
@@ -113,6 +113,8 @@ struct Document {
     #[serde(default)]
     author: Option<String>,
     #[serde(default)]
+    parent: Option<String>,
+    #[serde(default)]
     config: Value,
     #[serde(default)]
     rootfs: Option<Rootfs>,
@@ -145,11 +147,14 @@ pub async fn inspect(server: &Arc<Server>, name: String, call: &Call) -> ApiResu
         let image = store.resolve(&name)?;
         shares::check_sees(&caller, &image, &name)?;
         let document = document(&store, &name)?;
+        // Of images from elsewhere it names none of this store.
+        let parent = document.parent.filter(|id| store.resolve(id).is_ok()).unwrap_or_default();
+        let comment = document.history.last().map(|step| step.comment.clone()).unwrap_or_default();
         let layers = document.rootfs.map(|rootfs| rootfs.diff_ids).unwrap_or_default();
         let tagged = exocell_cell::clock::rfc3339_ms(image.imported * 1000);
         let shown = json!({
             "Id": image.id.to_string(), "RepoTags": image.tags, "RepoDigests": digests(&image),
-            "Parent": "", "Comment": "", "Author": document.author.unwrap_or_default(),
+            "Parent": parent, "Comment": comment, "Author": document.author.unwrap_or_default(),
             "Created": image.created.clone().unwrap_or_else(|| tagged.clone()),
             "DockerVersion": "", "Config": config(&image.config, document.config),
             "Architecture": image.architecture, "Os": "linux", "Size": image.size_bytes,
@@ -234,13 +239,15 @@ pub async fn tag(server: &Arc<Server>, name: String, call: &Call) -> ApiResult<R
 }
 
 /// `POST /commit`: an image that is started as the container was, changed by the configuration in
-/// the body and by instructions. Author and message are not kept.
+/// the body and by instructions.
 pub async fn commit(server: &Arc<Server>, call: Call) -> ApiResult<Response> {
     let query = &call.target.query;
     let container = query.get("container").ok_or_else(|| ApiError::bad_request("no container"))?;
     let seen = server.find(container).await?;
     let tag = named(query)?;
     let changes = changes(query);
+    let said = |name| query.get(name).unwrap_or_default().to_owned();
+    let note = Note { author: said("author"), comment: said("comment"), parent: None };
     let place = call.place.clone();
     let wanted = of_body(call.json().await?)?;
     let container = seen.container.clone();
@@ -248,10 +255,11 @@ pub async fn commit(server: &Arc<Server>, call: Call) -> ApiResult<Response> {
         server.blocking(move |server| committed(&server.images()?, &container, &wanted, &changes));
     let config = config.await?;
     let shown = tag.as_ref().map_or_else(String::new, Reference::to_string);
-    let made = match taken(server, seen.id(), &place, &config, tag.as_ref()).await {
+    let config = (&config, &note);
+    let made = match taken(server, seen.id(), &place, config, tag.as_ref()).await {
         // Its program has ended meanwhile: what it left is on its disk.
         Err(Taken { was_running: true, .. }) if has_ended(server, seen.id()).await => {
-            taken(server, seen.id(), &place, &config, tag.as_ref()).await
+            taken(server, seen.id(), &place, config, tag.as_ref()).await
         }
         made => made,
     };
@@ -271,15 +279,16 @@ async fn taken(
     server: &Arc<Server>,
     key: &str,
     place: &Place,
-    config: &ImageConfig,
+    config: (&ImageConfig, &Note),
     tag: Option<&Reference>,
 ) -> Result<ImageRecord, Taken> {
     let reach = reach::container(server, key, place).await;
     let reach = reach.map_err(|error| Taken { was_running: false, error })?;
     let was_running = reach.running().is_some();
-    let (config, tag) = (config.clone(), tag.cloned());
+    let (config, note, tag) = (config.0.clone(), config.1.clone(), tag.cloned());
     let made = server.blocking(move |server| {
-        commit::commit(server.layout(), &reach.record, &config, tag.as_ref(), &mut Silent)
+        let config = (&config, &note);
+        commit::commit(server.layout(), &reach.record, config, tag.as_ref(), &mut Silent)
             .map_err(|error| reach.failure(error.into()))
     });
     made.await.map_err(|error| Taken { was_running, error })
@@ -355,6 +364,8 @@ async fn import(server: &Arc<Server>, source: &str, call: Call) -> ApiResult<Res
         ));
     }
     let (tag, changes) = (named(&call.target.query)?, changes(&call.target.query));
+    let comment = call.target.query.get("message").unwrap_or_default().to_owned();
+    let note = Note { comment, ..Note::default() };
     let config = build::changed(NO_FILES, &changes);
     let config = config.map_err(|error| ApiError::bad_request(error.to_string()))?;
     let config = ImageConfig::of_document(&config)?;
@@ -363,7 +374,7 @@ async fn import(server: &Arc<Server>, source: &str, call: Call) -> ApiResult<Res
     let made = server.at_its_pace(move |server| {
         let (store, mut body) = (server.images()?, known(body)?.take(ARCHIVE_BYTES_MAX));
         let write = |mut to| io::copy(&mut body, &mut to).map(drop);
-        Ok(unpack::import_layer(&store, &config, tag.as_ref(), &mut Silent, write)?)
+        Ok(unpack::import_layer(&store, (&config, &note), tag.as_ref(), &mut Silent, write)?)
     });
     let id = made.await?.id.to_string();
     tell(server, "import", &id, if shown.is_empty() { &id } else { &shown });

@@ -98,6 +98,22 @@ pub fn make_volume(
     Ok((path, held))
 }
 
+/// What docker's `inspect` shows of the cell or container named `key`.
+///
+/// # Errors
+/// There is none, or it cannot be read.
+pub fn inspected(
+    layout: &exocell_cell::Layout,
+    key: &str,
+) -> Result<serde_json::Value, exocell_cell::CellError> {
+    let shown = || -> ApiResult<serde_json::Value> {
+        let seen = containers::Containers::of(layout).find(key)?;
+        let endpoints = networks::Endpoints::of(layout, [&seen.container])?;
+        Ok(views::inspect(&[], &seen, &endpoints))
+    };
+    shown().map_err(|error| exocell_cell::CellError::Usage(error.message))
+}
+
 /// Removes the volumes without names that were made for cell `id`, which is gone.
 pub fn discard_volumes(layout: &exocell_cell::Layout, id: &str) {
     containers::Containers::of(layout).discard_volumes_owned(id);

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use exocell_cell::lines::{Line, Tail, Wanted};
 use exocell_cell::now_ms;
+use hyper::StatusCode;
 use tokio::time::timeout;
 
 use crate::containers::Seen;
@@ -144,6 +145,12 @@ pub async fn logs(server: &Arc<Server>, key: &str, call: &Call) -> ApiResult<Res
     let wanted = wanted(call)?;
     let seen = server.find(key).await?;
     let tty = seen.container.config.tty;
+    if seen.container.spec.keeps_no_log {
+        return Err(ApiError::new(
+            StatusCode::NOT_IMPLEMENTED,
+            "configured logging driver does not support reading",
+        ));
+    }
     let (sender, body) = Body::stream();
     let response = stream(content_type(call.target.version, tty), body);
     let Some((record, _)) = &seen.cell else { return Ok(response) };

@@ -10,7 +10,7 @@ use exocell_cell::network::mac_address;
 use exocell_cell::networks::{Attachment, Network, Networks, Wanted};
 use exocell_cell::switch::Subnet;
 use exocell_cell::xgate::CapabilitySet;
-use exocell_cell::{CellError, switches};
+use exocell_cell::{CellError, Layout, switches};
 use hyper::StatusCode;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -162,7 +162,7 @@ pub struct Endpoints {
 impl Endpoints {
     /// Of the networks of `containers`. Blocks.
     pub fn of<'a>(
-        server: &Server,
+        layout: &Layout,
         containers: impl IntoIterator<Item = &'a Container>,
     ) -> ApiResult<Self> {
         let containers = containers.into_iter();
@@ -170,12 +170,12 @@ impl Endpoints {
         let mut names: Vec<&str> = own.map(|own| own.network.as_str()).collect();
         names.sort_unstable();
         names.dedup();
-        let networks = Networks::of(server.layout());
+        let networks = Networks::of(layout);
         let mut found = Self::default();
         for name in names {
             // One that was removed is shown by its name alone.
             let Ok(network) = networks.find(name) else { continue };
-            for member in switches::members(server.layout(), &network)? {
+            for member in switches::members(layout, &network)? {
                 found.addresses.insert((network.name.clone(), member.cell), member.address);
             }
             found.networks.insert(network.name.clone(), network);
@@ -193,7 +193,11 @@ impl Endpoints {
         let mut own: serde_json::Map<String, Value> =
             networks.map(|own| (own.network.clone(), self.endpoint(container, own))).collect();
         if own.is_empty() {
-            own.insert(plain(container).to_owned(), bare(plain(container)));
+            let mut shown = bare(plain(container));
+            if !container.options.is_empty() {
+                shown["DriverOpts"] = json!(container.options);
+            }
+            own.insert(plain(container).to_owned(), shown);
         }
         let gateway = ports::gateway(&container.spec.publish);
         if !gateway.is_empty() {
@@ -222,6 +226,9 @@ impl Endpoints {
         if !own.links.is_empty() {
             let links = own.links.iter().map(|(alias, name)| format!("{name}:{alias}"));
             shown["Links"] = json!(links.collect::<Vec<_>>());
+        }
+        if !own.options.is_empty() {
+            shown["DriverOpts"] = json!(own.options);
         }
         if !own.aliases.is_empty() {
             shown["Aliases"] = json!(own.aliases);
@@ -302,7 +309,9 @@ fn link_of(text: &str) -> ApiResult<(String, String)> {
 impl Endpoint {
     /// Only networks that were made have names and addresses to give.
     fn check_plain(&self, name: &str) -> ApiResult<()> {
-        match self.aliases.is_empty() && self.links.is_empty() && self.address()?.is_none() {
+        let has_names = !self.aliases.is_empty() || !self.links.is_empty();
+        self.options()?;
+        match !has_names && self.address()?.is_none() {
             true => Ok(()),
             false => Err(bad(format!(
                 "network-scoped aliases and addresses are for networks that were made, and {name} \
@@ -315,6 +324,18 @@ impl Endpoint {
         parsed(&self.ipam_config.ipv4_address, "IPv4 address")
     }
 
+    /// What its client notes for a driver of its own; those of docker's would change something.
+    fn options(&self) -> ApiResult<BTreeMap<String, String>> {
+        match self.driver_opts.keys().find(|name| name.starts_with("com.docker.network.")) {
+            Some(name) => Err(ApiError::unsupported(
+                format!("the option {name} of an endpoint"),
+                "leave it out: a container has one link, whose networks are told apart by their \
+                 addresses",
+            )),
+            None => Ok(self.driver_opts.clone()),
+        }
+    }
+
     fn attachment(&self, network: &Network) -> ApiResult<Attachment> {
         let mut aliases: Vec<String> = Vec::new();
         for alias in self.aliases.iter().filter(|alias| !alias.is_empty()) {
@@ -323,8 +344,8 @@ impl Endpoint {
             }
         }
         let links = self.links.iter().map(|link| link_of(link)).collect::<ApiResult<_>>()?;
-        let address = self.address()?;
-        Ok(Attachment { aliases, links, address, ..Attachment::plain(&network.name) })
+        let (address, options) = (self.address()?, self.options()?);
+        Ok(Attachment { aliases, links, address, options, ..Attachment::plain(&network.name) })
     }
 }
 
@@ -706,6 +727,16 @@ mod tests {
             ("bridge", json!({ "bridge": { "Aliases": ["a"] } }), "networks that were made"),
             ("net", json!({ "net": { "IPAMConfig": { "IPv4Address": "x" } } }), "invalid IPv4"),
             ("net", json!({ "net": { "Links": [":b"] } }), "bad format for links"),
+            (
+                "net",
+                json!({ "net": { "DriverOpts": { "com.docker.network.endpoint.ifname": "x" } } }),
+                "com.docker.network.endpoint.ifname",
+            ),
+            (
+                "bridge",
+                json!({ "bridge": { "DriverOpts": { "com.docker.network.x": "b" } } }),
+                "com.docker.network.x",
+            ),
         ] {
             let error = read(mode, endpoints).unwrap_err();
             assert!(error.message.contains(word), "{mode}: {error}");

@@ -82,24 +82,61 @@ pub fn gateway(publish: &[Publish]) -> String {
     address.map_or_else(String::new, |ip| ip.to_string())
 }
 
-/// `NetworkSettings.Ports` of `inspect`.
-pub fn settings(publish: &[Publish]) -> Value {
-    let mut shown: BTreeMap<String, Vec<Value>> = BTreeMap::new();
+/// `NetworkSettings.Ports` of `inspect`: those that are only `exposed` lead nowhere.
+pub fn settings(publish: &[Publish], exposed: &Names) -> Value {
+    let mut shown: BTreeMap<String, Option<Vec<Value>>> =
+        exposed.keys().map(|port| (whole(port), None)).collect();
     for own in publish {
         let Publish { host, guest_port, .. } = own;
         let binding = json!({ "HostIp": host.ip(), "HostPort": host.port().to_string() });
-        shown.entry(format!("{guest_port}/{}", own.protocol())).or_default().push(binding);
+        let place = shown.entry(format!("{guest_port}/{}", own.protocol())).or_default();
+        place.get_or_insert_default().push(binding);
     }
     json!(shown)
 }
 
 /// `Ports` of a row of the list.
-pub fn row(publish: &[Publish]) -> Value {
-    let shown = publish.iter().map(|own| {
+pub fn row(publish: &[Publish], exposed: &Names) -> Value {
+    let is_open = |port: &&str| !publish.iter().any(|own| port_of(own) == **port);
+    let closed = exposed.keys().map(|port| whole(port));
+    let closed = closed.filter(|port| is_open(&port.as_str())).filter_map(|port| {
+        let (number, protocol) = port.split_once('/')?;
+        Some(json!({ "PrivatePort": number.parse::<u16>().ok()?, "Type": protocol }))
+    });
+    let open = publish.iter().map(|own| {
         json!({ "IP": own.host.ip(), "PrivatePort": own.guest_port,
             "PublicPort": own.host.port(), "Type": own.protocol() })
     });
-    shown.collect()
+    closed.chain(open).collect()
+}
+
+fn port_of(own: &Publish) -> String {
+    format!("{}/{}", own.guest_port, own.protocol())
+}
+
+/// With its protocol, which is TCP where none is said.
+fn whole(port: &str) -> String {
+    if port.contains('/') { port.to_owned() } else { format!("{port}/tcp") }
+}
+
+/// Whether `wanted`, a port or a range of them of a protocol, has one of `ports`.
+///
+/// # Errors
+/// 400 for what is none.
+pub fn has(wanted: &str, ports: &[String]) -> ApiResult<bool> {
+    let invalid = || ApiError::bad_request(format!("invalid filter: `{wanted}` is no port"));
+    let (numbers, protocol) = wanted.split_once('/').unwrap_or((wanted, "tcp"));
+    let (first, last) = range(numbers).filter(|(first, _)| *first > 0).ok_or_else(invalid)?;
+    let is_one = |port: &String| {
+        let (number, own) = port.split_once('/').unwrap_or((port, "tcp"));
+        own == protocol && number.parse().is_ok_and(|number| (first..=last).contains(&number))
+    };
+    Ok(ports.iter().any(is_one))
+}
+
+/// The ports that are published, as [`has`] takes them.
+pub fn published_ones(publish: &[Publish]) -> Vec<String> {
+    publish.iter().map(port_of).collect()
 }
 
 #[cfg(test)]
@@ -127,8 +164,8 @@ mod tests {
         assert_eq!(read(json!({})).unwrap(), []);
         let other = read(json!({"PortBindings": {"53/udp": [{"HostPort": "5300-5310"}]}})).unwrap();
         assert!(other[0].is_udp && other[0].within == Some((5300, 5310)));
-        assert_eq!(settings(&other)["53/udp"][0]["HostPort"], "5300");
-        assert_eq!(row(&other)[0]["Type"], "udp");
+        assert_eq!(settings(&other, &Names::new())["53/udp"][0]["HostPort"], "5300");
+        assert_eq!(row(&other, &Names::new())[0]["Type"], "udp");
     }
 
     #[test]
@@ -155,7 +192,20 @@ mod tests {
         Publish::number_all(&mut publish).unwrap();
         let ports: Vec<u16> = publish.iter().map(|publish| publish.host.port()).collect();
         assert!(ports[0] != ports[1] && !ports.contains(&0), "{ports:?}");
-        assert_eq!(settings(&publish)["80/tcp"][1]["HostPort"], ports[1].to_string());
-        assert_eq!(row(&publish)[0]["PublicPort"], ports[0]);
+        assert_eq!(
+            settings(&publish, &Names::new())["80/tcp"][1]["HostPort"],
+            ports[1].to_string()
+        );
+        let exposed = Names::from(["80/tcp", "81"].map(|port| (port.to_owned(), json!({}))));
+        let shown = row(&publish, &exposed);
+        assert_eq!(
+            (&shown[0]["PrivatePort"], &shown[1]["PublicPort"]),
+            (&json!(81), &json!(ports[0]))
+        );
+        assert!(settings(&publish, &exposed)["81/tcp"].is_null());
+        let own = published_ones(&publish);
+        assert!(has("80", &own).unwrap() && has("79-81/tcp", &own).unwrap());
+        assert!(!has("80/udp", &own).unwrap() && !has("81", &own).unwrap());
+        assert!(has("x", &own).is_err() && has("", &own).is_err());
     }
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use exocell_cell::images::compose::Layer;
 use exocell_cell::images::{
-    ImageError, Progress, ProgressEvent, Pushed, Reference, RegistryOptions, Store,
+    Digest, ImageError, Progress, ProgressEvent, Pushed, Reference, RegistryOptions, Store,
 };
 use exocell_cell::{CellError, Layout, compose, registry as reached};
 use serde_json::json;
@@ -75,6 +75,7 @@ impl Ready {
         let ids: Vec<_> = layers.iter().map(|(layer, _)| layer.diff_id).collect();
         let document = save::with_layers(&document, &ids)
             .map_err(|error| CellError::Usage(format!("{reference} cannot be packed: {error}")))?;
+        store.note_saved(image.id, Digest::of(&document))?;
         Ok(Self { store, document, layers })
     }
 

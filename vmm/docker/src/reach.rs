@@ -95,7 +95,8 @@ pub async fn container(server: &Arc<Server>, key: &str, place: &Place) -> ApiRes
         .blocking(move |server| {
             let mut container = on_disk(server, seen)?;
             server.containers.prepare(&mut container)?;
-            let reach = begin(server.layout(), &idle(&container)?, Some(held))?;
+            let shown = container.spec.showing(container.spec.disk.clone())?;
+            let reach = begin(server.layout(), &shown, Some(held))?;
             if let Some(idle) = &reach.idle {
                 live.show(idle);
             }
@@ -127,18 +128,6 @@ fn on_disk(server: &Server, seen: Seen) -> ApiResult<Container> {
         server.containers.write(&container)?;
     }
     Ok(container)
-}
-
-/// The cell that shows the files of `container`: what it may, but no network.
-fn idle(container: &Container) -> ApiResult<CellSpec> {
-    let broken = |error: serde_json::Error| ApiError::internal(format!("its grant: {error}"));
-    let mut caps: Value = serde_json::from_str(&container.spec.capabilities).map_err(broken)?;
-    if let Some(sections) = caps.as_object_mut() {
-        sections.remove("network");
-    }
-    let (disk, locations) = (container.spec.disk.clone(), container.spec.locations.clone());
-    let fills = container.spec.fills.clone();
-    Ok(CellSpec { disk, locations, fills, ..bare(container.spec.image_name(), &caps)? })
 }
 
 pub(crate) fn bare(image: &str, caps: &Value) -> ApiResult<CellSpec> {

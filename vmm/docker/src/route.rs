@@ -50,7 +50,7 @@ pub async fn route(server: &Arc<Server>, method: &str, mut call: Call) -> ApiRes
             ("POST", ["create"]) => volumes::create(server, call).await,
             ("POST", ["prune"]) => volumes::prune(server, &call).await,
             ("GET", [name]) => volumes::inspect(server, name),
-            ("DELETE", [name]) => volumes::remove(server, name).await,
+            ("DELETE", [name]) => volumes::remove(server, name, &call).await,
             _ => Err(unknown(method, &path)),
         },
         _ => Err(refusal(method, &path)),

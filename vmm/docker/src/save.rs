@@ -3,7 +3,7 @@
 //!
 //! The store keeps an image as file systems one over the other, not as the layers that it came in.
 //! So what is saved has one layer for each file ([`exocell_cell::compose::layer`]), and another id
-//! than the image.
+//! than the image. The store notes that: in this store it is the image itself when it comes back.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -131,6 +131,7 @@ fn pack(layout: &Layout, name: &str, image: &ImageRecord, document: &str) -> Api
     let layers = layers.map_err(|error| broken(&error))?;
     let ids: Vec<Digest> = layers.iter().map(|(layer, _)| layer.diff_id).collect();
     let document = with_layers(document, &ids).map_err(|error| broken(&error))?;
+    store.note_saved(image.id, Digest::of(&document))?;
     Ok(Saved { tags: tags_of(name, image), document, layers })
 }
 

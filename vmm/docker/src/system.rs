@@ -102,7 +102,7 @@ pub async fn disk_usage(server: &Arc<Server>, call: &Call) -> ApiResult<Response
     let (images, containers, endpoints) = server
         .blocking(|server| {
             let all = server.containers.all()?;
-            let endpoints = Endpoints::of(server, all.iter().map(|seen| &seen.container))?;
+            let endpoints = Endpoints::of(server.layout(), all.iter().map(|seen| &seen.container))?;
             Ok((server.images()?.list()?, all, endpoints))
         })
         .await?;

@@ -3,6 +3,7 @@
 use exocell_cell::clock::rfc3339_ms;
 use exocell_cell::health::Health;
 use exocell_cell::images::ImageRecord;
+use exocell_cell::network::Publish;
 use exocell_cell::{State, Status};
 use serde_json::{Map, Value, json};
 
@@ -11,7 +12,7 @@ use crate::containers::{Container, Seen};
 use crate::http::Response;
 use crate::networks::Endpoints;
 use crate::ports;
-use crate::state::Server;
+use crate::wire::Names;
 
 /// What `HostConfig` shows where the client said nothing.
 fn host_defaults() -> Value {
@@ -119,14 +120,22 @@ pub fn health_word(seen: &Seen) -> &'static str {
     seen.health().map_or("none", |health| health.status.name())
 }
 
-/// `GET /containers/{id}/json`
-pub fn inspect(server: &Server, seen: &Seen, endpoints: &Endpoints) -> Value {
+/// The ports that lead somewhere, and those that the container exposes: none while it does not run.
+fn ports(seen: &Seen) -> (&[Publish], &Names) {
+    static NONE: Names = Names::new();
+    match seen.is_running() {
+        true => (&seen.container.spec.publish, &seen.container.config.exposed_ports),
+        false => (&[], &NONE),
+    }
+}
+
+/// `GET /containers/{id}/json`, with the ids of programs that run beside its own.
+pub fn inspect(execs: &[String], seen: &Seen, endpoints: &Endpoints) -> Value {
     let container = &seen.container;
     let args = container.words.as_ref().unwrap_or(&container.spec.command);
     let (path, args) = args.split_first().map_or(("", &[][..]), |(p, a)| (p.as_str(), a));
-    let execs = server.execs.of(seen.id());
     let log = seen.cell.as_ref().map(|(record, _)| record.path("log"));
-    let open: &[_] = if seen.is_running() { &container.spec.publish } else { &[] };
+    let (open, exposed) = ports(seen);
     json!({
         "Id": seen.id(), "Created": rfc3339_ms(container.spec.created_ms),
         "Path": path, "Args": args, "State": state(seen), "Image": container.image_id,
@@ -138,7 +147,7 @@ pub fn inspect(server: &Server, seen: &Seen, endpoints: &Endpoints) -> Value {
         "Mounts": container.mounts.iter().map(mount).collect::<Vec<_>>(),
         "Config": config(container),
         "NetworkSettings": {
-            "Bridge": "", "SandboxID": "", "SandboxKey": "", "Ports": ports::settings(open),
+            "Bridge": "", "SandboxID": "", "SandboxKey": "", "Ports": ports::settings(open, exposed),
             "Gateway": ports::gateway(open),
             "IPAddress": "", "IPPrefixLen": 0, "MacAddress": "", "Networks": endpoints.show(container),
         },
@@ -149,13 +158,13 @@ pub fn inspect(server: &Server, seen: &Seen, endpoints: &Endpoints) -> Value {
 /// A row of `GET /containers/json`. Paths of the host are for whoever `owns` the container.
 pub fn row(seen: &Seen, endpoints: &Endpoints, owns: bool) -> Value {
     let container = &seen.container;
-    let open: &[_] = if seen.is_running() { &container.spec.publish } else { &[] };
+    let (open, exposed) = ports(seen);
     json!({
         "Id": seen.id(), "Names": [format!("/{}", container.name())],
         "Image": container.config.image, "ImageID": container.image_id,
         "Command": container.words.as_ref().unwrap_or(&container.spec.command).join(" "),
         "Created": container.spec.created_ms / 1000,
-        "Ports": ports::row(open), "Labels": container.config.labels,
+        "Ports": ports::row(open, exposed), "Labels": container.config.labels,
         "State": seen.state(), "Status": status_text(seen),
         "HostConfig": {
             "NetworkMode": host_config(container)["NetworkMode"],

@@ -183,7 +183,14 @@ pub async fn prune(server: &Arc<Server>, call: &Call) -> ApiResult<Response> {
 }
 
 /// `DELETE /volumes/{name}`
-pub async fn remove(server: &Arc<Server>, name: &str) -> ApiResult<Response> {
+/// By force a volume that is not there is no error.
+pub async fn remove(server: &Arc<Server>, name: &str, call: &Call) -> ApiResult<Response> {
+    let is_name = check_volume(name).is_ok();
+    if call.target.query.flag("force")
+        && (!is_name || !server.containers.shelf().path(name).exists())
+    {
+        return Ok(empty(StatusCode::NO_CONTENT));
+    }
     check_volume(name).map_err(|_| no_such(name))?;
     let gone = name.to_owned();
     server

@@ -114,6 +114,9 @@ pub struct HostConfig {
     pub binds: Vec<String>,
     #[serde(deserialize_with = "or_default")]
     pub mounts: Vec<Mount>,
+    /// Who makes volumes for it.
+    #[serde(deserialize_with = "or_default")]
+    pub volume_driver: String,
     /// Bytes; 0 is no limit.
     #[serde(deserialize_with = "or_default")]
     pub memory: i64,
@@ -426,6 +429,8 @@ pub struct Endpoint {
     pub links: Vec<String>,
     #[serde(rename = "IPAMConfig", deserialize_with = "or_default")]
     pub ipam_config: EndpointIpam,
+    #[serde(deserialize_with = "or_default")]
+    pub driver_opts: BTreeMap<String, String>,
 }
 
 /// The addresses that it is to have there.

@@ -195,6 +195,7 @@ fn spec(server: &Server, note: &Note) -> CellSpec {
         intra: defaults.intra,
         disk: None,
         keeps_disk: false,
+        keeps_no_log: false,
         labels: labels(note),
         stop_signal: None,
         stop_seconds: None,

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use exocell_cell::commit::commit_until;
-use exocell_cell::images::{ImageRecord, Silent, Store};
+use exocell_cell::images::{ImageRecord, Note, Silent, Store};
 use exocell_cell::logging::tracing::info;
 use hyper::StatusCode;
 use hyper::header::HeaderValue;
@@ -75,7 +75,14 @@ pub async fn create(server: &Arc<Server>, sandbox: &Arc<Sandbox>, call: Call) ->
         }
         let mut config = store.resolve(&own.note().template)?.config;
         config.labels.insert(LABEL.to_owned(), id);
-        commit_until(&layout, &own.record, &config, Some(&tag), &mut Silent, &own_cutter)?;
+        commit_until(
+            &layout,
+            &own.record,
+            (&config, &Note::default()),
+            Some(&tag),
+            &mut Silent,
+            &own_cutter,
+        )?;
         Ok(())
     });
     let mut made = std::pin::pin!(made);

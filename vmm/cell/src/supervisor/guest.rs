@@ -148,7 +148,8 @@ impl Services for Reach {
 
     fn join(&self, port: Port) -> Result<(), String> {
         let network = self.network.as_ref().ok_or(
-            "the cell has no network device; start it in a network, or grant it something of one",
+            "the cell was started without a network, and none comes into a guest that runs; start it \
+             with exocell run --network NAME, or --allow-net",
         )?;
         let address = network::joined(&port);
         let place = network.join(port)?;

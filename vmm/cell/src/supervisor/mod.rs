@@ -147,7 +147,8 @@ fn run(inheritance: &mut Inheritance, workload: Workload, host_pid: i32) -> Resu
     info!(id = spec.id, name = spec.name, image = spec.image, pid = host_pid, "began");
     let (events, inbox) = channel();
     let operator = inheritance.operator.try_clone().map_err(CellError::host("dup"))?;
-    let output = Output::new(operator).map_err(CellError::host("cannot make the cell's log"))?;
+    let output = Output::new(operator, !spec.keeps_no_log);
+    let output = output.map_err(CellError::host("cannot make the cell's log"))?;
     let record = inheritance.record.from_within();
     let warmth = Warmth::of(&inheritance.spec);
     let shared = Shared {

@@ -26,6 +26,9 @@ pub struct VolumeCreateArgs {
     /// What kind it is: local.
     #[arg(short, long, value_name = "DRIVER", default_value = "local", hide = true)]
     pub driver: String,
+    // What docker's driver has.
+    #[arg(short, long, value_name = "NAME=VALUE", hide = true)]
+    pub opt: Vec<String>,
     /// The name [default: an id].
     pub volume: Option<String>,
 }

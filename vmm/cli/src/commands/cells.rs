@@ -26,7 +26,7 @@ use crate::args::{
     InspectArgs, KillArgs, PauseArgs, PortArgs, PsArgs, RenameArgs, RmArgs, StopArgs, TopArgs,
     UpdateArgs, WaitArgs,
 };
-use crate::format::Template;
+use crate::format::{Item, Template};
 use crate::session::{self, Outcome};
 use crate::show::{self, each, say};
 
@@ -397,9 +397,13 @@ pub fn inspect(layout: &Layout, args: &InspectArgs) -> Result<u8, CellError> {
         });
     }
     if let Some(text) = &args.format {
-        let rows = inspected.iter().map(serde_json::to_value).collect::<Result<Vec<_>, _>>();
-        let rows = rows.map_err(|error| CellError::Usage(format!("cannot print JSON: {error}")))?;
-        return Template::read(text)?.print(&rows).map(|()| 0);
+        let item = |own: &Inspected| {
+            let value = serde_json::to_value(own)
+                .map_err(|error| CellError::Usage(format!("cannot print JSON: {error}")))?;
+            Ok(Item::new(value, Some(exocell_docker::inspected(layout, &own.id)?)))
+        };
+        let rows = inspected.iter().map(item).collect::<Result<Vec<_>, CellError>>()?;
+        return Template::read(text)?.print_items(&rows).map(|()| 0);
     }
     print_json(&inspected, true)?;
     Ok(0)
@@ -554,7 +558,11 @@ pub fn pause(layout: &Layout, args: &PauseArgs, pause: bool) -> Result<u8, CellE
 
 pub fn rm(layout: &Layout, args: &RmArgs) -> Result<u8, CellError> {
     let code = each(&args.cells, |key| {
-        let (record, _, status) = Record::find(layout, key)?;
+        let (record, _, status) = match Record::find(layout, key) {
+            // As docker has it.
+            Err(CellError::NoSuchCell(_)) if args.force => return Ok(()),
+            found => found?,
+        };
         end::remove(layout, &record, &status, args.force)?;
         if args.volumes {
             exocell_docker::discard_volumes(layout, &record.id);

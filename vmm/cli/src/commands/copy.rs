@@ -1,4 +1,4 @@
-//! `exocell cp`: tar streams into and out of a running cell.
+//! `exocell cp`: tar streams into and out of a cell, whether it runs or has ended.
 
 use std::ffi::{OsStr, OsString};
 use std::io::ErrorKind::{NotADirectory, NotFound};
@@ -6,14 +6,14 @@ use std::io::{self, PipeWriter};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use exocell_cell::agent::{TRANSFER_MAX, client};
+use exocell_cell::agent::{Patient, TRANSFER_MAX, client};
 use exocell_cell::archive::{self, ArchiveError};
 use exocell_cell::granted::Links;
 use exocell_cell::images;
 use exocell_cell::images::walk::Found;
 use exocell_cell::{CellError, Layout};
 
-use super::exec::guest_stream;
+use super::reach::Reach;
 use super::staging::Staging;
 use crate::args::CpArgs;
 
@@ -42,7 +42,8 @@ fn refused(error: client::ClientError) -> CellError {
 }
 
 fn upload(layout: &Layout, from: &str, cell: &str, to: &str) -> Result<(), CellError> {
-    let stream = guest_stream(layout, cell)?.within(TRANSFER_MAX);
+    let reach = Reach::cell(layout, cell)?;
+    let stream = reach.guest_to_write()?.within(TRANSFER_MAX);
     if from == "-" {
         return client::upload(&stream, &stream, to, &mut io::stdin()).map(drop).map_err(refused);
     }
@@ -53,7 +54,7 @@ fn upload(layout: &Layout, from: &str, cell: &str, to: &str) -> Result<(), CellE
     let (directory, name) = match is_contents(path) {
         // What is in the directory comes into `to`, which is made where it is not there.
         true => (format!("{}/", to.trim_end_matches('/')), ".".to_owned()),
-        false => target(layout, cell, to, own_name(path, &found)?)?,
+        false => target(&reach, to, own_name(path, &found)?)?,
     };
     // The archive is made while it is sent: a pipe joins the two.
     let (read, write) = io::pipe().map_err(CellError::host("cannot make a pipe"))?;
@@ -87,15 +88,10 @@ fn own_name(path: &Path, found: &Found) -> Result<String, CellError> {
 
 /// Into which directory of the guest, and under which name: into `to` where
 /// that is a directory or ends in `/`, else as `to`.
-fn target(
-    layout: &Layout,
-    cell: &str,
-    to: &str,
-    own: String,
-) -> Result<(String, String), CellError> {
+fn target(reach: &Reach, to: &str, own: String) -> Result<(String, String), CellError> {
     match to.rsplit_once('/') {
         Some((parent, name)) if !matches!(name, "" | "." | "..") => {
-            if is_directory(layout, cell, to)? {
+            if is_directory(&reach.guest()?, to)? {
                 return Ok((to.to_owned(), own));
             }
             Ok((format!("{parent}/"), name.to_owned()))
@@ -104,12 +100,12 @@ fn target(
     }
 }
 
-/// Whether the guest has a directory `path`: one can be looked into.
-pub(super) fn is_directory(layout: &Layout, cell: &str, path: &str) -> Result<bool, CellError> {
-    let stream = guest_stream(layout, cell)?;
+/// Whether the guest at the other end of `stream`, which is used up, has a directory `path`: one
+/// can be looked into.
+pub(super) fn is_directory(stream: &Patient, path: &str) -> Result<bool, CellError> {
     // The first frame says enough; the rest is refused.
     let inside = format!("{path}/.");
-    match client::download(&stream, &stream, &inside, &mut io::sink(), 0) {
+    match client::download(stream, stream, &inside, &mut io::sink(), 0) {
         Ok(_) | Err(client::ClientError::TooMuch { .. }) => Ok(true),
         Err(client::ClientError::Failed { .. }) => Ok(false),
         Err(error) => Err(refused(error)),
@@ -117,7 +113,8 @@ pub(super) fn is_directory(layout: &Layout, cell: &str, path: &str) -> Result<bo
 }
 
 fn download(layout: &Layout, cell: &str, from: &str, to: &str) -> Result<(), CellError> {
-    let stream = guest_stream(layout, cell)?.within(TRANSFER_MAX);
+    let reach = Reach::cell(layout, cell)?;
+    let stream = reach.guest()?.within(TRANSFER_MAX);
     let mut refusal = None;
     let get = |mut write: PipeWriter| {
         let got = client::download(&stream, &stream, from, &mut write, DOWNLOAD_BYTES_MAX);

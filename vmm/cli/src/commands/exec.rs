@@ -28,7 +28,7 @@ pub fn exec(layout: &Layout, args: ExecArgs) -> Result<u8, CellError> {
     }
     let (stream, spec) = guest(layout, &args.cell)?;
     if let Some(directory) = &args.process.workdir
-        && !is_directory(layout, &args.cell, directory)?
+        && !is_directory(&guest_stream(layout, &args.cell)?, directory)?
     {
         return Err(CellError::Program {
             exit_code: 126,
@@ -119,7 +119,7 @@ fn to_program(layout: Layout, cell: String) -> Box<SendSignal> {
 }
 
 /// A stream to the agent of the running `vm` cell named `key`.
-pub fn guest_stream(layout: &Layout, key: &str) -> Result<Patient, CellError> {
+fn guest_stream(layout: &Layout, key: &str) -> Result<Patient, CellError> {
     Ok(guest(layout, key)?.0)
 }
 

@@ -7,15 +7,16 @@ use std::time::{Duration, Instant};
 use exocell_cell::agent::printable;
 use exocell_cell::granted::Links;
 use exocell_cell::images::{
-    Credentials, ImageConfig, ImageError, ImageRecord, ImportLimits, Progress, ProgressEvent,
+    Credentials, ImageConfig, ImageError, ImageRecord, ImportLimits, Note, Progress, ProgressEvent,
     ProxyOptions, Reference, RegistryOptions, Source, Store,
 };
 use exocell_cell::unpack::{self, Archive};
-use exocell_cell::{CellError, Layout, Record, Strength, commit, plan};
+use exocell_cell::{CellError, Layout, Record, commit, plan};
 use exocell_docker::build;
 
 use super::image_list;
-use super::run::must_run;
+use super::reach::Reach;
+use super::system::agreed;
 use crate::args::{CommitArgs, ImageCommand, ImageRmArgs, Pull, PushArgs, SaveArgs};
 use crate::progress::Bar;
 use crate::show::{self, say};
@@ -38,7 +39,15 @@ pub fn image(layout: &Layout, command: ImageCommand) -> Result<u8, CellError> {
         ImageCommand::Load(args) => load(layout, &store, args.input.as_deref())?,
         ImageCommand::Inspect(args) => image_list::inspect(&store, &args)?,
         ImageCommand::History(args) => image_list::history(&store, &args)?,
-        ImageCommand::Prune(args) => prune(layout, &store, args.all)?,
+        ImageCommand::Prune(args) => {
+            let which = match args.all {
+                true => "all images that no cell uses",
+                false => "all images without a name that no cell uses",
+            };
+            if args.force || agreed(&format!("This removes {which}."))? {
+                prune(layout, &store, args.all)?;
+            }
+        }
     }
     Ok(0)
 }
@@ -263,20 +272,23 @@ fn may_have(registry: &str, hosts: &[String]) -> bool {
 /// `exocell commit`
 pub fn commit(layout: &Layout, args: &CommitArgs) -> Result<u8, CellError> {
     let tag = args.tag.as_ref().map(|tag| tag.parse::<Reference>()).transpose()?;
-    let (record, spec, status) = Record::find(layout, &args.cell)?;
-    must_run(&record, status.state)?;
-    if spec.strength == Strength::Isolate {
-        let key = &args.cell;
-        return Err(CellError::Usage(format!("{key} is an isolate: it has no file system")));
+    if args.pause && !args.no_pause {
+        return Err(CellError::Usage(
+            "--pause is not there: the cell's programs go on while it is committed; a \
+             commit after exocell stop has nothing half written"
+                .to_owned(),
+        ));
     }
+    let note = Note { author: args.author.clone(), comment: args.message.clone(), parent: None };
+    let reach = Reach::cell(layout, &args.cell)?;
     let store = Store::open(layout.images())?;
-    let started = build::as_started(&store.inspect(spec.image_name())?, &spec)
+    let started = build::as_started(&store.inspect(reach.spec.image_name())?, &reach.spec)
         .map_err(|error| CellError::Usage(error.to_string()))?;
     let changed = build::changed(&started, &args.change)
         .map_err(|error| CellError::Usage(format!("--change: {error}")))?;
     let config = ImageConfig::of_document(&changed)?;
     finish(show(&mut |progress| {
-        commit::commit(layout, &record, &config, tag.as_ref(), progress)
+        commit::commit(layout, &reach.record, (&config, &note), tag.as_ref(), progress)
     })?)?;
     Ok(0)
 }

@@ -14,7 +14,7 @@ use crate::session::{self, Outcome};
 use crate::show;
 
 pub fn logs(layout: &Layout, args: &LogsArgs) -> Result<u8, CellError> {
-    let (record, _, status) = Record::find(layout, &args.cell)?;
+    let (record, spec, status) = Record::find(layout, &args.cell)?;
     if args.console || args.supervisor {
         let path = record.path(if args.console { "console.log" } else { logging::FILE });
         let file = std::fs::File::open(&path)
@@ -25,6 +25,12 @@ pub fn logs(layout: &Layout, args: &LogsArgs) -> Result<u8, CellError> {
     }
     if args.network {
         return network_log(&record);
+    }
+    if spec.keeps_no_log {
+        return Err(CellError::Usage(format!(
+            "cell {} keeps no log (--log-driver none); exocell attach hears what it says from now on",
+            spec.name
+        )));
     }
     let wanted = wanted(args)?;
     let follows = args.follow && status.state == State::Running;

@@ -24,6 +24,7 @@ mod module;
 mod mount;
 mod network;
 mod pool;
+mod reach;
 mod run;
 mod serve;
 mod srt;

@@ -30,7 +30,7 @@ use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::Pid;
 
 use super::{again, docker, image, mount, network, srt};
-use crate::args::{HealthArgs, ProcessArgs, RunArgs, SettingsArgs, StrengthArg};
+use crate::args::{HealthArgs, LogDriver, ProcessArgs, RunArgs, SettingsArgs, StrengthArg};
 use crate::session::{self, Manner, Outcome, SendSignal, Signalled};
 use crate::show::say;
 use crate::terminal;
@@ -385,6 +385,9 @@ fn settings(args: SettingsArgs, cpus: Option<&str>) -> Result<Settings, CellErro
     for text in &args.device {
         settings.devices.push(Node::read(text).map_err(usage("device"))?);
     }
+    for text in &args.device_cgroup_rule {
+        settings.add_device_rule(text).map_err(usage("device-cgroup-rule"))?;
+    }
     for text in &args.add_host {
         settings.add_host(text).map_err(usage("add-host"))?;
     }
@@ -573,6 +576,7 @@ pub(super) fn spec(
         image: args.image,
         image_id: None,
         keeps_disk,
+        keeps_no_log: args.log_driver == LogDriver::None,
         labels,
         stop_signal: args.stop_signal,
         stop_seconds: args.stop_timeout,

@@ -34,6 +34,12 @@ fn create(layout: &Layout, args: VolumeCreateArgs) -> Result<(), CellError> {
             args.driver
         )));
     }
+    if let Some(opt) = args.opt.first() {
+        return Err(CellError::Usage(format!(
+            "--opt {opt} is not there: a volume is a folder of this host's disk, and takes no \
+             options; run -v DIR:PATH shares a folder, run --tmpfs PATH:size=64m is memory"
+        )));
+    }
     let labels = docker::labels(layout, &args.label, &[])?;
     say!("{}", stock::create(layout, args.volume, labels)?);
     Ok(())

@@ -1,7 +1,7 @@
 //! `exocell commit`: what a cell made of its files is an image that cells start from.
 
 use crate::common::cell::Cell;
-use crate::common::{Finished, IMAGE, run, small, text, unique};
+use crate::common::{Finished, run, small, text, unique};
 
 /// An image that is removed with its owner.
 struct Image(String);
@@ -76,11 +76,8 @@ fn a_template_holds_what_the_cell_made_and_nothing_that_was_mounted() {
 }
 
 #[test]
-fn what_has_no_running_guest_is_refused() {
-    let name = unique("ended");
-    let cell = Cell { name: name.clone() };
-    run(["run", "--name", &name, IMAGE, "true"]).ok();
-    run(["commit", &cell.name, "me/x:1"]).exited(125).complains_of(&["must be running"]);
+fn what_is_no_cell_or_has_no_name_is_refused() {
+    let cell = Cell::idle("refused", &[]);
     run(["commit", "no-such-cell", "me/x:1"]).exited(125).complains_of(&["no-such-cell"]);
     run(["commit", &cell.name, "Not a name"]).exited(125).complains_of(&["Not a name"]);
 }

@@ -214,6 +214,23 @@ fn names_labels_and_processes() {
     run(["top", &cell.name, "-eo", "args"]).ok();
     let state = cell.verb(&["inspect", "--format", "{{.State.Status}} {{.Config.Image}}"]).ok();
     assert_eq!(state.text(), format!("running {IMAGE}"));
+    let shown = |template: &str| cell.verb(&["inspect", "-f", template]).ok().text().to_owned();
+    assert_eq!(shown("{{range .Mounts}}{{.Source}}{{end}}{{.NetworkSettings.IPAddress}}"), "");
+    assert_eq!(shown("{{index .Config.Labels \"team\"}} {{len .Name | ne 0}}"), "red true");
+    assert_eq!(shown("{{join .Config.Cmd \" \"}} {{.State.Running}}"), "sleep infinity true");
+    assert!(shown("{{if .HostConfig.Memory}}limited{{end}}") == "limited");
+    for (words, told) in [
+        (&["rnu", IMAGE][..], "did you mean `run`"),
+        (&["volume", "create", "--opt", "type=nfs", "x"], "--opt type=nfs"),
+        (&["volume", "create", "-d", "nfs", "x"], "--driver nfs"),
+    ] {
+        run(words.iter().copied()).exited(125).complains_of(&[told]);
+    }
+    let net = unique("net");
+    run(["network", "create", &net]).ok();
+    let refused = run(["network", "connect", &net, &cell.name]);
+    run(["network", "rm", &net]).ok();
+    refused.exited(125).complains_of(&["without a network", "--network"]);
     let taken = unique("taken");
     let _other = Named(taken.clone());
     let other = Cell::idle("other", &[]);
@@ -312,7 +329,9 @@ fn one_that_fails_does_not_keep_the_others() {
         assert_eq!(told.text(), names[1..].join("\n"), "{verb:?}");
         told.complains_of(&["no-such-cell"]);
     }
-    assert_eq!(run([&["rm", "-f"], &names[..]].concat()).exited(125).text(), names[1..].join("\n"));
+    let gone = run([&["rm", "-f"], &names[..]].concat());
+    assert_eq!(gone.ok().text(), names[1..].join("\n"), "by force one that is not there is fine");
+    run(["rm", "no-such-cell"]).exited(125).complains_of(&["no-such-cell"]);
 }
 
 #[test]
@@ -466,7 +485,8 @@ fn images_are_named_saved_and_loaded() {
     let format = ["image", "inspect", "-f", "{{.Architecture}}", "me/tiny:1"];
     assert_eq!(root.run(format).ok().text(), "amd64");
     root.run(["image", "history", "me/tiny:1"]).ok();
-    root.run(["image", "prune", "-a"]).ok();
+    root.run(["image", "prune", "-a"]).exited(125).complains_of(&["--force"]);
+    root.run(["image", "prune", "-a", "-f"]).ok();
     assert_eq!(listed(&["-q"]), "");
 }
 

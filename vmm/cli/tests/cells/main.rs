@@ -5,6 +5,7 @@ mod common;
 
 mod build;
 mod commit;
+mod ended;
 mod errors;
 mod everyday;
 mod first_hour;

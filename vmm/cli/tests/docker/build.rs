@@ -133,7 +133,7 @@ fn contexts_and_questions_that_lead_out_are_refused() {
     assert_eq!(post(&server, "", b"no archive at all").0, 400);
     let whole = archive(&[dockerfile]);
     for (query, status, word) in [
-        ("version=2", 501, "DOCKER_BUILDKIT=0"),
+        ("version=2&session=x", 501, "DOCKER_BUILDKIT=0"),
         ("remote=https://example.org/x.git", 501, "example.org"),
         ("networkmode=host", 501, "host"),
         ("squash=1", 501, "squash"),
@@ -156,6 +156,24 @@ fn contexts_and_questions_that_lead_out_are_refused() {
     assert!(status == 200 && said(&lines).starts_with("sha256:"), "{lines:?}");
     let id = said(&lines).trim().to_owned();
     finish(&mut server.exocell(&["image", "rm", &id]), b"").ok();
+}
+
+#[test]
+fn a_client_without_buildkits_other_protocol_hears_its_messages() {
+    let server = Server::start();
+    let (small, image) = (server.small(), server.image("traced"));
+    let dockerfile = format!("FROM {small}\nRUN echo loud > /made && cat /made\n");
+    let whole = archive(&[("Dockerfile", dockerfile.as_bytes())]);
+    let query = format!("version=2&t={image}");
+    let (status, lines) = post(&server, &query, &whole);
+    assert_eq!(status, 200);
+    let (last, told) = lines.split_last().expect("lines");
+    assert_eq!(last["id"], "moby.image.id", "{last}");
+    assert_eq!(last["aux"]["ID"], server.inspect(&image, "{{.Id}}").as_str());
+    assert!(told.len() > 2 && told.iter().all(|line| line["id"] == "moby.buildkit.trace"));
+    let failing = archive(&[("Dockerfile", format!("FROM {small}\nRUN exit 3\n").as_bytes())]);
+    let (_, lines) = post(&server, "version=2", &failing);
+    assert_eq!(lines.last().expect("lines")["errorDetail"]["code"], 3, "{lines:?}");
 }
 
 #[test]

@@ -64,6 +64,8 @@ def execute(container):
     assert container.exec_run("no-such-program").exit_code == 127
     code, out = container.exec_run("tty", tty=True)
     assert code == 0 and out.startswith(b"/dev/pts/"), out
+    result = container.exec_run(["sh", "-c", "echo one line"], tty=True, stream=True)
+    assert list(result.output) == [b"one line\r\n"]
 
 
 def by_socket(container):

@@ -59,7 +59,7 @@ fn a_body_that_is_refused_may_come_later() {
     let mut stream = server.connect();
     stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
     stream
-        .write_all(b"POST /build?version=2 HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n")
+        .write_all(b"POST /build?squash=1 HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n")
         .unwrap();
     let mut answer = Vec::new();
     while !answer.ends_with(b"\"}") {

@@ -9,6 +9,7 @@ mod client;
 mod ended;
 mod engine;
 mod everyday;
+mod first_week;
 mod hostile;
 mod network;
 mod networks;

@@ -1,4 +1,5 @@
-//! `POST /build`, the classic one: an archive of the context in, lines of JSON out.
+//! `POST /build`, the classic one: an archive of the context in, lines of JSON out; for those of
+//! version 2 see [`super::trace`].
 
 use std::collections::BTreeMap;
 use std::io;
@@ -17,8 +18,9 @@ use hyper::StatusCode;
 use serde_json::{Value, json};
 use tokio::sync::oneshot;
 
-use super::{Build, BuildError, Client, Options, Stopper, check_platform};
+use super::{Build, BuildError, Client, Options, Stopper, check_platform, trace};
 use crate::archive::known;
+use crate::buildkit::progress::Journal;
 use crate::error::{ApiError, ApiResult};
 use crate::events::Event;
 use crate::http::{Body, BodyReader, BodySender, Call, Response, json as reply, stream};
@@ -71,12 +73,6 @@ fn options(query: &Query, server: &Server) -> ApiResult<Options> {
             return Err(ApiError::unsupported(format!("the build option {name}"), "leave it out"));
         }
     }
-    if query.get("version") == Some("2") {
-        return Err(ApiError::unsupported(
-            "building by BuildKit's protocol with this call",
-            "use POST /grpc, or set DOCKER_BUILDKIT=0 for the client",
-        ));
-    }
     if let Some(remote) = query.get("remote").filter(|remote| *remote != "client-session") {
         return Err(ApiError::unsupported(
             format!("a context at {remote}"),
@@ -86,7 +82,7 @@ fn options(query: &Query, server: &Server) -> ApiResult<Options> {
     if query.get("remote").is_some() || query.get("session").is_some() {
         return Err(ApiError::unsupported(
             "a session beside the build",
-            "send the context as an archive (DOCKER_BUILDKIT=0)",
+            "send the context as an archive (DOCKER_BUILDKIT=0), or use POST /grpc",
         ));
     }
     if let Some(isolation) = query.get("isolation").filter(|isolation| *isolation != "default") {
@@ -167,6 +163,7 @@ pub async fn build(server: &Arc<Server>, call: Call) -> ApiResult<Response> {
             "the path of the Dockerfile has at most {PATH_BYTES_MAX} bytes"
         )));
     }
+    let is_traced = query.get("version") == Some("2");
     let place = call.place.clone();
     let body = BodyReader::new(call.body);
     let taken = server.at_its_pace(move |server| context(server, body, &path)).await?;
@@ -188,6 +185,18 @@ pub async fn build(server: &Arc<Server>, call: Call) -> ApiResult<Response> {
         }
     });
     let (sender, body) = Body::stream();
+    if is_traced {
+        let journal = Arc::new(Journal::default());
+        let told = trace::pass_on(&journal, sender);
+        let own = journal.clone();
+        let begun = server.begin(move |server| {
+            // One that is gone hears nothing.
+            let _ = told.send(trace::carry_out(server, &options, &context, &stopper, &own));
+            drop(ended);
+        });
+        begun.inspect_err(|_| journal.end())?;
+        return Ok(stream("application/json", body));
+    }
     server.begin(move |server| {
         carry_out(server, &options, &context, &stopper, &Told { sender, quiet });
         drop(ended);

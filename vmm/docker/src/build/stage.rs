@@ -348,6 +348,16 @@ impl Build<'_> {
         unpacks: bool,
     ) -> Result<()> {
         let sources = self.expand_all(state, &transfer.sources)?;
+        if let Some(out) = sources.iter().find(|source| climbs(source)) {
+            let (what, whole) = match transfer.from {
+                None => ("context", "build with a directory above as the context, and -f"),
+                Some(_) => ("stage or image that it is from", "name a path in it"),
+            };
+            return Err(BuildError::Refused(format!(
+                "{} {out}: forbidden path outside the build {what}; {whole}",
+                if unpacks { "ADD" } else { "COPY" }
+            )));
+        }
         let to = self.expand(state, &transfer.to)?;
         let owner = transfer.owner.as_ref().map(|text| self.expand(state, text)).transpose()?;
         let mode = transfer.mode.as_ref().map(|text| self.expand(state, text)).transpose()?;
@@ -458,6 +468,19 @@ impl Build<'_> {
         })?;
         state.passing(&self.store).map(|(file, _)| file)
     }
+}
+
+/// Whether a path leads out of where it begins.
+fn climbs(path: &str) -> bool {
+    let mut depth = 0_i32;
+    path.split('/').any(|part| {
+        match part {
+            "" | "." => {}
+            ".." => depth -= 1,
+            _ => depth += 1,
+        }
+        depth < 0
+    })
 }
 
 fn sources_of(selection: &Selection) -> Vec<&[u8]> {
