@@ -8,6 +8,7 @@ mod e2b;
 mod e2b_begin;
 mod e2b_pool;
 mod e2b_server;
+mod e2b_wire;
 mod harnesses;
 mod mcp;
 mod projects;
