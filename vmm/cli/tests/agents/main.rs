@@ -14,3 +14,4 @@ mod mcp;
 mod projects;
 mod python;
 mod swebench;
+mod ui;
