@@ -75,6 +75,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     // What starts a cell from a process with threads is the Docker server's.
     ("exocell-e2b", &["exocell-cell", "exocell-docker"]),
     ("exocell-mcp", &["exocell-cell"]),
+    ("exocell-ui", &["exocell-cell"]),
     ("exocell-shim", &["exocell-cell"]),
     ("exocell-swebench", &[]),
     (
@@ -88,6 +89,7 @@ const LAYERS: &[(&str, &[&str])] = &[
             "exocell-service",
             "exocell-shim",
             "exocell-swebench",
+            "exocell-ui",
         ],
     ),
 ];

@@ -29,6 +29,7 @@ pub mod initramfs;
 pub mod inside;
 pub mod isolate;
 mod jailed;
+pub mod key;
 pub mod launch;
 mod layout;
 pub mod limits;

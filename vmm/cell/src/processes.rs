@@ -1,5 +1,6 @@
 //! The processes of a cell as the host sees them.
 
+use std::collections::HashMap;
 use std::fs;
 use std::path::PathBuf;
 
@@ -18,7 +19,6 @@ pub struct CellProcess {
 /// Every process that shares the pid namespace whose first is `supervisor`;
 /// none when it is gone.
 pub fn of_cell(supervisor: i32) -> Vec<CellProcess> {
-    let namespace = |pid: i32| fs::read_link(format!("/proc/{pid}/ns/pid")).ok();
     let Some(own) = namespace(supervisor) else { return Vec::new() };
     if namespace(std::process::id() as i32) == Some(own.clone()) {
         // A zombie, or a pid that was used again.
@@ -33,6 +33,11 @@ pub fn of_cell(supervisor: i32) -> Vec<CellProcess> {
 /// The host's pid of `inner_pid` in the cell of `supervisor`.
 pub fn host_pid(supervisor: i32, inner_pid: i32) -> Option<i32> {
     of_cell(supervisor).iter().find(|process| process.inner_pid == inner_pid).map(|p| p.pid)
+}
+
+/// The pid namespace of a process.
+fn namespace(pid: i32) -> Option<PathBuf> {
+    fs::read_link(format!("/proc/{pid}/ns/pid")).ok()
 }
 
 fn numbered_entries() -> impl Iterator<Item = i32> {
@@ -55,17 +60,42 @@ pub struct CellUse {
 }
 
 impl CellUse {
+    /// Of several cells, each by its id and its first process. The processes of the host are looked
+    /// through once for all of them.
+    pub fn of_cells(cells: &[(&str, i32)]) -> Vec<Self> {
+        let own = namespace(std::process::id() as i32);
+        let place = |(_, supervisor): &(&str, i32)| {
+            namespace(*supervisor).filter(|found| Some(found) != own.as_ref())
+        };
+        let places: Vec<Option<PathBuf>> = cells.iter().map(place).collect();
+        let mut of: HashMap<&PathBuf, Vec<i32>> =
+            places.iter().flatten().map(|place| (place, Vec::new())).collect();
+        for pid in numbered_entries() {
+            if let Some(known) = namespace(pid).and_then(|place| of.get_mut(&place)) {
+                known.push(pid);
+            }
+        }
+        let pids = |place: &Option<PathBuf>| place.as_ref().and_then(|place| of.get(place));
+        let all = cells.iter().zip(&places);
+        all.map(|((id, _), place)| Self::of(id, pids(place).into_iter().flatten().copied()))
+            .collect()
+    }
+
     /// Of the cell `id`, whose first process is `supervisor`. Where the cell has a control group,
     /// that counts the CPU time of guest processes that have ended, however they were reaped.
     pub fn of_cell(id: &str, supervisor: i32) -> Self {
+        Self::of(id, of_cell(supervisor).into_iter().map(|process| process.pid))
+    }
+
+    fn of(id: &str, pids: impl IntoIterator<Item = i32>) -> Self {
         let grouped = group::cpu_ns(id);
         let mut total = Self { cpu_ns: grouped.unwrap_or(0), ..Self::default() };
-        for process in of_cell(supervisor) {
+        for pid in pids {
             total.process_count += 1;
-            if grouped.is_none() || !group::holds(id, process.pid) {
-                total.cpu_ns += cpu_ns(process.pid).unwrap_or(0);
+            if grouped.is_none() || !group::holds(id, pid) {
+                total.cpu_ns += cpu_ns(pid).unwrap_or(0);
             }
-            total.memory = total.memory + ProcessMemory::of(process.pid).unwrap_or_default();
+            total.memory = total.memory + ProcessMemory::of(pid).unwrap_or_default();
         }
         total
     }
@@ -90,5 +120,7 @@ mod tests {
     fn our_own_namespace_is_never_taken_for_a_cell() {
         assert!(of_cell(std::process::id() as i32).is_empty());
         assert!(of_cell(i32::MAX).is_empty());
+        let ids = [("x", std::process::id() as i32), ("y", i32::MAX)];
+        assert!(CellUse::of_cells(&ids).iter().all(|one| one.process_count == 0));
     }
 }

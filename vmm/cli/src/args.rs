@@ -1122,8 +1122,8 @@ pub enum KernelCommand {
     },
 }
 
-/// Serve the Docker Engine API, whose containers are cells, E2B's protocol, whose sandboxes are, or
-/// Wasm modules over HTTP, or all of them.
+/// Serve the Docker Engine API, whose containers are cells, E2B's protocol, whose sandboxes are,
+/// Wasm modules over HTTP, or a page that shows the cells, or all of them.
 #[derive(Args)]
 #[command(after_help = "Examples:
   exocell serve --http 127.0.0.1:8080 &
@@ -1134,9 +1134,10 @@ pub enum KernelCommand {
   exocell serve --e2b 127.0.0.1:3000 --template base=exocell/base --allow-net pypi.org:443 &
   export E2B_API_URL=http://127.0.0.1:3000 E2B_SANDBOX_URL=http://127.0.0.1:3000
   E2B_API_KEY=$(cat ROOT/e2b/key) python3 -c 'from e2b import Sandbox; print(Sandbox.create().commands.run(\"id\"))'
+  exocell serve --ui 127.0.0.1:7070
 
 A port that docker run publishes (-p) is on the loopback unless the client names an address.")]
-#[command(group = one_of("listener", &["docker", "http", "e2b"]))]
+#[command(group = one_of("listener", &["docker", "http", "e2b", "ui"]))]
 pub struct ServeArgs {
     /// Where the Docker Engine API listens; only this user may connect. fd:// is a socket that
     /// systemd hands over, which its unit says who may use.
@@ -1170,6 +1171,17 @@ pub struct ServeArgs {
     /// The longest time that an E2B client may give a sandbox.
     #[arg(long, value_name = "SECONDS", default_value_t = 86_400, value_parser = clap::value_parser!(u64).range(1..=31_536_000))]
     pub e2b_timeout_max: u64,
+    /// Where a browser shows all cells of this state root, what they use and reach, their logs and
+    /// terminals, and ends them: ADDRESS:PORT. The address with its key is printed.
+    #[arg(long, value_name = "ADDR")]
+    pub ui: Option<String>,
+    /// The file of the page's key, which is made if there is none. With it --ui may listen where
+    /// others can reach it.
+    #[arg(long, value_name = "FILE", requires = "ui")]
+    pub ui_key: Option<PathBuf>,
+    /// A name by which browsers come to the page, beside addresses and `localhost`.
+    #[arg(long, value_name = "NAME", requires = "ui")]
+    pub ui_host: Vec<String>,
     /// Where the operator reads what all tenants used, as Prometheus does: ADDRESS:PORT or a path.
     #[arg(long, value_name = "ADDR|SOCKET", requires = "http")]
     pub metrics: Option<String>,

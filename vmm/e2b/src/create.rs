@@ -55,7 +55,9 @@ struct Create {
     #[serde(rename = "secure")]
     _secure: Option<bool>,
     volume_mounts: Option<Vec<Value>>,
-    mcp: Option<Value>,
+    /// The client starts its gateway by itself, as a command of the sandbox.
+    #[serde(rename = "mcp")]
+    _mcp: Option<Value>,
     iam: Option<Value>,
 }
 
@@ -68,13 +70,11 @@ struct AutoResume {
 impl Create {
     fn check(&self) -> Result<()> {
         let says = |value: &Option<Value>| value.as_ref().is_some_and(|value| !value.is_null());
-        let remedy = "leave it out";
         match self {
             it if it.volume_mounts.as_ref().is_some_and(|mounts| !mounts.is_empty()) => {
                 Err(Problem::unsupported("volumeMounts", "upload the files"))
             }
-            it if says(&it.mcp) => Err(Problem::unsupported("mcp", remedy)),
-            it if says(&it.iam) => Err(Problem::unsupported("iam", remedy)),
+            it if says(&it.iam) => Err(Problem::unsupported("iam", "leave it out")),
             it if it.auto_pause == Some(true) && it.auto_pause_memory == Some(false) => {
                 Err(Problem::unsupported(
                     "a pause that keeps files alone (autoPauseMemory: false)",

@@ -13,6 +13,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::net::IpAddr;
 use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
@@ -20,7 +21,7 @@ use std::time::Duration;
 use nix::sys::socket::{setsockopt, sockopt};
 use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 use tokio::net::TcpStream;
-use tokio::net::tcp::OwnedReadHalf;
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 
@@ -99,6 +100,8 @@ pub struct Seat {
     address: IpAddr,
     line: Arc<OwnedReadHalf>,
     told: Arc<Notify>,
+    /// Whether it is broken off rather than ended.
+    broken: Arc<AtomicBool>,
     /// Among those that wait.
     number: Mutex<Option<u64>>,
     _place: OwnedSemaphorePermit,
@@ -125,12 +128,25 @@ impl Seat {
             address,
             line: line.clone(),
             told: Arc::default(),
+            broken: Arc::default(),
             number: Mutex::default(),
             _place: place,
         });
         *door.guests().by_address.entry(address).or_default() += 1;
         seat.wait();
-        (seat, tokio::io::join(Reading(line), write))
+        let writing = Writing(Some(write), seat.broken.clone());
+        (seat, tokio::io::join(Reading(line), writing))
+    }
+
+    /// Has the connection end with a reset (tcp(7), SO_LINGER): its client hears that it was broken
+    /// off, and not that an answer has a wrong form.
+    pub fn break_off(&self) {
+        let stream: &TcpStream = (*self.line).as_ref();
+        let now = nix::libc::linger { l_onoff: 1, l_linger: 0 };
+        // Else it ends as others do.
+        if setsockopt(stream, sockopt::Linger, &now).is_ok() {
+            self.broken.store(true, Ordering::Release);
+        }
     }
 
     fn number(&self) -> MutexGuard<'_, Option<u64>> {
@@ -210,6 +226,56 @@ impl AsyncRead for Reading {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(error) => return Poll::Ready(Err(error)),
             }
+        }
+    }
+}
+
+/// The other half. It says that nothing more comes when it goes, unless the connection is broken off.
+struct Writing(Option<OwnedWriteHalf>, Arc<AtomicBool>);
+
+impl Writing {
+    fn half(self: Pin<&mut Self>) -> io::Result<Pin<&mut OwnedWriteHalf>> {
+        let half = self.get_mut().0.as_mut().map(Pin::new);
+        half.ok_or_else(|| io::ErrorKind::NotConnected.into())
+    }
+}
+
+impl AsyncWrite for Writing {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        self.half()?.poll_write(context, bytes)
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.half()?.poll_flush(context)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.half()?.poll_shutdown(context)
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        slices: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        self.half()?.poll_write_vectored(context, slices)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.0.as_ref().is_some_and(OwnedWriteHalf::is_write_vectored)
+    }
+}
+
+impl Drop for Writing {
+    fn drop(&mut self) {
+        if self.1.load(Ordering::Acquire)
+            && let Some(half) = self.0.take()
+        {
+            half.forget();
         }
     }
 }

@@ -4,6 +4,7 @@ use std::convert::Infallible;
 use std::fs;
 use std::net::SocketAddr;
 use std::path::Path;
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -183,9 +184,15 @@ async fn converse(
             std::future::pending::<()>().await;
         }
     };
+    let mut connection = pin!(connection);
     tokio::select! {
-        // What a client broke off is its own affair.
-        _ = connection => {}
+        ended = &mut connection => {
+            // An answer that was begun and has no end: the sandbox is gone, or its program. What a
+            // client broke off is its own affair.
+            if ended.is_err_and(|error| error.is_user()) {
+                seat.break_off();
+            }
+        }
         () = seat.told_to_go() => {}
         () = is_late => {}
     }

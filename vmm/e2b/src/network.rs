@@ -6,6 +6,8 @@
 
 use exocell_cell::network::covers;
 use exocell_cell::xgate::{Endpoint, NamePattern};
+use hyper::header::HeaderValue;
+use hyper::http::uri::Authority;
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -14,8 +16,22 @@ use crate::error::{Problem, Result};
 /// Destinations that a client may name, and bytes of all that it says.
 const DESTINATIONS_MAX: usize = 256;
 const BYTES_MAX: usize = 64 << 10;
+/// The longest name of a host, and a port.
+const HOST_BYTES_MAX: usize = 260;
 /// As many destinations are told of a grant.
 const TOLD_MAX: usize = 20;
+
+/// What stands for the port in `maskRequestHost`.
+const PORT_WORD: &str = "${PORT}";
+
+/// The host that a program at `port` is told where its sandbox says `mask`; `None` where that is no
+/// host.
+pub fn masked(mask: &str, port: u16) -> Option<HeaderValue> {
+    let host = mask.replace(PORT_WORD, &port.to_string());
+    let is_host = host.len() <= HOST_BYTES_MAX && !host.contains('@');
+    host.parse::<Authority>().ok().filter(|_| is_host)?;
+    HeaderValue::from_str(&host).ok()
+}
 
 /// The part of a request that is about the network.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
@@ -30,7 +46,9 @@ pub struct Wanted {
     pub rules: Option<Value>,
     pub egress_proxy: Option<Value>,
     pub dns_servers: Option<Value>,
-    pub mask_request_host: Option<Value>,
+    /// What the programs of the sandbox are told as the name of their host; `${PORT}` in it is the
+    /// port.
+    pub mask_request_host: Option<String>,
     pub https_ports: Option<Value>,
 }
 
@@ -58,12 +76,19 @@ impl Wanted {
             ("rules", &self.rules, "add the headers in the sandbox"),
             ("egressProxy", &self.egress_proxy, "name what may be reached by allowOut"),
             ("dnsServers", &self.dns_servers, "names are looked up by the operator's host"),
-            ("maskRequestHost", &self.mask_request_host, "take the host from the request"),
             ("httpsPorts", &self.https_ports, "serve plain HTTP in the sandbox"),
         ] {
             if says(value) {
                 return Err(Problem::unsupported(format!("network.{name}"), remedy));
             }
+        }
+        if let Some(mask) = &self.mask_request_host
+            && masked(mask, 65_535).is_none()
+        {
+            return Err(Problem::invalid(format!(
+                "network.maskRequestHost: {mask:?} is no name of a host; write NAME, or NAME:PORT \
+                 with {PORT_WORD} for the port"
+            )));
         }
         let count = |list: &Option<Vec<String>>| list.as_ref().map_or(0, Vec::len);
         match count(&self.allow_out) + count(&self.deny_out) > DESTINATIONS_MAX {
@@ -282,13 +307,21 @@ mod tests {
 
     #[test]
     fn what_is_not_there_is_refused_by_its_name() {
-        for name in ["rules", "egressProxy", "dnsServers", "maskRequestHost", "httpsPorts"] {
+        for name in ["rules", "egressProxy", "dnsServers", "httpsPorts"] {
             let value = serde_json::json!({ name: { "x": 1 } });
             let wanted: Wanted = serde_json::from_value(value).unwrap();
             let problem = of(&[], None, &wanted).unwrap_err();
             assert!(problem.message.contains(name) && problem.status == 501, "{problem}");
         }
         serde_json::from_str::<Wanted>(r#"{"other": 1}"#).unwrap_err();
+    }
+
+    #[test]
+    fn a_host_is_masked_by_a_host() {
+        for (mask, host) in [("a.example", "a.example"), ("a:${PORT}", "a:80"), ("::1", "")] {
+            let masked = masked(mask, 80).map(|host| host.to_str().unwrap().to_owned());
+            assert_eq!(masked.unwrap_or_default(), host, "{mask}");
+        }
     }
 
     #[test]

@@ -11,7 +11,7 @@ use exocell_cell::agent::{Kind, Reply, Request as Wanted};
 use exocell_docker::frames::{read_frame, write_json};
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
-use hyper::header::{CONNECTION, HeaderName, UPGRADE};
+use hyper::header::{CONNECTION, HOST, HeaderName, HeaderValue, UPGRADE};
 use hyper::upgrade::Upgraded;
 use hyper::{Request, StatusCode};
 use hyper_util::rt::TokioIo;
@@ -79,7 +79,8 @@ pub async fn pass(
         Err(problem) if problem.status == StatusCode::NOT_FOUND => return shut(&sandbox.id, port),
         Err(problem) => return refusal(&problem),
     };
-    exchange(line, request, work).await.unwrap_or_else(|problem| refusal(&problem))
+    let mask = sandbox.masked_host(port);
+    exchange(line, request, mask, work).await.unwrap_or_else(|problem| refusal(&problem))
 }
 
 /// A connection to `port`. Who does not take it holds no thread.
@@ -109,6 +110,7 @@ fn broken(error: impl std::fmt::Display) -> Problem {
 async fn exchange(
     line: UnixStream,
     mut request: Request<Incoming>,
+    mask: Option<HeaderValue>,
     work: &Arc<Work>,
 ) -> Result<Response> {
     let (mut sender, connection) =
@@ -124,6 +126,9 @@ async fn exchange(
     let (mut head, body) = request.into_parts();
     for name in OWN {
         head.headers.remove(name);
+    }
+    if let Some(mask) = mask {
+        head.headers.insert(HOST, mask);
     }
     if !upgrades {
         head.headers.remove(CONNECTION);

@@ -46,7 +46,7 @@ pub async fn route(server: &Arc<Server>, mut call: Call) -> Result<Response> {
             builds::alias(&server.builds, &tenant, &decoded(name)).await
         }
         ("GET", ["templates", _, "files", hash]) => {
-            builds::archives::file(&server.builds, &tenant, hash, call.header("host"))
+            builds::archives::file(&server.builds, &tenant, hash, &call)
         }
         ("POST", ["templates", name, "builds", id]) => {
             builds::start(&server.builds, &tenant, (&decoded(name), id), call).await

@@ -18,6 +18,7 @@ use exocell_cell::agent::{ANSWER_MAX, Patient, TRANSFER_MAX};
 use exocell_cell::commit::Cutter;
 use exocell_cell::control::Client;
 use exocell_cell::{Record, now_ms};
+use hyper::header::HeaderValue;
 use tokio::net::UnixStream;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::timeout;
@@ -28,6 +29,7 @@ use crate::envd::programs::Programs;
 use crate::envd::watchers::Watchers;
 use crate::error::{Problem, Result};
 use crate::keys::{self, POOL};
+use crate::network;
 use crate::note::Note;
 
 /// Calls that wait for the guest at once, each with a thread; and dials of visitors that do.
@@ -197,6 +199,13 @@ impl Sandbox {
             None => true,
             Some(own) => token.is_some_and(|token| keys::same(token, own)),
         }
+    }
+
+    /// The host that a program at `port` is told, where its client has said one.
+    pub fn masked_host(&self, port: u16) -> Option<HeaderValue> {
+        let note = self.lock();
+        let mask = note.network.as_ref()?.get("maskRequestHost")?.as_str()?;
+        network::masked(mask, port)
     }
 
     /// How many of the nanoseconds of one processor were used since the last look, in percent.

@@ -12,6 +12,8 @@ pub enum ServeError {
     Host { doing: String, error: io::Error },
     #[error("the client did not begin as the protocol says: {0}")]
     Client(String),
+    #[error(transparent)]
+    Key(#[from] exocell_cell::CellError),
 }
 
 impl ServeError {

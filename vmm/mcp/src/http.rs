@@ -5,6 +5,7 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
+use exocell_cell::key::Key;
 use http_body_util::combinators::BoxBody;
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Bytes, Incoming};
@@ -13,12 +14,12 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
+use rmcp::transport::streamable_http_server::session::SessionManager;
 use rmcp::transport::streamable_http_server::session::local::LocalSessionManager;
 use rmcp::transport::{StreamableHttpServerConfig, StreamableHttpService};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::key::Key;
 use crate::tools::Tools;
 
 const CONNECTIONS_MAX: usize = 256;
@@ -27,8 +28,13 @@ const HEAD_BYTES_MAX: usize = 64 << 10;
 /// The longest request: a file of 4 MiB in base64, and a little.
 const BODY_BYTES_MAX: usize = 8 << 20;
 const PATH: &str = "/mcp";
+/// Sessions at once, of clients that speak a version of the protocol that has them. The crate ends
+/// those of which nobody hears any more.
+const SESSIONS_MAX: usize = 256;
+const SESSION: &str = "mcp-session-id";
 
 type Service = StreamableHttpService<Tools, LocalSessionManager>;
+type Served = (Service, Arc<LocalSessionManager>);
 type Reply = Response<BoxBody<Bytes, Infallible>>;
 
 /// Serves clients for ever.
@@ -38,13 +44,14 @@ pub async fn serve(listener: TcpListener, tools: Tools, key: Key) {
         .with_allowed_hosts(["localhost", "127.0.0.1", "::1", own.as_str()])
         .enforce_origin_validation()
         .with_max_request_body_bytes(BODY_BYTES_MAX);
-    let service = Service::new(move || Ok(tools.clone()), Arc::default(), config);
+    let sessions = Arc::<LocalSessionManager>::default();
+    let service = Service::new(move || Ok(tools.clone()), sessions.clone(), config);
     let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
     loop {
         let Ok(place) = places.clone().acquire_owned().await else { return };
         match listener.accept().await {
             Ok((stream, _)) => {
-                tokio::spawn(converse(service.clone(), key, stream, place));
+                tokio::spawn(converse((service.clone(), sessions.clone()), key, stream, place));
             }
             // Out of descriptors: some will be free again.
             Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
@@ -52,11 +59,11 @@ pub async fn serve(listener: TcpListener, tools: Tools, key: Key) {
     }
 }
 
-async fn converse(service: Service, key: Key, stream: TcpStream, place: OwnedSemaphorePermit) {
+async fn converse(served: Served, key: Key, stream: TcpStream, place: OwnedSemaphorePermit) {
     let _ = stream.set_nodelay(true);
     let answer = service_fn(move |request: Request<Incoming>| {
-        let service = service.clone();
-        async move { Ok::<_, Infallible>(answer(&service, key, request).await) }
+        let served = served.clone();
+        async move { Ok::<_, Infallible>(answer(&served, key, request).await) }
     });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
@@ -68,7 +75,7 @@ async fn converse(service: Service, key: Key, stream: TcpStream, place: OwnedSem
     drop(place);
 }
 
-async fn answer(service: &Service, key: Key, request: Request<Incoming>) -> Reply {
+async fn answer((service, sessions): &Served, key: Key, request: Request<Incoming>) -> Reply {
     let given = request.headers().get(AUTHORIZATION).and_then(|value| value.to_str().ok());
     let given = given.and_then(|value| value.strip_prefix("Bearer "));
     if !given.is_some_and(|given| key.is(given.trim())) {
@@ -80,7 +87,16 @@ async fn answer(service: &Service, key: Key, request: Request<Incoming>) -> Repl
     if request.uri().path().trim_end_matches('/') != PATH {
         return refuse(StatusCode::NOT_FOUND, "the protocol is spoken at /mcp\n");
     }
-    service.handle(request).await
+    let has_one = request.headers().contains_key(SESSION);
+    let reply = service.handle(request).await;
+    let begun = reply.headers().get(SESSION).filter(|_| !has_one);
+    let Some(id) = begun.and_then(|id| id.to_str().ok()) else { return reply };
+    if sessions.sessions.read().await.len() <= SESSIONS_MAX {
+        return reply;
+    }
+    // It is there still, or has ended by itself.
+    let _ = sessions.close_session(&id.into()).await;
+    refuse(StatusCode::TOO_MANY_REQUESTS, "there are as many sessions as may be; end one\n")
 }
 
 fn refuse(status: StatusCode, why: &'static str) -> Reply {

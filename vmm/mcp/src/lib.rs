@@ -17,7 +17,6 @@ mod error;
 mod expose;
 mod files;
 mod http;
-mod key;
 mod ports;
 mod resources;
 mod sandbox;

@@ -14,13 +14,12 @@ use std::time::Duration;
 
 use exocell_cell::agent::Patient;
 use exocell_cell::control::Client;
-use exocell_cell::{CellSpec, Layout, Record, now_ms, plan};
+use exocell_cell::{CellSpec, Layout, Record, key, now_ms, plan};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::process::{Child, ChildStdin, Command};
 use tokio::time::timeout;
 
 use crate::error::{Refusal, blocking};
-use crate::key;
 use crate::ports::Ports;
 
 /// What a cell says when it runs, for it says what it hears.

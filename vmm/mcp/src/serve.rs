@@ -3,17 +3,17 @@
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
-use exocell_cell::Layout;
 use exocell_cell::images::private;
+use exocell_cell::{Layout, key};
 use rmcp::ServiceExt;
 use rmcp::transport::stdio;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::error::ServeError;
+use crate::http;
 use crate::sandbox::{Recipe, Sandboxes};
 use crate::tools::Tools;
-use crate::{http, key};
 
 /// What a server is started with.
 #[derive(Debug, Clone)]

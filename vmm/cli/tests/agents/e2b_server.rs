@@ -22,13 +22,13 @@ fn messages(body: &[u8]) -> Vec<(u8, Value)> {
     all
 }
 
-fn message(value: &Value) -> Vec<u8> {
+pub fn message(value: &Value) -> Vec<u8> {
     let text = value.to_string();
     [&[0][..], &(text.len() as u32).to_be_bytes(), text.as_bytes()].concat()
 }
 
 /// The head of a call of Connect's with many answers.
-fn stream_head(own: &(String, String), verb: &str, length: usize) -> String {
+pub fn stream_head(own: &(String, String), verb: &str, length: usize) -> String {
     let (id, token) = own;
     format!(
         "POST /{verb} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nE2b-Sandbox-Id: {id}\r\n\
@@ -59,7 +59,7 @@ fn run(server: &Server, own: &(String, String), script: &str) -> (String, Value)
 }
 
 /// As much of base64 as a test reads.
-mod base64_lite {
+pub mod base64_lite {
     pub fn decode(text: &str) -> String {
         const ALL: &[u8] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
         let (mut bits, mut count, mut bytes) = (0_u32, 0, Vec::new());
@@ -377,7 +377,7 @@ while True:
 "#;
 
 /// Reads until `words` come; all that came.
-fn hear(stream: &mut TcpStream, words: &str) -> String {
+pub fn hear(stream: &mut TcpStream, words: &str) -> String {
     let (mut all, mut buffer) = (Vec::new(), [0; 4096]);
     loop {
         let text = String::from_utf8_lossy(&all).into_owned();
@@ -404,7 +404,7 @@ fn came(stream: &TcpStream) -> String {
 const SPARE: usize = 10;
 
 /// A visitor of a sandbox' port who knows no key.
-fn visit(server: &Server, id: &str, port: u16, more: &str) -> TcpStream {
+pub fn visit(server: &Server, id: &str, port: u16, more: &str) -> TcpStream {
     let mut stream = server.connect();
     let words = format!(
         "GET / HTTP/1.1\r\nHost: x\r\nE2b-Sandbox-Id: {id}\r\nE2b-Sandbox-Port: {port}\r\n{more}\r\n"

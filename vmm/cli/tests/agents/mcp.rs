@@ -134,6 +134,37 @@ fn http_is_for_whoever_has_the_key_and_is_no_page_of_a_browser() {
     }
 }
 
+#[test]
+fn sessions_of_http_have_an_end_in_number() {
+    let server = Http::start();
+    let headers = format!(
+        "Host: {}\r\nAuthorization: Bearer {}\r\nContent-Type: application/json\r\n\
+         Accept: application/json, text/event-stream\r\n",
+        server.address,
+        server.key()
+    );
+    let body = r#"{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-06-18","capabilities":{},"clientInfo":{"name":"test","version":"1"}}}"#;
+    let say = |verb: &str, headers: &str, body: &str| {
+        let length = body.len();
+        server.answer(&format!(
+            "{verb} /mcp HTTP/1.1\r\nConnection: close\r\n{headers}Content-Length: {length}\r\n\r\n{body}"
+        ))
+    };
+    let mut id = String::new();
+    for _ in 0..256 {
+        let told = say("POST", &headers, body);
+        let line = told.lines().find_map(|line| line.strip_prefix("mcp-session-id: "));
+        id = line.unwrap_or_else(|| panic!("no session: {told}")).to_owned();
+    }
+    let told = say("POST", &headers, body);
+    assert!(told.starts_with("HTTP/1.1 429 ") && told.contains("as many sessions"), "{told}");
+    let own = format!("{headers}Mcp-Session-Id: {id}\r\n");
+    let told = say("DELETE", &own, "");
+    assert!(told.starts_with("HTTP/1.1 2"), "{told}");
+    let told = say("POST", &headers, body);
+    assert!(told.starts_with("HTTP/1.1 200 "), "{told}");
+}
+
 /// Speaks the protocol by hand up to a sandbox.
 fn with_sandbox(root: &TempDir) -> Started {
     let mut command = in_root(root, &["mcp"]);

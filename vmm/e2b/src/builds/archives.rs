@@ -63,14 +63,20 @@ fn signature(builds: &Builds, tenant: &str, hash: &str, expires: u64) -> String 
 }
 
 /// `GET /templates/{name}/files/{hash}`: where the archive is to be put.
-pub fn file(builds: &Builds, tenant: &Tenant, hash: &str, host: Option<&str>) -> Result<Response> {
+pub fn file(builds: &Builds, tenant: &Tenant, hash: &str, call: &Call) -> Result<Response> {
     check_hash(hash)?;
     let present = renew(&path(builds, &tenant.name, hash));
     let expires = now_ms() / 1000 + URL_SECONDS;
     let signature = signature(builds, &tenant.name, hash, expires);
-    let host = host.map_or_else(|| format!("127.0.0.1:{}", builds.options.port), str::to_owned);
+    let own = || format!("127.0.0.1:{}", builds.options.port);
+    let host = call.header("host").map_or_else(own, str::to_owned);
+    // A proxy before this server may speak TLS for it, and says so; who lies has no use of it.
+    let scheme = match call.header("x-forwarded-proto") {
+        Some("https") => "https",
+        _ => "http",
+    };
     let url = format!(
-        "http://{host}/e2b/archives/{}/{hash}?expires={expires}&signature={signature}",
+        "{scheme}://{host}/e2b/archives/{}/{hash}?expires={expires}&signature={signature}",
         tenant.name
     );
     Ok(json_reply(StatusCode::CREATED, &json!({ "present": present, "url": url })))

@@ -1,4 +1,5 @@
-//! `exocell serve`: the Docker Engine API and E2B's protocol over cells, and modules over HTTP.
+//! `exocell serve`: the Docker Engine API and E2B's protocol over cells, modules over HTTP, and a
+//! page that shows the cells.
 
 use exocell_cell::intra::Intra;
 use exocell_cell::plan::VCPUS_MAX;
@@ -6,6 +7,7 @@ use exocell_cell::xgate::{Endpoint, parse_bytes};
 use exocell_cell::{CellError, Layout};
 use exocell_docker::{Defaults, GIVEN, Options, host_memory, serve as serve_docker};
 use exocell_service::{Bound, Pool, ServiceError, WorkerRules};
+use exocell_ui::Key;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::Path;
@@ -42,9 +44,13 @@ pub fn serve(layout: &Layout, args: &ServeArgs) -> Result<u8, CellError> {
     if let Some(place) = &args.http {
         fronts.push(Box::new(|| http(layout, args, place)));
     }
+    if let Some(address) = &args.ui {
+        fronts.push(Box::new(|| ui(layout, args, address)));
+    }
     let mut fronts = fronts.into_iter();
     let own = fronts.next();
-    let own = own.ok_or_else(|| CellError::Usage("say --docker, --e2b or --http".to_owned()))?;
+    let missing = || CellError::Usage("say --docker, --e2b, --http or --ui".to_owned());
+    let own = own.ok_or_else(missing)?;
     std::thread::scope(|scope| {
         for other in fronts {
             scope.spawn(move || {
@@ -118,6 +124,24 @@ fn e2b(layout: &Layout, args: &ServeArgs, address: &str) -> Result<u8, CellError
         say!("exocell serves http://{at}");
     };
     exocell_e2b::serve(options, ready).map_err(|error| CellError::Usage(error.to_string()))?;
+    Ok(0)
+}
+
+fn ui(layout: &Layout, args: &ServeArgs, address: &str) -> Result<u8, CellError> {
+    let options = exocell_ui::Options {
+        layout: layout.clone(),
+        address: address.to_owned(),
+        key: args.ui_key.clone(),
+        hosts: args.ui_host.clone(),
+    };
+    let ready = |at: SocketAddr, key: &Key| match key {
+        Key::Own(key) => say!("exocell serves http://{at}/#{key}"),
+        Key::File(path) => {
+            crate::show::tell!("exocell: the page's key is in {}", path.display());
+            say!("exocell serves http://{at}/");
+        }
+    };
+    exocell_ui::serve(options, ready).map_err(|error| CellError::Usage(error.to_string()))?;
     Ok(0)
 }
 

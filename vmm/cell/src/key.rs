@@ -1,13 +1,13 @@
-//! The key of a server's HTTP clients.
+//! The key of a server's HTTP clients, where there is one for all of them.
 
 use std::fs;
 use std::io::{self, Read, Write};
 use std::path::Path;
 
-use exocell_cell::images::private;
+use exocell_images::private;
 use sha2::{Digest, Sha256};
 
-use crate::error::ServeError;
+use crate::CellError;
 
 const KEY_BYTES: usize = 32;
 /// The longest file of a key, in bytes.
@@ -18,8 +18,8 @@ const FILE_BYTES_MAX: u64 = 4096;
 ///
 /// # Errors
 /// The host's; and a key of less than 32 characters, which could be guessed.
-pub fn read_or_make(path: &Path) -> Result<Key, ServeError> {
-    let failed = || ServeError::host(format!("cannot keep the key in {}", path.display()));
+pub fn read_or_make(path: &Path) -> Result<Key, CellError> {
+    let failed = || CellError::host(format!("cannot keep the key in {}", path.display()));
     let mut text = String::new();
     match fs::File::open(path) {
         Ok(file) => {
@@ -38,14 +38,18 @@ pub fn read_or_make(path: &Path) -> Result<Key, ServeError> {
         let why = format!("it has {} characters; use at least {KEY_BYTES}", key.len());
         return Err(failed()(io::Error::other(why)));
     }
-    Ok(Key(Sha256::digest(key.as_bytes()).into()))
+    Ok(Key::of(key))
 }
 
 /// A key, of which only the hash is kept.
-#[derive(Clone, Copy)]
+#[derive(Debug, Clone, Copy)]
 pub struct Key([u8; 32]);
 
 impl Key {
+    pub fn of(key: &str) -> Self {
+        Self(Sha256::digest(key.as_bytes()).into())
+    }
+
     /// Whether `key` is this one. Hashes are compared, so the time it takes tells nothing.
     pub fn is(&self, key: &str) -> bool {
         self.0 == <[u8; 32]>::from(Sha256::digest(key.as_bytes()))
