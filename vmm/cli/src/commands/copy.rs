@@ -177,6 +177,12 @@ fn unpack(
     from: &str,
     to: &Path,
 ) -> Result<(), CopyError> {
+    let there = std::fs::symlink_metadata(to).map(|there| there.file_type());
+    if there.is_ok_and(|kind| !kind.is_file() && !kind.is_dir() && !kind.is_symlink()) {
+        let words = "it is a device, a pipe or a socket, which is not replaced; copy to a file or a \
+                     directory, or to `-` for an archive";
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, words).into());
+    }
     let links = Links::outside(layout);
     let (directory, rename) = match links.directory(to) {
         Err(error) if matches!(error.kind(), NotFound | NotADirectory) => {

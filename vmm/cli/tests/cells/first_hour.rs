@@ -497,6 +497,13 @@ fn all_of_a_cell_is_copied() {
     let to = root.dir.path().join("all");
     root.run(["cp", "all:/", text(&to)]).ok();
     assert!(to.join("usr/bin/sh").exists() && to.join("etc/hostname").exists());
+    // Something that is no file is not replaced by one.
+    let pipe = root.dir.path().join("pipe");
+    nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRWXU).unwrap();
+    let refused = root.run(["cp", "all:/etc/hostname", text(&pipe)]);
+    assert_ne!(refused.code, 0);
+    assert!(refused.stderr.contains("a device, a pipe or a socket"), "{}", refused.stderr);
+    assert!(!std::fs::symlink_metadata(&pipe).unwrap().is_file());
     root.run(["rm", "-f", "all"]).ok();
 }
 
