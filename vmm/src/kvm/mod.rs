@@ -22,6 +22,7 @@ mod frontend;
 mod memory;
 mod mmio;
 mod mptable;
+mod msr;
 mod vcpu;
 
 use std::convert::Infallible;
@@ -45,13 +46,14 @@ use crate::platform::{
 /// The version of the interface; it has been this one since 2007.
 const VERSION: i32 = 12;
 /// What has to be there.
-const NEEDED: [(Cap, &str); 6] = [
+const NEEDED: [(Cap, &str); 7] = [
     (Cap::UserMemory, "memory slots"),
     (Cap::Irqchip, "interrupt controllers"),
     (Cap::Pit2, "a timer"),
     (Cap::Ioeventfd, "doorbells (ioeventfd)"),
     (Cap::Irqfd, "interrupts by events (irqfd)"),
     (Cap::ExtCpuid, "a processor's features"),
+    (Cap::X86MsrFilter, "a filter of a processor's registers (Linux 5.10)"),
 ];
 
 /// Runs guests by the host's KVM.
@@ -119,6 +121,7 @@ impl KvmPlatform {
         vm.create_irq_chip().map_err(KvmError::call("KVM_CREATE_IRQCHIP"))?;
         let timer = kvm_pit_config { flags: KVM_PIT_SPEAKER_DUMMY, ..kvm_pit_config::default() };
         vm.create_pit2(timer).map_err(KvmError::call("KVM_CREATE_PIT2"))?;
+        msr::filter(&vm)?;
         let vcpus = u8::try_from(guest.vcpus).unwrap_or(u8::MAX);
         let (mut kernel, initramfs) = (jail_file(KERNEL_FILE)?, jail_file(INITRAMFS_FILE)?);
         let entry = boot::load(&memory, &mut kernel, &initramfs, &arguments(guest), vcpus)?;
