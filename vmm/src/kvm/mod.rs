@@ -10,9 +10,9 @@
 //! (`ThreadClass::Machine`) has one ioctl: KVM_RUN. A pause is a stop of the process, and a forced
 //! end its death, as for every guest.
 //!
-//! Not here yet: cells (no plan asks for this platform), the Pager and its credit, snapshots. The
-//! process begins as a copy of its caller, whose memory it keeps: a caller that holds secrets wants
-//! a program of its own for it first.
+//! Not here yet: the Pager and its credit, snapshots. The process begins as a copy of its caller,
+//! whose memory it keeps: a caller that holds secrets wants a program of its own for it first, and
+//! cells with secrets are refused.
 
 mod boot;
 mod bus;
@@ -39,8 +39,8 @@ pub use error::KvmError;
 use crate::intra::Intra;
 use crate::jail::{self, ThreadClass};
 use crate::platform::{
-    COMMON_ARGUMENTS, GuestKernel, GuestKernelError, INITRAMFS_FILE, KERNEL_FILE, Platform, call,
-    close_all_but, jail_file,
+    COMMON_ARGUMENTS, GuestKernel, GuestKernelError, INITRAMFS_FILE, KERNEL_FILE, Platform,
+    PlatformKind, call, close_all_but, jail_file,
 };
 
 /// The version of the interface; it has been this one since 2007.
@@ -149,6 +149,10 @@ impl KvmPlatform {
 }
 
 impl Platform for KvmPlatform {
+    fn kind(&self) -> PlatformKind {
+        PlatformKind::Kvm
+    }
+
     fn become_guest(&self, guest: &GuestKernel<'_>) -> GuestKernelError {
         match self.run(guest) {
             Ok(never) => match never {},
