@@ -44,7 +44,9 @@ static void run(char *line)
 		execv(words[0], words);
 		_exit(127);
 	}
-	waitpid(child, &status, 0);
+	/* What others leave behind comes to the first program, too */
+	while (wait(&status) != child)
+		;
 	printf("%s ended with %d\n", words[0], WIFEXITED(status) ? WEXITSTATUS(status) : -1);
 }
 
