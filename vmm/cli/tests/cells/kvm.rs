@@ -2,10 +2,15 @@
 //! KVM is used by no test: where the host is a virtual machine itself, it may be another thing than
 //! it says.
 
+use std::time::Duration;
+
 use crate::common::cell::{Cell, pid, row};
 use crate::common::{
-    Finished, IMAGE, emulator, eventually, exocell, finish, host, run, text, unique,
+    Finished, IMAGE, Started, emulator, eventually, exocell, finish, host, run, text, unique,
 };
+
+/// It tries much, and an emulated machine is slow.
+const DOCTOR_LIMIT: Duration = Duration::from_secs(400);
 
 const FIXED: [&str; 4] = ["--platform", "kvm", "--memory", "128m"];
 
@@ -14,7 +19,7 @@ fn a_cell_is_a_virtual_machine() {
     if !emulator::is_inside() {
         return emulator::again_with_virtual_machines("kvm::a_cell_is_a_virtual_machine", &[]);
     }
-    let doctor = run(["doctor"]);
+    let doctor = Started::new(&mut exocell(["doctor"])).finish(DOCTOR_LIMIT).expect("it ends");
     assert!(doctor.text().contains("kvm with --platform kvm, or auto"), "{}", doctor.text());
     what_is_not_there_is_refused();
     a_program_runs_and_its_exit_code_comes();
