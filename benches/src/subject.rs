@@ -274,7 +274,7 @@ impl Subject {
         }
         command.args(start.arguments);
         if let Some(kernel) = self.kernel() {
-            command.env(exocell_cell::plan::KERNEL_VARIABLE, kernel);
+            command.env(exocell_cell::plan::kernel::KERNEL_VARIABLE, kernel);
         }
         command
     }

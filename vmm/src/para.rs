@@ -13,7 +13,7 @@ use crate::jail::filter::steady;
 use crate::jail::{self, PathAccess, PathGrant, ThreadClass};
 use crate::platform::{
     COMMON_ARGUMENTS, DeviceSocket, GuestKernel, GuestKernelError, INITRAMFS_FILE, KERNEL_FILE,
-    Platform, call, jail_file, keep_open,
+    Platform, PlatformKind, call, jail_file, keep_open,
 };
 
 /// Runs guests as processes.
@@ -21,6 +21,10 @@ use crate::platform::{
 pub struct Para;
 
 impl Platform for Para {
+    fn kind(&self) -> PlatformKind {
+        PlatformKind::Para
+    }
+
     fn become_guest(&self, guest: &GuestKernel<'_>) -> GuestKernelError {
         match guest.confine_process() {
             Ok(calls) => guest.exec_confined(&calls),

@@ -38,6 +38,9 @@ pub(crate) const COMMON_ARGUMENTS: [&str; 8] = [
 
 /// Runs guests.
 pub trait Platform: Send + Sync {
+    /// Its name.
+    fn kind(&self) -> PlatformKind;
+
     /// Turns the calling process into the guest; returns only on failure. The process must be a
     /// fresh child inside the jail, with one thread.
     fn become_guest(&self, guest: &GuestKernel<'_>) -> GuestKernelError;

@@ -23,6 +23,7 @@ use exocell_images::walk::Found;
 use exocell_vmm::devices::fs::END;
 use exocell_vmm::devices::{DeviceLoop, FsConfig};
 use exocell_vmm::jail::{self, Capability, FolderRoot, IdentityMap, PathAccess, ThreadClass};
+use exocell_vmm::platform::PlatformKind;
 use exocell_xgate::{CapabilitySet, Folder, Rights};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
@@ -134,15 +135,21 @@ impl Share {
         self.granted.rights.contains(Rights::WRITE)
     }
 
-    /// Starts the process that serves it to a guest whose memory is `memory`, and waits until that
-    /// is in its root. The caller must have one thread.
+    /// Starts the process that serves it to a guest of `platform` whose memory is `memory`, and
+    /// waits until that is in its root. The caller must have one thread.
     ///
     /// # Errors
     /// Says what the host did not allow.
-    pub fn start(&mut self, memory: &File, weight: u32) -> Result<(), CellError> {
+    pub fn start(
+        &mut self,
+        platform: PlatformKind,
+        memory: &File,
+        weight: u32,
+    ) -> Result<(), CellError> {
         let limits = raise_descriptors();
         let what = format!("the folder {}", self.granted.host.display());
-        let serve = |control: &UnixStream, identity| self.serve(memory, control, identity, weight);
+        let guest = (platform, memory);
+        let serve = |control: &UnixStream, identity| self.serve(guest, control, identity, weight);
         let started = apart::start(&what, serve);
         if let Some((soft, hard)) = limits {
             let _ = setrlimit(Resource::RLIMIT_NOFILE, soft, hard);
@@ -154,7 +161,7 @@ impl Share {
     /// The body of the process.
     fn serve(
         &self,
-        memory: &File,
+        guest @ (_, memory): (PlatformKind, &File),
         control: &UnixStream,
         identity: IdentityMap,
         weight: u32,
@@ -193,7 +200,7 @@ impl Share {
             let failed = CellError::host("cannot read what the cell took of the disk");
             server.go_on(tally).map_err(|errno| failed(errno.into()))?;
         }
-        let _ = serve(server, memory, listener, control, &self.tag);
+        let _ = serve(server, guest, listener, control, &self.tag);
         Ok(())
     }
 
@@ -255,14 +262,14 @@ impl Share {
 /// Serves until the cell ends; returns only where the host does not allow it.
 fn serve(
     server: Server,
-    memory: &File,
+    (platform, memory): (PlatformKind, &File),
     listener: OwnedFd,
     control: &UnixStream,
     tag: &str,
 ) -> Result<(), CellError> {
     let failed = |error: exocell_vmm::devices::DeviceError| CellError::Guest(error.to_string());
     let control = control.try_clone().map_err(CellError::host("dup"))?;
-    let mut device_loop = DeviceLoop::new(memory).map_err(failed)?;
+    let mut device_loop = DeviceLoop::for_guest_of(platform, memory).map_err(failed)?;
     let told = control.try_clone().map_err(CellError::host("dup"))?;
     let gone = Box::new(|| end_now());
     let config = FsConfig { server, tag: tag.to_owned(), control, gone };

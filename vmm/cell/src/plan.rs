@@ -10,16 +10,17 @@ use std::time::Duration;
 use exocell_agent::{Boot, Exec, ISOLATES_MODELS, IsolatesSetup, Start, TtySize};
 use exocell_images::walk::Found;
 use exocell_images::{ImageConfig, Rootfs, Store};
-use exocell_kernel::Status as KernelStatus;
 use exocell_network::Secret;
 use exocell_pager::Mode;
 use exocell_vmm::host;
 use exocell_vmm::intra::Intra;
 use exocell_vmm::limits::Limits;
 use exocell_vmm::memory::GuestMemory;
+use exocell_vmm::platform::Platform;
 use exocell_xgate::{CapabilitySet, Folder, Rights};
 
 pub(crate) mod device;
+pub mod kernel;
 pub mod sidecar;
 
 use self::device::Device;
@@ -32,8 +33,6 @@ use crate::parent::Parent;
 use crate::socket::Socket;
 use crate::{CellError, CellSpec, Layout, Record, command, granted, initramfs, models, oci};
 
-/// Names a guest kernel to use instead of the built one.
-pub const KERNEL_VARIABLE: &str = "EXOCELL_KERNEL";
 /// Less memory than this and the guest kernel does not reach its init.
 pub const MEMORY_BYTES_MIN: u64 = 24 << 20;
 /// The guest kernel is built for this many.
@@ -52,6 +51,8 @@ pub const PATH_DEFAULT: &str = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/u
 
 /// A `vm` cell that can be started.
 pub struct VmPlan {
+    /// What runs the guest.
+    pub(crate) platform: Box<dyn Platform>,
     pub kernel: PathBuf,
     pub initramfs: PathBuf,
     /// All of the guest's. The image's file system is the first, held against removal.
@@ -116,9 +117,10 @@ impl VmPlan {
         refuse_root_folder(caps)?;
         refuse_kernels_own(caps)?;
         refuse_layers(caps)?;
+        let platform = kernel::platform(spec, !secrets.is_empty())?;
         let base = Base::open(layout, spec)?;
         steps.done("image opened");
-        let kernel = kernel(layout)?;
+        let kernel = kernel::path(layout, spec.platform)?;
         steps.done("kernel opened");
         let network = PlannedNetwork::new(layout, spec, caps, secrets)?;
         steps.done("network opened");
@@ -149,6 +151,7 @@ impl VmPlan {
         let initramfs = initramfs::prepare(layout)?;
         steps.done("initramfs opened");
         Ok(Self {
+            platform,
             kernel,
             initramfs,
             memory: GuestMemory::new(memory_bytes)
@@ -190,10 +193,11 @@ impl VmPlan {
 
     /// Starts the processes that serve its folders, and those that connect to its sockets. The caller must have one thread.
     pub(crate) fn start_folders(&mut self, cell: &str) -> Result<(), CellError> {
-        let (memory, weight) = (self.memory.file(), self.cpu_weight);
+        let (platform, memory) = (self.platform.kind(), self.memory.file());
+        let weight = self.cpu_weight;
         self.sockets.iter_mut().try_for_each(|socket| socket.start(weight, cell))?;
         self.devices.iter_mut().try_for_each(|device| match device {
-            Device::Folder(share) => share.start(memory, weight),
+            Device::Folder(share) => share.start(platform, memory, weight),
             _ => Ok(()),
         })
     }
@@ -387,19 +391,6 @@ fn guarantee(spec: &CellSpec, memory_bytes: u64) -> Result<u64, CellError> {
         )));
     }
     Ok(guarantee_bytes)
-}
-
-pub(crate) fn kernel(layout: &Layout) -> Result<PathBuf, CellError> {
-    if let Some(path) = std::env::var_os(KERNEL_VARIABLE).filter(|path| !path.is_empty()) {
-        return Ok(path.into());
-    }
-    match exocell_kernel::status(&layout.kernels())? {
-        KernelStatus::Present(kernel) => Ok(kernel.path),
-        KernelStatus::Absent { path, .. } => Err(CellError::Usage(format!(
-            "the guest kernel {} is missing; run exocell kernel build",
-            path.display()
-        ))),
-    }
 }
 
 fn boot(

@@ -91,6 +91,9 @@ pub struct CellSpec {
     /// What stands between the guest's programs and its kernel.
     #[serde(default)]
     pub intra: exocell_vmm::intra::Intra,
+    /// What runs the guest.
+    #[serde(default)]
+    pub platform: exocell_vmm::platform::PlatformKind,
     /// A file that keeps the private overlay beyond the cell's end, so that another
     /// cell can go on with it; made where it is not there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -222,6 +225,7 @@ impl CellSpec {
             pager: exocell_pager::Mode::default(),
             memory_guarantee: None,
             intra: exocell_vmm::intra::Intra::default(),
+            platform: exocell_vmm::platform::PlatformKind::default(),
             disk: None,
             keeps_disk: false,
             keeps_no_log: false,
@@ -269,6 +273,11 @@ impl CellSpec {
             fills: self.fills.clone(),
             ..Self::idle(self.image_name(), caps.to_string())?
         })
+    }
+
+    /// What runs its guest, if it has one of its own.
+    pub fn guest_platform(&self) -> Option<exocell_vmm::platform::PlatformKind> {
+        (self.strength == Strength::Vm && self.within.is_none()).then_some(self.platform)
     }
 
     /// Whether it can have its restart policy.

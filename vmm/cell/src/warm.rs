@@ -67,7 +67,8 @@ fn shape(
     }
     let parts = serde_json::json!({
         "image": image.id.to_string(),
-        "kernel": plan::kernel(layout)?,
+        "kernel": plan::kernel::path(layout, spec.platform)?,
+        "platform": spec.platform,
         "initramfs": initramfs::prepare(layout)?,
         "read_only": spec.read_only,
         "pager": spec.pager,

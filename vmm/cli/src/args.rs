@@ -271,7 +271,7 @@ pub struct RunArgs {
     /// How a vm cell's memory goes back to the host: credit (page for page as it is freed,
     /// within a credit of this host's), eager (the same without a credit), cold (the same as
     /// eager, and files' pages that nobody reads), off (at the cell's end), or report0 and report9
-    /// (free page reporting, to compare with) [default: credit].
+    /// (free page reporting, to compare with) [default: credit; off on kvm, which has no other].
     #[arg(long, value_name = "MODE")]
     pub pager: Option<exocell_cell::pager::Mode>,
     /// Memory that the cell can have whatever others do, with --pager credit and a budget
@@ -335,8 +335,10 @@ pub struct RunArgs {
     /// The cell's address in its network.
     #[arg(long, value_name = "ADDRESS")]
     pub ip: Option<std::net::Ipv4Addr>,
-    // What docker has and cells have in one way only.
-    #[arg(long, hide = true)]
+    /// What runs a vm cell's guest: para (a process; on every host), kvm (a virtual machine of the
+    /// host's KVM, where that has a processor for it; see exocell kernel build --platform kvm), or
+    /// auto (kvm where it can be, else para) [default: para].
+    #[arg(long, value_name = "PLATFORM")]
     pub platform: Option<String>,
     // For a server that has cells: neither the command nor the cell outlives it.
     #[arg(long, hide = true)]

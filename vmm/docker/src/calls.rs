@@ -273,6 +273,7 @@ fn container(
         pager: exocell_cell::pager::Mode::default(),
         memory_guarantee: None,
         intra: admitted.intra,
+        platform: exocell_cell::platform::PlatformKind::default(),
         publish: admitted.publish,
         within: admitted.within,
         networks: admitted.networks,

@@ -193,6 +193,7 @@ fn spec(server: &Server, note: &Note) -> CellSpec {
         pager: exocell_cell::pager::Mode::default(),
         memory_guarantee: None,
         intra: defaults.intra,
+        platform: exocell_cell::platform::PlatformKind::default(),
         disk: None,
         keeps_disk: false,
         keeps_no_log: false,

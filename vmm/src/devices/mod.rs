@@ -43,6 +43,8 @@ pub use vsock::{StreamName, Successor, VsockConfig, VsockHandle, VsockListener, 
 
 use transport::{CallKind, Device, MemoryFile, Server};
 
+use crate::platform::PlatformKind;
+
 type Subscriber = Box<dyn MutEventSubscriber + Send>;
 
 /// All devices of one cell, before they run.
@@ -85,6 +87,17 @@ impl DeviceLoop {
     /// As of [`DeviceLoop::new`].
     pub fn for_machine(memory: &File) -> Result<Self, DeviceError> {
         Self::with(memory, CallKind::Event)
+    }
+
+    /// The one or the other.
+    ///
+    /// # Errors
+    /// As of [`DeviceLoop::new`].
+    pub fn for_guest_of(platform: PlatformKind, memory: &File) -> Result<Self, DeviceError> {
+        match platform {
+            PlatformKind::Para => Self::new(memory),
+            PlatformKind::Kvm => Self::for_machine(memory),
+        }
     }
 
     fn with(memory: &File, calls: CallKind) -> Result<Self, DeviceError> {

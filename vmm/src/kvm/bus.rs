@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 
 use super::frontend::Served;
 use super::memory::{DEVICE_BYTES, DEVICES};
-use super::mmio::Registers;
+use super::mmio::{Backend, Registers};
 
 /// A serial port (16550) of which there is only the sender: the kernel's first words, until it has
 /// its console.
@@ -27,16 +27,16 @@ pub(super) enum Asked {
 }
 
 /// All that is outside, for all processors.
-pub(super) struct Bus {
-    devices: Vec<Mutex<Registers<Served>>>,
+pub(super) struct Bus<B = Served> {
+    devices: Vec<Mutex<Registers<B>>>,
 }
 
-impl Bus {
-    pub fn new(devices: Vec<Registers<Served>>) -> Self {
+impl<B: Backend> Bus<B> {
+    pub fn new(devices: Vec<Registers<B>>) -> Self {
         Self { devices: devices.into_iter().map(Mutex::new).collect() }
     }
 
-    fn device(&self, address: u64) -> Option<(&Mutex<Registers<Served>>, u64)> {
+    fn device(&self, address: u64) -> Option<(&Mutex<Registers<B>>, u64)> {
         let offset = address.checked_sub(DEVICES)?;
         let number = usize::try_from(offset / DEVICE_BYTES).ok()?;
         Some((self.devices.get(number)?, offset % DEVICE_BYTES))
@@ -81,7 +81,55 @@ pub(super) fn write_port(port: u16, from: &[u8], mut console: impl Write) -> Ask
 
 #[cfg(test)]
 mod tests {
+    use super::super::mmio::Queue;
     use super::*;
+
+    struct Nothing;
+
+    impl Backend for Nothing {
+        fn features(&self) -> u64 {
+            0
+        }
+
+        fn config(&self) -> &[u8] {
+            &[7]
+        }
+
+        fn queues(&self) -> usize {
+            1
+        }
+
+        fn start(&mut self, _: u64, _: &[(usize, Queue)]) -> Result<(), vhost::Error> {
+            Ok(())
+        }
+
+        fn stop(&mut self, _: &[(usize, Queue)]) -> Result<(), vhost::Error> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_device_is_in_its_page_and_nothing_is_beside_the_devices() {
+        let device = |id| Registers::new(Nothing, id, 8);
+        let bus = Bus::new(vec![device(2), device(4)]);
+        let read = |address| {
+            let mut bytes = [0; 4];
+            bus.read(address, &mut bytes);
+            u32::from_le_bytes(bytes)
+        };
+        let second = DEVICES + DEVICE_BYTES;
+        assert_eq!([DEVICES + 8, second + 8].map(read), [2, 4]);
+        assert_eq!(read(second + DEVICE_BYTES - 4), 0, "its configuration has ended");
+        for nowhere in [0, DEVICES - 4, second + DEVICE_BYTES, u64::MAX] {
+            assert_eq!(read(nowhere), u32::MAX);
+            bus.write(nowhere, &[1, 2, 3, 4, 5, 6, 7, 8]);
+        }
+        // Any number of bytes, anywhere in a page.
+        for length in 0..=8 {
+            bus.write(second + 0xfff, &[0xff; 8][..length]);
+            bus.read(second + 0xfff, &mut [0; 8][..length]);
+        }
+    }
 
     #[test]
     fn words_are_written_and_the_end_is_heard() {

@@ -2,9 +2,8 @@
 //!
 //! # What a guest is told of its processor
 //! All that KVM offers (KVM_GET_SUPPORTED_CPUID), less what is listed in [`POLICY`], each with its
-//! reason. Registers of the model (MSRs) are KVM's: one that KVM does not know is a fault in the
-//! guest (#GP), none is asked of this process, and those that KVM passes to the hardware are those
-//! of the features that the guest is told of.
+//! reason. Which registers of the model (MSRs) it reaches is a list of its own (msr.rs); none is asked
+//! of this process.
 
 use kvm_bindings::{CpuId, KVM_MAX_CPUID_ENTRIES, kvm_cpuid_entry2, kvm_regs, kvm_segment};
 use kvm_ioctls::{Kvm, VcpuFd};

@@ -233,6 +233,8 @@ mod tests {
         started: Vec<(u64, Vec<(usize, Queue)>)>,
         stopped: usize,
         refuses: bool,
+        /// Started, and not stopped since.
+        serves: bool,
     }
 
     impl Backend for Noted {
@@ -249,12 +251,15 @@ mod tests {
         }
 
         fn start(&mut self, features: u64, queues: &[(usize, Queue)]) -> Result<(), vhost::Error> {
+            assert!(!self.serves, "started twice");
             self.started.push((features, queues.to_vec()));
+            self.serves = !self.refuses;
             if self.refuses { Err(vhost::Error::InvalidOperation) } else { Ok(()) }
         }
 
         fn stop(&mut self, _: &[(usize, Queue)]) -> Result<(), vhost::Error> {
-            self.stopped += 1;
+            assert!(self.serves, "stopped, and did not serve");
+            (self.stopped, self.serves) = (self.stopped + 1, false);
             Ok(())
         }
     }
@@ -335,6 +340,64 @@ mod tests {
         registers.backend.refuses = true;
         drive(&mut registers, VERSION_1);
         assert_eq!(read(&registers, at::STATUS), 3 | FEATURES_OK | NEEDS_RESET);
+    }
+
+    /// A guest that keeps to no order: the back end is told of nothing that was not offered, and
+    /// never twice.
+    #[test]
+    fn whatever_a_guest_writes_the_back_end_gets_what_it_offered() {
+        // An xorshift generator; each run is the same.
+        let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+        let mut random = move || {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            state
+        };
+        let mut registers = registers();
+        // What starts a device, and all around it.
+        let places = [
+            at::FEATURES_SELECT,
+            at::DRIVER,
+            at::DRIVER_SELECT,
+            at::QUEUE_SELECT,
+            at::QUEUE_SIZE,
+            at::QUEUE_READY,
+            at::STATUS,
+            at::DESCRIPTORS,
+            at::AVAILABLE + 4,
+            at::USED,
+        ];
+        let done = 3 | FEATURES_OK | DRIVER_OK;
+        let values = [0, 1, 1, 2, 3, 5, 64, 256, 3 | FEATURES_OK, done, done, 0xffff, u32::MAX];
+        for step in 0..200_000 {
+            registers.backend.refuses = random() % 7 == 0;
+            let (place, value) = (random() as usize % places.len(), random() as usize);
+            let noise = if random() % 8 == 0 { random() as u32 & 0xf } else { 0 };
+            let value = values[value % values.len()] | noise;
+            write(&mut registers, places[place], value);
+            if step % 16 == 0 {
+                let bytes = random().to_le_bytes();
+                let length = random() as usize % 9;
+                registers.write(random() % (2 * DEVICE_BYTES), &bytes[..length]);
+                let mut read = [0; 8];
+                registers.read(random(), &mut read[..length]);
+            }
+            // One in order now and then, or little would ever be started.
+            if step % 1000 == 0 {
+                registers.backend.refuses = false;
+                drive(&mut registers, VERSION_1);
+            }
+        }
+        let backend = &registers.backend;
+        assert!(backend.started.len() > 200 && backend.stopped > 100, "{}", backend.stopped);
+        for (features, queues) in &backend.started {
+            assert_eq!(features & !backend.features(), 0);
+            assert_ne!(features & VERSION_1, 0);
+            for (index, queue) in queues {
+                assert!(*index < backend.queues() && queue.size <= 256 && queue.ready);
+            }
+        }
     }
 
     #[test]

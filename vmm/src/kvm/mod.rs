@@ -10,9 +10,9 @@
 //! (`ThreadClass::Machine`) has one ioctl: KVM_RUN. A pause is a stop of the process, and a forced
 //! end its death, as for every guest.
 //!
-//! Not here yet: cells (no plan asks for this platform), the Pager and its credit, snapshots. The
-//! process begins as a copy of its caller, whose memory it keeps: a caller that holds secrets wants
-//! a program of its own for it first.
+//! Not here yet: the Pager and its credit, snapshots. The process begins as a copy of its caller,
+//! whose memory it keeps: a caller that holds secrets wants a program of its own for it first, and
+//! cells with secrets are refused.
 
 mod boot;
 mod bus;
@@ -22,6 +22,7 @@ mod frontend;
 mod memory;
 mod mmio;
 mod mptable;
+mod msr;
 mod vcpu;
 
 use std::convert::Infallible;
@@ -38,20 +39,21 @@ pub use error::KvmError;
 use crate::intra::Intra;
 use crate::jail::{self, ThreadClass};
 use crate::platform::{
-    COMMON_ARGUMENTS, GuestKernel, GuestKernelError, INITRAMFS_FILE, KERNEL_FILE, Platform, call,
-    close_all_but, jail_file,
+    COMMON_ARGUMENTS, GuestKernel, GuestKernelError, INITRAMFS_FILE, KERNEL_FILE, Platform,
+    PlatformKind, call, close_all_but, jail_file,
 };
 
 /// The version of the interface; it has been this one since 2007.
 const VERSION: i32 = 12;
 /// What has to be there.
-const NEEDED: [(Cap, &str); 6] = [
+const NEEDED: [(Cap, &str); 7] = [
     (Cap::UserMemory, "memory slots"),
     (Cap::Irqchip, "interrupt controllers"),
     (Cap::Pit2, "a timer"),
     (Cap::Ioeventfd, "doorbells (ioeventfd)"),
     (Cap::Irqfd, "interrupts by events (irqfd)"),
     (Cap::ExtCpuid, "a processor's features"),
+    (Cap::X86MsrFilter, "a filter of a processor's registers (Linux 5.10)"),
 ];
 
 /// Runs guests by the host's KVM.
@@ -119,6 +121,7 @@ impl KvmPlatform {
         vm.create_irq_chip().map_err(KvmError::call("KVM_CREATE_IRQCHIP"))?;
         let timer = kvm_pit_config { flags: KVM_PIT_SPEAKER_DUMMY, ..kvm_pit_config::default() };
         vm.create_pit2(timer).map_err(KvmError::call("KVM_CREATE_PIT2"))?;
+        msr::filter(&vm)?;
         let vcpus = u8::try_from(guest.vcpus).unwrap_or(u8::MAX);
         let (mut kernel, initramfs) = (jail_file(KERNEL_FILE)?, jail_file(INITRAMFS_FILE)?);
         let entry = boot::load(&memory, &mut kernel, &initramfs, &arguments(guest), vcpus)?;
@@ -146,6 +149,10 @@ impl KvmPlatform {
 }
 
 impl Platform for KvmPlatform {
+    fn kind(&self) -> PlatformKind {
+        PlatformKind::Kvm
+    }
+
     fn become_guest(&self, guest: &GuestKernel<'_>) -> GuestKernelError {
         match self.run(guest) {
             Ok(never) => match never {},

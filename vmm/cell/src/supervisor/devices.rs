@@ -14,6 +14,7 @@ use exocell_vmm::devices::{
     VsockHandle, VsockListener, Windows,
 };
 use exocell_vmm::jail::{self, ThreadClass};
+use exocell_vmm::platform::PlatformKind;
 
 use super::console::ConsoleLog;
 use super::thread;
@@ -55,11 +56,11 @@ fn failed(error: DeviceError) -> CellError {
 }
 
 impl Devices {
-    /// Serves `planned`, each on its socket, to the guest whose memory is `memory`. Its init says
-    /// hello by a stream, one of at most `streams_max`.
+    /// Serves `planned`, each on its socket, to the guest of `platform` whose memory is `memory`.
+    /// Its init says hello by a stream, one of at most `streams_max`.
     pub fn start(
         planned: Vec<(Device, UnixListener)>,
-        memory: &File,
+        (platform, memory): (PlatformKind, &File),
         console: ConsoleLog,
         hello: Sender<UnixStream>,
         streams_max: usize,
@@ -68,7 +69,7 @@ impl Devices {
             let _ = hello.send(stream);
         });
         let (mut console, mut greeted) = (Some(console), Some(greeted));
-        let mut device_loop = DeviceLoop::new(memory).map_err(failed)?;
+        let mut device_loop = DeviceLoop::for_guest_of(platform, memory).map_err(failed)?;
         let (mut blocks, mut folders, mut counted) = (Vec::new(), Vec::new(), Counted::new());
         let (mut vsock, mut network, mut disk, mut windows) = (None, None, None, None);
         for (device, listener) in planned {
@@ -130,30 +131,30 @@ impl Devices {
 pub(super) fn start_network(
     network: network::Network,
     listener: UnixListener,
-    memory: &File,
+    guest: (PlatformKind, &File),
 ) -> Result<(network::Control, network::Written, Arc<dyn Metrics>), CellError> {
     let (config, control, decisions) = network.link()?;
-    Ok((control, decisions, serve_network(config, listener, memory)?))
+    Ok((control, decisions, serve_network(config, listener, guest)?))
 }
 
 /// The same for a device that is plugged into a network of the host's later.
 pub(super) fn start_plug(
     link: PlugLink,
     listener: UnixListener,
-    memory: &File,
+    guest: (PlatformKind, &File),
 ) -> Result<Arc<dyn Metrics>, CellError> {
     let config = NetConfig { link: Box::new(link), mtu: link::MTU, leaves_checksums: false };
-    serve_network(config, listener, memory)
+    serve_network(config, listener, guest)
 }
 
 fn serve_network(
     config: NetConfig,
     listener: UnixListener,
-    memory: &File,
+    (platform, memory): (PlatformKind, &File),
 ) -> Result<Arc<dyn Metrics>, CellError> {
     let failed =
         |error: DeviceError| CellError::Guest(format!("its network device cannot start: {error}"));
-    let mut device_loop = DeviceLoop::new(memory).map_err(failed)?;
+    let mut device_loop = DeviceLoop::for_guest_of(platform, memory).map_err(failed)?;
     let counted = device_loop.add_net(listener, config).map_err(failed)?;
     thread("network", move || {
         if jail::restrict_calls(ThreadClass::Network).is_ok() {

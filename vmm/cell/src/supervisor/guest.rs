@@ -27,8 +27,7 @@ use exocell_vmm::devices::vsock::CONNECTIONS_MAX;
 use exocell_vmm::devices::{BlockMetrics, VsockHandle, Windows};
 use exocell_vmm::jail::{self, Group, IdentityMap, JailRoot, ThreadClass};
 use exocell_vmm::limits::Limits;
-use exocell_vmm::para::Para;
-use exocell_vmm::platform::{GuestKernel, INITRAMFS_FILE, KERNEL_FILE, Platform};
+use exocell_vmm::platform::{GuestKernel, INITRAMFS_FILE, KERNEL_FILE};
 use exocell_xgate::{Capability, Kind as CapabilityKind, Quota, Scope, Table};
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{ForkResult, Pid};
@@ -308,22 +307,23 @@ pub(crate) fn start(
     let (hello, hellos) = channel();
     let planned = plan.devices.into_iter().zip(listeners).collect();
     let streams_max = CONNECTIONS_MAX + plan.sockets.len() * (sockets::CONNECTIONS_MAX + 1);
-    let devices = Devices::start(planned, plan.memory.file(), console.clone(), hello, streams_max)?;
+    let served = (plan.platform.kind(), plan.memory.file());
+    let devices = Devices::start(planned, served, console.clone(), hello, streams_max)?;
     let doors = plan.sockets.into_iter().map(Socket::hand_over).collect::<Result<Vec<_>, _>>()?;
     let sockets = doors.into_iter().map(Served::new).collect();
     let folders = grant(inheritance, devices.folders, sockets)?;
     let mut counted = devices.counted;
     let (mut plug, mut started) = (None, None);
     if let Some(listener) = devices.network {
-        let (device, memory) = ("network".to_owned(), plan.memory.file());
+        let device = "network".to_owned();
         if let Some(network) = network {
-            let (control, decisions, counts) = devices::start_network(network, listener, memory)?;
+            let (control, decisions, counts) = devices::start_network(network, listener, served)?;
             counted.push((device, counts));
             started = Some((control, decisions));
         } else {
             let (own, link) =
                 Plug::pair().map_err(CellError::host("cannot make a link to plug in"))?;
-            counted.push((device, devices::start_plug(link, listener, memory)?));
+            counted.push((device, devices::start_plug(link, listener, served)?));
             plug = Some(own);
         }
     }
@@ -418,7 +418,7 @@ fn fork_kernel(
     match jail::fork_into(kernel.group) {
         Ok(ForkResult::Parent { child }) => Ok(child),
         Ok(ForkResult::Child) => {
-            let error = Para.become_guest(&kernel);
+            let error = plan.platform.become_guest(&kernel);
             let mut console = File::from(match console.try_clone() {
                 Ok(console) => console,
                 Err(_) => std::process::exit(125),

@@ -9,6 +9,7 @@ use exocell_cell::images::Store;
 use exocell_cell::limits::Limits;
 use exocell_cell::network::Publish;
 use exocell_cell::networks::Networks;
+use exocell_cell::platform::PlatformKind;
 use exocell_cell::policy::Policy;
 use exocell_cell::settings::Settings;
 use exocell_cell::signal::Signal;
@@ -38,6 +39,8 @@ struct PsRow<'a> {
     /// As it was given; the image's own where there is none.
     command: Vec<&'a str>,
     strength: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    platform: Option<PlatformKind>,
     state: State,
     paused: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -299,6 +302,7 @@ fn ps_row<'a>(record: &'a Record, spec: &'a CellSpec, status: &Status) -> PsRow<
         command: command(spec),
         ports: ports(spec),
         strength: spec.strength.to_string(),
+        platform: spec.guest_platform(),
         state: status.state,
         paused: is_paused(record, status),
         health: health(record, status),
@@ -351,6 +355,8 @@ struct Inspected {
     name: String,
     state: State,
     strength: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    platform: Option<PlatformKind>,
     supervisor_pid: Option<i32>,
     guest_kernel_pid: Option<i32>,
     exit_code: Option<u8>,
@@ -379,6 +385,7 @@ pub fn inspect(layout: &Layout, args: &InspectArgs) -> Result<u8, CellError> {
             name: spec.name.clone(),
             state: status.state,
             strength: spec.strength.to_string(),
+            platform: spec.guest_platform(),
             supervisor_pid: alive.then_some(status.supervisor_pid),
             guest_kernel_pid: kernel
                 .then(|| processes::host_pid(status.supervisor_pid, status.guest_kernel_inner_pid))

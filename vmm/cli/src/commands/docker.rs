@@ -4,18 +4,32 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use exocell_cell::granted::{Links, TEXT_BYTES_MAX};
+use exocell_cell::platform::PlatformKind;
 use exocell_cell::{CellError, Layout};
 
 use crate::args::RunArgs;
 
-/// Refuses what can only be taken as it is without.
-pub fn check(args: &RunArgs) -> Result<(), CellError> {
-    let refused = |flag: &str, value: &str, words: &str| {
-        Err(CellError::Usage(format!("{flag} {value} is not there: {words}")))
-    };
+/// What a command names of the platforms of cells.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Named {
+    Nothing,
+    Platform(PlatformKind),
+    Auto,
+}
+
+/// What `--platform` says. In docker's words it is that of an image, and cells run one.
+///
+/// # Errors
+/// It is neither.
+pub fn platform(args: &RunArgs) -> Result<Named, CellError> {
     match args.platform.as_deref() {
-        None | Some("linux/amd64" | "linux/x86_64" | "linux") => Ok(()),
-        Some(other) => refused("--platform", other, "cells run linux/amd64"),
+        None | Some("linux/amd64" | "linux/x86_64" | "linux") => Ok(Named::Nothing),
+        Some("auto") => Ok(Named::Auto),
+        Some(other) => other.parse().map(Named::Platform).map_err(|_| {
+            CellError::Usage(format!(
+                "--platform {other} is not there: cells run linux/amd64, on para or kvm (or auto)"
+            ))
+        }),
     }
 }
 

@@ -121,6 +121,9 @@ fn cell(spec: &CellSpec, status: &Status, row: Row) -> Cell {
         escaped(&spec.image),
         escaped(&row.strength),
     );
+    if let Some(platform) = row.platform {
+        let _ = write!(labels, ",platform=\"{platform}\"");
+    }
     // As cAdvisor names them under Kubernetes; a pod's cell has those of all of its containers.
     if let (Some(namespace), Some(id)) =
         (spec.labels.get("containerd.namespace"), spec.labels.get("containerd.id"))

@@ -15,8 +15,11 @@ use exocell_cell::intra::Intra;
 use exocell_cell::isolate::IsolatePlan;
 use exocell_cell::launch::{self, Launched, Request, Workload};
 use exocell_cell::network::{Publish, authority_environment};
+use exocell_cell::pager::Mode;
 use exocell_cell::parent::Parent;
 use exocell_cell::plan;
+use exocell_cell::plan::kernel::{Wishes, automatic};
+use exocell_cell::platform::PlatformKind;
 use exocell_cell::secrets::Secret;
 use exocell_cell::settings::{Node, Settings, Tmpfs, Ulimit};
 use exocell_cell::signal::Signal;
@@ -29,6 +32,7 @@ use nix::sys::prctl::set_pdeathsig;
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::Pid;
 
+use super::docker::Named;
 use super::{again, docker, image, mount, network, srt};
 use crate::args::{HealthArgs, LogDriver, ProcessArgs, RunArgs, SettingsArgs, StrengthArg};
 use crate::session::{self, Manner, Outcome, SendSignal, Signalled};
@@ -41,7 +45,8 @@ pub fn run(layout: &Layout, mut args: RunArgs) -> Result<u8, CellError> {
         set_pdeathsig(nix::sys::signal::Signal::SIGKILL)
             .map_err(|errno| CellError::host("cannot be tied to who runs this")(errno.into()))?;
     }
-    docker::check(&args)?;
+    // What is wrong with it is said before an image is pulled.
+    docker::platform(&args)?;
     srt::apply(layout, &mut args)?;
     image::pull_as_told(layout, &args.image, args.pull)?;
     exocell_docker::sweep_volumes(layout);
@@ -470,6 +475,7 @@ pub(super) fn spec(
     secrets: &[Secret],
     id: &str,
 ) -> Result<CellSpec, CellError> {
+    let named = docker::platform(&args)?;
     let strength = match args.strength {
         Some(StrengthArg::Vm) => Strength::Vm,
         Some(StrengthArg::Isolate) => Strength::Isolate,
@@ -503,7 +509,10 @@ pub(super) fn spec(
     env.extend(secrets.iter().map(|own| format!("{}={}", own.name, own.placeholder)));
     let mut publish = publishes(&args.publish)?;
     Publish::number_all(&mut publish)?;
-    let guests = args.intra.is_some() || args.pager.is_some() || args.memory_guarantee.is_some();
+    let guests = args.intra.is_some()
+        || args.pager.is_some()
+        || args.memory_guarantee.is_some()
+        || named != Named::Nothing;
     let within = network::within(&args.network)?;
     let within = within.map(|cell| Within {
         cell: cell.to_owned(),
@@ -513,13 +522,14 @@ pub(super) fn spec(
     if within.is_some() && (guests || args.disk.is_some()) {
         return Err(CellError::Usage(
             "--network container: guest and disk are the other cell's; leave out --intra, --pager, \
-             --memory-guarantee and --disk"
+             --memory-guarantee, --platform and --disk"
                 .to_owned(),
         ));
     }
     if strength == Strength::Isolate && guests {
         return Err(CellError::Usage(
-            "an isolate has no guest kernel; leave out --intra, --pager and --memory-guarantee"
+            "an isolate has no guest kernel; leave out --intra, --pager, --platform and \
+             --memory-guarantee"
                 .to_owned(),
         ));
     }
@@ -562,6 +572,15 @@ pub(super) fn spec(
         (None, Strength::Isolate) => Ok(Intra::default()),
     };
     let intra = intra.map_err(CellError::Usage)?;
+    let platform = match named {
+        Named::Nothing => PlatformKind::default(),
+        Named::Platform(platform) => platform,
+        Named::Auto => {
+            let (pager, has_guarantee) = (args.pager, args.memory_guarantee.is_some());
+            let has_secrets = !secrets.is_empty();
+            automatic(layout, Wishes { pager, intra, has_guarantee, has_secrets })
+        }
+    };
     // What a secret was is not written down.
     let keeps_disk = strength == Strength::Vm
         && within.is_none()
@@ -599,9 +618,13 @@ pub(super) fn spec(
         stdin: args.interactive,
         remove: args.rm,
         read_only: args.read_only,
-        pager: args.pager.unwrap_or_default(),
+        pager: args.pager.unwrap_or(match platform {
+            PlatformKind::Para => Mode::default(),
+            PlatformKind::Kvm => Mode::Off,
+        }),
         memory_guarantee: args.memory_guarantee,
         intra,
+        platform,
         publish,
         within,
         networks,

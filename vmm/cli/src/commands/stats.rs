@@ -3,6 +3,7 @@
 
 use exocell_cell::agent::{GuestStats, client};
 use exocell_cell::control::{Client, ControlReply, ControlRequest, Counters};
+use exocell_cell::platform::PlatformKind;
 use exocell_cell::processes::CellUse;
 use exocell_cell::{CellError, Layout, Record, State, Strength};
 use serde::Serialize;
@@ -20,6 +21,8 @@ pub struct Row {
     pub id: String,
     pub name: String,
     pub strength: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub platform: Option<PlatformKind>,
     /// Guest memory the host holds, plus the processes' own.
     pub host_memory_bytes: u64,
     pub host: CellUse,
@@ -98,6 +101,7 @@ pub fn row(layout: &Layout, key: &str) -> Result<Row, CellError> {
     };
     let host = CellUse::of_cell(&record.id, status.supervisor_pid);
     Ok(Row {
+        platform: spec.guest_platform(),
         id: record.id,
         name: spec.name,
         strength: spec.strength.to_string(),

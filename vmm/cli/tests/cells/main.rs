@@ -14,6 +14,7 @@ mod followers;
 mod health;
 mod inside;
 mod kernel_features;
+mod kvm;
 mod lifecycle;
 mod operator;
 mod ordinary_user;

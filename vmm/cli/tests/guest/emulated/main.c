@@ -1,14 +1,16 @@
 /*
  * The first program of the emulated host, and of a guest kernel on it. On the host it
- * starts the guest kernel with the arguments in /command; in the guest it runs
- * what /programs names, one a line. Both end with their machine.
+ * loads what is in /modules and starts the guest kernel with the arguments in /command;
+ * in the guest it runs what /programs names, one a line. Both end with their machine.
  */
+#include <dirent.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mount.h>
 #include <sys/reboot.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/types.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -42,8 +44,31 @@ static void run(char *line)
 		execv(words[0], words);
 		_exit(127);
 	}
-	waitpid(child, &status, 0);
+	/* What others leave behind comes to the first program, too */
+	while (wait(&status) != child)
+		;
 	printf("%s ended with %d\n", words[0], WIFEXITED(status) ? WEXITSTATUS(status) : -1);
+}
+
+/* Loads modules in the order of their names; there are some where a test put them. */
+static void load_modules(void)
+{
+	struct dirent **found;
+	int count = scandir("/modules", &found, NULL, alphasort);
+
+	for (int n = 0; n < count; n++) {
+		const char *name = found[n]->d_name;
+		char path[300];
+		int file;
+
+		if (name[0] == '.')
+			continue;
+		snprintf(path, sizeof(path), "/modules/%s", name);
+		file = open(path, O_RDONLY);
+		if (syscall(SYS_finit_module, file, "", 0) != 0)
+			perror(path);
+		close(file);
+	}
 }
 
 int main(void)
@@ -62,6 +87,7 @@ int main(void)
 	mkdir("/dev/shm", 0777);
 	mount("shm", "/dev/shm", "tmpfs", 0, NULL);
 	mount("tmp", "/tmp", "tmpfs", 0, NULL);
+	load_modules();
 	lines = read_all("/command", text, sizeof(text));
 	if (!lines)
 		lines = read_all("/programs", text, sizeof(text));
