@@ -7,7 +7,7 @@ use std::io::{Seek, Write};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 
 use exocell_images::build::{From, Job, Room, build};
-use exocell_images::{ImageConfig, ImageError, ImportLimits, Silent, Source};
+use exocell_images::{ImageConfig, ImageError, ImportLimits, Note, Silent, Source};
 use support::{Bench, Image, Layer, gzip, zstd};
 use tar::EntryType;
 
@@ -111,7 +111,7 @@ fn a_name_that_would_hide_another_file_is_refused() {
             file
         };
         let job = Job {
-            from: From::Layer(Box::default()),
+            from: From::Layer(Box::default(), Note::default()),
             wanted: None,
             known: Vec::new(),
             limits: ImportLimits::default(),
