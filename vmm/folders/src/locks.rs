@@ -29,7 +29,7 @@ const END_MAX: u64 = i64::MAX as u64;
 #[derive(Clone, Copy, Debug)]
 pub struct Wanted {
     pub handle: u64,
-    owner: u64,
+    pub owner: u64,
     start: u64,
     end: u64,
     kind: u32,
@@ -237,6 +237,11 @@ impl Lockers {
         // Whose it is nobody can say: it may be the host's.
         body.u32(0);
         Ok(())
+    }
+
+    /// Whether `owner` has, or had, locks on a file.
+    pub fn holds(&self, number: u64, owner: u64) -> bool {
+        self.held.contains_key(&(number, owner))
     }
 
     /// Ends the locks of `owner` on a file.

@@ -191,6 +191,32 @@ fn locks_hold_on_the_host_and_end_with_their_holder() {
     assert!(host.try_lock().is_err());
     guest.release(handle).unwrap();
     host.try_lock().unwrap();
+    host.unlock().unwrap();
+    // What a description locked, of which no flush tells, ends with it.
+    let again = guest.open(file.node, libc::O_RDWR).unwrap();
+    assert_eq!(guest.ask(32, file.node, lock(3, libc::F_WRLCK, 0)), Err(Errno::BADF));
+    let lock = |handle, owner| {
+        let lock = Msg::new().u64(handle).u64(owner).u64(0).u64(9).u32(libc::F_WRLCK as u32);
+        lock.u32(0).u32(0).u32(0)
+    };
+    guest.ask(32, file.node, lock(again, 3)).unwrap();
+    let other = guest.open(file.node, libc::O_RDWR).unwrap();
+    assert_eq!(guest.ask(32, file.node, lock(other, 4)), Err(Errno::AGAIN));
+    guest.release(again).unwrap();
+    guest.ask(32, file.node, lock(other, 4)).unwrap();
+}
+
+#[test]
+fn a_file_is_emptied_for_who_only_reads_it() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join("f"), "text").unwrap();
+    let mut guest = mount(dir.path(), RW);
+    let file = guest.find("f").unwrap().node;
+    guest.open(file, libc::O_RDONLY | libc::O_TRUNC).unwrap();
+    assert_eq!(fs::metadata(dir.path().join("f")).unwrap().len(), 0);
+    let mut reader = mount(dir.path(), Rights::READ);
+    let file = reader.find("f").unwrap().node;
+    assert_eq!(reader.open(file, libc::O_RDONLY | libc::O_TRUNC), Err(Errno::ROFS));
 }
 
 #[test]
@@ -354,6 +380,14 @@ fn more_files_are_known_than_are_held() {
 const WATCH: u32 = 8192;
 const EVENTS: u32 = 8193;
 
+/// Runs a program of the host's in `dir`, as one process.
+fn python(dir: &std::path::Path, script: &str) {
+    let script = format!("import os\n{script}");
+    let done =
+        std::process::Command::new("python3").args(["-c", &script]).current_dir(dir).status();
+    assert!(done.unwrap().success());
+}
+
 /// What is told: files, events, names.
 fn told(bytes: &[u8]) -> Vec<(u64, u32, String)> {
     let mut told = Vec::new();
@@ -375,11 +409,11 @@ fn what_others_do_to_files_that_are_watched_is_told() {
     fs::write(dir.path().join("file"), "").unwrap();
     let (mut guest, mut other) = (mount(dir.path(), RW), mount(dir.path(), RW));
     let its_file = other.find("file").unwrap().node;
-    other.ask(WATCH, its_file, Msg::new()).unwrap();
+    other.ask(WATCH, its_file, Msg::new().u64(1)).unwrap();
     let file = guest.find("file").unwrap().node;
-    guest.ask(WATCH, ROOT, Msg::new()).unwrap();
-    guest.ask(WATCH, ROOT, Msg::new()).unwrap();
-    guest.ask(WATCH, file, Msg::new()).unwrap();
+    guest.ask(WATCH, ROOT, Msg::new().u64(1)).unwrap();
+    guest.ask(WATCH, ROOT, Msg::new().u64(0)).unwrap();
+    guest.ask(WATCH, file, Msg::new().u64(0)).unwrap();
     // The server's own process has done that.
     guest.create(ROOT, "own", libc::O_RDWR, 0o640).unwrap();
     assert_eq!(told(&guest.ask(EVENTS, ROOT, Msg::new()).unwrap()), []);
@@ -401,8 +435,10 @@ fn what_others_do_to_files_that_are_watched_is_told() {
     has(event(ROOT, libc::FAN_CREATE, "f"));
     has(event(ROOT, libc::FAN_CLOSE_WRITE, "f"));
     has(event(ROOT, libc::FAN_MODIFY, "file"));
-    has(event(ROOT, libc::FAN_MOVED_FROM, "f"));
-    has(event(ROOT, libc::FAN_MOVED_TO, "g"));
+    // Both names of a rename follow one another, and say so.
+    let from = event(ROOT, libc::FAN_MOVED_FROM | 1, "f");
+    let at = all.iter().position(|heard| *heard == from).expect("it moved");
+    assert_eq!(all[at + 1], event(ROOT, libc::FAN_MOVED_TO | 1, "g"));
     has(event(ROOT, libc::FAN_DELETE | libc::FAN_ONDIR, "d"));
     // What both are told of is told once: the guest's kernel tells who watches the file.
     assert!(all.iter().all(|(number, ..)| *number == ROOT), "{all:?}");
@@ -414,4 +450,42 @@ fn what_others_do_to_files_that_are_watched_is_told() {
     fs::write(dir.path().join("file"), "again").unwrap();
     let after = told(&guest.ask(EVENTS, ROOT, Msg::new()).unwrap());
     assert!(after.iter().all(|(number, ..)| *number == ROOT), "{after:?}");
+}
+
+#[test]
+fn what_the_host_tells_at_once_is_told_as_it_ends() {
+    let dir = tempfile::tempdir().unwrap();
+    for name in ["again", "self"] {
+        fs::write(dir.path().join(name), "").unwrap();
+    }
+    let mut guest = mount(dir.path(), RW);
+    let gone = guest.find("self").unwrap().node;
+    guest.ask(WATCH, ROOT, Msg::new().u64(1)).unwrap();
+    guest.ask(WATCH, gone, Msg::new().u64(0)).unwrap();
+    let events = |guest: &mut common::Guest| told(&guest.ask(EVENTS, ROOT, Msg::new()).unwrap());
+    let event = |number, event: u64, name: &str| (number, event as u32, name.to_owned());
+    // The guest's own changes, more than are read at once, do not keep others' back.
+    for number in 0..300 {
+        let (_, handle) = guest.create(ROOT, &format!("own{number}"), libc::O_RDWR, 0o600).unwrap();
+        guest.release(handle).unwrap();
+    }
+    python(dir.path(), "os.unlink('again'); open('again', 'w').close()");
+    let heard = events(&mut guest);
+    assert_eq!(heard[0], event(ROOT, libc::FAN_DELETE, "again"), "{heard:?}");
+    assert_eq!(heard[1], event(ROOT, libc::FAN_CREATE, "again"), "{heard:?}");
+    python(dir.path(), "open('new', 'w').close(); os.unlink('new')");
+    let heard = events(&mut guest);
+    assert_eq!(heard[0], event(ROOT, libc::FAN_CREATE, "new"), "{heard:?}");
+    // The host has merged these two. What it tells of the file is told for a name that is gone.
+    assert_eq!(heard[1], event(ROOT, libc::FAN_DELETE, "new"), "{heard:?}");
+    // There and back are two renames.
+    python(dir.path(), "os.rename('again', 'x'); os.rename('x', 'again')");
+    let names: Vec<_> = events(&mut guest).into_iter().map(|(_, _, name)| name).collect();
+    assert_eq!(names, ["again", "x", "x", "again"]);
+    python(dir.path(), "os.unlink('self')");
+    assert!(events(&mut guest).contains(&event(gone, libc::FAN_DELETE_SELF, "")));
+    // What happened while nobody watched is nobody's.
+    python(dir.path(), "open('unheard', 'w').close()");
+    guest.ask(WATCH, ROOT, Msg::new().u64(1)).unwrap();
+    assert_eq!(events(&mut guest), []);
 }

@@ -43,13 +43,17 @@ pub struct Handle {
     plain: Option<OwnedFd>,
     /// File capabilities of the guest's, which end with the first change.
     has_capabilities: bool,
+    /// Who locked bytes through it.
+    lockers: Vec<u64>,
 }
 
 impl Handle {
     /// Of the file `ident`, which the guest knows as `node`.
     fn new(file: OwnedFd, (node, ident): (u64, Ident), flags: u32) -> Self {
         let file = Arc::new(file);
-        Self { file, node, ident, flags, position: None, plain: None, has_capabilities: false }
+        let lockers = Vec::new();
+        let (position, plain, has_capabilities) = (None, None, false);
+        Self { file, node, ident, flags, position, plain, has_capabilities, lockers }
     }
 
     /// What writing goes to, of pages of a mapping or not.
@@ -103,14 +107,21 @@ impl Server {
         let file = self.open_node(node, host_flags(flags)?)?;
         let mut handle = Handle::new(file, (number, ident), flags);
         let writes = flags & ACCESS != 0;
-        if writes {
+        if writes || flags & TRUNCATE != 0 {
             handle.has_capabilities = self.has_capabilities(&handle.file);
         }
         let mut stat = rustix::fs::fstat(&handle.file)?;
         let kept = self.nodes.get(number)?.cached == Some(Content::of(&stat));
         if flags & TRUNCATE != 0 {
             self.drop_capabilities(&mut handle);
-            rustix::fs::ftruncate(&handle.file, 0)?;
+            match writes {
+                true => rustix::fs::ftruncate(&handle.file, 0)?,
+                // Emptied for who only reads it.
+                false => {
+                    let writer = self.open_node(self.nodes.get(number)?, OFlags::WRONLY)?;
+                    rustix::fs::ftruncate(&writer, 0)?;
+                }
+            }
             let after = rustix::fs::fstat(&handle.file)?;
             self.quota.changed(&stat, &after);
             stat = after;
@@ -300,6 +311,11 @@ impl Server {
 
     pub(super) fn release(&mut self, number: u64) -> Result<(), Errno> {
         let handle = self.handles.remove(number).ok_or(Errno::BADF)?;
+        // Locks of a description of the guest's (F_OFD_SETLK) end with it, and no flush tells of
+        // that. Those of its processes have ended by then, as each has closed the file.
+        for owner in &handle.lockers {
+            self.lockers.release(handle.node, *owner);
+        }
         if let Ok(node) = self.nodes.get_mut(handle.node) {
             node.opens = node.opens.saturating_sub(1);
         }
@@ -391,7 +407,16 @@ impl Server {
         }
         let (node, writes) = (self.nodes.get(number)?, self.rights.write);
         self.check_lockable(node)?;
-        self.lockers.set(&self.descriptors, number, node, &wanted, writes)
+        self.lockers.set(&self.descriptors, number, node, &wanted, writes)?;
+        let Self { handles, lockers, .. } = self;
+        if let Some(handle) = handles.get_mut(wanted.handle)
+            && handle.node == number
+            && !handle.lockers.contains(&wanted.owner)
+        {
+            handle.lockers.retain(|owner| lockers.holds(number, *owner));
+            handle.lockers.push(wanted.owner);
+        }
+        Ok(())
     }
 
     pub(super) fn getlk(&mut self, number: u64, fields: &mut Fields<'_>) -> Result<(), Errno> {

@@ -18,7 +18,7 @@ use crate::nodes::{Content, Forgotten, Node, Nodes, ROOT};
 use crate::owners::{Owner, Owners};
 use crate::quota::Quota;
 use crate::table::Table;
-use crate::watches::Watches;
+use crate::watches::{Sight, Watches};
 use crate::wire::{Body, Fields, Head, REPLY_HEAD_LEN, REQUEST_HEAD_LEN, opcode};
 use crate::{Exchange, FILE_NAME, Folder, FolderError, Metrics, Rights, What};
 
@@ -87,6 +87,17 @@ pub struct Server {
     entries: Vec<std::mem::MaybeUninit<u8>>,
 }
 
+impl Sight for Nodes {
+    fn has(&self, directory: u64, name: &[u8]) -> bool {
+        self.dir(directory).is_ok_and(|dir| host::look(&dir.fd, name).is_ok())
+    }
+
+    fn is_gone(&self, file: u64) -> bool {
+        let stat = self.get(file).and_then(|node| rustix::fs::fstat(&node.fd));
+        stat.is_ok_and(|stat| stat.st_nlink == 0)
+    }
+}
+
 /// Whether the guest holds the file, by whatever.
 fn is_held(nodes: &Nodes, handles: &Table<Handle>, ident: Ident) -> bool {
     let is_it = |own: Ident| own == ident || own == ident.other();
@@ -131,7 +142,7 @@ impl Server {
             nodes: Nodes::new(Node::new(dir, &stat), &limits).map_err(broken)?,
             handles: Table::new(limits.opened_max),
             lockers: Lockers::new(&limits),
-            watches: Watches::default(),
+            watches: Watches::new(limits.held_max),
             quota: Quota::new(&limits),
             metrics,
             ended: false,
@@ -319,9 +330,10 @@ impl Server {
             opcode::REMOVEXATTR => self.removexattr(node, fields),
             opcode::GETLK => self.getlk(node, fields),
             opcode::SETLK | opcode::SETLKW => self.setlk(node, fields),
-            opcode::WATCH => self.watch(node),
+            opcode::WATCH => self.watch(node, fields.u64()?),
             opcode::EVENTS => {
-                self.watches.tell(&mut self.body, exchange.room());
+                let Self { nodes, watches, body, .. } = self;
+                watches.tell(nodes, body, exchange.room());
                 Ok(())
             }
             opcode::INTERRUPT | opcode::DESTROY => Ok(()),
@@ -452,14 +464,14 @@ impl Server {
     }
 
     /// From now on the guest may hear what others do to the file, which stays held.
-    fn watch(&mut self, number: u64) -> Result<(), Errno> {
+    fn watch(&mut self, number: u64, flags: u64) -> Result<(), Errno> {
         let Self { nodes, watches, descriptors, .. } = self;
         let node = nodes.get_mut(number)?;
         match node.kind {
             FileType::RegularFile | FileType::Directory => {}
             _ => return Ok(()),
         }
-        if watches.add(descriptors, number, &node.fd)? {
+        if watches.add(descriptors, number, &node.fd, node.is_dir(), flags)? {
             node.opens += 1;
         }
         Ok(())
@@ -471,7 +483,7 @@ impl Server {
             Forgotten::Parked => self.lockers.forget(number),
             Forgotten::LetGo(node) => {
                 self.lockers.forget(number);
-                self.watches.forget(&self.descriptors, number, &node.fd);
+                self.watches.forget(&self.descriptors, number, &node.fd, node.is_dir());
                 self.let_go(&node.fd, node.ident);
             }
         }
