@@ -113,8 +113,10 @@ async fn exchange(
     mask: Option<HeaderValue>,
     work: &Arc<Work>,
 ) -> Result<Response> {
-    let (mut sender, connection) =
-        hyper::client::conn::http1::handshake(TokioIo::new(line)).await.map_err(broken)?;
+    // Names of headers as most clients write them: not all programs know that case is nothing.
+    let mut how = hyper::client::conn::http1::Builder::new();
+    let how = how.title_case_headers(true);
+    let (mut sender, connection) = how.handshake(TokioIo::new(line)).await.map_err(broken)?;
     // It ends with this, wherever it is by then.
     let mut driver = JoinSet::new();
     driver.spawn(async move {

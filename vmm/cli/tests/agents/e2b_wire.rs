@@ -9,14 +9,14 @@ use crate::common::e2b::Server;
 
 /// A web server that answers with the name that it was called by.
 const NAMED: &str = r#"
-import http.server
+import http.server, os
 class Named(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         self.send_response(200)
         self.end_headers()
-        self.wfile.write(("called " + self.headers["Host"] + ".\n").encode())
+        self.wfile.write(("called " + dict(self.headers.items())["Host"] + ".\n").encode())
 server = http.server.HTTPServer(("", 8000), Named)
-print("up", flush=True)
+os.write(1, b"up\n")
 server.serve_forever()
 "#;
 
