@@ -362,7 +362,8 @@ dd if=/dev/zero of=/var/big bs=1M count=16 conv=fsync 2> /dev/null
 sync; echo 3 > /proc/sys/vm/drop_caches
 cat /var/big > /dev/null; rm /var/big; sync
 python3 - <<'PYTHON'
-import mmap, os, signal, threading, time
+import ctypes, mmap, os, signal, threading, time
+libc = ctypes.CDLL(None); assert libc.inotify_add_watch(libc.inotify_init1(0), b'/shared', 0xfce) > 0; time.sleep(0.3)
 threads = [threading.Thread(target=lambda: sum(range(10000))) for _ in range(4)]
 [thread.start() for thread in threads]; [thread.join() for thread in threads]
 area = mmap.mmap(-1, 8 << 20); area[:] = b'x' * len(area); area.close()

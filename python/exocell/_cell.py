@@ -335,10 +335,10 @@ class Cell:
     async def remove(self) -> bool:
         """Ends it, and all in it. False when it had ended."""
         try:
-            await command("rm", "--force", self.id)
+            # The command says what it removed; of nothing it says nothing.
+            return bool(await command("rm", "--force", self.id))
         except NotFoundException:
             return False
-        return True
 
     async def kill(self, pid: int) -> None:
         """Kills the process group that ``pid`` leads."""

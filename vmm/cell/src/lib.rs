@@ -16,6 +16,7 @@ pub mod compile;
 pub mod compose;
 pub mod control;
 mod descriptors;
+mod device_rule;
 mod disk;
 pub mod end;
 pub mod engine;

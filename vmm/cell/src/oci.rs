@@ -16,12 +16,13 @@ use std::collections::BTreeMap;
 use exocell_agent::TtySize;
 use exocell_agent::oci::{
     ANNOTATION_GROUPS, ANNOTATION_INIT, ANNOTATION_USER, CAPABILITIES as EVERY, Capabilities,
-    ConsoleSize, Cpu, Device, DeviceKind, DeviceKinds, DeviceRule, Linux, Memory, Mount, Namespace,
+    ConsoleSize, Cpu, Device, DeviceKind, DeviceRule, Linux, Memory, Mount, Namespace,
     NamespaceKind, Pids, Process, Resources, Rlimit, Root, Spec, User,
 };
 use exocell_xgate::CapabilitySet;
 
 use crate::CellError;
+use crate::device_rule::device_rule;
 use crate::settings::{CPU_PERIOD_US, LOOPS, Node, Settings, Tmpfs, Ulimit};
 
 /// The version of the runtime specification that is made.
@@ -296,33 +297,6 @@ fn rules(settings: &Settings) -> Vec<DeviceRule> {
     nodes(settings).into_iter().map(one).chain(more).collect()
 }
 
-/// `TYPE MAJOR:MINOR ACCESS`, like `c 10:* rwm`: devices of the guest's kernel.
-///
-/// # Errors
-/// It is no such line.
-pub fn device_rule(line: &str) -> Result<DeviceRule, String> {
-    let wrong = || format!("invalid device cgroup format '{line}'; write 'c 10:200 rwm'");
-    let words: Vec<&str> = line.split(' ').collect();
-    let [kind, numbers, access] = words.as_slice() else { return Err(wrong()) };
-    let kind = match *kind {
-        "a" => DeviceKinds::All,
-        "b" => DeviceKinds::Block,
-        "c" => DeviceKinds::Character,
-        _ => return Err(wrong()),
-    };
-    let number = |text: &str| match text {
-        "*" => Ok(None),
-        text => text.parse::<u32>().map(|number| Some(i64::from(number))).map_err(|_| wrong()),
-    };
-    let (major, minor) = numbers.split_once(':').ok_or_else(wrong)?;
-    let (major, minor) = (number(major)?, number(minor)?);
-    let is_access = (1..=3).contains(&access.len()) && access.chars().all(|c| "rwm".contains(c));
-    match is_access {
-        true => Ok(DeviceRule { allow: true, kind, major, minor, access: (*access).to_owned() }),
-        false => Err(wrong()),
-    }
-}
-
 /// What a privileged program has beside what all have. The cell's own disks are not among them.
 fn devices() -> Vec<Device> {
     use DeviceKind::{Block, Character};
@@ -363,6 +337,8 @@ fn resources(settings: &Settings, caps: &CapabilitySet) -> Resources {
 
 #[cfg(test)]
 mod tests {
+    use exocell_agent::oci::DeviceKinds;
+
     use super::*;
     use std::path::Path;
 

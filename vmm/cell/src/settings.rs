@@ -9,6 +9,8 @@ use std::net::IpAddr;
 use exocell_network::link;
 use serde::{Deserialize, Serialize};
 
+use crate::device_rule::device_rule;
+
 /// No limit.
 pub const UNLIMITED: u64 = u64::MAX;
 /// Docker's period of CPU time, in microseconds.
@@ -273,7 +275,7 @@ impl Settings {
     /// # Errors
     /// It is no such line.
     pub fn add_device_rule(&mut self, line: &str) -> Result<(), String> {
-        crate::oci::device_rule(line)?;
+        device_rule(line)?;
         self.device_rules.push(line.to_owned());
         Ok(())
     }

@@ -6,7 +6,7 @@
 //!        ── POST /session ──> [`crate::session`]: it is asked for files, secrets, credentials
 //!
 //! Solve ──> [`jobs`] ──> [`attributes`] ──> [`contexts`] ──> [`work`]: crate::build ──> [`outputs`]
-//!                └─────> [`progress`] ──> Status
+//!                └─────> [`crate::progress`] ──> Status
 //! ```
 //! Images are built by the project's own executor of Dockerfiles, as `POST /build` does it. Steps in
 //! BuildKit's own form (LLB) and other frontends are refused.
@@ -16,9 +16,7 @@ mod contexts;
 mod control;
 mod jobs;
 mod lines;
-mod messages;
 mod outputs;
-pub(crate) mod progress;
 mod work;
 
 use std::sync::Arc;

@@ -40,7 +40,7 @@ const ROWS: [Row; 8] = [
         booting: STARTING,
         running: OK,
         paused: PAUSED,
-        exited: ENDED,
+        exited: OK,
     },
     Row { command: &["stats", "CELL"], booting: STARTING, running: OK, paused: OK, exited: ENDED },
     Row {

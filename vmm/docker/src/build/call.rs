@@ -20,10 +20,10 @@ use tokio::sync::oneshot;
 
 use super::{Build, BuildError, Client, Options, Stopper, check_platform, trace};
 use crate::archive::known;
-use crate::buildkit::progress::Journal;
 use crate::error::{ApiError, ApiResult};
 use crate::events::Event;
 use crate::http::{Body, BodyReader, BodySender, Call, Response, json as reply, stream};
+use crate::progress::Journal;
 use crate::state::Server;
 use crate::target::Query;
 

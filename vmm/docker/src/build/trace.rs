@@ -19,9 +19,9 @@ use tokio::sync::oneshot;
 
 use super::call::{fetch, tell_tags};
 use super::{Begun, Build, BuildError, Client, Options, Stopper};
-use crate::buildkit::progress::{Journal, Progress};
 use crate::http::BodySender;
 use crate::ids::new_id;
+use crate::progress::{Journal, Progress};
 use crate::state::Server;
 
 /// Passes on what the journal holds, and at last what came of the build.

@@ -7,8 +7,8 @@ use std::net::IpAddr;
 use exocell_cell::plan;
 use exocell_cell::settings::Settings;
 
-use super::messages::CacheEntry;
 use crate::build::{self, Named, Options, check_platform};
+use crate::control_messages::CacheEntry;
 use crate::grpc::{Result, Status};
 use crate::state::Server;
 

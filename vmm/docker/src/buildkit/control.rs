@@ -19,16 +19,16 @@ use tokio::runtime::Handle;
 use super::answers;
 use super::attributes::Asked;
 use super::jobs::{Guard, Job, Jobs};
-use super::messages::{
+use super::{attributes, contexts, outputs, work};
+use crate::build::{self, Named, kept};
+use crate::control_messages::{
     Cache, CacheEntry, Capability, Definition, Evaluate, Exporter, Health, Info, Input, Nothing,
     Op, Outcome, Platform, Pong, Prune, Reference, Return, Solve, Solved, Source, StatusOf, Step,
     Stepped, Usage, UsageOf, UsageRecord, Version, Worker, Workers,
 };
-use super::progress::of_time;
-use super::{attributes, contexts, outputs, work};
-use crate::build::{self, Named, kept};
 use crate::grpc::server::{Call, Service, unknown};
 use crate::grpc::{Code, Result, Status, said};
+use crate::progress::of_time;
 use crate::session;
 use crate::session::messages::Chunk;
 use crate::state::Server;

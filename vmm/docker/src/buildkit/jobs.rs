@@ -10,9 +10,9 @@ use tokio::runtime::Handle;
 use tokio::sync::{Notify, watch};
 use tokio::time::timeout;
 
-use super::progress::Journal;
 use crate::build::{Built, Stopper};
 use crate::grpc::{Code, Result, Status};
+use crate::progress::Journal;
 
 /// Builds of one connection at once, and those that are over and were not asked after.
 const JOBS_MAX: usize = 128;

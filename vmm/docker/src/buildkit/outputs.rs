@@ -8,13 +8,13 @@ use exocell_cell::images::{Reference, Rootfs, private};
 use exocell_cell::{archive, compose};
 
 use super::contexts::Client;
-use super::messages::Exporter;
-use super::progress::Progress;
 use super::work::status;
 use crate::build::Built;
 use crate::build::call::tell_tags;
 use crate::containers::Containers;
+use crate::control_messages::Exporter;
 use crate::grpc::{Code, Result, Status};
+use crate::progress::Progress;
 use crate::save;
 use crate::session::messages::Chunk;
 use crate::session::{Patient, delivery};

@@ -9,10 +9,10 @@ use exocell_cell::images::{Credentials, Reference};
 use super::attributes::Asked;
 use super::contexts;
 use super::lines::at;
-use super::progress::Progress;
 use crate::build::call::fetch;
 use crate::build::{self, Begun, Build, BuildError, Built, Named};
 use crate::grpc::{Code, Result, Status};
+use crate::progress::Progress;
 
 /// What registries of Docker's own call themselves to clients.
 const HUB: &str = "registry-1.docker.io";

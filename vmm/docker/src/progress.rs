@@ -12,7 +12,7 @@ use exocell_cell::images::Digest;
 use prost::Message;
 use tokio::sync::Notify;
 
-use super::messages::{Log, Timestamp, Update, Vertex, VertexState, Warning};
+use crate::control_messages::{Log, Timestamp, Update, Vertex, VertexState, Warning};
 
 /// Bytes that wait for whoever listens.
 const WAITING_BYTES_MAX: usize = 1 << 20;
