@@ -155,7 +155,8 @@ fn contexts_and_questions_that_lead_out_are_refused() {
     let (status, lines) = post(&server, "q=1&cpuquota=0&squash=&labels=null&rm=0", &whole);
     assert!(status == 200 && said(&lines).starts_with("sha256:"), "{lines:?}");
     let id = said(&lines).trim().to_owned();
-    finish(&mut server.exocell(&["image", "rm", &id]), b"").ok();
+    // Another test's prune may have found it without a name already.
+    finish(&mut server.exocell(&["image", "rm", &id]), b"");
 }
 
 #[test]
