@@ -364,11 +364,11 @@ mod tests {
 
     #[test]
     fn names_of_networks_are_those_of_directories() {
-        for text in ["a", "web_default", "0.x-y"] {
+        for text in ["a", "web_default", "0.x-y", "a b"] {
             assert_eq!(text.parse::<NetworkName>().unwrap().to_string(), text);
         }
         let long = "a".repeat(NetworkName::BYTES_MAX + 1);
-        for text in ["", ".", "..", "-a", "a/b", "a b", "\u{e9}", long.as_str()] {
+        for text in ["", ".", "..", "-a", "a/b", " a", "a ", "\u{e9}", long.as_str()] {
             assert!(text.parse::<NetworkName>().is_err(), "{text}");
         }
     }
