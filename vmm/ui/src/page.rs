@@ -41,6 +41,7 @@ mod tests {
         for word in ["<style", " style=", " onclick", "javascript:"] {
             assert!(!PAGE.contains(word), "{word}");
         }
+        // What is before the first is none.
         let scripts: Vec<&str> = PAGE.split("<script").skip(1).collect();
         assert!(scripts.iter().all(|script| script.contains(" src=\"/")), "one is written inline");
     }

@@ -148,6 +148,7 @@ fn tokens(text: &str) -> Result<Vec<String>, CellError> {
 
 /// The string that `text` begins with, and how much of that it takes.
 fn string(text: &str, quote: char) -> Result<(String, usize), CellError> {
+    // Behind the quote that it begins with.
     let (mut value, mut letters) = (String::new(), text.char_indices().skip(1));
     while let Some((at, letter)) = letters.next() {
         match letter {
