@@ -9,11 +9,11 @@ use exocell_pager::Mode;
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::personality::{self, Persona};
 
-use crate::jail::filter::steady;
+use crate::jail::filter::{Mappable, steady};
 use crate::jail::{self, PathAccess, PathGrant, ThreadClass};
 use crate::platform::{
-    COMMON_ARGUMENTS, DeviceSocket, GuestKernel, GuestKernelError, INITRAMFS_FILE, KERNEL_FILE,
-    Platform, PlatformKind, call, jail_file, keep_open,
+    COMMON_ARGUMENTS, DeviceSocket, GuestKernel, GuestKernelError, INITRAMFS_FILE, Image,
+    KERNEL_FILE, Platform, PlatformKind, call, jail_file, keep_open,
 };
 
 /// Runs guests as processes.
@@ -38,6 +38,17 @@ impl DeviceSocket {
     fn argument(&self, number: usize) -> String {
         let Self { name, id } = self;
         format!("virtio_uml.device=/{name}:{}:{number}:{}", *id as u32, id.queue_size())
+    }
+}
+
+impl Image<'_> {
+    /// How the guest kernel is told of it.
+    fn argument(&self) -> String {
+        let files = self.pages.files.iter().map(|file| file.as_raw_fd().to_string());
+        let pieces = self.pages.pieces.iter().map(|(start, file)| format!("{start}@{file}"));
+        let (files, pieces) = (files.collect::<Vec<_>>(), pieces.collect::<Vec<_>>());
+        let Self { disk, pages } = self;
+        format!("image={disk}:{}:{}:{}", pages.bytes, files.join(","), pieces.join(","))
     }
 }
 
@@ -75,6 +86,7 @@ impl GuestKernel<'_> {
         if let Some(lender) = self.lender {
             arguments.push(format!("pager_fd={}", lender.as_raw_fd()));
         }
+        arguments.extend(self.mapped_image().iter().map(Image::argument));
         arguments.extend(self.intra.argument().map(str::to_owned));
         arguments.extend(
             self.devices.iter().enumerate().map(|(number, device)| device.argument(number)),
@@ -89,6 +101,7 @@ impl GuestKernel<'_> {
         close_on_exec_from(3).map_err(GuestKernelError::Files)?;
         keep_open(self.memory.file())?;
         self.lender.map_or(Ok(()), keep_open)?;
+        self.image_files().iter().try_for_each(keep_open)?;
         let kernel = jail_file(KERNEL_FILE)?;
         let initramfs = jail_file(INITRAMFS_FILE)?;
         jail::restrict_paths(&[
@@ -100,9 +113,22 @@ impl GuestKernel<'_> {
         Ok(calls)
     }
 
+    /// The image, unless a descriptor that the guest kernel has besides is where it puts the
+    /// image's.
+    fn mapped_image(&self) -> Option<Image<'_>> {
+        let memory = self.memory.file().as_raw_fd();
+        let lender = self.lender.map_or(0, |lender| lender.as_raw_fd());
+        self.image.filter(|_| memory.max(lender) < steady::IMAGE)
+    }
+
+    fn image_files(&self) -> &[File] {
+        self.mapped_image().map_or(&[], |image| image.pages.files)
+    }
+
     fn steady_calls(&self) -> Result<File, GuestKernelError> {
         let memory = self.memory.file().as_raw_fd();
-        let program = steady::program(self.intra, self.pager != Mode::Off, memory)?;
+        let files = Mappable { memory, image_files: self.image_files().len() };
+        let program = steady::program(self.intra, self.pager != Mode::Off, files)?;
         let mut file = memfd_create(c"calls", MFdFlags::MFD_ALLOW_SEALING)
             .map(File::from)
             .map_err(|errno| call("memfd_create", errno))?;
@@ -115,9 +141,10 @@ impl GuestKernel<'_> {
 
     fn exec_confined(&self, calls: &File) -> GuestKernelError {
         let text = |argument: String| CString::new(argument).unwrap_or_default();
-        let calls = format!("calls_fd={}", calls.as_raw_fd());
-        let arguments = self.arguments().into_iter().chain([calls]);
-        let arguments: Vec<CString> = arguments.map(text).collect();
+        let mut arguments = self.arguments();
+        // Before what takes descriptors of its own: this one is closed when it is read.
+        arguments.insert(1, format!("calls_fd={}", calls.as_raw_fd()));
+        let arguments: Vec<CString> = arguments.into_iter().map(text).collect();
         let path = text(format!("/{KERNEL_FILE}"));
         // The guest kernel finds the top of its address space by its highest
         // environment string (arch/um: get_top_address).

@@ -12,6 +12,7 @@ use exocell_pager::Mode;
 use nix::unistd::{Gid, Uid};
 use serde::{Deserialize, Serialize};
 
+use crate::devices::Pages;
 use crate::intra::Intra;
 use crate::jail::{Group, JailError};
 use crate::limits::Limits;
@@ -115,6 +116,15 @@ impl VirtioId {
     }
 }
 
+/// The pages of a disk that its guest maps, as they are in the host's page cache: all guests of an
+/// image have the same.
+#[derive(Debug, Clone, Copy)]
+pub struct Image<'a> {
+    /// What the guest calls the disk.
+    pub disk: &'a str,
+    pub pages: Pages<'a>,
+}
+
 /// What a guest kernel is started with.
 #[derive(Debug)]
 pub struct GuestKernel<'a> {
@@ -129,6 +139,8 @@ pub struct GuestKernel<'a> {
     pub lender: Option<BorrowedFd<'a>>,
     pub intra: Intra,
     pub devices: &'a [DeviceSocket],
+    /// The image of its first disk, if it may map that.
+    pub image: Option<Image<'a>>,
     /// Receives the guest kernel's console.
     pub console: BorrowedFd<'a>,
     /// The id inside the user namespace that it runs as.

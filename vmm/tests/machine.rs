@@ -217,6 +217,7 @@ fn host() {
         lender: None,
         intra: Intra::Aspace,
         devices: &sockets,
+        image: None,
         console: console.as_fd(),
         identity: 0,
         limits: Limits::new(memory.bytes(), 64),

@@ -8,7 +8,7 @@ use std::path::Path;
 use crate::BenchError;
 
 const SECTION: &[u8] = b".um_audit";
-const VERSION: u64 = 1;
+const VERSION: u64 = 2;
 
 macro_rules! layout {
     ($($field:ident)*) => {
@@ -31,7 +31,7 @@ macro_rules! layout {
 
 layout! {
     version
-    all_mapped fused physmem reserved task_size stub_start gate_rooms texts pages
+    all_mapped fused physmem reserved task_size stub_start gate_rooms texts pages image image_fd
     next pid mm runs nr is_partial
     stub queued asked ctl tail done
     pgd sync_from sync_to

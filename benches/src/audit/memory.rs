@@ -8,6 +8,7 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
+use super::host::Mapping;
 use super::layout::{Layout, words};
 use crate::BenchError;
 
@@ -78,6 +79,8 @@ pub struct Memory {
     pub task_size: u64,
     pub stub_start: u64,
     physmem: u64,
+    /// Where the image is, in the guest kernel; 0 if it is nowhere.
+    image: u64,
     tables: RefCell<HashMap<u64, Vec<u64>>>,
 }
 
@@ -96,6 +99,7 @@ impl Memory {
             task_size: 0,
             stub_start: 0,
             physmem: 0,
+            image: 0,
             tables: RefCell::default(),
         };
         memory.read_variables().map_err(BenchError::host(&path))?;
@@ -108,6 +112,7 @@ impl Memory {
         self.task_size = self.word(self.layout.task_size)?;
         self.stub_start = self.word(self.layout.stub_start)?;
         self.physmem = self.word(self.layout.physmem)?;
+        self.image = self.word(self.layout.image)?;
         Ok(())
     }
 
@@ -159,6 +164,35 @@ impl Memory {
         })
     }
 
+    /// The mappings of a process of the guest with the image's files as the guest numbers their
+    /// pages: behind its memory. `kernel` has the mappings of the guest kernel, of which those of
+    /// the image say which file it has where.
+    pub fn place_image(
+        &self,
+        mappings: Vec<Mapping>,
+        kernel: &[Mapping],
+        memory: &str,
+    ) -> Vec<Mapping> {
+        let is_image = |mapping: &Mapping| {
+            let image = kernel.iter().filter(|other| other.run.start >= self.image);
+            let mut same = image.filter(|other| other.file == mapping.file);
+            same.any(|other| {
+                other.run.offset == other.run.start - self.image
+                    && mapping.run.offset >= other.run.offset
+                    && mapping.run.offset + (mapping.run.end - mapping.run.start)
+                        <= other.run.offset + (other.run.end - other.run.start)
+            })
+        };
+        let place = |mut mapping: Mapping| {
+            if self.image != 0 && mapping.run.start < self.task_size && is_image(&mapping) {
+                mapping.run.offset += self.image - self.physmem;
+                memory.clone_into(&mut mapping.file);
+            }
+            mapping
+        };
+        mappings.into_iter().map(place).collect()
+    }
+
     /// `struct mapped_run`: start, end, offset, access and descriptor.
     fn runs(&self, at: u64) -> io::Result<Vec<Run>> {
         let count = self.half(at + self.layout.nr)?;
@@ -166,7 +200,10 @@ impl Memory {
         let run = |run: &[u64]| Run {
             start: run[0],
             end: run[1],
-            offset: run[2],
+            offset: match run[3] >> 32 >= self.layout.image_fd {
+                true => run[2] + (self.image - self.physmem),
+                false => run[2],
+            },
             access: Access::of_bits(run[3] & 0xffff_ffff),
         };
         Ok(words.chunks_exact(4).map(run).collect())

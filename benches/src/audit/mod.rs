@@ -151,6 +151,7 @@ impl Audit {
             else {
                 continue;
             };
+            let mappings = self.memory.place_image(mappings, &kernel, &file.file);
             if !process.has_settled {
                 self.report.unsettled_count += 1;
                 let since = self.unsettled.entry(process.inner_pid).or_insert_with(Instant::now);

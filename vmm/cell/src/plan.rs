@@ -20,6 +20,7 @@ use exocell_vmm::platform::Platform;
 use exocell_xgate::{CapabilitySet, Folder, Rights};
 
 pub(crate) mod device;
+pub mod image;
 pub mod kernel;
 pub mod sidecar;
 
@@ -75,6 +76,8 @@ pub struct VmPlan {
     /// What that has to be within; the file need not exist.
     pub budget: PathBuf,
     pub intra: Intra,
+    /// Whether it uses pages of its image as the host has them.
+    shares_image: bool,
     pub vcpus: u32,
     pub cpu_weight: u32,
     pub deadline: Option<Duration>,
@@ -163,6 +166,7 @@ impl VmPlan {
             guarantee_bytes: guarantee(spec, memory_bytes)?,
             budget: layout.budget(),
             intra: spec.intra,
+            shares_image: image::is_shared(spec).map_err(CellError::Usage)?,
             vcpus: cpu.count,
             cpu_weight: cpu.weight,
             deadline: caps.deadline(),

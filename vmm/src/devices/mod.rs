@@ -32,7 +32,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use event_manager::{EventManager, MutEventSubscriber, RemoteEndpoint, SubscriberOps};
 
-pub use block::{BlockConfig, BlockMetrics, Contents, Window, Windows};
+pub use block::{BlockConfig, BlockMetrics, Contents, Pages, Window, Windows};
 pub use console::{ConsoleConfig, ConsoleMetrics};
 pub use error::DeviceError;
 pub use fs::{FsConfig, FsMetrics};

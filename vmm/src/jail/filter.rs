@@ -165,6 +165,8 @@ pub enum Pin {
     OneOf(u8, &'static [u64]),
     /// Argument `.0` is the descriptor of guest memory, or one of `.1`.
     Memory(u8, &'static [u64]),
+    /// The same, or one of the image's files, of which the first is one of `.2`.
+    Mapped(u8, &'static [u64], &'static [u64]),
     /// All of them.
     All(&'static [Pin]),
 }
@@ -189,6 +191,11 @@ impl std::fmt::Display for Pin {
                 write!(f, "{argument}: guest memory")?;
                 others.iter().try_for_each(|one| write!(f, " {one:#x}"))
             }
+            Self::Mapped(argument, others, files) => {
+                write!(f, "{argument}: guest memory")?;
+                others.iter().try_for_each(|one| write!(f, " {one:#x}"))?;
+                files.iter().try_for_each(|one| write!(f, ", the image's files from {one:#x} on"))
+            }
             Self::All(pins) => {
                 let pins: Vec<String> = pins.iter().map(Self::to_string).collect();
                 f.write_str(&pins.join(", "))
@@ -199,16 +206,29 @@ impl std::fmt::Display for Pin {
 
 type Alternatives = Vec<Vec<SeccompCondition>>;
 
+/// What a guest may map.
+#[derive(Debug, Clone, Copy)]
+pub struct Mappable {
+    /// The descriptor of its memory.
+    pub memory: RawFd,
+    /// How many files its image has there; their descriptors follow on each other.
+    pub image_files: usize,
+}
+
+impl Mappable {
+    const NOTHING: Self = Self { memory: -1, image_files: 0 };
+}
+
 impl Pin {
-    fn rules(self, memory: RawFd) -> Result<Vec<SeccompRule>, seccompiler::BackendError> {
+    fn rules(self, files: Mappable) -> Result<Vec<SeccompRule>, seccompiler::BackendError> {
         match self {
             Self::None => Ok(Vec::new()),
-            pin => pin.alternatives(memory)?.into_iter().map(SeccompRule::new).collect(),
+            pin => pin.alternatives(files)?.into_iter().map(SeccompRule::new).collect(),
         }
     }
 
     /// Conditions that must all hold, once for each way to fulfil it.
-    fn alternatives(self, memory: RawFd) -> Result<Alternatives, seccompiler::BackendError> {
+    fn alternatives(self, files: Mappable) -> Result<Alternatives, seccompiler::BackendError> {
         use SeccompCmpArgLen::{Dword, Qword};
         let equal = |argument, value| {
             SeccompCondition::new(argument, Dword, SeccompCmpOp::Eq, value).map(|one| vec![one])
@@ -222,14 +242,28 @@ impl Pin {
             Self::OneOf(argument, values) => {
                 values.iter().map(|value| equal(argument, *value)).collect()
             }
-            Self::Memory(argument, others) => std::iter::once(u64::from(memory.cast_unsigned()))
-                .chain(others.iter().copied())
-                .map(|value| equal(argument, value))
-                .collect(),
+            Self::Memory(argument, others) => {
+                std::iter::once(u64::from(files.memory.cast_unsigned()))
+                    .chain(others.iter().copied())
+                    .map(|value| equal(argument, value))
+                    .collect()
+            }
+            Self::Mapped(argument, others, firsts) => {
+                let mut ways = Self::Memory(argument, others).alternatives(files)?;
+                for first in firsts.iter().filter(|_| files.image_files > 0) {
+                    let end = first + files.image_files as u64;
+                    let bound = |op, value| SeccompCondition::new(argument, Dword, op, value);
+                    ways.push(vec![
+                        bound(SeccompCmpOp::Ge, *first)?,
+                        bound(SeccompCmpOp::Lt, end)?,
+                    ]);
+                }
+                Ok(ways)
+            }
             Self::All(pins) => {
                 let mut so_far: Alternatives = vec![Vec::new()];
                 for pin in pins {
-                    let more = pin.alternatives(memory)?;
+                    let more = pin.alternatives(files)?;
                     so_far = so_far
                         .iter()
                         .flat_map(|one| more.iter().map(move |with| [&one[..], with].concat()))
@@ -861,7 +895,7 @@ fn compile(class: ThreadClass) -> Result<BpfProgram, JailError> {
         _ => SeccompAction::Errno(libc::ENOSYS as u32),
     };
     // No list for set-up asks for guest memory.
-    assemble(&class.rules(), refused, -1)
+    assemble(&class.rules(), refused, Mappable::NOTHING)
         .map_err(|error| JailError::Filter { class: class.name(), reason: error.to_string() })
 }
 
@@ -869,12 +903,12 @@ fn compile(class: ThreadClass) -> Result<BpfProgram, JailError> {
 fn assemble(
     rules: &[&Rule],
     refused: SeccompAction,
-    memory: RawFd,
+    files: Mappable,
 ) -> Result<BpfProgram, seccompiler::BackendError> {
     let (allow, refuse) = (answer(SeccompAction::Allow), answer(refused));
     let mut calls: BTreeMap<i64, Vec<SeccompRule>> = BTreeMap::new();
     for rule in rules {
-        calls.entry(rule.number).or_default().extend(rule.pin.rules(memory)?);
+        calls.entry(rule.number).or_default().extend(rule.pin.rules(files)?);
     }
     let checks: Vec<(u32, BpfProgram)> = calls
         .into_iter()
@@ -967,7 +1001,10 @@ mod tests {
             for pager in [false, true] {
                 let rules = steady::rules(intra, pager);
                 assert_eq!(rules.len(), calls + usize::from(pager));
-                check(&assemble(&rules, SeccompAction::Trace(0), 3).unwrap());
+                for image_files in [0, 1, 32] {
+                    let files = Mappable { memory: 3, image_files };
+                    check(&assemble(&rules, SeccompAction::Trace(0), files).unwrap());
+                }
             }
         }
     }

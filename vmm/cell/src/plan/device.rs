@@ -96,6 +96,14 @@ pub(crate) fn overlay(devices: &[Device]) -> Option<&File> {
     })
 }
 
+/// What the disk `id` among `devices` holds, if it is the guest's first.
+pub(crate) fn first_disk<'a>(devices: &'a [Device], id: &str) -> Option<&'a Contents> {
+    match devices.first() {
+        Some(Device::Block(config)) if config.id == id => Some(&config.contents),
+        _ => None,
+    }
+}
+
 /// Where the guest has the disk `id`; `None` if it is not among `devices`. The guest kernel names
 /// disks in the order in which it finds them.
 pub(crate) fn disk_path(devices: &[Device], id: &str) -> Option<String> {

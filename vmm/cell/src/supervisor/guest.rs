@@ -410,6 +410,7 @@ fn fork_kernel(
         lender,
         intra: plan.intra,
         devices: &devices,
+        image: plan.shared_image(),
         console: console.as_fd(),
         identity,
         limits: plan.limits,

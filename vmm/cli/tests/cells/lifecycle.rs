@@ -246,6 +246,7 @@ fn an_ended_cell_takes_no_commands() {
 fn stats_count_what_a_cell_uses() {
     let cell = Cell::idle("stats", &["--memory", "200m"]);
     cell.shell("dd if=/dev/urandom of=/root/x bs=1M count=20 && sync").ok();
+    cell.shell("dd if=/root/x of=/dev/null bs=1M iflag=direct").ok();
     let told = cell.verb(&["stats", "--json"]).ok().json();
     let number = |path: &str| {
         told.pointer(path)
@@ -254,7 +255,7 @@ fn stats_count_what_a_cell_uses() {
     };
     assert_eq!(number("/counters/memory_limit_bytes"), 200 << 20);
     assert!((20 << 20..200 << 20).contains(&number("/counters/memory_allocated_bytes")), "{told}");
-    assert!(number("/counters/block_read_bytes") > 1 << 20, "{told}");
+    assert!(number("/counters/block_read_bytes") >= 20 << 20, "{told}");
     assert!(number("/counters/disk_allocated_bytes") > 20 << 20, "{told}");
     assert!(number("/host/process_count") >= 3, "{told}");
     assert!(number("/host/cpu_ns") > 0, "{told}");

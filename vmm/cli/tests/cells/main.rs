@@ -12,6 +12,7 @@ mod first_hour;
 mod folders;
 mod followers;
 mod health;
+mod image_pages;
 mod inside;
 mod kernel_features;
 mod kvm;

@@ -25,6 +25,25 @@ impl From<File> for Contents {
     }
 }
 
+/// Bytes of a page.
+const PAGE: u64 = 4096;
+
+/// Pages of files that make up a disk.
+#[derive(Debug, Clone, Copy)]
+pub struct Pages<'a> {
+    pub files: &'a [File],
+    /// Where each piece begins, in bytes, and the file that it is of.
+    pub pieces: &'a [(u64, usize)],
+    /// Of all, whole pages.
+    pub bytes: u64,
+}
+
+impl Pages<'_> {
+    /// As many as the guest kernel takes (IMAGE_FILES_MAX and PIECES_MAX of the patched kernel).
+    pub const FILES_MAX: usize = 32;
+    pub const PIECES_MAX: usize = 256;
+}
+
 impl Contents {
     /// What `pieces` say of `files`, `bytes` in all.
     ///
@@ -42,6 +61,23 @@ impl Contents {
             true => Ok(Self { files, pieces, bytes: Some(bytes) }),
             false => Err(DeviceError::DiskTooSmall { bytes: 0 }),
         }
+    }
+
+    /// All of it as pages of files, if it is nothing else, and of few enough files and pieces.
+    pub fn pages(&self) -> Option<Pages<'_>> {
+        let bytes = self.bytes().ok()?.next_multiple_of(PAGE);
+        let lengths: Option<Vec<u64>> =
+            self.files.iter().map(|file| Some(file.metadata().ok()?.len())).collect();
+        let lengths = lengths?;
+        let ends = self.pieces.iter().skip(1).map(|(start, _)| *start).chain([bytes]);
+        let are_whole = self.pieces.iter().zip(ends).all(|((start, file), end)| {
+            // What is behind a file's end in its last page reads as zeros.
+            start % PAGE == 0 && end <= lengths[*file].next_multiple_of(PAGE)
+        });
+        let are_few =
+            self.files.len() <= Pages::FILES_MAX && self.pieces.len() <= Pages::PIECES_MAX;
+        let pages = Pages { files: &self.files, pieces: &self.pieces, bytes };
+        (are_whole && are_few && bytes > 0).then_some(pages)
     }
 
     /// Where there is one file: that.

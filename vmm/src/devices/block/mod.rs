@@ -9,7 +9,7 @@ mod metrics;
 mod request;
 mod windows;
 
-pub use contents::Contents;
+pub use contents::{Contents, Pages};
 pub(crate) use device::Block;
 pub use metrics::BlockMetrics;
 pub use windows::{Window, Windows};

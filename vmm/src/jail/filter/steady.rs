@@ -14,10 +14,10 @@ use std::os::fd::RawFd;
 
 use seccompiler::SeccompAction;
 
-use super::Pin::{All, Memory, None as Any, OneOf, Without};
+use super::Pin::{All, Mapped, Memory, None as Any, OneOf, Without};
 use super::{
-    JailError, KEEP_SIZE, MOVE_FIXED, NOTIF_RECV, NOTIF_SEND, NOTIF_SET_FLAGS, PUNCH_HOLE, Pin,
-    Rule, SYSCALL_USER_DISPATCH, assemble, numbers,
+    JailError, KEEP_SIZE, MOVE_FIXED, Mappable, NOTIF_RECV, NOTIF_SEND, NOTIF_SET_FLAGS,
+    PUNCH_HOLE, Pin, Rule, SYSCALL_USER_DISPATCH, assemble, numbers,
 };
 use crate::intra::Intra;
 
@@ -53,6 +53,10 @@ const WAITS: &[u64] = &[
 ];
 /// In a stub guest memory has this descriptor (STUB_MEMORY_FD of the patched kernel).
 const STUBS_MEMORY: u64 = 1;
+/// The image's first file, in the guest kernel and in a stub (IMAGE_FIRST_FD and STUB_IMAGE_FD of
+/// the patched kernel).
+pub const IMAGE: RawFd = 256;
+const STUBS_IMAGE: u64 = 2;
 /// Of memory and of gates (KERNEL_KEY and GATE_KEY of the patched kernel).
 const OUR_KEYS: &[u64] = &[1, 2];
 /// PR_SYS_DISPATCH_ON of prctl(2), and ARCH_SET_GS of arch_prctl(2).
@@ -63,8 +67,8 @@ const WHOLE: u64 = u32::MAX as u64;
 
 /// Programs in the address space of their guest kernel.
 const FUSED: &[Rule] = rules! {
-    mmap All(&[Without(2, NO_PROT), OneOf(3, &[SHARED, POPULATED]), Memory(4, &[])]),
-        "the pages of programs, in their place; nothing but guest memory";
+    mmap All(&[Without(2, NO_PROT), OneOf(3, &[SHARED, POPULATED]), Mapped(4, &[], &[IMAGE as u64])]),
+        "the pages of programs, in their place; nothing but guest memory and the image";
     munmap Any, "what programs no longer have";
     futex OneOf(1, WAITS), "CPUs go from process to process; idle CPUs wait";
     rt_sigprocmask OneOf(0, MASKS), "no signal while a CPU goes over";
@@ -110,8 +114,8 @@ const STUBS: &[Rule] = rules! {
     mmap All(&[
         Without(2, NO_PROT),
         OneOf(3, &[SHARED, POPULATED]),
-        Memory(4, &[STUBS_MEMORY]),
-    ]), "pages of programs and stubs; nothing but guest memory";
+        Mapped(4, &[STUBS_MEMORY], &[IMAGE as u64, STUBS_IMAGE]),
+    ]), "pages of programs and stubs; nothing but guest memory and the image";
     munmap Any, "what programs no longer have";
     pwrite64 Any, "a mapper tells in guest memory how far it came; the Pager's zeros";
     rt_sigprocmask OneOf(0, MASKS), "signals of guest kernel and stubs";
@@ -165,10 +169,9 @@ pub fn rules(intra: Intra, pager: bool) -> Vec<&'static Rule> {
     lists.iter().copied().flatten().chain(pagers).collect()
 }
 
-/// The list as the guest kernel loads it, an array of `struct sock_filter`. `memory` is
-/// the descriptor of its memory.
-pub fn program(intra: Intra, pager: bool, memory: RawFd) -> Result<Vec<u8>, JailError> {
-    let program = assemble(&rules(intra, pager), SeccompAction::Trace(0), memory)
+/// The list as the guest kernel loads it, an array of `struct sock_filter`.
+pub fn program(intra: Intra, pager: bool, files: Mappable) -> Result<Vec<u8>, JailError> {
+    let program = assemble(&rules(intra, pager), SeccompAction::Trace(0), files)
         .map_err(|error| JailError::Filter { class: "guest-kernel", reason: error.to_string() })?;
     let bytes = program.iter().flat_map(|step| {
         let [code, k] = [u32::from(step.code), step.k].map(u32::to_ne_bytes);
