@@ -85,8 +85,9 @@ impl FromStr for NetworkName {
         {
             true => Ok(Self(text.to_owned())),
             false => Err(format!(
-                "`{text}` is not the name of a network; use letters, digits, _ . - and start with \
-                 a letter or digit"
+                "`{text}` is not the name of a network; use letters, digits, _ . - and blanks \
+                 between them, start with a letter or digit, and use at most {} characters",
+                Self::BYTES_MAX
             )),
         }
     }
