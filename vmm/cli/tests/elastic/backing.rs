@@ -115,11 +115,16 @@ fn a_host_that_takes_nothing_back_costs_no_program() {
 }
 
 /// The memory file's host is full, or has no memory: whoever asks is ended by the
-/// guest's own OOM killer, and the guest lives on, though it cannot give back either.
+/// guest's own OOM killer, and the guest lives on, though it cannot give back either. It drops
+/// files of its image meanwhile, of which it has copies here.
 #[test]
 fn a_host_that_refuses_costs_the_program_that_asks() {
     for error in ["ENOSPC", "ENOMEM"] {
-        let cell = cell("refused", "eager");
+        let flags = ["--pager", "eager", "--memory", "320m", "--intra", "aspace"];
+        let waits = ["sleep", "infinity"];
+        let cell = Cell::start_as("refused", &flags, &waits, |run| {
+            run.env("EXOCELL_IMAGE_PAGES", "own");
+        });
         let mut program = taker(&cell, "ready", AT_ONCE);
         let answers = Answers::begin(&cell, error, "1+");
         program.write(b"now\n");

@@ -144,6 +144,25 @@ for _ in range(2):
     for at in pages[1::2]: assert m[at:at + 4] == (at >> 12).to_bytes(4, 'little')
 for at in pages[::2]: assert m[at] == 0";
 
+/// The same by another process, which takes away every other page of a file that is mapped.
+const HOLES: &str = "\
+import mmap, os
+size, none = 44000 << 12, mmap.mmap(-1, 55000 << 12, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+file = os.memfd_create('shared')
+os.ftruncate(file, size)
+shared = mmap.mmap(file, size)
+for at in range(0, size, 4096): shared[at] = 1
+none.madvise(mmap.MADV_RANDOM)
+assert not any(none[at] for at in range(0, len(none), 4096))
+assert all(shared[at] for at in range(0, size, 4096))
+ready, told = os.pipe()
+if os.fork() == 0:
+    for at in range(0, size, 8192): shared.madvise(mmap.MADV_REMOVE, at, 4096)
+    os.write(told, b'.')
+    os._exit(0)
+os.read(ready, 1)
+assert [shared[at] for at in range(0, size, 4096)] == [0, 1] * 22000";
+
 /// A fault takes all of a new group; the host has what was written to.
 #[test]
 fn what_a_program_leaves_out_of_a_group_costs_the_host_nothing() {
@@ -174,6 +193,15 @@ fn memory_may_be_in_more_pieces_than_the_host_maps() {
     for (intra, vcpus) in [("aspace", "1"), ("aspace", "2"), ("none", "1")] {
         let flags = ["--intra", intra, "--cpus", vcpus, "--memory", "768m"];
         let words = [IMAGE, "python3", "-c", PIECES];
+        run([&["run", "--rm"], &flags[..], &words].concat()).ok();
+    }
+}
+
+#[test]
+fn memory_may_be_divided_by_others_beyond_what_the_host_maps() {
+    for (intra, vcpus) in [("aspace", "1"), ("aspace", "2"), ("none", "1")] {
+        let flags = ["--intra", intra, "--cpus", vcpus, "--memory", "768m", "--user", "1000:1000"];
+        let words = [IMAGE, "python3", "-c", HOLES];
         run([&["run", "--rm"], &flags[..], &words].concat()).ok();
     }
 }
