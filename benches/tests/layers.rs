@@ -7,7 +7,8 @@
 mod modules;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use serde::Deserialize;
@@ -204,6 +205,47 @@ fn no_modules_of_a_crate_import_each_other_in_a_circle() {
         }
     }
     assert_eq!(wrong, Vec::<String>::new());
+}
+
+/// The Rust files below `folder`.
+fn sources(folder: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder).expect("the folder");
+    let below = |path: PathBuf| match path.is_dir() {
+        true => sources(&path),
+        false => vec![path],
+    };
+    let files = entries.flat_map(|entry| below(entry.expect("it").path()));
+    files.filter(|path| path.extension().is_some_and(|ending| ending == "rs")).collect()
+}
+
+/// The lines of `text` that set an allocator, but for tests.
+fn allocators(text: &str) -> usize {
+    let lines: Vec<&str> = text.lines().map(str::trim).collect();
+    let sets = |pair: &&[&str]| pair[1] == "#[global_allocator]" && pair[0] != "#[cfg(test)]";
+    lines.windows(2).filter(sets).count()
+}
+
+/// Whoever links a library would have its allocator unasked, and could have no other.
+#[test]
+fn libraries_set_no_allocator() {
+    assert_eq!(allocators("\n#[global_allocator]\n#[cfg(test)]\n#[global_allocator]\n"), 1);
+    let (mut read, mut setting) = (0, BTreeSet::new());
+    for package in &metadata().packages {
+        let of_kind = |kind: &'static str| {
+            let is = move |target: &&Target| target.kind.iter().any(|found| found == kind);
+            package.targets.iter().filter(is).map(|target| &target.src_path)
+        };
+        let programs: BTreeSet<&PathBuf> = of_kind("bin").collect();
+        for folder in of_kind("lib").filter_map(|root| root.parent()) {
+            for file in sources(folder).iter().filter(|file| !programs.contains(file)) {
+                read += 1;
+                let text = fs::read_to_string(file).expect("the file");
+                setting.extend((allocators(&text) > 0).then(|| file.clone()));
+            }
+        }
+    }
+    assert!(read > 300, "only {read} files were read");
+    assert_eq!(setting, BTreeSet::new());
 }
 
 /// Each crate that cargo would build with `args`, and its features, a line each.

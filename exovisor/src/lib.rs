@@ -67,6 +67,7 @@ pub use hostcalls::overlay::Layers;
 pub use hostcalls::sockets::{Arrived, Connection, Done, Network, NetworkError};
 pub use imports::{Effect, Import, Item, Tier};
 pub use isolate::{Isolate, Opened, Ready};
+pub use memory::call_arena::Allocator;
 pub use policy::{ComplexityLimits, Metering, ModuleLimits, Policy, Pool, Slots};
 pub use preempt::cancel::{CancelHandle, CancelReason};
 pub use program::cache::{Cache, CacheError, Name};

@@ -9,6 +9,10 @@ use exocell_xgate::CapabilitySet;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
+/// Calls of isolates lie in pages of their own.
+#[global_allocator]
+static ALLOCATOR: exocell_exovisor::Allocator = exocell_exovisor::Allocator;
+
 const COUNT: usize = 500;
 
 fn mappings() -> usize {

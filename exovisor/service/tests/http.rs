@@ -10,6 +10,10 @@ use std::sync::{Arc, mpsc};
 use std::time::Duration;
 use tokio::runtime::Runtime;
 
+/// Calls of isolates lie in pages of their own.
+#[global_allocator]
+static ALLOCATOR: exocell_exovisor::Allocator = exocell_exovisor::Allocator;
+
 /// The deadline of what does not end.
 const SOON: &str = "[time]\ndeadline = \"200ms\"";
 const MODULE: &str = r#"(module (memory 1 100)

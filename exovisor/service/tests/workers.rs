@@ -10,6 +10,10 @@ use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
+/// Calls of isolates lie in pages of their own.
+#[global_allocator]
+static ALLOCATOR: exocell_exovisor::Allocator = exocell_exovisor::Allocator;
+
 /// How a worker answers: it is given its socket.
 type Body = fn(UnixStream);
 

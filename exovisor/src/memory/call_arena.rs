@@ -7,8 +7,9 @@
 //! The engine makes a store of a dozen pieces of the heap, 4 KB together, most of which stay
 //! empty. In an arena they are a page or two that nothing else shares, so that a call that is
 //! hibernated can have them packed like its stack ([`crate::memory::hibernation`]). Here is the
-//! process's allocator: the system's, except for a thread in the scope of an arena, and for pieces
-//! that lie in arenas.
+//! allocator for that: the system's, except for a thread in the scope of an arena, and for pieces
+//! that lie in arenas. An executable that serves calls sets it ([`Allocator`]); in one that does
+//! not, arenas stay empty and stores are not packed.
 //!
 //! What it rests on:
 //! - An arena is another's only when all that was allocated in it is freed: each piece counts. So
@@ -40,11 +41,19 @@ const IN_SCOPE: u32 = 1 << 30;
 /// The index of no arena.
 const NONE: u32 = u32::MAX;
 
+/// The allocator of processes in which calls are hibernated. It is for the executable to set:
+///
+/// ```no_run
+/// #[global_allocator]
+/// static ALLOCATOR: exocell_exovisor::Allocator = exocell_exovisor::Allocator;
+/// # fn main() {}
+/// ```
+#[derive(Debug)]
+pub struct Allocator;
+
+#[cfg(test)]
 #[global_allocator]
 static ALLOCATOR: Allocator = Allocator;
-
-/// The process's allocator.
-struct Allocator;
 
 /// Bytes of all arenas, once there are any, and where they begin.
 static BYTES: AtomicUsize = AtomicUsize::new(0);

@@ -14,6 +14,10 @@ use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
+/// Calls of isolates lie in pages of their own.
+#[global_allocator]
+static ALLOCATOR: exocell_exovisor::Allocator = exocell_exovisor::Allocator;
+
 /// Opens every module here: the imports the tests use, one page of memory.
 pub const PRELUDE: &str = r#"(module
   (import "wasi_snapshot_preview1" "fd_write" (func $fd_write (param i32 i32 i32 i32) (result i32)))

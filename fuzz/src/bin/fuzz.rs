@@ -5,6 +5,10 @@ use std::sync::LazyLock;
 
 use exocell_fuzz::Target;
 
+/// Calls of isolates lie in pages of their own.
+#[global_allocator]
+static ALLOCATOR: exocell_exovisor::Allocator = exocell_exovisor::Allocator;
+
 static TARGET: LazyLock<&'static Target> = LazyLock::new(|| {
     let name = std::env::var("EXOCELL_FUZZ_TARGET").unwrap_or_default();
     exocell_fuzz::target(&name)

@@ -10,6 +10,10 @@ use exocell_benches::BenchCommand;
 use exocell_cell::Layout;
 use exocell_cell::vmm::jail::stage;
 
+/// Calls of isolates lie in pages of their own.
+#[global_allocator]
+static ALLOCATOR: exocell_cell::exovisor::Allocator = exocell_cell::exovisor::Allocator;
+
 /// The exit code where a measurement could not be made, as of all that `exocell` itself fails at.
 const FAILED: u8 = 125;
 
