@@ -28,6 +28,10 @@ exocell image import /tree --tag first
 exocell run --rm first sh -c 'echo hello from $(uname -r)'
 "#;
 
+/// The most that a program of a package may have, in bytes, without symbols.
+const PROGRAM_BYTES_MAX: &[(&str, u64)] =
+    &[("exocell", 62_000_000), ("exocell-static", 63_000_000), ("exocell-init", 2_200_000)];
+
 /// What a wheel has for Python: the client, entry points of the adapters, and configurations.
 const IN_A_WHEEL: &str = r#"
 import importlib.metadata, importlib.resources, exocell
@@ -139,6 +143,23 @@ fn the_wheel_installs_and_a_cell_runs() {
         "from a wheel"
     );
     run(&[text(&python), "-c", IN_A_WHEEL]);
+}
+
+/// No program of a package grows unnoticed: what a new dependency takes is weighed when it comes.
+#[test]
+fn the_command_is_small() {
+    let list = Command::new("tar").arg("-tvzf").arg(package(".tar.gz")).output().expect("tar runs");
+    let list = String::from_utf8(list.stdout).expect("UTF-8");
+    let bytes = |program: &str| -> u64 {
+        let ending = format!("/usr/lib/exocell/{program}");
+        let mut lines = list.lines().filter(|line| line.ends_with(&ending));
+        let line = lines.next().unwrap_or_else(|| panic!("no {program}: {list}"));
+        line.split_whitespace().nth(2).and_then(|size| size.parse().ok()).expect("a size")
+    };
+    for (program, most) in PROGRAM_BYTES_MAX {
+        let bytes = bytes(program);
+        assert!(bytes <= *most, "{program} has {bytes} bytes; the most is {most}");
+    }
 }
 
 /// What is linked in is listed, and each file is what its checksum says.
