@@ -149,7 +149,8 @@ pub fn remove(
     };
     let Some((spec, now)) = record.look(layout)? else { return Ok(()) };
     match status.state {
-        _ if force => record.stay_ended(&spec)?,
+        // That it was stopped needs no note where all goes.
+        _ if force => record.stay_ended(&spec).or_else(|_| record.end_restarter())?,
         State::Exited if record.is_restarting(&spec, &now) => return Err(refused("restarting")),
         State::Exited => record.end_restarter()?,
         state => return Err(refused(state.name())),

@@ -11,7 +11,8 @@
 //!   created
 //! ```
 //! `created` and `running` are claims of the supervisor; they hold only while
-//! it holds the record's lock. Whoever finds the lock free writes `exited`.
+//! it holds the record's lock. Whoever finds the lock free writes `exited`, and where nothing can
+//! be written says so all the same: a look needs no room on the disk.
 //! Only the holder of that lock changes or removes the record, and the lock's
 //! file goes last: who finds none has found a record in removal.
 
@@ -247,6 +248,10 @@ impl Record {
     pub(crate) const TAKEN: &str = "taken";
     /// The private overlay of a cell that can start again.
     pub(crate) const DISK: &str = "disk.ext4";
+    /// Room that a record keeps for the end of its cell, which may come on a full disk.
+    const SPARE: &str = ".status.spare";
+    /// An end with its reason is shorter.
+    const SPARE_BYTES: usize = 4096;
 
     /// Makes the directory of a new cell and takes its lease. The record of a
     /// cell with that id that has ended becomes that of the new one, its log with it.
@@ -279,6 +284,7 @@ impl Record {
             .map_err(CellError::host(format!("cannot lock {}", self.directory.display())))?;
         self.write("spec.json", spec)?;
         self.write_status(&Status::default())?;
+        self.keep_spare()?;
         Ok((self.clone(), lease))
     }
 
@@ -298,7 +304,12 @@ impl Record {
             let _ = fs::remove_file(self.path(Self::STOPPED));
             self.forget_taken();
         }
+        self.keep_spare()?;
         let before = self.read::<Status>("status.json").unwrap_or_default();
+        if before.state == State::Running {
+            // Its end is known and could not be written yet.
+            self.write_status(&Status { state: State::Exited, ..before.clone() })?;
+        }
         let started_before_ms = before.started_ms.max(before.started_before_ms);
         // Readers take the specification first: none may see the new one with the end of the run
         // before, which would be the end of a cell that has no restart left.
@@ -326,7 +337,8 @@ impl Record {
         Self::at(layout, id).directory.exists()
     }
 
-    /// Every record, oldest first; dead cells are settled on the way.
+    /// Every record, oldest first; dead cells are settled on the way. What is wrong with one keeps
+    /// nobody from the others.
     pub fn all(layout: &Layout) -> Result<Vec<(Self, CellSpec, Status)>, CellError> {
         let entries = match fs::read_dir(layout.cells()) {
             Ok(entries) => entries,
@@ -340,8 +352,12 @@ impl Record {
         let mut found = Vec::new();
         for entry in entries.flatten().filter(|entry| entry.path().is_dir()) {
             let record = Self::at(layout, &entry.file_name().to_string_lossy());
-            if let Some((spec, status)) = record.settle(layout)? {
-                found.push((record, spec, status));
+            match record.settle(layout) {
+                Ok(Some((spec, status))) => found.push((record, spec, status)),
+                Ok(None) => {}
+                // All would be missing from the list then.
+                Err(error) if is_of_this_process(&error) => return Err(error),
+                Err(_) => {}
             }
         }
         found.sort_by_key(|(_, spec, _)| spec.created_ms);
@@ -363,7 +379,10 @@ impl Record {
             // One of another version is in no list.
             0 if CellSpec::is_id(key) => match Self::at(layout, key).read_spec() {
                 Err(error @ CellError::Version { .. }) => Err(error),
-                _ => Err(CellError::NoSuchCell(key.to_owned())),
+                // The list leaves out what cannot be read.
+                _ => Self::at(layout, key)
+                    .settle(layout)
+                    .and_then(|_| Err(CellError::NoSuchCell(key.to_owned()))),
             },
             _ => Err(CellError::NoSuchCell(key.to_owned())),
         }
@@ -437,8 +456,8 @@ impl Record {
         self.try_lease()
     }
 
-    /// Reads the record; where its supervisor is dead, writes that down first
-    /// and clears what it left. `None`: the record is gone.
+    /// Reads the record; where its supervisor is dead, writes that down first and clears what it
+    /// left, as far as the disk takes it: the answer is the same. `None`: the record is gone.
     fn settle(&self, layout: &Layout) -> Result<Option<(CellSpec, Status)>, CellError> {
         let (spec, mut status) = match (self.read_spec(), self.read::<Status>("status.json")) {
             (Ok(spec), Ok(status)) => (spec, status),
@@ -449,8 +468,7 @@ impl Record {
             return Ok(Some((spec, status)));
         }
         let Some(_lease) = self.try_lease()? else { return Ok(Some((spec, status))) };
-        if spec.remove {
-            self.remove()?;
+        if spec.remove && self.remove().is_ok() {
             return Ok(None);
         }
         // The supervisor may have settled it between our two looks.
@@ -464,7 +482,8 @@ impl Record {
         status.exit_code = Some(128 + libc::SIGKILL as u8);
         status.reason = Some(self.death(&status));
         status.finished_ms = crate::now_ms();
-        self.write_status(&status)?;
+        // The next to look finds the same out.
+        let _ = self.write_status(&status);
         let _ = fs::remove_file(self.path("control.sock"));
         Ok(Some((spec, status)))
     }
@@ -624,7 +643,12 @@ impl Record {
             let (from, to) = (before.name(), status.state.name());
             return Err(CellError::Step { id: self.id.clone(), from, to });
         }
-        self.write("status.json", status)?;
+        match self.write("status.json", status) {
+            Err(error) if status.state == State::Exited => {
+                self.write_over_spare(status).map_err(|_| error)?;
+            }
+            written => written?,
+        }
         if before != Some(status.state)
             && let Ok(spec) = self.read_spec()
         {
@@ -634,12 +658,51 @@ impl Record {
     }
 
     fn write<T: Serialize>(&self, file: &'static str, value: &T) -> Result<(), CellError> {
+        let text = self.text(file, value)?;
         let temporary = self.path(&format!(".{file}.new"));
-        let text = serde_json::to_vec_pretty(value).map_err(|error| self.damaged(file, error))?;
         private::create(&temporary)
             .and_then(|mut new| new.write_all(&text))
             .and_then(|()| fs::rename(&temporary, self.path(file)))
+            .inspect_err(|_| drop(fs::remove_file(&temporary)))
             .map_err(CellError::host(format!("cannot write {}", self.path(file).display())))
+    }
+
+    fn text<T: Serialize>(&self, file: &'static str, value: &T) -> Result<Vec<u8>, CellError> {
+        serde_json::to_vec_pretty(value).map_err(|error| self.damaged(file, error))
+    }
+
+    /// Sees to it that there is room for the end.
+    fn keep_spare(&self) -> Result<(), CellError> {
+        let (spare, temporary) = (self.path(Self::SPARE), self.path(".spare.new"));
+        if spare.exists() {
+            return Ok(());
+        }
+        // A file with a hole in it would keep nothing.
+        private::create(&temporary)
+            .and_then(|mut new| new.write_all(&[b' '; Self::SPARE_BYTES]))
+            .and_then(|()| fs::rename(&temporary, &spare))
+            .inspect_err(|_| drop(fs::remove_file(&temporary)))
+            .map_err(CellError::host(format!("cannot write {}", spare.display())))
+    }
+
+    /// Writes an end over the room that was kept for it, where there is no other.
+    fn write_over_spare(&self, status: &Status) -> Result<(), CellError> {
+        let mut text = self.text("status.json", status)?;
+        if text.len() > Self::SPARE_BYTES {
+            let reason = status.reason.as_ref().map(|reason| reason.chars().take(500).collect());
+            text = self.text("status.json", &Status { reason, ..status.clone() })?;
+        }
+        let spare = self.path(Self::SPARE);
+        // What is behind it are blanks, which JSON may have there.
+        OpenOptions::new()
+            .write(true)
+            .open(&spare)
+            .and_then(|mut file| file.write_all(&text))
+            .and_then(|()| fs::rename(&spare, self.path("status.json")))
+            .map_err(CellError::host(format!("cannot write {}", spare.display())))?;
+        // What stood there before has made room.
+        let _ = self.keep_spare();
+        Ok(())
     }
 
     fn read<T: DeserializeOwned>(&self, file: &'static str) -> Result<T, CellError> {
@@ -710,6 +773,17 @@ impl Record {
 
     fn cannot_remove(&self) -> impl FnOnce(io::Error) -> CellError {
         CellError::host(format!("cannot remove the record of {}", self.id))
+    }
+}
+
+/// Whether the fault is that this process may open no more, which says nothing of a record.
+fn is_of_this_process(error: &CellError) -> bool {
+    let codes = [libc::EMFILE, libc::ENFILE, libc::ENOMEM];
+    match error {
+        CellError::Host { source, .. } => {
+            source.raw_os_error().is_some_and(|code| codes.contains(&code))
+        }
+        _ => false,
     }
 }
 
@@ -800,6 +874,46 @@ mod tests {
                 Err(error) => panic!("{error}"),
             }
         }
+    }
+
+    /// What cannot be written here is a folder where the file should be: root may write all else.
+    #[test]
+    fn an_end_that_cannot_be_written_is_found_and_harms_no_other_record() {
+        let root = tempfile::tempdir().unwrap();
+        let layout = Layout::new(root.path().to_owned());
+        let (record, lease) = Record::create(&layout, &spec()).unwrap();
+        record.write_status(&status(State::Running)).unwrap();
+        let other = CellSpec { id: "f".repeat(32), name: "other".into(), ..spec() };
+        let (other, _other) = Record::create(&layout, &other).unwrap();
+        drop(lease);
+        fs::create_dir(record.path(".status.json.new")).unwrap();
+        fs::remove_file(record.path(Record::SPARE)).unwrap();
+        for _ in 0..2 {
+            let all = Record::all(&layout).unwrap();
+            assert_eq!(all.len(), 2);
+            let (_, _, found) = Record::find(&layout, "c").unwrap();
+            assert_eq!((found.state, found.exit_code), (State::Exited, Some(137)));
+        }
+        assert_eq!(record.read::<Status>("status.json").unwrap().state, State::Running);
+        // With the room that a record keeps, it is written after all, more than once.
+        for code in [3, 4] {
+            record.keep_spare().unwrap();
+            let end = Status { exit_code: Some(code), ..status(State::Exited) };
+            record.write_status(&end).unwrap();
+            let (_, _, found) = Record::find(&layout, "c").unwrap();
+            assert_eq!((found.state, found.exit_code), (State::Exited, Some(code)));
+            assert!(record.path(Record::SPARE).exists());
+        }
+        let long = Status { reason: Some("x".repeat(9000)), ..status(State::Exited) };
+        record.write_status(&long).unwrap();
+        assert_eq!(Record::all(&layout).unwrap().len(), 2);
+        // A record that cannot even be opened is nobody else's trouble.
+        fs::remove_file(record.path("lock")).unwrap();
+        std::os::unix::fs::symlink("lock", record.path("lock")).unwrap();
+        fs::remove_file(record.path("spec.json")).unwrap();
+        let all = Record::all(&layout).unwrap();
+        assert_eq!(all.iter().map(|(one, _, _)| &one.id).collect::<Vec<_>>(), [&other.id]);
+        assert!(!matches!(Record::find(&layout, &record.id), Err(CellError::NoSuchCell(_))));
     }
 
     #[test]

@@ -118,7 +118,10 @@ impl Record {
         match options.write(true).create(true).truncate(true).open(self.path(Self::STOPPED)) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
                 let what = format!("cannot note that {} was stopped", self.id);
-                Err(CellError::host(what)(error))
+                self.end_restarter()?;
+                // Of a restarter that is gone nothing but the file is left; it becomes the note.
+                fs::rename(self.path(Self::RESTARTER), self.path(Self::STOPPED))
+                    .map_err(|_| CellError::host(what)(error))
             }
             _ => self.end_restarter(),
         }

@@ -229,6 +229,40 @@ fn no_room_for_a_cells_record_is_said() {
     ended.complains_of(&["cells", "No space left"]);
 }
 
+/// A small file system as the state root.
+const SMALL: &str = "mkdir $DIR/small; mount -t tmpfs -o size=160m none $DIR/small
+    ln -s $EXOCELL_ROOT/images $EXOCELL_ROOT/kernels $DIR/small; export EXOCELL_ROOT=$DIR/small
+    trap '$EXOCELL rm -f $($EXOCELL ps -aq) >/dev/null 2>&1 || true' EXIT";
+/// Leaves no byte of it.
+const FILL: &str = "dd if=/dev/zero of=$EXOCELL_ROOT/FILL bs=64k 2>/dev/null || true";
+
+#[test]
+fn a_full_disk_keeps_no_command_from_any_cell() {
+    let root = PrivateRoot::with_image();
+    let script = format!(
+        "{SMALL}
+        for name in ends killed stopped victim; do
+            $EXOCELL run -d --name $name -m 128m --disk 8m --restart unless-stopped {TINY} \
+                sleep 1000 >&2
+        done
+        $EXOCELL update --restart no ends >&2; $EXOCELL update --restart no killed >&2
+        {FILL}
+        kill -9 $($EXOCELL inspect ends | sed -n 's/.*supervisor_pid[^0-9]*\\([0-9]*\\).*/\\1/p')
+        rm -f $EXOCELL_ROOT/cells/*/.status.spare; {FILL}
+        $EXOCELL ps -a >&2; $EXOCELL inspect victim >&2; $EXOCELL logs ends >&2
+        $EXOCELL exec victim sh -c 'echo alive'
+        $EXOCELL stop -t 0 stopped >&2; $EXOCELL kill killed >&2
+        $EXOCELL inspect --format '{{{{.State.Status}}}}' stopped killed victim
+        $EXOCELL stats --no-stream >&2; $EXOCELL metrics >&2
+        $EXOCELL rm -f victim; {FILL}
+        $EXOCELL rm -f stopped killed ends; $EXOCELL ps -aq"
+    );
+    let ended = in_namespaces(&["-m"], &root, &script).ok();
+    let told: Vec<&str> = ended.text().split_whitespace().collect();
+    let expected = ["alive", "exited", "exited", "running", "victim", "stopped", "killed", "ends"];
+    assert_eq!(told, expected, "{}", ended.stderr);
+}
+
 #[test]
 fn a_host_without_user_namespaces_says_so() {
     let root = PrivateRoot::with_image();
