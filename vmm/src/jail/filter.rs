@@ -581,7 +581,8 @@ const DEVICE: &[Rule] = rules! {
     accept4 Any, "the guest kernel connects to its devices";
     ioctl OneOf(1, &[libc::FIONBIO]), "non-blocking streams";
     socketpair OneOf(0, &[libc::AF_UNIX as u64]), "host ends of vsock streams";
-    lseek Any, "sizes of guest memory and disks";
+    lseek Any, "sizes of guest memory and disks; whether a place of a disk takes room";
+    fstatfs Any, "what a disk that grows leaves of the host's";
     preadv Any, "block reads into guest memory";
     pwritev Any, "block writes from guest memory";
     fallocate Any, "block discard and write zeroes";

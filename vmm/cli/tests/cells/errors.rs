@@ -237,6 +237,26 @@ const SMALL: &str = "mkdir $DIR/small; mount -t tmpfs -o size=160m none $DIR/sma
 const FILL: &str = "dd if=/dev/zero of=$EXOCELL_ROOT/FILL bs=64k 2>/dev/null || true";
 
 #[test]
+fn a_cells_disk_leaves_the_host_room() {
+    let root = PrivateRoot::with_image();
+    let script = format!(
+        "{SMALL}
+        $EXOCELL run -d --name small -m 128m --disk 20m {TINY} sleep 1000 >&2
+        $EXOCELL exec small dd if=/dev/zero of=/kept bs=1M count=4 conv=fsync >&2
+        $EXOCELL run --name large -m 128m --disk 1g {TINY} \
+            dd if=/dev/zero of=/x bs=1M count=900 conv=fsync >&2 && exit 9
+        set -- $(stat -f -c '%a %S' $EXOCELL_ROOT); echo $(($1 * $2 / 1048576))
+        $EXOCELL exec small dd if=/dev/zero of=/kept bs=1M count=4 conv=notrunc,fsync >&2
+        $EXOCELL exec small dd if=/dev/zero of=/new bs=1M count=8 conv=fsync >&2 && exit 8
+        $EXOCELL rm -f small large >&2; $EXOCELL ps -aq"
+    );
+    let ended = in_namespaces(&["-m"], &root, &script).ok();
+    // Two disks may have looked at the same time.
+    let free: u64 = ended.text().parse().unwrap();
+    assert!((56..=72).contains(&free), "{free} MiB: {}", ended.stderr);
+}
+
+#[test]
 fn a_full_disk_keeps_no_command_from_any_cell() {
     let root = PrivateRoot::with_image();
     let script = format!(

@@ -8,6 +8,7 @@ use nix::fcntl::{FallocateFlags, fallocate};
 use virtio_bindings::bindings::virtio_blk::*;
 
 use super::request::*;
+use super::reserve::Reserve;
 use super::windows::{Windows, place};
 use super::{BlockConfig, BlockMetrics, Contents};
 use crate::devices::DeviceError;
@@ -30,6 +31,7 @@ pub(crate) struct Block {
     own: u64,
     capacity: u64,
     windows: Option<Windows>,
+    reserve: Reserve,
     config: [u8; CONFIG_BYTES],
     metrics: Arc<BlockMetrics>,
 }
@@ -49,6 +51,7 @@ impl Block {
             own,
             capacity,
             windows,
+            reserve: Reserve::default(),
             config: config_space(capacity),
             metrics,
         })
@@ -113,6 +116,7 @@ impl Block {
         let len = from.len() as u64;
         let mut at = locate(sector, len, self.capacity)?;
         let file = self.changeable()?;
+        self.reserve.take(file, at, len).map_err(|_| Failure::Io)?;
         while !from.is_empty() {
             let done = sys::write_at(file, from.slices(), at).map_err(|_| Failure::Io)?;
             at += progress(done, from)?;

@@ -1,12 +1,14 @@
 //! virtio-blk over a file, or pieces of several (virtio 1.2, section 5.2).
 //!
 //! Reads, writes, flush, identity, discard and write-zeroes; the last two punch
-//! holes. A full host disk is an I/O error for the guest and nothing more.
+//! holes. A full host disk is an I/O error for the guest and nothing more; `reserve` sees to it
+//! that it is full for the guest before it is for the host.
 
 mod contents;
 mod device;
 mod metrics;
 mod request;
+mod reserve;
 mod windows;
 
 pub use contents::{Contents, Pages};
