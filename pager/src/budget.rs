@@ -197,8 +197,10 @@ fn range(kind: libc::c_int, index: usize) -> libc::flock {
 }
 
 impl Ledger {
+    /// `None` where there is none, or one that was about to be set when the disk was full.
     fn open(path: &Path) -> Result<Option<Self>, BudgetError> {
         match File::options().read(true).write(true).open(path) {
+            Ok(file) if file.metadata()?.len() == 0 => Ok(None),
             Ok(file) => Ok(Some(Self { file, path: path.display().to_string() })),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(error.into()),
@@ -328,6 +330,18 @@ mod tests {
         assert_eq!(member.ask(MIB).unwrap(), 0);
         Standing::set(&path, 15 * MIB).unwrap();
         assert_eq!(member.ask(20 * MIB).unwrap(), 5 * MIB);
+    }
+
+    /// The disk was full when it was set.
+    #[test]
+    fn an_empty_file_is_no_budget_yet() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("budget");
+        std::fs::write(&path, "").unwrap();
+        assert_eq!(Standing::read(&path).unwrap(), None);
+        assert!(Member::join(&path, MIB, 0).unwrap().is_none());
+        Standing::set(&path, MIB).unwrap();
+        assert_eq!(Standing::read(&path).unwrap().unwrap().budget, MIB);
     }
 
     #[test]

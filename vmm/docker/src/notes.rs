@@ -53,11 +53,9 @@ impl Notes {
         serde_json::from_slice(&text).unwrap_or_default()
     }
 
-    /// Writes them down at `path`.
+    /// Writes them down at `path`: all of them, or none where the disk is full.
     pub fn write(&self, path: &Path) -> io::Result<()> {
         path.parent().map_or(Ok(()), private::folder)?;
-        let mut file = private::create(path)?;
-        serde_json::to_writer(&mut file, self)?;
-        file.sync_all()
+        private::replace(path, &serde_json::to_vec(self)?)
     }
 }
