@@ -217,6 +217,36 @@ impl<'a> Links<'a> {
         Ok((bounded_text(file, bytes_max)?, real))
     }
 
+    /// The text of the file at `path`, which no cell may change; nothing is waited for but a
+    /// descriptor of the operator's.
+    ///
+    /// # Errors
+    /// As of [`Self::text`]; a file that a cell may write, and what is no file.
+    pub fn untouched(&self, path: &Path, bytes_max: u64) -> io::Result<String> {
+        if is_descriptor(path) {
+            return bounded_text(File::open(path)?, bytes_max);
+        }
+        let found = self.follow(path)?;
+        match self.writer_at(&found.path()?)? {
+            None => bounded_text(found.file()?, bytes_max),
+            Some(writable) => Err(cells_place(&writable)),
+        }
+    }
+
+    /// Where a file at `path` would be, in a directory that is there and that no cell may write.
+    ///
+    /// # Errors
+    /// As of [`Self::place`], and for a directory that a cell may write.
+    pub fn untouched_place(&self, path: &Path) -> io::Result<PathBuf> {
+        let name = path.file_name().ok_or(io::ErrorKind::IsADirectory)?;
+        let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+        let place = self.real(parent.unwrap_or(Path::new(".")))?.join(name);
+        match self.writer_at(&place)? {
+            None => Ok(place),
+            Some(writable) => Err(cells_place(&writable)),
+        }
+    }
+
     /// A copy of the module at `path`.
     ///
     /// # Errors
@@ -314,6 +344,13 @@ impl<'a> Links<'a> {
         }
         Ok(None)
     }
+}
+
+fn cells_place(writable: &Path) -> io::Error {
+    io::Error::other(format!(
+        "a cell may write {}, and change what is there; name a place that no cell has",
+        writable.display()
+    ))
 }
 
 /// Whether `path` names a descriptor of this process, which no cell can have made.

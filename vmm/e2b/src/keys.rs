@@ -12,9 +12,11 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::{Read, Write};
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
+use exocell_cell::Layout;
+use exocell_cell::granted::Links;
 use exocell_cell::images::private;
 use exocell_cell::xgate::Endpoint;
 use serde::Deserialize;
@@ -76,12 +78,11 @@ impl Keys {
     /// Those of the file at `path`.
     ///
     /// # Errors
-    /// It cannot be read, or says what makes no sense.
-    pub fn read(path: &Path, granted: &[String]) -> Result<Self, ServeError> {
+    /// It cannot be read, a cell may write it, or it says what makes no sense.
+    pub fn read(layout: &Layout, path: &Path, granted: &[String]) -> Result<Self, ServeError> {
         let shown = path.display();
-        let mut text = String::new();
-        fs::File::open(path)
-            .and_then(|file| file.take(FILE_BYTES_MAX).read_to_string(&mut text))
+        let text = Links::outside(layout)
+            .untouched(path, FILE_BYTES_MAX)
             .map_err(ServeError::host(format!("cannot read the keys in {shown}")))?;
         Self::of(&text, granted).map_err(|why| ServeError::Usage(format!("{shown}: {why}")))
     }
@@ -117,11 +118,7 @@ impl Keys {
             _ => {
                 // In the form that clients of before 2.60 hold a key to.
                 let key = format!("{PREFIX}{}", random().map_err(failed())?);
-                let new = folder.join("key.new");
-                private::create(&new)
-                    .and_then(|mut file| file.write_all(format!("{key}\n").as_bytes()))
-                    .and_then(|()| fs::rename(&new, &path))
-                    .map_err(failed())?;
+                private::replace(&path, format!("{key}\n").as_bytes()).map_err(failed())?;
                 key
             }
         };

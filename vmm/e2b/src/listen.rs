@@ -103,7 +103,7 @@ async fn run(
         Err(fs::TryLockError::Error(error)) => return Err(failed()(error)),
     }
     let (keys, key) = match &options.keys {
-        Some(path) => (Keys::read(path, &options.defaults.connect)?, None),
+        Some(path) => (Keys::read(&options.layout, path, &options.defaults.connect)?, None),
         None => Keys::only(&root).map(|(keys, path)| (keys, Some(path)))?,
     };
     let notes = Notes::open(root.join("sandboxes")).map_err(failed())?;

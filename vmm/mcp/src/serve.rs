@@ -112,7 +112,7 @@ async fn listen(
             folder.join("key")
         }
     };
-    let key = key::read_or_make(&path)?;
+    let key = key::read_or_make(layout, &path)?;
     let listener = TcpListener::bind(address).await;
     let listener = listener.map_err(ServeError::host(format!("cannot listen at {address}")))?;
     let at = listener.local_addr().map_err(ServeError::host("cannot listen"))?;

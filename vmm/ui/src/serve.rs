@@ -68,7 +68,7 @@ async fn run(options: Options, ready: impl FnOnce(SocketAddr, &Key)) -> Result<(
     let listener = listener.map_err(failed())?;
     let at = listener.local_addr().map_err(failed())?;
     let (key, told) = match options.key {
-        Some(path) => (key::read_or_make(&path)?, Key::File(path)),
+        Some(path) => (key::read_or_make(&options.layout, &path)?, Key::File(path)),
         None if at.ip().is_loopback() => {
             let own = key::random().map_err(ServeError::host("cannot make a key"))?;
             (key::Key::of(&own), Key::Own(own))

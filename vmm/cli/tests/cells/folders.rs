@@ -206,6 +206,20 @@ fn no_command_of_the_operator_follows_a_cells_link_or_waits_for_its_pipe() {
     ] {
         run(args).exited(125).complains_of(&[&pipe, "not a file"]);
     }
+    // A key that is where a cell may write is the cell's, too.
+    let made = at("made");
+    for place in [&file, &pipe, &made] {
+        for args in [
+            &["serve", "--ui", "127.0.0.1:0", "--ui-key", place][..],
+            &["serve", "--e2b", "127.0.0.1:0", "--e2b-keys", place],
+            &["mcp", "--http", "127.0.0.1:0", "--image", IMAGE, "--key-file", place],
+        ] {
+            if *place != made || !args.contains(&"--e2b-keys") {
+                run(args).exited(125).complains_of(&["a cell may write", text(&shared)]);
+            }
+        }
+    }
+    assert!(!shared.join("made").exists() && read(&host.join("secret")).contains("of the host"));
     // The operator's own are followed.
     let own = text(&dir.path().join("operators")).to_owned();
     let ended = shell(&["--env-file", &own], "echo $NAME").ok();
