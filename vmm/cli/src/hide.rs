@@ -6,9 +6,10 @@ use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::FileExt;
 
+use clap::Parser;
 use exocell_cell::CellError;
 
-use crate::args::{Command, ProcessArgs, RunArgs};
+use crate::args::{Cli, Command, ProcessArgs, RunArgs};
 
 /// What stands where a value was.
 const BLANK: u8 = b'*';
@@ -18,10 +19,15 @@ const BLANK: u8 = b'*';
 /// # Errors
 /// The command line can't be changed; the message says how to hand values over without it.
 pub fn values(command: &Command) -> Result<(), CellError> {
+    let behind = match command {
+        Command::Mcp(args) => of_flags(&args.flags),
+        _ => None,
+    };
     let given: Vec<&str> = match command {
         Command::Run(args) => of_run(args),
         Command::Pool(args) => of_run(&args.run),
         Command::Exec(args) => of_process(&args.process),
+        Command::Mcp(_) => behind.as_ref().map_or_else(Vec::new, of_run),
         _ => return Ok(()),
     };
     let given: Vec<&str> = given.into_iter().filter(|text| text.contains('=')).collect();
@@ -32,6 +38,15 @@ pub fn values(command: &Command) -> Result<(), CellError> {
         "cannot take values out of this command line, which others can read; give them by variables \
          instead (--secret NAME@HOST, -e NAME), or by a file (--env-file)",
     ))
+}
+
+/// Flags of `exocell run` that another command hands on. What is wrong with them, that says.
+fn of_flags(flags: &[String]) -> Option<RunArgs> {
+    let words = ["exocell", "run"].into_iter().chain(flags.iter().map(String::as_str));
+    match Cli::try_parse_from(words.chain(["image"])).ok()?.command {
+        Command::Run(run) => Some(*run),
+        _ => None,
+    }
 }
 
 fn of_run(args: &RunArgs) -> Vec<&str> {
@@ -92,6 +107,13 @@ mod tests {
         blank_in(&mut line, &["K=abc@h.test", "A=1", "B=2=3"]);
         let expected = b"run\0--secret=K=**********\0-e\0A=*\0-eB=***\0img\0sh\0A=\0";
         assert_eq!(String::from_utf8_lossy(&line), String::from_utf8_lossy(expected));
+    }
+
+    #[test]
+    fn what_is_behind_the_flags_of_a_server_is_found() {
+        let flags = ["-m", "1g", "-eA=1", "--secret", "K=abc@h.test"].map(str::to_owned);
+        assert_eq!(of_run(&of_flags(&flags).unwrap()), ["K=abc@h.test", "A=1"]);
+        assert!(of_flags(&["--nonsense".to_owned()]).is_none());
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 
 use tempfile::TempDir;
 
-use crate::common::host::state_root;
+use crate::common::host::{command_line, state_root};
 use crate::common::{IMAGE, Started, eventually, finish, given, pip, program, text};
 
 const PINS: &str = include_str!("../mcp/pins.txt");
@@ -54,9 +54,15 @@ struct Http {
 
 impl Http {
     fn start() -> Self {
+        Self::start_with(&[])
+    }
+
+    /// With more flags for every sandbox.
+    fn start_with(more: &[&str]) -> Self {
         let root = root();
         let mut command = in_root(&root, &["mcp", "--http", "127.0.0.1:0"]);
-        let mut child = command.args(FLAGS).stdout(Stdio::piped()).spawn().expect("exocell mcp");
+        let mut child =
+            command.args(FLAGS).args(more).stdout(Stdio::piped()).spawn().expect("exocell mcp");
         let mut line = String::new();
         let stdout = child.stdout.take().expect("a pipe");
         BufReader::new(stdout).read_line(&mut line).expect("the server says that it serves");
@@ -112,6 +118,15 @@ fn the_reference_client_is_given_a_tour_by_http() {
     let url = format!("http://{}/mcp", server.address);
     assert_eq!(tour(&["http", &url, &server.key()]), STEPS);
     eventually("nothing is left", || cells(&server.root).is_empty());
+}
+
+#[test]
+fn what_sandboxes_are_given_is_not_in_the_servers_command_line() {
+    let given = ["-e", "TOKEN=sk-not-for-others", "--secret", "KEY=also-not@example.org"];
+    let server = Http::start_with(&given);
+    let line = command_line(server.child.id() as i32);
+    assert!(line.contains("TOKEN=***") && line.contains("KEY=***"), "{line}");
+    assert!(!line.contains("not-for-others") && !line.contains("also-not"), "{line}");
 }
 
 #[test]
