@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use exocell_cell::agent::{printable, printable_lines};
 use exocell_cell::parent::Parent;
 use exocell_cell::xgate::{CapabilitySet, explain_json, explain_table};
 use exocell_cell::{CellError, Layout, plan};
@@ -30,11 +31,11 @@ pub fn caps(layout: &Layout, command: CapsCommand) -> Result<u8, CellError> {
     match command {
         CapsCommand::Check { file } => match read_table(layout, &file) {
             Ok(_) => {
-                say!("{}: ok", file.display());
+                say!("{}: ok", printable(&file.display().to_string()));
                 Ok(0)
             }
             Err(error) => {
-                crate::show::tell!("exocell: {error}");
+                crate::show::complain(&error);
                 Ok(1)
             }
         },
@@ -47,7 +48,8 @@ pub fn caps(layout: &Layout, command: CapsCommand) -> Result<u8, CellError> {
                 None if json => explain_json(&set.explain()),
                 None => format!("{origin}{}", explain_table(&set.explain())),
             };
-            say!("{}", text.trim_end());
+            // JSON stays the same JSON.
+            say!("{}", printable_lines(text.trim_end()));
             Ok(0)
         }
     }

@@ -33,6 +33,28 @@ fn shows(what: &str, finished: &Finished) {
 }
 
 #[test]
+fn no_text_of_a_table_reaches_a_terminal_raw() {
+    let place = tempfile::tempdir().expect("a folder");
+    let write = |name: &str, table: serde_json::Value| {
+        let file = place.path().join(name);
+        fs::write(&file, table.to_string()).expect("a table");
+        text(&file).to_owned()
+    };
+    let key = write("key.json", serde_json::json!({ "version": 1, HOSTILE: 1 }));
+    shows("caps check", &run(["caps", "check", &key]).exited(1));
+    let folder = serde_json::json!({
+        "host": text(place.path()), "guest": "/a\x1b[2Jb\u{202e}", "rights": ["read"],
+    });
+    let folder = write("folder.json", serde_json::json!({ "version": 1, "folder": [folder] }));
+    is_printable("caps check", &run(["caps", "check", &folder]).stderr);
+    for flags in [&["caps", "explain", &folder][..], &["caps", "explain", "--json", &folder]] {
+        let explained = run(flags);
+        is_printable("caps explain", &String::from_utf8_lossy(&explained.stdout));
+        is_printable("caps explain", &explained.stderr);
+    }
+}
+
+#[test]
 fn nothing_that_a_guest_chose_reaches_a_terminal_raw() {
     let cell = Cell::idle("printable", &["--device", "/dev/kmsg"]);
     let say = format!("printf '<1>{PRINTF}' > /dev/kmsg");

@@ -55,7 +55,7 @@ pub fn serve(layout: &Layout, args: &ServeArgs) -> Result<u8, CellError> {
         for other in fronts {
             scope.spawn(move || {
                 if let Err(error) = other() {
-                    crate::show::tell!("exocell: {error}");
+                    crate::show::complain(&error);
                     std::process::exit(125);
                 }
             });
