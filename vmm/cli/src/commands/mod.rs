@@ -48,6 +48,7 @@ pub fn dispatch(cli: Cli) -> Result<u8, CellError> {
     let root = std::path::absolute(cli.root.unwrap_or_else(Layout::default_root))
         .map_err(CellError::host("cannot find the state root"))?;
     let layout = Layout::new(root);
+    layout.check_owner()?;
     staging::sweep(&layout);
     match cli.command {
         Command::Run(args) => run::run(&layout, *args),
