@@ -15,8 +15,11 @@ const THREADS: u64 = 256;
 /// with a process.
 const TRANSFERS: u64 = 256;
 const UNPACKING: u64 = 64;
-/// Bytes of requests that have not come to their end, and of commands that run.
+/// Bytes of requests that have not come to their end, of commands that run, and of answers that are
+/// not taken yet.
 const BYTES: u64 = 128 << 20;
+/// Bytes of what has happened in directories, for clients that ask for it now and then.
+const EVENT_BYTES: u64 = 64 << 20;
 /// Bytes of what builds have said.
 const LOG_BYTES: u64 = 256 << 20;
 /// Archives that come.
@@ -35,6 +38,7 @@ pub struct Bounds {
     pub transfers: Arc<Shares>,
     pub unpacking: Arc<Shares>,
     pub bytes: Arc<Shares>,
+    pub event_bytes: Arc<Shares>,
     pub log_bytes: Arc<Shares>,
     pub archives: Arc<Shares>,
 }
@@ -52,6 +56,7 @@ impl Bounds {
             transfers: Shares::new(TRANSFERS),
             unpacking: Shares::new(UNPACKING),
             bytes: Shares::new(BYTES),
+            event_bytes: Shares::new(EVENT_BYTES),
             log_bytes: Shares::new(LOG_BYTES),
             archives: Shares::new(ARCHIVES),
         }
@@ -129,6 +134,11 @@ impl Share {
             self.amount += amount;
         }
         may
+    }
+
+    /// Nothing yet, for the same one.
+    pub fn another(&self) -> Self {
+        self.of.none(&self.who)
     }
 
     pub fn shrink(&mut self, amount: u64) {

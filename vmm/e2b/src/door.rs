@@ -7,14 +7,15 @@
 //!             v                                                  v
 //!           closed                                      stays until its answer is taken
 //! ```
-//! A connection owes nothing while it waits: who connects and says little keeps nobody out.
+//! A connection owes nothing while it waits: who connects and says little keeps nobody out. Who takes
+//! nothing of an answer that is all there is broken off.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::net::IpAddr;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -23,12 +24,14 @@ use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
-use tokio::time::timeout;
+use tokio::time::{Sleep, sleep, timeout};
 
 use crate::bounds::Share;
 
 /// How long a connection that was told to go may take until the next one is.
 const ROOM_TIME: Duration = Duration::from_millis(20);
+/// How long a client may take nothing of an answer that is all there.
+const TAKING_MAX: Duration = Duration::from_secs(10);
 /// When a client that says nothing is asked whether it is there (tcp(7)): in seconds, and how often.
 const ALIVE_IDLE: u32 = 60;
 const ALIVE_AGAIN: u32 = 15;
@@ -39,6 +42,7 @@ pub struct Door {
     places: Arc<Semaphore>,
     /// Connections of one address, where it is not this machine: a proxy here speaks for many.
     of_one_max: usize,
+    taking_max: Duration,
     guests: Mutex<Guests>,
 }
 
@@ -55,6 +59,7 @@ impl Door {
         Arc::new(Self {
             places: Arc::new(Semaphore::new(connections)),
             of_one_max: (connections / 2).max(1),
+            taking_max: TAKING_MAX,
             guests: Mutex::default(),
         })
     }
@@ -102,6 +107,8 @@ pub struct Seat {
     told: Arc<Notify>,
     /// Whether it is broken off rather than ended.
     broken: Arc<AtomicBool>,
+    /// Answers that are all there, and not taken yet.
+    answers: Arc<AtomicUsize>,
     /// Among those that wait.
     number: Mutex<Option<u64>>,
     _place: OwnedSemaphorePermit,
@@ -129,24 +136,26 @@ impl Seat {
             line: line.clone(),
             told: Arc::default(),
             broken: Arc::default(),
+            answers: Arc::default(),
             number: Mutex::default(),
             _place: place,
         });
         *door.guests().by_address.entry(address).or_default() += 1;
         seat.wait();
-        let writing = Writing(Some(write), seat.broken.clone());
+        let writing = Writing {
+            half: Some(write),
+            broken: seat.broken.clone(),
+            answers: seat.answers.clone(),
+            taking_max: door.taking_max,
+            late: None,
+        };
         (seat, tokio::io::join(Reading(line), writing))
     }
 
     /// Has the connection end with a reset (tcp(7), SO_LINGER): its client hears that it was broken
     /// off, and not that an answer has a wrong form.
     pub fn break_off(&self) {
-        let stream: &TcpStream = (*self.line).as_ref();
-        let now = nix::libc::linger { l_onoff: 1, l_linger: 0 };
-        // Else it ends as others do.
-        if setsockopt(stream, sockopt::Linger, &now).is_ok() {
-            self.broken.store(true, Ordering::Release);
-        }
+        break_off((*self.line).as_ref(), &self.broken);
     }
 
     fn number(&self) -> MutexGuard<'_, Option<u64>> {
@@ -206,6 +215,23 @@ impl Drop for Seat {
     }
 }
 
+fn break_off(stream: &TcpStream, broken: &AtomicBool) {
+    let now = nix::libc::linger { l_onoff: 1, l_linger: 0 };
+    // Else it ends as others do.
+    if setsockopt(stream, sockopt::Linger, &now).is_ok() {
+        broken.store(true, Ordering::Release);
+    }
+}
+
+/// An answer that is all there, until it is taken.
+pub struct Taking(Arc<AtomicUsize>);
+
+impl Drop for Taking {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
 /// The half of a connection that is read, which others look at as well.
 struct Reading(Arc<OwnedReadHalf>);
 
@@ -231,49 +257,76 @@ impl AsyncRead for Reading {
 }
 
 /// The other half. It says that nothing more comes when it goes, unless the connection is broken off.
-struct Writing(Option<OwnedWriteHalf>, Arc<AtomicBool>);
+struct Writing {
+    half: Option<OwnedWriteHalf>,
+    broken: Arc<AtomicBool>,
+    answers: Arc<AtomicUsize>,
+    taking_max: Duration,
+    /// When it is too late to take any of an answer.
+    late: Option<Pin<Box<Sleep>>>,
+}
 
 impl Writing {
-    fn half(self: Pin<&mut Self>) -> io::Result<Pin<&mut OwnedWriteHalf>> {
-        let half = self.get_mut().0.as_mut().map(Pin::new);
-        half.ok_or_else(|| io::ErrorKind::NotConnected.into())
+    fn half(&mut self) -> io::Result<Pin<&mut OwnedWriteHalf>> {
+        self.half.as_mut().map(Pin::new).ok_or_else(|| io::ErrorKind::NotConnected.into())
+    }
+
+    /// `written`, or the end of a client that takes nothing.
+    fn in_time<T>(
+        &mut self,
+        context: &mut Context<'_>,
+        written: Poll<io::Result<T>>,
+    ) -> Poll<io::Result<T>> {
+        // One that follows a program may be as slow as it likes.
+        if written.is_ready() || self.answers.load(Ordering::Acquire) == 0 {
+            self.late = None;
+            return written;
+        }
+        let most = self.taking_max;
+        ready!(self.late.get_or_insert_with(|| Box::pin(sleep(most))).as_mut().poll(context));
+        if let Some(half) = &self.half {
+            break_off(half.as_ref(), &self.broken);
+        }
+        Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
     }
 }
 
 impl AsyncWrite for Writing {
     fn poll_write(
-        self: Pin<&mut Self>,
+        mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        self.half()?.poll_write(context, bytes)
+        let written = self.half()?.poll_write(context, bytes);
+        self.in_time(context, written)
     }
 
-    fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.half()?.poll_flush(context)
     }
 
-    fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.half()?.poll_shutdown(context)
     }
 
     fn poll_write_vectored(
-        self: Pin<&mut Self>,
+        mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
         slices: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        self.half()?.poll_write_vectored(context, slices)
+        let written = self.half()?.poll_write_vectored(context, slices);
+        self.in_time(context, written)
     }
 
     fn is_write_vectored(&self) -> bool {
-        self.0.as_ref().is_some_and(OwnedWriteHalf::is_write_vectored)
+        self.half.as_ref().is_some_and(OwnedWriteHalf::is_write_vectored)
     }
 }
 
 impl Drop for Writing {
     fn drop(&mut self) {
-        if self.1.load(Ordering::Acquire)
-            && let Some(half) = self.0.take()
+        if self.broken.load(Ordering::Acquire)
+            && let Some(half) = self.half.take()
         {
             half.forget();
         }
@@ -284,19 +337,22 @@ impl Drop for Writing {
 pub struct Work {
     seat: Arc<Seat>,
     held: Mutex<Vec<Box<dyn Send>>>,
+    /// Whose it is, once that is known.
+    caller: OnceLock<String>,
 }
 
 impl Work {
     pub fn new(seat: &Arc<Seat>) -> Arc<Self> {
-        Arc::new(Self { seat: seat.clone(), held: Mutex::default() })
+        Arc::new(Self { seat: seat.clone(), held: Mutex::default(), caller: OnceLock::new() })
     }
 
     fn held(&self) -> MutexGuard<'_, Vec<Box<dyn Send>>> {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// It counts as somebody's, who has `share` for it: its connection stays.
-    pub fn count(&self, share: Share) {
+    /// It counts as `caller`'s, who has `share` for it: its connection stays.
+    pub fn count(&self, caller: &str, share: Share) {
+        self.caller.get_or_init(|| caller.to_owned());
         self.held().push(Box::new(share));
         self.seat.stop_waiting();
     }
@@ -304,6 +360,18 @@ impl Work {
     /// Keeps `what` until it is over.
     pub fn keep(&self, what: impl Send + 'static) {
         self.held().push(Box::new(what));
+    }
+
+    /// Whose it is; of one without a key nobody's.
+    pub fn caller(&self) -> &str {
+        self.caller.get().map_or("", String::as_str)
+    }
+
+    /// An answer of it is all there: until this is dropped its client has to take some of it now
+    /// and then, or is broken off.
+    pub fn taking(&self) -> Taking {
+        self.seat.answers.fetch_add(1, Ordering::AcqRel);
+        Taking(self.seat.answers.clone())
     }
 
     /// Until its client is gone.
@@ -350,7 +418,7 @@ mod tests {
         assert!(!door.make_room(None));
         let (a, b, c) = (guest(&door).await, guest(&door).await, guest(&door).await);
         let work = Work::new(&a.0);
-        work.count(Shares::new(8).take("ann", 1).unwrap());
+        work.count("ann", Shares::new(8).take("ann", 1).unwrap());
         assert!(door.make_room(None));
         assert!(!is_now(a.0.told_to_go()).await && !is_now(c.0.told_to_go()).await);
         b.0.told_to_go().await;
@@ -375,6 +443,28 @@ mod tests {
         assert!(door.place(other).await.is_some());
         door.guests().by_address.insert([127, 0, 0, 1].into(), 2);
         assert!(door.place([127, 0, 0, 1].into()).await.is_some());
+    }
+
+    #[tokio::test]
+    async fn who_takes_nothing_of_an_answer_is_broken_off() {
+        let mut door = Door::new(1);
+        Arc::get_mut(&mut door).unwrap().taking_max = Duration::from_millis(20);
+        let (seat, line, _theirs) = guest(&door).await;
+        let mut line = pin!(line);
+        let work = Work::new(&seat);
+        let much = vec![0; 64 << 20];
+        {
+            // What a program says may wait.
+            let mut writing = pin!(line.write_all(&much));
+            assert!(!is_now(async { drop(writing.as_mut().await) }).await);
+            assert!(!is_now(async { drop(writing.as_mut().await) }).await);
+        }
+        let answer = work.taking();
+        let failed = line.write_all(&much).await.unwrap_err();
+        assert_eq!(failed.kind(), io::ErrorKind::TimedOut);
+        drop((answer, work));
+        assert_eq!(seat.answers.load(Ordering::Acquire), 0);
+        assert!(seat.broken.load(Ordering::Acquire));
     }
 
     #[tokio::test]

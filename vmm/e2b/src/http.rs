@@ -26,6 +26,11 @@ use crate::error::{Problem, Result};
 
 /// The longest JSON that a client may send, in bytes.
 pub const JSON_BYTES_MAX: usize = 4 << 20;
+/// The longest answer of one piece, and what is not counted of one.
+const ANSWER_BYTES_MAX: usize = 32 << 20;
+const ANSWER_BYTES_FREE: usize = 16 << 10;
+/// By how much an answer's part of the caller's share grows.
+const ANSWER_STEP: usize = 64 << 10;
 /// How long it may take to send it.
 const JSON_TIME_MAX: Duration = Duration::from_secs(30);
 /// How long a body that is streamed may pause.
@@ -73,7 +78,7 @@ impl Call {
         let share = self.bounds.calls.take(tenant, 1).ok_or_else(|| {
             Problem::exhausted("this key has as many calls at once as it may; end one, or wait")
         })?;
-        self.work.count(share);
+        self.work.count(tenant, share);
         self.held = self.bounds.bytes.none(tenant);
         Ok(())
     }
@@ -105,7 +110,111 @@ pub fn read_json<T: DeserializeOwned>(text: &[u8]) -> Result<T> {
 
 /// A client has sent more at once than it may, of what the server has not dealt with yet.
 pub fn too_much() -> Problem {
-    Problem::exhausted("this key has too many bytes of requests on their way; wait for an answer")
+    Problem::exhausted(
+        "this key has too many bytes of requests and answers on their way; read an answer, or wait \
+         for one",
+    )
+}
+
+/// An answer that grows within its caller's share, in which it stays until it is taken.
+pub struct Growing {
+    text: Vec<u8>,
+    held: Share,
+}
+
+impl AsRef<[u8]> for Growing {
+    fn as_ref(&self) -> &[u8] {
+        &self.text
+    }
+}
+
+impl Growing {
+    /// What `begin` says, and more to come.
+    pub fn new(held: Share, begin: &str) -> Self {
+        Self { text: begin.as_bytes().to_vec(), held }
+    }
+
+    /// Another element of its list.
+    ///
+    /// # Errors
+    /// It is too long, or its caller has too much on its way.
+    pub fn push(&mut self, value: &impl Serialize) -> Result<()> {
+        if !self.text.ends_with(b"[") {
+            self.say(b",")?;
+        }
+        let written = serde_json::to_vec(value);
+        self.say(&written.map_err(|error| Problem::internal(error.to_string()))?)
+    }
+
+    fn say(&mut self, bytes: &[u8]) -> Result<()> {
+        if self.text.len() + bytes.len() > ANSWER_BYTES_MAX {
+            return Err(too_long());
+        }
+        if self.text.len() + bytes.len() > self.text.capacity() {
+            let more = ANSWER_STEP.max(bytes.len());
+            if !self.held.grow(more as u64) {
+                return Err(too_much());
+            }
+            self.text.reserve_exact(more);
+        }
+        self.text.extend_from_slice(bytes);
+        Ok(())
+    }
+
+    /// The reply, with `end` behind it.
+    ///
+    /// # Errors
+    /// As [`Self::push`]'s.
+    pub fn reply(mut self, end: &str) -> Result<Response> {
+        self.say(end.as_bytes())?;
+        let body = Body::Whole(Some(Bytes::from_owner(self)));
+        let mut response = reply(StatusCode::OK, "application/json", body);
+        response.extensions_mut().insert(Counted);
+        Ok(response)
+    }
+}
+
+/// Of an answer that is in its caller's share already.
+#[derive(Clone)]
+struct Counted;
+
+/// Bytes, and what is held until they are taken.
+struct Kept<T>(Bytes, T);
+
+impl<T> AsRef<[u8]> for Kept<T> {
+    fn as_ref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+fn too_long() -> Problem {
+    Problem::new(
+        StatusCode::PAYLOAD_TOO_LARGE,
+        format!("the answer is longer than {ANSWER_BYTES_MAX} bytes; ask for less, or for a page"),
+    )
+}
+
+/// `response` as it is sent to the client of `work`: what it has of one piece is of the caller's
+/// share until it is taken, and may not lie untaken for long.
+pub fn sent(response: Response, work: &Work, bounds: &Bounds) -> Response {
+    let (mut head, body) = response.into_parts();
+    let Body::Whole(Some(bytes)) = body else { return Response::from_parts(head, body) };
+    let length = bytes.len();
+    if head.extensions.remove::<Counted>().is_some() || length <= ANSWER_BYTES_FREE {
+        let bytes = Bytes::from_owner(Kept(bytes, work.taking()));
+        return Response::from_parts(head, Body::Whole(Some(bytes)));
+    }
+    let share = match length <= ANSWER_BYTES_MAX {
+        true => bounds.bytes.take(work.caller(), length as u64).ok_or_else(too_much),
+        false => Err(too_long()),
+    };
+    match share {
+        Ok(share) => {
+            let bytes = Bytes::from_owner(Kept(bytes, (share, work.taking())));
+            Response::from_parts(head, Body::Whole(Some(bytes)))
+        }
+        Err(problem) => sent(refusal(&problem), work, bounds),
+    }
 }
 
 /// The body of a call. Of one that nobody wants a little is read all the same: a client that is
@@ -281,6 +390,33 @@ mod tests {
     #[test]
     fn a_time_is_told_to_the_millisecond() {
         assert_eq!(stamp(1_500), "1970-01-01T00:00:01.500Z");
+    }
+
+    #[test]
+    fn an_answer_is_in_its_callers_share_until_it_is_taken() {
+        let bounds = Bounds::new(16);
+        let free = || bounds.bytes.take("ann", 64 << 20).is_some();
+        let list = |count: usize| {
+            let mut growing = Growing::new(bounds.bytes.none("ann"), "{\"all\":[");
+            let line = "x".repeat(1 << 20);
+            (0..count).try_for_each(|_| growing.push(&line)).and_then(|()| growing.reply("]}"))
+        };
+        let taken = |response: Response| match response.into_body() {
+            Body::Whole(bytes) => bytes.unwrap(),
+            _ => panic!("not of one piece"),
+        };
+        let short = taken(list(2).unwrap());
+        assert!(serde_json::from_slice::<serde_json::Value>(&short).unwrap()["all"][1].is_string());
+        assert!(!free());
+        drop(short);
+        assert!(free());
+        assert_eq!(list(33).err().unwrap().status, StatusCode::PAYLOAD_TOO_LARGE);
+        let all: Vec<_> = (0..6).map_while(|_| list(20).ok().map(taken)).collect();
+        assert_eq!(all.len(), 3, "half of what all share");
+        assert_eq!(list(20).err().unwrap().status, StatusCode::TOO_MANY_REQUESTS);
+        assert!(bounds.bytes.take("bob", 30 << 20).is_some());
+        drop(all);
+        assert!(free());
     }
 
     #[test]

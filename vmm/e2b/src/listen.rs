@@ -28,7 +28,7 @@ use crate::door::{Door, Seat, Work};
 use crate::envd::signature::Signed;
 use crate::envd::{self, PORT};
 use crate::error::{Problem, ServeError};
-use crate::http::{Call, Response, refusal};
+use crate::http::{Call, Response, refusal, sent};
 use crate::keys::Keys;
 use crate::note::Notes;
 use crate::options::Options;
@@ -230,6 +230,7 @@ async fn answer(
         500 | 503 => warn!(%method, path, status, took_us, "answered"),
         _ => debug!(%method, path, status, took_us, "answered"),
     }
+    let response = sent(response, &work, &server.bounds);
     // What has nothing to say for long is to hear that nobody listens.
     response.map(|body| body.until(async move { work.gone().await }))
 }

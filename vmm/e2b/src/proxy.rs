@@ -63,7 +63,7 @@ pub fn admit(sandbox: &Sandbox, request: &Request<Incoming>, work: &Work) -> Res
     }
     let (place, share) = sandbox.visit()?;
     work.keep(place);
-    work.count(share);
+    work.count(sandbox.tenant(), share);
     Ok(())
 }
 

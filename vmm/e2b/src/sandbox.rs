@@ -277,6 +277,11 @@ impl Sandbox {
         self.bounds.bytes.take(self.tenant(), count)
     }
 
+    /// What of its tenant's share holds events for clients that ask for them; nothing yet.
+    pub fn event_bytes(&self) -> Share {
+        self.bounds.event_bytes.none(self.tenant())
+    }
+
     /// Does `work`, which may block, in its turn.
     pub async fn work<T: Send + 'static>(
         &self,

@@ -484,6 +484,32 @@ const PACKED: [u8; 26] = [
 ];
 
 #[test]
+fn answers_that_nobody_reads_take_bounded_memory_and_end() {
+    let server = Server::start();
+    // Told of it takes a mebibyte: each of these is six bytes in JSON.
+    let metadata = json!({ "templateID": "base", "metadata": { "x": "\u{1}".repeat(170 << 10) } });
+    let made = server.call("POST /v2/sandboxes", &[], metadata.to_string().as_bytes());
+    assert_eq!(made.status, 201, "{}", made.text());
+    let before = server.memory();
+    let ask = format!("GET /sandboxes HTTP/1.1\r\nHost: x\r\nX-API-KEY: {}\r\n\r\n", server.key());
+    let unread: Vec<_> = (0..300)
+        .map(|_| {
+            let mut stream = server.connect();
+            stream.write_all(ask.as_bytes()).unwrap();
+            stream
+        })
+        .collect();
+    // Half of what all share is one key's.
+    let list = || server.call("GET /sandboxes", &[], b"").status;
+    eventually("it may have no more", || list() == 429);
+    let more = server.memory().saturating_sub(before);
+    assert!(more < 160 << 10, "{more} KiB");
+    eventually("those that nobody reads have ended", || list() == 200);
+    drop(unread);
+    assert_eq!(list(), 200);
+}
+
+#[test]
 fn what_is_never_finished_takes_bounded_memory_and_no_process() {
     let server = Server::start();
     let own = server.sandbox();

@@ -83,6 +83,11 @@ pub fn answer(answer: Result<Value>) -> Response {
     }
 }
 
+/// The same for one that may be long.
+pub fn whole(reply: Result<Response>) -> Response {
+    reply.unwrap_or_else(|problem| answer(Err(problem)))
+}
+
 fn told(problem: &Problem) -> Value {
     json!({ "code": problem.code(), "message": printable_lines(&problem.message) })
 }

@@ -9,11 +9,11 @@ use exocell_cell::clock::rfc3339_ms;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::connect::{Stream, answer, only, refused, time_limit, unary};
+use super::connect::{Stream, answer, only, refused, time_limit, unary, whole};
 use super::watchers::{self, Watching};
 use super::{of_user, placed, user};
 use crate::error::{Problem, Result};
-use crate::http::{Call, Response};
+use crate::http::{Call, Growing, Response};
 use crate::sandbox::Sandbox;
 
 #[derive(Debug, Default, Deserialize)]
@@ -38,11 +38,10 @@ pub async fn serve(sandbox: Arc<Sandbox>, verb: &str, call: Call) -> Response {
     };
     match verb {
         "WatchDir" => watch(sandbox, user, call).await,
-        "Stat" | "MakeDir" | "Remove" | "ListDir" | "Move" => {
-            answer(change(&sandbox, user, verb, call).await)
-        }
+        "ListDir" => whole(list(&sandbox, user, call).await),
+        "Stat" | "MakeDir" | "Remove" | "Move" => answer(change(&sandbox, user, verb, call).await),
         "CreateWatcher" => answer(create_watcher(&sandbox, user, call).await),
-        "GetWatcherEvents" => answer(watcher_events(&sandbox, call).await),
+        "GetWatcherEvents" => whole(watcher_events(&sandbox, call).await),
         "RemoveWatcher" => answer(remove_watcher(&sandbox, call).await),
         other => {
             let what = format!("filesystem.Filesystem/{other}");
@@ -57,7 +56,6 @@ async fn change(sandbox: &Arc<Sandbox>, user: String, verb: &str, call: Call) ->
         "Stat" => (order.path, FileAction::Stat),
         "MakeDir" => (order.path, FileAction::MakeDir),
         "Remove" => (order.path, FileAction::Remove),
-        "ListDir" => (order.path, FileAction::List { depth: order.depth.max(1) }),
         _ => (order.source, FileAction::Move { to: order.destination }),
     };
     let note = sandbox.note();
@@ -67,17 +65,31 @@ async fn change(sandbox: &Arc<Sandbox>, user: String, verb: &str, call: Call) ->
     };
     let request = FileRequest { user, path: placed(&note, &path), action };
     match &request.action {
-        FileAction::List { .. } => {
-            let listed = sandbox.ask(move |guest| files::list(guest, guest, &request)).await;
-            let all: Vec<Value> = listed.map_err(of_user)?.iter().map(entry).collect();
-            Ok(json!({ "entries": all }))
-        }
         FileAction::Remove => {
             let removed = sandbox.ask(move |guest| files::done(guest, guest, &request)).await;
             removed.map_err(of_user).map(|()| json!({}))
         }
         _ => act(sandbox, request).await.map(|told| json!({ "entry": entry(&told) })),
     }
+}
+
+/// What is in a directory. Little more is held of it than the answer, which is the caller's.
+async fn list(sandbox: &Arc<Sandbox>, user: String, call: Call) -> Result<Response> {
+    let mut growing = Growing::new(call.held.another(), "{\"entries\":[");
+    let order: Order = unary(call).await?;
+    let path = placed(&sandbox.note(), &order.path);
+    let action = FileAction::List { depth: order.depth.max(1) };
+    let request = FileRequest { user, path, action };
+    let own = sandbox.clone();
+    let listed = sandbox.work(move || {
+        let (guest, mut grown) = (own.guest()?, Ok(()));
+        files::list_each(&guest, &guest, &request, |found| {
+            grown = growing.push(&entry(&found));
+            grown.is_ok()
+        })?;
+        grown.map(|()| growing)
+    });
+    listed.await.map_err(of_user)?.reply("]}")
 }
 
 pub async fn act(sandbox: &Arc<Sandbox>, request: FileRequest) -> Result<FileEntry> {
@@ -180,9 +192,10 @@ async fn create_watcher(sandbox: &Arc<Sandbox>, user: String, call: Call) -> Res
     Ok(json!({ "watcherId": id }))
 }
 
-async fn watcher_events(sandbox: &Arc<Sandbox>, call: Call) -> Result<Value> {
+async fn watcher_events(sandbox: &Arc<Sandbox>, call: Call) -> Result<Response> {
+    let growing = Growing::new(call.held.another(), "{\"events\":[");
     let order: Order = unary(call).await?;
-    Ok(json!({ "events": watchers::events(sandbox, &order.watcher_id).await? }))
+    watchers::events(sandbox, &order.watcher_id, growing).await?.reply("]}")
 }
 
 async fn remove_watcher(sandbox: &Sandbox, call: Call) -> Result<Value> {

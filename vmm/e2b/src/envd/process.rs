@@ -18,11 +18,13 @@ use serde_json::{Value, json};
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
-use super::connect::{Messages, Stream, answer, last_answer, only, refused, time_limit, unary};
+use super::connect::{
+    Messages, Stream, answer, last_answer, only, refused, time_limit, unary, whole,
+};
 use super::programs::{self, End, Event, Program, Selector};
 use super::{placed, user};
 use crate::error::{Problem, Result};
-use crate::http::{Call, Response};
+use crate::http::{Call, Growing, Response};
 use crate::note::{Command, Note};
 use crate::pairs::check_pairs;
 use crate::sandbox::Sandbox;
@@ -122,7 +124,7 @@ pub async fn serve(
         "Start" => start(server, &sandbox, call).await,
         "Connect" => connect(&sandbox, call).await,
         "StreamInput" => last_answer(stream_input(&sandbox, call).await),
-        "List" => answer(list(&sandbox, call).await),
+        "List" => whole(list(&sandbox, call).await),
         "SendInput" => answer(send_input(&sandbox, call).await),
         "CloseStdin" => answer(close_stdin(&sandbox, call).await),
         "SendSignal" => answer(send_signal(&sandbox, call).await),
@@ -401,7 +403,8 @@ fn ended(end: End) -> Value {
     }
 }
 
-async fn list(sandbox: &Sandbox, call: Call) -> Result<Value> {
+async fn list(sandbox: &Sandbox, call: Call) -> Result<Response> {
+    let mut all = Growing::new(call.held.another(), "{\"processes\":[");
     let _: Value = unary(call).await?;
     let shown = |program: &Arc<Program>| {
         let Command { pid, cmd, args, envs, cwd, tag, .. } = &program.command;
@@ -415,7 +418,8 @@ async fn list(sandbox: &Sandbox, call: Call) -> Result<Value> {
         }
         shown
     };
-    Ok(json!({ "processes": sandbox.programs.all().iter().map(shown).collect::<Vec<_>>() }))
+    sandbox.programs.all().iter().try_for_each(|program| all.push(&shown(program)))?;
+    all.reply("]}")
 }
 
 /// The bytes of an input: to a terminal, or to standard input.

@@ -14,7 +14,9 @@ use tokio::task::AbortHandle;
 use super::connect::Stream;
 use super::filesystem::{act, entry, event};
 use super::of_user;
+use crate::bounds::Share;
 use crate::error::{Problem, Result};
+use crate::http::Growing;
 use crate::keys;
 use crate::sandbox::Sandbox;
 
@@ -22,7 +24,7 @@ use crate::sandbox::Sandbox;
 const WATCHERS_MAX: usize = 64;
 /// Events that are kept for one client; then it has missed some.
 const EVENTS_MAX: usize = 10_000;
-const EVENTS_BYTES_MAX: usize = 4 << 20;
+const EVENTS_BYTES_MAX: u64 = 4 << 20;
 
 /// What is to be watched.
 #[derive(Debug, Clone)]
@@ -40,10 +42,11 @@ pub struct Watch {
     events: UnixStream,
 }
 
-#[derive(Default)]
 struct Kept {
     events: VecDeque<FileEvent>,
-    bytes: usize,
+    bytes: u64,
+    /// As many, of the tenant's share.
+    held: Share,
     has_missed: bool,
     has_ended: bool,
 }
@@ -175,7 +178,7 @@ pub async fn create(sandbox: &Arc<Sandbox>, wanted: Watching) -> Result<String> 
         return Err(full());
     }
     let Watch { wanted, mut events } = begin(sandbox, wanted).await?;
-    let kept: Arc<Mutex<Kept>> = Arc::default();
+    let kept = Arc::new(Mutex::new(Kept::new(sandbox.event_bytes())));
     let keeping = kept.clone();
     let task = tokio::spawn(async move {
         loop {
@@ -199,70 +202,113 @@ pub async fn create(sandbox: &Arc<Sandbox>, wanted: Watching) -> Result<String> 
 }
 
 impl Kept {
+    fn new(held: Share) -> Self {
+        let (events, bytes) = (VecDeque::new(), 0);
+        Self { events, bytes, held, has_missed: false, has_ended: false }
+    }
+
     fn take(&mut self, event: FileEvent) {
+        let bytes = (event.name.len() + size_of::<FileEvent>()) as u64;
         match event.change {
-            FileChange::Lost => self.has_missed = true,
+            FileChange::Lost => self.miss(),
             FileChange::Ended => self.has_ended = true,
+            _ if self.has_missed => {}
             _ if self.events.len() >= EVENTS_MAX
-                || self.bytes + event.name.len() > EVENTS_BYTES_MAX =>
+                || self.bytes + bytes > EVENTS_BYTES_MAX
+                || !self.held.grow(bytes) =>
             {
-                self.has_missed = true;
+                self.miss();
             }
             _ => {
-                self.bytes += event.name.len();
+                self.bytes += bytes;
                 self.events.push_back(event);
             }
         }
     }
 
-    /// What has happened since it was asked the last time.
-    fn give(&mut self) -> Result<Vec<FileEvent>> {
-        if std::mem::take(&mut self.has_missed) {
-            (self.events, self.bytes) = (VecDeque::new(), 0);
-            return Err(missed());
-        }
+    /// Nothing is kept for a client that has missed something: it has to look anew.
+    fn miss(&mut self) {
+        self.clear();
+        self.has_missed = true;
+    }
+
+    /// What was kept, and the share that it has.
+    fn clear(&mut self) -> (Vec<FileEvent>, Share) {
+        let rest = self.held.another();
         self.bytes = 0;
-        Ok(std::mem::take(&mut self.events).into())
+        (std::mem::take(&mut self.events).into(), std::mem::replace(&mut self.held, rest))
+    }
+
+    /// What has happened since it was asked the last time.
+    fn give(&mut self) -> Result<(Vec<FileEvent>, Share)> {
+        match std::mem::take(&mut self.has_missed) {
+            true => Err(missed()),
+            false => Ok(self.clear()),
+        }
     }
 }
 
-/// What has happened since a client asked the last time.
-pub async fn events(sandbox: &Arc<Sandbox>, id: &str) -> Result<Vec<Value>> {
-    let (wanted, happened) = {
+/// What has happened since a client asked the last time, behind what `told` says.
+pub async fn events(sandbox: &Arc<Sandbox>, id: &str, mut told: Growing) -> Result<Growing> {
+    let (wanted, (happened, _held)) = {
         let all = sandbox.watchers.lock();
         let watcher = all.get(id).ok_or_else(|| none(id))?;
         let mut kept = watcher.kept.lock().unwrap_or_else(PoisonError::into_inner);
         let happened = kept.give()?;
-        if happened.is_empty() && kept.has_ended {
+        if happened.0.is_empty() && kept.has_ended {
             return Err(Problem::not_found("the watched directory is gone"));
         }
         (watcher.wanted.clone(), happened)
     };
-    let mut all = Vec::new();
     for one in &happened {
-        all.extend(shown(sandbox, &wanted, one).await);
+        if let Some(shown) = shown(sandbox, &wanted, one).await {
+            told.push(&shown)?;
+        }
     }
-    Ok(all)
+    Ok(told)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bounds::Shares;
+
+    fn event(name: &str, change: FileChange) -> FileEvent {
+        FileEvent { name: name.to_owned(), change }
+    }
 
     #[test]
     fn who_does_not_ask_misses_events_and_hears_of_it() {
-        let mut kept = Kept::default();
-        let event = |change| FileEvent { name: "n".into(), change };
-        kept.take(event(FileChange::Created));
-        assert_eq!(kept.give().unwrap().len(), 1);
-        assert!(kept.give().unwrap().is_empty());
+        let mut kept = Kept::new(Shares::new(64 << 20).none("ann"));
+        kept.take(event("n", FileChange::Created));
+        assert_eq!(kept.give().unwrap().0.len(), 1);
+        assert!(kept.give().unwrap().0.is_empty());
         for _ in 0..=EVENTS_MAX {
-            kept.take(event(FileChange::Written));
+            kept.take(event("n", FileChange::Written));
         }
         assert_eq!(kept.give().unwrap_err().status, 429);
-        assert!(kept.give().unwrap().is_empty());
-        let name = "x".repeat(EVENTS_BYTES_MAX + 1);
-        kept.take(FileEvent { name, change: FileChange::Created });
+        assert!(kept.give().unwrap().0.is_empty());
+        kept.take(event(&"x".repeat(EVENTS_BYTES_MAX as usize + 1), FileChange::Created));
         assert!(kept.give().is_err());
+    }
+
+    #[test]
+    fn events_are_kept_within_their_tenants_share() {
+        let shares = Shares::new(64 << 10);
+        let watch = |who: &str| {
+            let mut kept = Kept::new(shares.none(who));
+            (0..100).for_each(|_| kept.take(event(&"x".repeat(100), FileChange::Created)));
+            kept
+        };
+        let mut all: Vec<Kept> = (0..64).map(|_| watch("ann")).collect();
+        let missed = all.iter().filter(|kept| kept.has_missed).count();
+        assert!(missed >= 60, "{missed}");
+        assert!(all.iter().all(|kept| !kept.has_missed || kept.events.is_empty()));
+        assert!(shares.take("bob", 16 << 10).is_some());
+        for kept in &mut all {
+            assert!(kept.give().is_ok() || kept.give().is_ok(), "told once");
+        }
+        assert!(shares.take("ann", 32 << 10).is_some(), "given back");
+        assert!(!watch("ann").has_missed);
     }
 }
