@@ -26,6 +26,7 @@ use tokio::time::timeout;
 use crate::blocking::blocking;
 use crate::bounds::{Bounds, Share, Shares};
 use crate::envd::programs::Programs;
+use crate::envd::signature::Wanted;
 use crate::envd::watchers::Watchers;
 use crate::error::{Problem, Result};
 use crate::keys::{self, POOL};
@@ -191,6 +192,12 @@ impl Sandbox {
     /// Whether `token` is its own.
     pub fn lets_in(&self, token: Option<&str>) -> bool {
         token.is_some_and(|token| keys::same(token, &self.lock().access_token))
+    }
+
+    /// Whether it runs, and has signed this.
+    pub fn has_signed(&self, wanted: &Wanted) -> bool {
+        let note = self.lock();
+        note.paused_ms.is_none() && wanted.is_by(&note.access_token)
     }
 
     /// Whether whoever has `token` may reach its other ports.

@@ -2,12 +2,15 @@
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD_NO_PAD;
+use exocell_cell::agent::files::PATH_BYTES_MAX;
 use exocell_cell::now_ms;
 use sha2::{Digest, Sha256};
 
 use crate::error::{Problem, Result};
 use crate::http::Query;
-use crate::keys;
+
+/// The longest user and time of a signature.
+const WORD_BYTES_MAX: usize = 64;
 
 /// What is signed: a path, what is done with it, and as whom.
 pub struct Signed<'a> {
@@ -31,15 +34,22 @@ impl<'a> Signed<'a> {
         })
     }
 
-    /// Whether the sandbox with `token` has signed it.
-    pub fn is_by(&self, token: &str) -> bool {
-        let Self { path, operation, user, .. } = self;
-        let mut text = format!("{path}:{operation}:{user}:{token}");
-        if let Some(expires) = self.expires {
-            text = format!("{text}:{expires}");
+    /// What is to be compared with what each sandbox would sign; `None` for what none has signed.
+    pub fn wanted(&self) -> Option<Wanted<'a>> {
+        let Self { path, operation, user, signature, expires } = self;
+        let words = [*user, expires.unwrap_or_default(), *signature];
+        if path.len() > PATH_BYTES_MAX || words.iter().any(|word| word.len() > WORD_BYTES_MAX) {
+            return None;
         }
-        let own = format!("v1_{}", STANDARD_NO_PAD.encode(Sha256::digest(text.as_bytes())));
-        keys::same(&own, self.signature.trim_end_matches('='))
+        let text = signature.strip_prefix("v1_")?.trim_end_matches('=');
+        let digest = STANDARD_NO_PAD.decode(text).ok()?.try_into().ok()?;
+        let begun = Sha256::new_with_prefix(format!("{path}:{operation}:{user}:"));
+        Some(Wanted { begun, digest, expires: *expires })
+    }
+
+    /// Whether the sandbox with `token` has signed it.
+    fn is_by(&self, token: &str) -> bool {
+        self.wanted().is_some_and(|wanted| wanted.is_by(token))
     }
 
     /// # Errors
@@ -53,6 +63,28 @@ impl<'a> Signed<'a> {
             Ok(at) if at >= now_ms() / 1000 => Ok(()),
             _ => Err(Problem::unauthorized("signature is already expired")),
         }
+    }
+}
+
+/// A signature that is looked for.
+pub struct Wanted<'a> {
+    /// Of what comes before the token.
+    begun: Sha256,
+    digest: [u8; 32],
+    expires: Option<&'a str>,
+}
+
+impl Wanted<'_> {
+    /// Whether the sandbox with `token` has made it. How long the comparison takes
+    /// does not depend on what differs.
+    pub fn is_by(&self, token: &str) -> bool {
+        let mut digest = self.begun.clone().chain_update(token);
+        if let Some(expires) = self.expires {
+            digest = digest.chain_update(":").chain_update(expires);
+        }
+        let own: [u8; 32] = digest.finalize().into();
+        let differ = own.iter().zip(&self.digest).fold(0, |all, (one, other)| all | (one ^ other));
+        differ == 0
     }
 }
 
@@ -96,5 +128,26 @@ mod tests {
         let broken = sign("/a b:read:user:token:soon");
         assert!(!check(&query("soon", &broken), "read", "token"));
         assert!(Signed::read(&Query::read("path=/x"), "read").is_none());
+    }
+
+    #[test]
+    fn what_nobody_can_have_signed_is_compared_with_nothing() {
+        let is_compared = |query: &str| {
+            let query = Query::read(query);
+            Signed::read(&query, "read").unwrap().wanted().is_some()
+        };
+        let own = sign("x").replace('+', "%2B");
+        assert!(is_compared(&format!("path=/x&signature={own}")));
+        assert!(is_compared(&format!("path=/x&signature={own}%3D")));
+        let (path, word) = ("x".repeat(PATH_BYTES_MAX + 1), "x".repeat(WORD_BYTES_MAX + 1));
+        for wrong in [
+            format!("path={path}&signature={own}"),
+            format!("path=/x&username={word}&signature={own}"),
+            format!("path=/x&signature_expiration={word}&signature={own}"),
+            "path=/x&signature=x".to_owned(),
+            "path=/x&signature=v1_AAAA".to_owned(),
+        ] {
+            assert!(!is_compared(&wrong), "{wrong}");
+        }
     }
 }
