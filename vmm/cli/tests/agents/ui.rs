@@ -425,3 +425,34 @@ fn an_address_that_others_reach_needs_a_key_that_is_kept() {
     assert_eq!(page.asked("GET /", "Host: cells.example\r\n"), 200);
     assert_eq!(page.asked("GET /", "Host: other.example\r\n"), 403);
 }
+
+/// Writes floods of sequences that clear or move much on a screen of the page's, and plain text; how
+/// long each took.
+const FLOODS: &str = r"
+const fs = require('fs');
+global.document = { createElement: () => ({ append() {}, replaceChildren() {} }) };
+global.requestAnimationFrame = () => 1;
+const Screen = new Function(fs.readFileSync(process.argv[1], 'utf8') + ';return Screen;')();
+const timed = (words) => {
+  const screen = new Screen({ append() {}, replaceChildren() {} }, () => {});
+  screen.resize(300, 100);
+  const flood = Buffer.from(words.repeat(Math.ceil(65536 / words.length)).slice(0, 65536));
+  const begun = process.hrtime.bigint();
+  screen.write(flood);
+  return Number(process.hrtime.bigint() - begun);
+};
+const all = ['hello world\r\n', '\x1bc', '\x1b[2J', '\x1b[99L', '\x1b[99M', '\x1b[999P', '\x1b[999@'];
+console.log(JSON.stringify(all.map((words) => Math.min(timed(words), timed(words)))));
+";
+
+#[test]
+fn hostile_output_holds_the_page_up_little_longer_than_text() {
+    let screen = concat!(env!("CARGO_MANIFEST_DIR"), "/../ui/src/page/screen.js");
+    let out = Command::new("node").args(["-e", FLOODS, screen]).output().expect("node");
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    let times: Vec<f64> = serde_json::from_slice(&out.stdout).expect("times");
+    // It was some hundred times as long where each place of the screen was made anew.
+    for time in &times[1..] {
+        assert!(*time < 30.0 * times[0], "{times:?}");
+    }
+}

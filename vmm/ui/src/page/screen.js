@@ -10,6 +10,7 @@ class Screen {
     this.rows = 24;
     this.past = 0;
     this.decoder = new TextDecoder();
+    this.blanks = new WeakSet();
     this.reset();
     this.lines = [];
     this.draw();
@@ -29,17 +30,30 @@ class Screen {
     this.bottom = this.rows - 1;
     this.state = "";
     this.words = "";
-    this.grid = Array.from({ length: this.rows }, () => this.empty());
-    this.dirty = new Set(this.grid.keys());
+    this.grid = new Array(this.rows).fill(this.blank(""));
+    this.dirty = new Uint8Array(this.rows).fill(1);
   }
 
-  empty() {
-    return Array.from({ length: this.columns }, () => [" ", ""]);
+  // An empty line, which all that look so share: a cell that clears its screen again and again has
+  // no work done for each place of it.
+  blank(look) {
+    if (!this.shared || this.shared.look !== look || this.shared.line.length !== this.columns) {
+      this.shared = { look, line: Array.from({ length: this.columns }, () => [" ", look]) };
+      this.blanks.add(this.shared.line);
+    }
+    return this.shared.line;
+  }
+
+  // A line to be changed.
+  own(y) {
+    if (this.blanks.has(this.grid[y])) this.grid[y] = this.grid[y].slice();
+    return this.grid[y];
   }
 
   resize(columns, rows) {
     if (columns === this.columns && rows === this.rows) return;
-    this.grid.forEach((line) => {
+    this.grid.forEach((_, y) => {
+      const line = this.own(y);
       while (line.length < columns) line.push([" ", ""]);
       line.length = columns;
     });
@@ -48,7 +62,7 @@ class Screen {
       this.y = Math.max(0, this.y - 1);
     }
     this.columns = columns;
-    while (this.grid.length < rows) this.grid.push(this.empty());
+    while (this.grid.length < rows) this.grid.push(this.blank(""));
     this.rows = rows;
     this.top = 0;
     this.bottom = rows - 1;
@@ -56,7 +70,7 @@ class Screen {
     this.y = Math.min(this.y, rows - 1);
     this.place.replaceChildren();
     this.lines = [];
-    this.dirty = new Set(this.grid.keys());
+    this.dirty = new Uint8Array(rows).fill(1);
     this.draw();
   }
 
@@ -70,7 +84,7 @@ class Screen {
   }
 
   touch(y) {
-    this.dirty.add(y);
+    this.dirty[y] = 1;
   }
 
   take(sign) {
@@ -126,7 +140,7 @@ class Screen {
       this.down();
       this.wraps = false;
     }
-    this.grid[this.y][this.x] = [sign, this.look];
+    this.own(this.y)[this.x] = [sign, this.look];
     if (this.x === this.columns - 1) this.wraps = true;
     else this.x += 1;
     this.touch(this.y);
@@ -156,21 +170,25 @@ class Screen {
 
   // Moves the lines from `from` to the bottom of the region up, or down for a number below zero.
   scroll(from, count) {
-    for (let left = Math.min(Math.abs(count), this.rows); left > 0; left -= 1) {
-      if (count > 0) {
-        this.grid.splice(from, 1);
-        this.grid.splice(this.bottom, 0, this.empty());
-      } else {
-        this.grid.splice(this.bottom, 1);
-        this.grid.splice(from, 0, this.empty());
-      }
+    const end = this.bottom + 1;
+    if (from >= end) return;
+    const many = Math.min(Math.abs(count), end - from);
+    const blank = this.blank("");
+    if (count > 0) {
+      this.grid.copyWithin(from, from + many, end);
+      this.grid.fill(blank, end - many, end);
+    } else {
+      this.grid.copyWithin(from + many, from, end - many);
+      this.grid.fill(blank, from, from + many);
     }
-    for (let y = from; y <= this.bottom; y += 1) this.touch(y);
+    this.dirty.fill(1, from, end);
   }
 
   clear(y, from, to) {
-    for (let x = Math.max(0, from); x < Math.min(to, this.columns); x += 1) {
-      this.grid[y][x] = [" ", this.look];
+    if (from <= 0 && to >= this.columns) {
+      this.grid[y] = this.blank(this.look);
+    } else {
+      this.own(y).fill([" ", this.look], Math.max(0, from), Math.min(to, this.columns));
     }
     this.touch(y);
   }
@@ -180,7 +198,6 @@ class Screen {
     const all = words.replace(/[^0-9;]/g, "").split(";")
       .map((word) => Math.min(Number(word) || 0, 9999));
     const one = Math.max(1, all[0]);
-    const line = this.grid[this.y];
     if (own) {
       if (all[0] === 25) this.hidden = verb === "l";
       if (all[0] === 1) this.keys = verb === "h";
@@ -209,16 +226,20 @@ class Screen {
         break;
       case "L": this.scroll(this.y, -one); break;
       case "M": this.scroll(this.y, one); break;
-      case "P":
-        line.splice(this.x, Math.min(one, this.columns));
-        while (line.length < this.columns) line.push([" ", ""]);
+      case "P": {
+        const [line, many] = [this.own(this.y), Math.min(one, this.columns - this.x)];
+        line.copyWithin(this.x, this.x + many);
+        line.fill([" ", ""], this.columns - many);
         this.touch(this.y);
         break;
-      case "@":
-        line.splice(this.x, 0, ...this.empty().slice(0, Math.min(one, this.columns)));
-        line.length = this.columns;
+      }
+      case "@": {
+        const [line, many] = [this.own(this.y), Math.min(one, this.columns - this.x)];
+        line.copyWithin(this.x + many, this.x, this.columns - many);
+        line.fill([" ", ""], this.x, this.x + many);
         this.touch(this.y);
         break;
+      }
       case "X": this.clear(this.y, this.x, this.x + one); break;
       case "m": this.paint(all); break;
       case "r":
@@ -268,10 +289,8 @@ class Screen {
       this.place.append(line);
       this.lines.push(line);
     }
-    for (const y of this.dirty) {
-      if (y < this.rows) this.show(y);
-    }
-    this.dirty.clear();
+    this.dirty.forEach((is, y) => { if (is) this.show(y); });
+    this.dirty.fill(0);
   }
 
   show(y) {
