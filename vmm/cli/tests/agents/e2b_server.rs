@@ -510,6 +510,29 @@ fn answers_that_nobody_reads_take_bounded_memory_and_end() {
 }
 
 #[test]
+fn many_listings_at_once_do_not_end_the_sandbox() {
+    let server = Server::with(&["--memory", "192m"]);
+    let own = server.sandbox();
+    let make = "mkdir /tmp/d && cd /tmp/d && python3 -c 'import os\nfor i in range(40000): \
+                os.close(os.open(\"f%05d\" % i, os.O_CREAT))' && echo made";
+    assert_eq!(run(&server, &own, make).0, "made\n");
+    for _ in 0..2 {
+        std::thread::scope(|scope| {
+            for _ in 0..16 {
+                scope.spawn(|| {
+                    let list = r#"{"path": "/tmp/d", "depth": 1}"#;
+                    let told = server.ask(&own, "filesystem.Filesystem/ListDir", list);
+                    assert!([200, 429, 503].contains(&told.status), "{}", told.status);
+                });
+            }
+        });
+    }
+    assert_eq!(run(&server, &own, "echo lives").0, "lives\n");
+    let told = server.ask(&own, "filesystem.Filesystem/ListDir", r#"{"path": "/tmp/d"}"#);
+    assert_eq!(told.json()["entries"].as_array().unwrap().len(), 40_000);
+}
+
+#[test]
 fn what_is_never_finished_takes_bounded_memory_and_no_process() {
     let server = Server::start();
     let own = server.sandbox();
