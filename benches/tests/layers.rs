@@ -23,6 +23,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("exocell-kernel", &[]),
     ("exocell-folders", &[]),
     ("exocell-models", &[]),
+    ("exocell-door", &[]),
     ("exocell-random-modules", &[]),
     // What runs in the guest speaks the protocol only.
     ("exocell-init", &["exocell-agent"]),
@@ -74,9 +75,9 @@ const LAYERS: &[(&str, &[&str])] = &[
         ],
     ),
     // What starts a cell from a process with threads is the Docker server's.
-    ("exocell-e2b", &["exocell-cell", "exocell-docker"]),
-    ("exocell-mcp", &["exocell-cell"]),
-    ("exocell-ui", &["exocell-cell"]),
+    ("exocell-e2b", &["exocell-cell", "exocell-docker", "exocell-door"]),
+    ("exocell-mcp", &["exocell-cell", "exocell-door"]),
+    ("exocell-ui", &["exocell-cell", "exocell-door"]),
     ("exocell-shim", &["exocell-cell"]),
     ("exocell-swebench", &[]),
     (

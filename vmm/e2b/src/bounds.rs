@@ -28,7 +28,7 @@ const ARCHIVES: u64 = 16;
 /// See the module's head.
 #[derive(Debug)]
 pub struct Bounds {
-    /// Connections: who comes beyond that has another go ([`crate::door`]).
+    /// Connections: who comes beyond that has another go ([`exocell_door`]).
     pub connections: usize,
     /// Calls with a key or a sandbox' token.
     pub calls: Arc<Shares>,

@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 use exocell_cell::logging::tracing::info;
 use exocell_cell::now_ms;
+use exocell_door::Work;
 use hyper::StatusCode;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -18,7 +19,6 @@ use serde_json::{Value, json};
 use crate::beginning::Beginning;
 use crate::blocking::blocking;
 use crate::boot::{bare, boot};
-use crate::door::Work;
 use crate::envd::VERSION;
 use crate::error::{Problem, Result};
 use crate::http::{Call, Response, json_reply, read_json};

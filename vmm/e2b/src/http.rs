@@ -9,6 +9,7 @@ use exocell_cell::agent::printable_lines;
 use exocell_cell::clock::rfc3339_ms;
 use exocell_docker::http::drain;
 pub use exocell_docker::http::{Body, BodySender, Response};
+use exocell_door::Work;
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use hyper::header::{CONTENT_TYPE, HeaderValue};
@@ -21,7 +22,6 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout_at};
 
 use crate::bounds::{Bounds, Share};
-use crate::door::Work;
 use crate::error::{Problem, Result};
 
 /// The longest JSON that a client may send, in bytes.

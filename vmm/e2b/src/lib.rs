@@ -4,7 +4,7 @@
 //! client ──> listen ─┬─> route ──> create, calls: sandboxes are made, told of and ended
 //!                    └─> envd: commands and files of one sandbox; proxy: its other ports
 //! ```
-//! Read it in this order: [`listen`] (the address) -> `door` (its connections) -> `address` (which
+//! Read it in this order: [`listen`] (the address) -> [`exocell_door`] (its connections) -> `address` (which
 //! sandbox a request is for) -> `route` (which call is which) -> `create`, `calls` -> [`envd`].
 //! `queue` says whose sandbox boots next, `pool` keeps some that have booted, `beginning` is what a
 //! template runs in each. `state` holds what there is, `note` what of that is on disk; `bounds` says how much of all of it
@@ -21,7 +21,6 @@ mod bounds;
 mod builds;
 mod calls;
 mod create;
-mod door;
 mod envd;
 mod error;
 mod http;

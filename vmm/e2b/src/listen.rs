@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use exocell_cell::images::private;
 use exocell_cell::logging::tracing::{debug, info, warn};
 use exocell_cell::now_ms;
+use exocell_door::{Door, Seat, Work};
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
@@ -24,7 +25,6 @@ use tokio::signal::unix::{SignalKind, signal};
 use crate::address::{self, Address};
 use crate::bounds::Bounds;
 use crate::builds::Builds;
-use crate::door::{Door, Seat, Work};
 use crate::envd::signature::Signed;
 use crate::envd::{self, PORT};
 use crate::error::{Problem, ServeError};
@@ -38,7 +38,7 @@ use crate::route::route;
 use crate::sandbox::Sandbox;
 use crate::state::Server;
 
-/// Connections at once; for who comes then another goes ([`crate::door`]).
+/// Connections at once; for who comes then another goes ([`exocell_door`]).
 const CONNECTIONS_MAX: usize = 2048;
 /// Descriptors for each: its own, and what its call opens.
 const DESCRIPTORS: u64 = 4;
@@ -147,16 +147,8 @@ async fn tidy(builds: Arc<Builds>) {
 async fn accept(server: &Arc<Server>, listener: &TcpListener) {
     let door = Door::new(server.bounds.connections);
     loop {
-        let Ok((stream, from)) = listener.accept().await else {
-            // Out of descriptors: one that waits gives its own back.
-            door.make_room(None);
-            tokio::time::sleep(Duration::from_millis(50)).await;
-            continue;
-        };
-        if let Some(place) = door.place(from.ip()).await {
-            let (seat, line) = Seat::take(&door, place, stream, from.ip());
-            tokio::spawn(converse(server.clone(), seat, line));
-        }
+        let (seat, line) = door.next(listener).await;
+        tokio::spawn(converse(server.clone(), seat, line));
     }
 }
 

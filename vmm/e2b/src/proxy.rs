@@ -9,6 +9,7 @@ use std::time::Duration;
 use exocell_cell::agent::client::{ClientError, cleaned};
 use exocell_cell::agent::{Kind, Reply, Request as Wanted};
 use exocell_docker::frames::{read_frame, write_json};
+use exocell_door::Work;
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use hyper::header::{CONNECTION, HOST, HeaderName, HeaderValue, UPGRADE};
@@ -21,7 +22,6 @@ use tokio::net::UnixStream;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-use crate::door::Work;
 use crate::error::{Problem, Result};
 use crate::http::{Body, PAUSE_MAX, Response, json_reply, refusal};
 use crate::sandbox::Sandbox;

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use exocell_cell::key::Key;
+use exocell_door::{Door, Seat, Work};
 use http_body_util::combinators::BoxBody;
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Bytes, Incoming};
@@ -17,11 +18,12 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use rmcp::transport::streamable_http_server::session::SessionManager;
 use rmcp::transport::streamable_http_server::session::local::LocalSessionManager;
 use rmcp::transport::{StreamableHttpServerConfig, StreamableHttpService};
-use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpListener;
 
 use crate::tools::Tools;
 
+/// Connections at once; for who comes then another goes ([`exocell_door`]).
 const CONNECTIONS_MAX: usize = 256;
 const HEAD_TIME_MAX: Duration = Duration::from_secs(10);
 const HEAD_BYTES_MAX: usize = 64 << 10;
@@ -46,36 +48,53 @@ pub async fn serve(listener: TcpListener, tools: Tools, key: Key) {
         .with_max_request_body_bytes(BODY_BYTES_MAX);
     let sessions = Arc::<LocalSessionManager>::default();
     let service = Service::new(move || Ok(tools.clone()), sessions.clone(), config);
-    let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    let door = Door::new(CONNECTIONS_MAX);
     loop {
-        let Ok(place) = places.clone().acquire_owned().await else { return };
-        match listener.accept().await {
-            Ok((stream, _)) => {
-                tokio::spawn(converse((service.clone(), sessions.clone()), key, stream, place));
-            }
-            // Out of descriptors: some will be free again.
-            Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
-        }
+        let (seat, line) = door.next(&listener).await;
+        tokio::spawn(converse((service.clone(), sessions.clone()), key, seat, line));
     }
 }
 
-async fn converse(served: Served, key: Key, stream: TcpStream, place: OwnedSemaphorePermit) {
-    let _ = stream.set_nodelay(true);
+async fn converse(
+    served: Served,
+    key: Key,
+    seat: Arc<Seat>,
+    line: impl AsyncRead + AsyncWrite + Unpin + Send,
+) {
+    let own = seat.clone();
     let answer = service_fn(move |request: Request<Incoming>| {
-        let served = served.clone();
-        async move { Ok::<_, Infallible>(answer(&served, key, request).await) }
+        let (served, work) = (served.clone(), Work::new(&own));
+        async move {
+            let reply = answer(&served, key, request, &work).await;
+            // Of whoever has the key the connection stays until all of the answer is said.
+            let kept = |body: BoxBody<Bytes, Infallible>| {
+                body.map_frame(move |frame| {
+                    let _ = &work;
+                    frame
+                })
+                .boxed()
+            };
+            Ok::<_, Infallible>(reply.map(kept))
+        }
     });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(HEAD_TIME_MAX)
         .max_buf_size(HEAD_BYTES_MAX)
-        .serve_connection(TokioIo::new(stream), answer);
-    // What a client broke off is its own affair.
-    let _ = connection.await;
-    drop(place);
+        .serve_connection(TokioIo::new(line), answer);
+    tokio::select! {
+        // What a client broke off is its own affair.
+        _ = connection => {}
+        () = seat.told_to_go() => {}
+    }
 }
 
-async fn answer((service, sessions): &Served, key: Key, request: Request<Incoming>) -> Reply {
+async fn answer(
+    (service, sessions): &Served,
+    key: Key,
+    request: Request<Incoming>,
+    work: &Work,
+) -> Reply {
     let given = request.headers().get(AUTHORIZATION).and_then(|value| value.to_str().ok());
     let given = given.and_then(|value| value.strip_prefix("Bearer "));
     if !given.is_some_and(|given| key.is(given.trim())) {
@@ -84,6 +103,7 @@ async fn answer((service, sessions): &Served, key: Key, request: Request<Incomin
         reply.headers_mut().insert(WWW_AUTHENTICATE, bearer);
         return reply;
     }
+    work.count("", ());
     if request.uri().path().trim_end_matches('/') != PATH {
         return refuse(StatusCode::NOT_FOUND, "the protocol is spoken at /mcp\n");
     }

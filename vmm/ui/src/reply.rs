@@ -3,9 +3,11 @@
 //! A stream is of server-sent events (HTML Living Standard, 9.2), each a line of JSON.
 
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use exocell_door::Work;
 use hyper::body::{Body, Bytes, Frame};
 use hyper::header::{
     CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, HeaderName, HeaderValue, REFERRER_POLICY,
@@ -33,7 +35,21 @@ pub const ALIVE_TIME: Duration = Duration::from_secs(15);
 /// The body of an answer.
 pub enum Words {
     Whole(Option<Bytes>),
-    Stream(mpsc::Receiver<Bytes>),
+    /// What comes, and the call that it answers.
+    Stream(
+        mpsc::Receiver<Bytes>,
+        #[expect(dead_code, reason = "the call lasts as long")] Option<Arc<Work>>,
+    ),
+}
+
+impl Words {
+    /// The same; `work` lasts as long as it does.
+    pub fn keeping(self, work: Arc<Work>) -> Self {
+        match self {
+            Self::Stream(more, _) => Self::Stream(more, Some(work)),
+            whole => whole,
+        }
+    }
 }
 
 impl Body for Words {
@@ -46,7 +62,7 @@ impl Body for Words {
     ) -> Poll<Option<std::result::Result<Frame<Bytes>, Self::Error>>> {
         match self.get_mut() {
             Self::Whole(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
-            Self::Stream(more) => {
+            Self::Stream(more, _) => {
                 more.poll_recv(context).map(|bytes| bytes.map(|bytes| Ok(Frame::data(bytes))))
             }
         }
@@ -65,7 +81,7 @@ impl Stream {
     /// A stream, and the reply that brings it to the browser.
     pub fn open() -> (Self, Reply) {
         let (sender, receiver) = mpsc::channel(WAITING_MAX);
-        (Self(sender), reply(StatusCode::OK, "text/event-stream", Words::Stream(receiver)))
+        (Self(sender), reply(StatusCode::OK, "text/event-stream", Words::Stream(receiver, None)))
     }
 
     /// Says something; false when nobody listens any more.

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use exocell_cell::signal::Signal;
 use exocell_cell::{CellSpec, Layout, Record, State, end};
+use exocell_door::Work;
 use http_body_util::{BodyExt, Limited};
 use hyper::body::{Bytes, Incoming};
 use hyper::{Request, StatusCode};
@@ -49,17 +50,19 @@ impl Server {
         })
     }
 
-    pub async fn answer(&self, request: Request<Incoming>) -> Reply {
-        self.try_answer(request).await.unwrap_or_else(|refusal| refused(&refusal))
+    /// Answers a request; `work` is whose it is from when that has shown the key.
+    pub async fn answer(&self, request: Request<Incoming>, work: &Work) -> Reply {
+        self.try_answer(request, work).await.unwrap_or_else(|refusal| refused(&refusal))
     }
 
-    async fn try_answer(&self, request: Request<Incoming>) -> Result<Reply> {
+    async fn try_answer(&self, request: Request<Incoming>, work: &Work) -> Result<Reply> {
         self.gate.admit(request.uri(), request.headers())?;
         let path = request.uri().path().to_owned();
         if let Some(file) = page::file(request.method(), &path) {
             return Ok(file);
         }
         self.gate.permit(request.headers())?;
+        work.count("", ());
         let parts: Vec<&str> = path.split('/').skip(1).collect();
         match (request.method().as_str(), parts.as_slice()) {
             ("GET", ["api", "stream"]) => {

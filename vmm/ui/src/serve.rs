@@ -7,19 +7,20 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use exocell_cell::{Layout, key};
+use exocell_door::{Door, Seat, Work};
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::error::ServeError;
 use crate::gate::Gate;
 use crate::route::Server;
 
-/// Connections at once.
+/// Connections at once; for who comes then another goes ([`exocell_door`]).
 const CONNECTIONS_MAX: usize = 128;
 /// How long a browser may take to send the head of a request, and the longest head.
 const HEAD_TIME: Duration = Duration::from_secs(20);
@@ -91,30 +92,35 @@ async fn run(options: Options, ready: impl FnOnce(SocketAddr, &Key)) -> Result<(
 }
 
 async fn accept(server: &Arc<Server>, listener: &TcpListener) {
-    let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    let door = Door::new(CONNECTIONS_MAX);
     loop {
-        let Ok(place) = places.clone().acquire_owned().await else { return };
-        match listener.accept().await {
-            Ok((stream, _)) => drop(tokio::spawn(converse(server.clone(), stream, place))),
-            // Out of descriptors: some will be free again.
-            Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
-        }
+        let (seat, line) = door.next(listener).await;
+        tokio::spawn(converse(server.clone(), seat, line));
     }
 }
 
-async fn converse(server: Arc<Server>, stream: TcpStream, place: OwnedSemaphorePermit) {
-    // What is typed is to be seen at once; a connection without it is served as well.
-    let _ = stream.set_nodelay(true);
+async fn converse(
+    server: Arc<Server>,
+    seat: Arc<Seat>,
+    line: impl AsyncRead + AsyncWrite + Unpin + Send,
+) {
+    let own = seat.clone();
     let service = service_fn(move |request: hyper::Request<Incoming>| {
-        let server = server.clone();
-        async move { Ok::<_, Infallible>(server.answer(request).await) }
+        let (server, work) = (server.clone(), Work::new(&own));
+        async move {
+            // Of whoever has the key the connection stays, as long as a stream on it does.
+            let reply = server.answer(request, &work).await;
+            Ok::<_, Infallible>(reply.map(|words| words.keeping(work)))
+        }
     });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(HEAD_TIME)
         .max_buf_size(HEAD_BYTES_MAX)
-        .serve_connection(TokioIo::new(stream), service);
-    // What a browser broke off is its own affair.
-    let _ = connection.await;
-    drop(place);
+        .serve_connection(TokioIo::new(line), service);
+    tokio::select! {
+        // What a browser broke off is its own affair.
+        _ = connection => {}
+        () = seat.told_to_go() => {}
+    }
 }

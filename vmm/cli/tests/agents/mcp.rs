@@ -150,6 +150,26 @@ fn http_is_for_whoever_has_the_key_and_is_no_page_of_a_browser() {
 }
 
 #[test]
+fn who_has_no_key_keeps_nobody_out() {
+    let server = Http::start();
+    // More than there are places for.
+    let mut idle: Vec<_> = (0..600)
+        .map(|_| {
+            let mut stream = TcpStream::connect(&server.address).expect("a connection");
+            let _ = stream.write_all(b"POST /mcp HTTP/1.1\r\n");
+            stream
+        })
+        .collect();
+    let mine = format!("Host: {}\r\nAuthorization: Bearer {}\r\n", server.address, server.key());
+    assert!(server.asks("/other", &mine).starts_with("HTTP/1.1 404 "));
+    // Who has waited longest has gone, and nobody had to wait for the others to go by themselves.
+    assert!(matches!(idle[0].read(&mut [0]), Ok(0) | Err(_)));
+    let last = idle.last_mut().expect("the last one");
+    last.set_nonblocking(true).expect("a socket");
+    assert_eq!(last.read(&mut [0]).unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
+}
+
+#[test]
 fn sessions_of_http_have_an_end_in_number() {
     let server = Http::start();
     let headers = format!(

@@ -456,3 +456,30 @@ fn hostile_output_holds_the_page_up_little_longer_than_text() {
         assert!(*time < 30.0 * times[0], "{times:?}");
     }
 }
+
+#[test]
+fn who_has_no_key_keeps_nobody_out() {
+    let page = Page::start();
+    // More than there are places for.
+    let mut idle: Vec<_> = (0..300)
+        .map(|_| {
+            let mut stream = page.connect();
+            let _ = stream.write_all(b"GET / HTTP/1.1\r\n");
+            stream
+        })
+        .collect();
+    let events = page.stream("GET /api/stream", "");
+    assert_eq!(page.asked("GET /", &page.own()), 200);
+    // Who has waited longest has gone, and nobody had to wait for the others to go by themselves.
+    assert!(matches!(idle[0].read(&mut [0]), Ok(0) | Err(_)));
+    let last = idle.last_mut().expect("the last one");
+    last.set_nonblocking(true).expect("a socket");
+    assert_eq!(last.read(&mut [0]).unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
+    // Whoever has the key stays: more come, and the stream goes on.
+    let more: Vec<_> = (0..300).map(|_| page.connect()).collect();
+    assert_eq!(page.asked("GET /", &page.own()), 200);
+    let mut events = events;
+    events.0.read_line(&mut String::new()).expect("it goes on");
+    assert!(events.0.get_ref().peek(&mut [0]).is_ok_and(|count| count > 0), "it goes on");
+    drop(more);
+}

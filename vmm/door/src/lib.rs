@@ -9,6 +9,7 @@
 //! ```
 //! A connection owes nothing while it waits: who connects and says little keeps nobody out. Who takes
 //! nothing of an answer that is all there is broken off.
+#![forbid(unsafe_code)]
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
@@ -21,23 +22,23 @@ use std::time::Duration;
 
 use nix::sys::socket::{setsockopt, sockopt};
 use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
-use tokio::net::TcpStream;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Sleep, sleep, timeout};
-
-use crate::bounds::Share;
 
 /// How long a connection that was told to go may take until the next one is.
 const ROOM_TIME: Duration = Duration::from_millis(20);
 /// How long a client may take nothing of an answer that is all there.
 const TAKING_MAX: Duration = Duration::from_secs(10);
+/// When it is tried again to take a client in that there was no descriptor for.
+const AGAIN_TIME: Duration = Duration::from_millis(50);
 /// When a client that says nothing is asked whether it is there (tcp(7)): in seconds, and how often.
 const ALIVE_IDLE: u32 = 60;
 const ALIVE_AGAIN: u32 = 15;
 const ALIVE_COUNT: u32 = 4;
 
-/// See the module's head.
+/// See the crate's head.
 pub struct Door {
     places: Arc<Semaphore>,
     /// Connections of one address, where it is not this machine: a proxy here speaks for many.
@@ -55,6 +56,7 @@ struct Guests {
 }
 
 impl Door {
+    /// One for so many connections at once.
     pub fn new(connections: usize) -> Arc<Self> {
         Arc::new(Self {
             places: Arc::new(Semaphore::new(connections)),
@@ -69,7 +71,7 @@ impl Door {
     }
 
     /// A place for a client that comes from `address`; `None` where that has as many as it may.
-    pub async fn place(&self, address: IpAddr) -> Option<OwnedSemaphorePermit> {
+    async fn place(&self, address: IpAddr) -> Option<OwnedSemaphorePermit> {
         let own = self.guests().by_address.get(&address).copied().unwrap_or(0);
         if own >= self.of_one_max && !address.is_loopback() && !self.make_room(Some(address)) {
             return None;
@@ -85,9 +87,27 @@ impl Door {
         }
     }
 
+    /// The next client that there is a place for: its seat, and its connection.
+    pub async fn next(
+        self: &Arc<Self>,
+        listener: &TcpListener,
+    ) -> (Arc<Seat>, impl AsyncRead + AsyncWrite + Unpin + Send + use<>) {
+        loop {
+            let Ok((stream, from)) = listener.accept().await else {
+                // Out of descriptors: one that waits gives its own back.
+                self.make_room(None);
+                sleep(AGAIN_TIME).await;
+                continue;
+            };
+            if let Some(place) = self.place(from.ip()).await {
+                return Seat::take(self, place, stream, from.ip());
+            }
+        }
+    }
+
     /// Tells the one that has waited longest to go, of `address` if one is named. It stays if its
     /// call has just come.
-    pub fn make_room(&self, address: Option<IpAddr>) -> bool {
+    fn make_room(&self, address: Option<IpAddr>) -> bool {
         let mut guests = self.guests();
         let of = |own: &IpAddr| address.is_none_or(|address| *own == address);
         let found = guests.waiting.iter().find(|(_, (own, _))| of(own)).map(|(number, _)| *number);
@@ -116,12 +136,12 @@ pub struct Seat {
 
 impl Seat {
     /// Takes a client in; its seat, and its connection.
-    pub fn take(
+    fn take(
         door: &Arc<Door>,
         place: OwnedSemaphorePermit,
         stream: TcpStream,
         address: IpAddr,
-    ) -> (Arc<Self>, impl AsyncRead + AsyncWrite + Unpin + use<>) {
+    ) -> (Arc<Self>, impl AsyncRead + AsyncWrite + Unpin + Send + use<>) {
         // One without these is served as well.
         let _ = stream.set_nodelay(true);
         let _ = setsockopt(&stream, sockopt::TcpKeepIdle, &ALIVE_IDLE)
@@ -342,6 +362,7 @@ pub struct Work {
 }
 
 impl Work {
+    /// One that nobody's key came with yet.
     pub fn new(seat: &Arc<Seat>) -> Arc<Self> {
         Arc::new(Self { seat: seat.clone(), held: Mutex::default(), caller: OnceLock::new() })
     }
@@ -351,7 +372,7 @@ impl Work {
     }
 
     /// It counts as `caller`'s, who has `share` for it: its connection stays.
-    pub fn count(&self, caller: &str, share: Share) {
+    pub fn count(&self, caller: &str, share: impl Send + 'static) {
         self.caller.get_or_init(|| caller.to_owned());
         self.held().push(Box::new(share));
         self.seat.stop_waiting();
@@ -393,10 +414,8 @@ impl Drop for Work {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bounds::Shares;
     use std::pin::pin;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
-    use tokio::net::TcpListener;
 
     async fn guest(door: &Arc<Door>) -> (Arc<Seat>, impl AsyncRead + AsyncWrite, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -418,7 +437,7 @@ mod tests {
         assert!(!door.make_room(None));
         let (a, b, c) = (guest(&door).await, guest(&door).await, guest(&door).await);
         let work = Work::new(&a.0);
-        work.count("ann", Shares::new(8).take("ann", 1).unwrap());
+        work.count("ann", ());
         assert!(door.make_room(None));
         assert!(!is_now(a.0.told_to_go()).await && !is_now(c.0.told_to_go()).await);
         b.0.told_to_go().await;
@@ -432,6 +451,24 @@ mod tests {
         assert!(!is_now(a.0.told_to_go()).await);
         assert!(door.make_room(None));
         a.0.told_to_go().await;
+    }
+
+    #[tokio::test]
+    async fn who_comes_next_has_the_place_of_who_has_waited_longest() {
+        let door = Door::new(2);
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let mut clients = Vec::new();
+        for _ in 0..3 {
+            clients.push(TcpStream::connect(listener.local_addr().unwrap()).await.unwrap());
+        }
+        let (first, second) = (door.next(&listener).await, door.next(&listener).await);
+        let goes = async {
+            first.0.told_to_go().await;
+            drop(first);
+        };
+        let (third, ()) = tokio::join!(door.next(&listener), goes);
+        assert!(matches!(clients[0].read(&mut [0]).await, Ok(0) | Err(_)));
+        assert!(!is_now(second.0.told_to_go()).await && !is_now(third.0.told_to_go()).await);
     }
 
     #[tokio::test]
