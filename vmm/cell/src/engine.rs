@@ -21,6 +21,9 @@ const NOTE_BYTES_MAX: u64 = 4 << 10;
 pub const CELLS_SOCKET: &str = "cells.sock";
 /// What a process is called that connects for a cell.
 pub const DOOR: &str = "door";
+/// What the abstract address of its end of a connection begins with. A server sees that as long as
+/// it has the connection, whatever became of the process meanwhile.
+pub const MARK: &str = "exocell-door-";
 
 /// Where the server's own files lie.
 #[must_use]

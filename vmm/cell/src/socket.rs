@@ -26,7 +26,7 @@ use exocell_xgate::{Folder, Rights};
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, openat};
 use nix::sys::socket::{
-    AddressFamily, SockFlag, SockType, UnixAddr, connect, setsockopt, socket, sockopt,
+    AddressFamily, SockFlag, SockType, UnixAddr, bind, connect, setsockopt, socket, sockopt,
 };
 use nix::sys::stat::Mode;
 use nix::sys::time::TimeVal;
@@ -143,9 +143,13 @@ impl Socket {
         jail::restrict_calls(ThreadClass::Door)?;
         apart::say_ready(control)?;
         let greeting = self.is_engine.then(|| format!("{cell}\n"));
+        let mut number: u64 = 0;
         // Its end is the supervisor's.
         while matches!(nix::unistd::read(control, &mut [0]), Ok(1)) {
-            let answered = match self.connect(&directory, greeting.as_deref()) {
+            number += 1;
+            // In its network namespace there is nobody else who could have the name.
+            let mark = format!("{}{number}", engine::MARK);
+            let answered = match self.connect(&directory, greeting.as_deref(), &mark) {
                 Ok(stream) => send_descriptor(control, &stream),
                 Err(errno) => {
                     let word = u8::try_from(errno as i32).unwrap_or(u8::MAX);
@@ -159,13 +163,20 @@ impl Socket {
         Ok(())
     }
 
-    /// A connection to who listens now. The working directory holds this process's descriptors
-    /// ([`FolderRoot`]).
-    fn connect(&self, directory: &OwnedFd, greeting: Option<&str>) -> nix::Result<OwnedFd> {
+    /// A connection to who listens now, from an end that is called `mark`. The working directory
+    /// holds this process's descriptors ([`FolderRoot`]).
+    fn connect(
+        &self,
+        directory: &OwnedFd,
+        greeting: Option<&str>,
+        mark: &str,
+    ) -> nix::Result<OwnedFd> {
         let flags = OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
         let found = openat(directory, self.name.as_os_str(), flags, Mode::empty())?;
         let stream = socket(AddressFamily::Unix, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)?;
         setsockopt(&stream, sockopt::SendTimeout, &TimeVal::new(ROOM_MAX_SECONDS, 0))?;
+        // Before anybody can take it for the operator's.
+        bind(stream.as_raw_fd(), &UnixAddr::new_abstract(mark.as_bytes())?)?;
         let name = found.as_raw_fd().to_string();
         connect(stream.as_raw_fd(), &UnixAddr::new(name.as_str())?)?;
         if let Some(greeting) = greeting {

@@ -5,12 +5,16 @@
 
 use std::fs::{self, File};
 use std::io;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
 use std::time::Duration;
 
 use exocell_cell::{CellSpec, Layout, engine};
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::socket::sockopt::PeerPidfd;
+use nix::sys::socket::{UnixAddr, getpeername, getsockopt};
 use tokio::io::AsyncReadExt;
 use tokio::net::{UnixListener, UnixStream};
 
@@ -53,7 +57,8 @@ pub enum Whose {
     /// A cell's, by its id.
     Cell(String),
     /// A cell's that came by the operator's socket: it was given a socket of which nobody knew yet
-    /// that it is this server's, or that of a server of another state root.
+    /// that it is this server's, or that of a server of another state root. So is what nobody knows
+    /// whose it is.
     Lost,
 }
 
@@ -63,8 +68,8 @@ impl Whose {
     pub async fn of(from: Side, stream: &mut UnixStream) -> io::Result<Self> {
         match from {
             Side::Cell => Ok(Self::Cell(greeting(stream).await?)),
-            Side::Operator if is_door(stream) => Ok(Self::Lost),
-            Side::Operator => Ok(Self::Operator),
+            Side::Operator if is_operators(stream) => Ok(Self::Operator),
+            Side::Operator => Ok(Self::Lost),
         }
     }
 
@@ -78,7 +83,9 @@ impl Whose {
             Self::Cell(id) => policy::caller(server, id).await,
             Self::Lost => Err(caller::refused(
                 "the cell was given this socket when its server did not run, or is one of another \
-                 state root: start the cell anew beside the server, on the server's state root",
+                 state root: start the cell anew beside the server, on the server's state root; or \
+                 the process that connected was gone, or in another pid namespace, so that nobody \
+                 knows whose this call is",
             )),
         }
     }
@@ -105,12 +112,37 @@ async fn greeting(stream: &mut UnixStream) -> io::Result<String> {
     }
 }
 
-/// Whether a cell's door has connected: a process of that name in a user namespace of its own.
-fn is_door(stream: &UnixStream) -> bool {
-    let Some(pid) = stream.peer_cred().ok().and_then(|peer| peer.pid()) else { return false };
-    let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+/// Whether it is known that no cell's door has connected. What cannot be told is taken for a door:
+/// the one who connected may be gone by now, and what it said is still to be read.
+fn is_operators(stream: &UnixStream) -> bool {
+    let address = getpeername::<UnixAddr>(stream.as_raw_fd());
+    let is_marked = |address: &UnixAddr| {
+        address.as_abstract().is_some_and(|name| name.starts_with(engine::MARK.as_bytes()))
+    };
+    if address.map_or(true, |address| is_marked(&address)) {
+        return false;
+    }
+    // The doors of an earlier version have no mark.
+    let pid = stream.peer_cred().ok().and_then(|peer| peer.pid()).filter(|pid| *pid > 0);
+    let Some(pid) = pid else { return false };
+    // A pid may be another's by now, this descriptor never is.
+    let process = match getsockopt(stream, PeerPidfd) {
+        Ok(process) => Some(process),
+        // Linux before 6.5.
+        Err(Errno::ENOPROTOOPT) => None,
+        Err(_) => return false,
+    };
     let namespace = |of: &str| fs::read_link(format!("/proc/{of}/ns/user")).ok();
-    name.trim_end() == engine::DOOR && namespace(&pid.to_string()) != namespace("self")
+    let Ok(name) = fs::read_to_string(format!("/proc/{pid}/comm")) else { return false };
+    let is_door = name.trim_end() == engine::DOOR
+        && namespace(&pid.to_string()).is_none_or(|own| Some(own) != namespace("self"));
+    !is_door && process.is_none_or(|process| is_alive(&process))
+}
+
+/// Whether a process has not ended. Its descriptor can be read once it has.
+fn is_alive(process: &OwnedFd) -> bool {
+    let mut ended = [PollFd::new(process.as_fd(), PollFlags::POLLIN)];
+    matches!(poll(&mut ended, PollTimeout::ZERO), Ok(0))
 }
 
 #[cfg(test)]
@@ -147,5 +179,48 @@ mod tests {
         // Who comes by the operator's socket is the operator, and says nothing first.
         let (mut ours, _theirs) = UnixStream::pair().unwrap();
         assert!(matches!(Whose::of(Side::Operator, &mut ours).await, Ok(Whose::Operator)));
+    }
+
+    /// A listening socket, and what is said on a connection of which `client` is the end.
+    async fn accepted(client: impl FnOnce(&std::path::Path)) -> Whose {
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().join("socket");
+        let listener = UnixListener::bind(&path).unwrap();
+        client(&path);
+        let (mut stream, _) = listener.accept().await.unwrap();
+        Whose::of(Side::Operator, &mut stream).await.unwrap()
+    }
+
+    #[tokio::test]
+    async fn who_cannot_be_told_is_not_the_operator() {
+        // One that says something and has ended before anybody looks.
+        let ended = |path: &std::path::Path| {
+            let script = "import socket, sys; s = socket.socket(socket.AF_UNIX); \
+                          s.connect(sys.argv[1]); s.sendall(b'POST /containers/create')";
+            let mut python = std::process::Command::new("python3");
+            assert!(python.args(["-c", script]).arg(path).status().unwrap().success());
+        };
+        assert!(matches!(accepted(ended).await, Whose::Lost));
+        // A door's end, whatever its process is called, and when that is closed as well.
+        for closes in [false, true] {
+            let marked = |path: &std::path::Path| {
+                use nix::sys::socket::{AddressFamily, SockFlag, SockType, bind, connect, socket};
+                let (family, kind) = (AddressFamily::Unix, SockType::Stream);
+                let end = socket(family, kind, SockFlag::SOCK_CLOEXEC, None).unwrap();
+                let name = format!("{}test-{}-{closes}", engine::MARK, std::process::id());
+                bind(end.as_raw_fd(), &UnixAddr::new_abstract(name.as_bytes()).unwrap()).unwrap();
+                connect(end.as_raw_fd(), &UnixAddr::new(path).unwrap()).unwrap();
+                match closes {
+                    true => drop(end),
+                    // Until the test's process ends.
+                    false => std::mem::forget(end),
+                }
+            };
+            assert!(matches!(accepted(marked).await, Whose::Lost), "{closes}");
+        }
+        let alive = |path: &std::path::Path| {
+            std::mem::forget(std::os::unix::net::UnixStream::connect(path).unwrap());
+        };
+        assert!(matches!(accepted(alive).await, Whose::Operator));
     }
 }

@@ -705,6 +705,7 @@ const DOOR: &[Rule] = rules! {
     openat OneOf(2, NAME_ONLY), "finds the socket by its name; opens nothing, follows no link";
     socket OneOf(0, &[libc::AF_UNIX as u64]), "its end of a connection";
     setsockopt OneOf(2, &[libc::SO_SNDTIMEO as u64]), "the wait for a server is bounded";
+    bind Any, "the name by which a server knows it; without paths no socket can be made elsewhere";
     connect Any, "to the socket; the network namespace is empty";
     close Any, "descriptors";
     mmap NO_CODE, "heap; never executable";
