@@ -57,6 +57,7 @@ fn revoke(table: &mut Value, name: &str) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::CellSpec;
     use serde_json::json;
 
     #[test]
@@ -79,5 +80,28 @@ mod tests {
         assert_eq!(changes.applied(&table.to_string()), holds);
         changes.revoked.push("network".to_owned());
         assert!(changes.applied(&table.to_string()).get("network").is_none());
+    }
+
+    #[test]
+    fn a_start_has_what_holds_then() {
+        let table = json!({
+            "version": 1, "memory": { "limit": "64M" }, "network": { "connect": ["a:1"] },
+            "folder": [
+                { "host": "/a", "guest": "/a", "rights": ["read"] },
+                { "host": "/b", "guest": "/b", "rights": ["read"] },
+            ],
+        });
+        let mut spec = CellSpec::idle("i", table.to_string()).unwrap();
+        spec.changes.revoked = vec!["folder:/a".to_owned(), "network".to_owned()];
+        // A running guest's, and not the next one's.
+        spec.changes.memory_bytes = Some(1 << 20);
+        let caps = spec.granted().unwrap();
+        assert_eq!(caps.folders().len(), 1);
+        assert!(caps.folders()[0].guest.ends_with("b") && caps.network().is_none());
+        assert_eq!(caps.memory_bytes(), Some(64 << 20));
+        // So has the cell that shows its files.
+        assert_eq!(spec.showing(None).unwrap().granted().unwrap().folders().len(), 1);
+        spec.capabilities = "{".to_owned();
+        assert!(spec.granted().is_err(), "what cannot be read grants nothing");
     }
 }

@@ -67,17 +67,20 @@ impl Workload {
     }
 
     /// What `spec`, which is of strength `vm`, is to run: in a guest of its own, or in another
-    /// cell's; then spec and grant come to say what it gets there.
+    /// cell's; then spec and grant come to say what it gets there. Every start goes through here, and
+    /// so each has the grant of the spec as it holds now ([`CellSpec::granted`]).
     ///
     /// # Errors
     /// As those of the plans.
     pub fn plan(
         layout: &Layout,
         spec: &mut CellSpec,
-        caps: CapabilitySet,
         tty: Option<TtySize>,
         secrets: Vec<Secret>,
     ) -> Result<(Self, CapabilitySet), CellError> {
+        let caps = spec.granted()?;
+        // Memory is what the grant says again.
+        spec.changes.memory_bytes = None;
         if spec.within.is_none() {
             let plan = VmPlan::new(layout, spec, &caps, tty, secrets)?;
             return Ok((Self::Vm(Box::new(plan)), caps));

@@ -5,10 +5,11 @@ mod limited;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Read;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use exocell_agent::FileCopy;
 use exocell_images::Healthcheck;
+use exocell_xgate::CapabilitySet;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -254,14 +255,28 @@ impl CellSpec {
         self.image_id.as_deref().unwrap_or(&self.image)
     }
 
+    /// The grant by which it starts: the one that it was made with, and what was changed of that
+    /// since. What was changed of its memory is a running guest's.
+    ///
+    /// # Errors
+    /// The grant cannot be read.
+    pub fn granted(&self) -> Result<CapabilitySet, CellError> {
+        Ok(CapabilitySet::parse(&self.table().to_string(), Path::new("/"))?)
+    }
+
+    /// The capability table of that.
+    fn table(&self) -> Value {
+        let changes = Changes { memory_bytes: None, ..self.changes.clone() };
+        changes.applied(&self.capabilities)
+    }
+
     /// A cell without a program that shows the files of this one, which has ended and left `disk`:
-    /// its image and folders, and nothing else of what it had.
+    /// its image, the folders that it still has, and nothing else of what it had.
     ///
     /// # Errors
     /// Its grant cannot be read, or as of [`Self::idle`].
     pub fn showing(&self, disk: Option<PathBuf>) -> Result<Self, CellError> {
-        let broken = |error: serde_json::Error| CellError::Usage(format!("its grant: {error}"));
-        let mut caps: Value = serde_json::from_str(&self.capabilities).map_err(broken)?;
+        let mut caps = self.table();
         if let Some(sections) = caps.as_object_mut() {
             for none in ["network", "time"] {
                 sections.remove(none);

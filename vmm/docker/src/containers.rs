@@ -21,6 +21,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use exocell_cell::changes::Changes;
 use exocell_cell::granted::{Links, Location};
 use exocell_cell::health::Health;
 use exocell_cell::images::{Store, private};
@@ -400,6 +401,9 @@ impl Containers {
                 Some(mut container) => {
                     container.spec.name = spec.name;
                     container.spec.restarts = spec.restarts;
+                    // What was revoked of it is so for its next start, too. Which networks it is in
+                    // is the file's to say.
+                    container.spec.changes = Changes { join: None, ..spec.changes };
                     if status.state != State::Exited {
                         container.spec.networks = spec.networks;
                     }

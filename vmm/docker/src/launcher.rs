@@ -12,12 +12,10 @@ use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::path::Path;
 use std::process::{Command, Stdio};
 
 use exocell_cell::agent::TtySize;
 use exocell_cell::launch::{Request, Workload, launch_for};
-use exocell_cell::xgate::CapabilitySet;
 use exocell_cell::{CellError, CellSpec, Layout, end, logging, restart};
 use serde::{Deserialize, Serialize};
 
@@ -134,8 +132,7 @@ fn start(layout: &Layout, word: &str, request: Request) -> Result<(), CellError>
     };
     let operator = std::io::stdin().as_fd().try_clone_to_owned();
     let operator = operator.map_err(CellError::host("cannot take over the session"))?;
-    let caps = CapabilitySet::parse(&spec.capabilities, Path::new("/"))?;
-    let (workload, caps) = Workload::plan(layout, &mut spec, caps, tty, Vec::new())?;
+    let (workload, caps) = Workload::plan(layout, &mut spec, tty, Vec::new())?;
     let (id, kept) = (spec.id.clone(), !spec.restart.is_no());
     let (record, _) = launch_for(layout, spec, caps, workload, request, operator.into())?;
     match kept {

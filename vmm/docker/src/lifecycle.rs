@@ -3,7 +3,6 @@
 pub mod restarts;
 
 use std::os::unix::net::UnixStream as BlockingStream;
-use std::path::Path;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,7 +11,6 @@ use exocell_cell::agent::{FailureKind, Kind, Reply, TtySize};
 use exocell_cell::control::{Client, ControlRequest};
 use exocell_cell::network::Publish;
 use exocell_cell::signal::Signal;
-use exocell_cell::xgate::CapabilitySet;
 use exocell_cell::{CellError, Record, end, warm};
 use hyper::StatusCode;
 use tokio::net::UnixStream;
@@ -110,8 +108,7 @@ fn launch(server: &Server, mut container: Container) -> ApiResult<(Container, Bl
 
 /// The session of the warm cell that was kept for `container`.
 fn from_pool(server: &Server, container: &Container) -> ApiResult<Option<BlockingStream>> {
-    let caps = CapabilitySet::parse(&container.spec.capabilities, Path::new("/"));
-    let caps = caps.map_err(CellError::from)?;
+    let caps = container.spec.granted()?;
     let tty = container.tty_size.map(|(rows, cols)| TtySize { rows, cols });
     let taken = warm::take_reserved(server.layout(), &container.spec, &caps, tty)?;
     Ok(taken.map(|taken| taken.session))

@@ -11,12 +11,11 @@ use std::io::{Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 use exocell_cell::launch::{Request, Workload, launch_for};
-use exocell_cell::xgate::CapabilitySet;
-use exocell_cell::{CellError, CellSpec, Layout, logging};
+use exocell_cell::{CellSpec, Layout, logging};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Result, ShimError};
@@ -82,8 +81,7 @@ pub fn launch_here() -> Result<()> {
     let layout = Layout::new(root);
     let operator = std::io::stdin().as_fd().try_clone_to_owned();
     let operator = operator.map_err(ShimError::host("cannot take over the session"))?;
-    let caps = CapabilitySet::parse(&spec.capabilities, Path::new("/")).map_err(CellError::from)?;
-    let (workload, caps) = Workload::plan(&layout, &mut spec, caps, None, Vec::new())?;
+    let (workload, caps) = Workload::plan(&layout, &mut spec, None, Vec::new())?;
     if let Workload::Vm(plan) = &workload {
         cgroups::enter(&groups, plan.limits.bytes_max())?;
     }

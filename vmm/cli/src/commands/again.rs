@@ -1,9 +1,7 @@
 //! `exocell start`, `restart` and `attach`: cells that were made before.
 
-use std::path::Path;
 use std::time::Duration;
 
-use exocell_cell::changes::Changes;
 use exocell_cell::control::{Client, ControlRequest};
 use exocell_cell::granted::Links;
 use exocell_cell::images::Store;
@@ -110,19 +108,14 @@ pub fn keep(layout: &Layout, id: &str) -> Result<u8, CellError> {
 fn launch_again(
     layout: &Layout,
     record: &Record,
-    spec: CellSpec,
+    mut spec: CellSpec,
     request: Request,
 ) -> Result<Started, CellError> {
     spec.can_start_again()?;
     // Who heard of the end may be faster than the supervisor's own.
     record.await_release();
-    // Memory is what the grant says again.
-    let changes = Changes { memory_bytes: None, ..spec.changes.clone() };
-    let mut spec = CellSpec { changes: changes.clone(), ..spec };
     Publish::number_all(&mut spec.publish)?;
-    let table = changes.applied(&spec.capabilities).to_string();
-    let caps = CapabilitySet::parse(&table, Path::new("/"))?;
-    let (workload, caps) = Workload::plan(layout, &mut spec, caps, terminal::size(), Vec::new())?;
+    let (workload, caps) = Workload::plan(layout, &mut spec, terminal::size(), Vec::new())?;
     Ok(Started::from(launch::launch(layout, spec, caps, workload, request)?))
 }
 

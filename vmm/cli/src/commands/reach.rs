@@ -8,12 +8,10 @@
 //! Nobody starts the cell meanwhile: a disk has one guest at a time (`exocell_cell::disk`).
 
 use std::os::unix::net::UnixStream;
-use std::path::Path;
 
 use exocell_cell::agent::Patient;
 use exocell_cell::control::Client;
 use exocell_cell::launch::{self, Request, Workload};
-use exocell_cell::xgate::CapabilitySet;
 use exocell_cell::{CellError, CellSpec, Layout, Record, State, Strength};
 
 use super::run::must_run;
@@ -55,8 +53,7 @@ impl Reach {
             return Ok(Self { spec, record, idle: None });
         }
         let mut shown = spec.showing(disk(&record, &spec)?)?;
-        let caps = CapabilitySet::parse(&shown.capabilities, Path::new("/"))?;
-        let (workload, caps) = Workload::plan(layout, &mut shown, caps, None, Vec::new())?;
+        let (workload, caps) = Workload::plan(layout, &mut shown, None, Vec::new())?;
         let launched = launch::launch(layout, shown, caps, workload, request)?;
         let reach = Self { spec, record: launched.record, idle: Some(launched.session) };
         if let Some(session) = &reach.idle {

@@ -92,7 +92,7 @@ fn run_as(layout: &Layout, args: RunArgs, id: &str, request: Request) -> Result<
         return show(layout, &started, &showing);
     }
     let (workload, caps) = match spec.strength {
-        Strength::Vm => Workload::plan(layout, &mut spec, caps, terminal::size(), secrets)?,
+        Strength::Vm => Workload::plan(layout, &mut spec, terminal::size(), secrets)?,
         Strength::Isolate => {
             let plan = IsolatePlan::new(layout, &spec, &caps, &request)?;
             (Workload::Isolate(Box::new(plan)), caps)
