@@ -25,6 +25,7 @@ use crate::ids::new_id;
 use crate::lifecycle::{self, Stop, restarts};
 use crate::live::Life;
 use crate::networks::Endpoints;
+use crate::shelf::Shelf;
 use crate::state::Server;
 use crate::wire::Create;
 use crate::{networks, policy, ports, shares, views};
@@ -85,7 +86,7 @@ pub async fn create(server: &Arc<Server>, call: Call) -> ApiResult<Response> {
             let _held = server.containers.prepare(&mut container)?;
             if let Some(cell) = caller.cell() {
                 // Those that were made just now are its own; another's may have come meanwhile.
-                check_volumes(server, &caller, &container)?;
+                check_volumes(&server.containers.shelf(), &caller, &container)?;
                 cell.check_places(&container.mounts, &container.spec.locations)?;
             }
             let keeps = !container.spec.remove
@@ -149,12 +150,11 @@ fn bound(
     container.mounts.iter_mut().for_each(|mount| mount.make &= mount.volume.is_some());
     let shelf = server.containers.shelf();
     shares::check_volumes(&shelf, caller, shares::new_volumes(&shelf, container))?;
-    check_volumes(server, caller, container)
+    check_volumes(&shelf, caller, container)
 }
 
 /// Whether all volumes of a container are the caller's own, or new.
-fn check_volumes(server: &Server, caller: &Caller, container: &Container) -> ApiResult<()> {
-    let shelf = server.containers.shelf();
+pub fn check_volumes(shelf: &Shelf, caller: &Caller, container: &Container) -> ApiResult<()> {
     for mount in &container.mounts {
         let Some(name) = mount.volume.as_deref() else { continue };
         let path = shelf.path(name);
@@ -442,7 +442,10 @@ pub async fn stop(server: &Arc<Server>, key: &str, call: &Call) -> ApiResult<Res
 /// `POST /containers/{id}/restart`
 pub async fn restart(server: &Arc<Server>, key: &str, call: &Call) -> ApiResult<Response> {
     let how = how(call)?;
-    let id = server.find(key).await?.id().to_owned();
+    let container = server.find(key).await?.container;
+    let id = container.id().to_owned();
+    // Before anything is ended.
+    server.blocking(move |server| policy::check_start(&server.containers, &container)).await?;
     lifecycle::stop(server, &id, how).await?;
     lifecycle::start(server, &id).await?;
     Ok(empty(StatusCode::NO_CONTENT))

@@ -337,6 +337,12 @@ impl Containers {
         self.directory().join(format!("{id}.json"))
     }
 
+    /// Whether `id` is a container of which something is kept.
+    pub fn has_file(&self, id: &str) -> bool {
+        // What cannot be looked at is to be read, and that says why not.
+        self.path(id).try_exists().unwrap_or(true)
+    }
+
     /// Who had the container `id` made; none where that is not one, or an operator's.
     pub fn maker_of(&self, id: &str) -> Vec<String> {
         let text = fs::read(self.path(id)).unwrap_or_default();

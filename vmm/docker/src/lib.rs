@@ -100,6 +100,29 @@ pub fn make_volume(
     Ok((path, held))
 }
 
+/// Whether cell `id` may start as far as it is a container that another cell had made: it has no
+/// more than that cell has now.
+///
+/// # Errors
+/// It has, or that cannot be told.
+pub fn check_start(
+    layout: &exocell_cell::Layout,
+    id: &str,
+) -> Result<(), exocell_cell::CellError> {
+    let containers = containers::Containers::of(layout);
+    let check = || -> ApiResult<()> {
+        match containers.has_file(id) {
+            // One that cannot be read is not taken for a cell that nobody had made.
+            true => containers.read(id).map(drop).map_err(ApiError::from).and_then(|()| {
+                policy::check_start(&containers, &containers.find(id)?.container)
+            }),
+            // Cells that no server has made.
+            false => Ok(()),
+        }
+    };
+    check().map_err(|error| exocell_cell::CellError::Usage(error.message))
+}
+
 /// What docker's `inspect` shows of the cell or container named `key`.
 ///
 /// # Errors

@@ -12,7 +12,8 @@ use exocell_cell::xgate::CapabilitySet;
 use exocell_cell::{CellError, Record, State};
 
 use crate::caller::{CONTAINERS_MAX, Caller, Cell, Own, refused};
-use crate::containers::Container;
+use crate::calls;
+use crate::containers::{Container, Containers};
 use crate::error::{ApiError, ApiResult};
 use crate::http::Call;
 use crate::networks;
@@ -26,8 +27,6 @@ pub enum Rule {
     Anyone,
     /// The container that the path names is the cell's own.
     OwnContainer,
-    /// The same, and it has no more than the cell has now.
-    Start,
     /// The program that the path names is in a container of the cell's own.
     OwnExec,
     /// The container that the query names is the cell's own, and its image has a name that is free.
@@ -65,7 +64,8 @@ pub fn rule(method: &str, path: &[&str]) -> Option<Rule> {
         ("POST", ["containers", "prune"]) => Anyone,
         ("DELETE", ["containers", _]) => Anyone,
         ("POST", ["containers", _, "stop" | "kill" | "wait"]) => Anyone,
-        ("POST", ["containers", _, "start" | "restart"]) => Start,
+        // Every start holds it against what the cell has: [`check_start`].
+        ("POST", ["containers", _, "start" | "restart"]) => OwnContainer,
         ("POST", ["containers", _, "pause" | "unpause" | "rename"]) => OwnContainer,
         ("POST", ["containers", _, "attach" | "resize" | "exec"]) => OwnContainer,
         ("POST", ["containers", _, "update"]) => OwnContainer,
@@ -114,15 +114,10 @@ pub async fn permit(server: &Arc<Server>, method: &str, call: &mut Call) -> ApiR
     match found {
         Rule::Anyone | Rule::Bounded => Ok(()),
         Rule::Never(why) => Err(refused(why)),
-        Rule::OwnContainer | Rule::Start => {
+        Rule::OwnContainer => {
             let key = path.get(1).copied().unwrap_or_default();
             let container = server.find(key).await?.container;
             call.caller.check_owns(&container)?;
-            if found == Rule::Start && container.id() != cell.id() {
-                let networks = own_networks(server, &call.caller, &container).await?;
-                cell.check_table(&container.spec.capabilities, &networks)?;
-                cell.check_places(&container.mounts, &container.spec.locations)?;
-            }
             if let Some(key) = call.target.segments.get_mut(1) {
                 container.id().clone_into(key);
             }
@@ -138,21 +133,33 @@ pub async fn permit(server: &Arc<Server>, method: &str, call: &mut Call) -> ApiR
     }
 }
 
-/// The networks of a container that whoever calls may have it join now.
-async fn own_networks(
-    server: &Arc<Server>,
-    caller: &Caller,
-    container: &Container,
-) -> ApiResult<Vec<String>> {
-    let caller = caller.clone();
-    let joined: Vec<String> =
-        container.spec.networks.iter().map(|joined| joined.network.clone()).collect();
-    let own = server.blocking(move |server| {
-        let networks = Networks::of(server.layout());
-        let is_own = |name: &String| networks::check_own(&networks, &caller, name).is_ok();
-        Ok(joined.into_iter().filter(is_own).collect())
-    });
-    own.await
+/// Whether a container that a cell had made may start: it has no more than that cell has now, or
+/// had at its end. What was revoked is gone for all starts, whoever begins them: a client, the
+/// operator, its restart policy, the next server. An operator's own may always.
+///
+/// Where the cell was removed, the one that had it made is asked; where all were, nobody knows of
+/// anything that was revoked.
+///
+/// # Errors
+/// 403 for what is more than the cell has, and what says that this cannot be told.
+pub fn check_start(containers: &Containers, container: &Container) -> ApiResult<()> {
+    let layout = containers.layout();
+    let Some(maker) = container.made_by.iter().rev().find(|id| Record::exists(layout, id)) else {
+        return Ok(());
+    };
+    let maker = Caller::of_cell(read(containers, maker, false)?);
+    let Some(cell) = maker.cell() else { return Ok(()) };
+    let networks = Networks::of(layout);
+    let joined = container.spec.networks.iter().map(|joined| joined.network.clone());
+    let own = joined.filter(|name| networks::check_own(&networks, &maker, name).is_ok());
+    let table = container.spec.changes.applied(&container.spec.capabilities);
+    cell.check_table(&table.to_string(), &own.collect::<Vec<_>>())?;
+    cell.check_places(&container.mounts, &container.spec.locations)?;
+    calls::check_volumes(&containers.shelf(), &maker, container)?;
+    match &container.spec.within {
+        Some(within) => maker.check_owns(&containers.find(&within.cell)?.container),
+        None => Ok(()),
+    }
 }
 
 async fn commit(server: &Arc<Server>, call: &mut Call) -> ApiResult<()> {
@@ -211,14 +218,15 @@ fn pull(cell: &Cell, call: &Call) -> ApiResult<()> {
 /// 403 for one that has ended.
 pub async fn caller(server: &Arc<Server>, id: &str) -> ApiResult<Caller> {
     let id = id.to_owned();
-    server.blocking(move |server| Ok(Caller::of_cell(read(server, &id)?))).await
+    server.blocking(move |server| Ok(Caller::of_cell(read(&server.containers, &id, true)?))).await
 }
 
-fn read(server: &Server, id: &str) -> ApiResult<Cell> {
-    let layout = server.layout();
+/// The cell `id`, which may have ended unless it `must_run`.
+fn read(containers: &Containers, id: &str, must_run: bool) -> ApiResult<Cell> {
+    let layout = containers.layout();
     let gone = || refused("the cell has ended, and what it was given with it");
     let (_, spec, status) = Record::find(layout, id).map_err(|_| gone())?;
-    if status.state == State::Exited || spec.id != id {
+    if must_run && status.state == State::Exited || spec.id != id {
         return Err(gone());
     }
     let table = spec.changes.applied(&spec.capabilities).to_string();
@@ -236,7 +244,7 @@ fn read(server: &Server, id: &str) -> ApiResult<Cell> {
             folders.push(Own { real, rights: folder.rights, is_socket });
         }
     }
-    let mut line = server.containers.maker_of(id);
+    let mut line = containers.maker_of(id);
     line.push(id.to_owned());
     let networks = spec.networks.iter().map(|own| own.network.clone()).collect();
     let dns = spec.settings.dns;
@@ -285,9 +293,9 @@ mod tests {
         ("POST", "containers/prune", Rule::Anyone),
         ("DELETE", "containers/x", Rule::Anyone),
         ("GET", "containers/x/json", Rule::OwnContainer),
-        ("POST", "containers/x/start", Rule::Start),
+        ("POST", "containers/x/start", Rule::OwnContainer),
         ("POST", "containers/x/stop", Rule::Anyone),
-        ("POST", "containers/x/restart", Rule::Start),
+        ("POST", "containers/x/restart", Rule::OwnContainer),
         ("POST", "containers/x/kill", Rule::Anyone),
         ("POST", "containers/x/pause", Rule::OwnContainer),
         ("POST", "containers/x/unpause", Rule::OwnContainer),

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use exocell_cell::agent::{FrameReader, Kind, Patient, Reply, TRANSFER_MAX};
 use exocell_cell::control::Client;
 use exocell_cell::{CellSpec, Layout, Record, warm};
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokio::sync::OwnedMutexGuard;
 
 use crate::containers::{Container, Seen};
@@ -19,6 +19,7 @@ use crate::error::{ApiError, ApiResult};
 use crate::launcher::{self, Start};
 use crate::live::Idle;
 use crate::place::Place;
+use crate::policy;
 use crate::state::Server;
 
 /// A cell whose guest gives and takes files. To be dropped by a thread that may
@@ -94,8 +95,16 @@ pub async fn container(server: &Arc<Server>, key: &str, place: &Place) -> ApiRes
     server
         .blocking(move |server| {
             let mut container = on_disk(server, seen)?;
-            server.containers.prepare(&mut container)?;
-            let shown = container.spec.showing(container.spec.disk.clone())?;
+            let _held = server.containers.prepare(&mut container)?;
+            let mut shown = container.spec.showing(container.spec.disk.clone())?;
+            if policy::check_start(&server.containers, &container).is_err() {
+                // Its own files are there still, and nothing of the host's.
+                let mut table: Value = serde_json::from_str(&shown.capabilities)
+                    .map_err(|e| ApiError::internal(format!("the container's grant: {e}")))?;
+                table["folder"] = json!([]);
+                (shown.capabilities, shown.locations) = (table.to_string(), Vec::new());
+                shown.fills.clear();
+            }
             let reach = begin(server.layout(), &shown, Some(held))?;
             if let Some(idle) = &reach.idle {
                 live.show(idle);

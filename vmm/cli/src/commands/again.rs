@@ -112,6 +112,7 @@ fn launch_again(
     request: Request,
 ) -> Result<Started, CellError> {
     spec.can_start_again()?;
+    exocell_docker::check_start(layout, &record.id)?;
     // Who heard of the end may be faster than the supervisor's own.
     record.await_release();
     Publish::number_all(&mut spec.publish)?;

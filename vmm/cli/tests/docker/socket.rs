@@ -6,7 +6,7 @@ use std::process::Command;
 use serde_json::{Value, json};
 
 use crate::common::docker::Server;
-use crate::common::{Finished, IMAGE, exocell, finish, text, unique};
+use crate::common::{Finished, IMAGE, eventually, exocell, finish, text, unique};
 
 /// What programs of the cell speak with the server by.
 const CLIENT: &str = r"
@@ -461,4 +461,53 @@ fn a_pull_of_a_cells_reaches_no_more_than_its_programs() {
     assert!(status == 200 && said.to_string().contains("loopback"), "{said}");
     let heard = listener.accept().map(|(_, from)| from);
     assert_eq!(heard.unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
+}
+
+/// Whoever begins it, and by whichever way: what was revoked is gone.
+#[test]
+fn what_was_revoked_is_so_for_every_start() {
+    let runner = Runner::start(&[]);
+    let work = || json!([runner.at("work") + ":/w"]);
+    let mut again = Runner::wanted(json!({
+        "Binds": work(), "RestartPolicy": { "Name": "always" },
+    }));
+    again["Cmd"] = json!(["sh", "-c", "echo again >> /w/log; sleep 1"]);
+    let made = runner.asked(&[
+        ("POST", create("own"), Runner::wanted(json!({ "Binds": work() }))),
+        ("POST", "/containers/own/start".to_owned(), Value::Null),
+        ("POST", "/containers/own/stop?t=0".to_owned(), Value::Null),
+        ("GET", "/containers/own/archive?path=/w/file".to_owned(), Value::Null),
+        ("POST", create("again"), again),
+        ("POST", "/containers/again/start".to_owned(), Value::Null),
+    ]);
+    let statuses: Vec<u64> = made.iter().map(|(status, _)| *status).collect();
+    assert_eq!(statuses, [201, 204, 204, 200, 201, 204], "{made:#?}");
+    runner.exocell(&["update", "--revoke", "folder:/shared", "runner"]).ok();
+    let words = ["that the cell runner has"];
+    for how in ["start", "restart"] {
+        runner.refused("POST", &format!("/containers/own/{how}"), Value::Null, &words);
+    }
+    let file = "/containers/own/archive?path=/w/file";
+    assert_eq!(runner.ask("GET", file, Value::Null).0, 404);
+    // Nor does the operator start it, or its restarter, or the command.
+    assert_ne!(runner.server.docker(&["start", "own"]).code, 0);
+    assert_ne!(runner.exocell(&["start", "own"]).code, 0);
+    eventually("its restarter starts it no more", || {
+        runner.server.inspect("again", "{{.State.Status}}") == "exited"
+    });
+    // The cell itself has it back by no restart, its own calls among them.
+    let reads = || runner.server.docker(&["exec", "runner", "cat", "/shared/file"]);
+    assert_ne!(reads().code, 0);
+    runner.server.docker(&["restart", "-t", "0", "runner"]).ok();
+    let said = reads();
+    assert!(said.code != 0 && said.stderr.contains("No such file"), "{}", said.stderr);
+    let words = ["exec", "-i", "runner", "python3", "-c", CLIENT];
+    let before = runner.server.inspect("runner", "{{.State.StartedAt}}");
+    let call = br#"[["POST", "/containers/runner/restart?t=0", null]]"#;
+    finish(&mut runner.server.command(&words), call);
+    eventually("it has started again", || {
+        let state = runner.server.inspect("runner", "{{.State.Status}} {{.State.StartedAt}}");
+        state.starts_with("running") && !state.ends_with(&before)
+    });
+    assert_ne!(reads().code, 0);
 }
