@@ -4,6 +4,7 @@
 //! likes. Of all others it may end and remove what it finds, as Docker's clients tidy up, and learn
 //! that they are there. Which calls there are for it is in [`crate::policy`].
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -37,6 +38,7 @@ pub struct Cell {
     pub networks: Vec<String>,
     /// Who is asked for names, if the operator named somebody.
     pub dns: Vec<IpAddr>,
+    pub labels: BTreeMap<String, String>,
 }
 
 /// A folder, file or socket of the host that a cell has.
@@ -71,6 +73,12 @@ impl Caller {
     /// Whether it has made what `line` has made, or is the last of it.
     pub fn has_made(&self, line: &[String]) -> bool {
         self.cell().is_none_or(|cell| line.iter().any(|id| id == cell.id()))
+    }
+
+    /// Whether it may remove a volume or network that `line` has made and that has these `labels`:
+    /// what is its own, and what is of its session, as of a program that tidies up after tests.
+    pub fn tidies(&self, line: &[String], labels: &BTreeMap<String, String>) -> bool {
+        self.has_made(line) || self.cell().is_some_and(|cell| cell.is_of_session(labels))
     }
 
     /// Whether it may do with a container what it likes.
@@ -110,7 +118,20 @@ impl Caller {
     }
 }
 
+/// Whether what a label with this name says is whose session something is of, as
+/// `org.testcontainers.sessionId` does.
+fn is_of_sessions(label: &str) -> bool {
+    label.to_ascii_lowercase().contains("session")
+}
+
 impl Cell {
+    /// Whether something with these labels is of the session that the cell is of.
+    fn is_of_session(&self, labels: &BTreeMap<String, String>) -> bool {
+        let own =
+            self.labels.iter().filter(|(name, value)| is_of_sessions(name) && !value.is_empty());
+        own.into_iter().any(|(name, value)| labels.get(name) == Some(value))
+    }
+
     pub fn id(&self) -> &str {
         self.line.last().map_or("", String::as_str)
     }
@@ -273,7 +294,8 @@ mod tests {
     fn cell(table: Value) -> Cell {
         let caps = CapabilitySet::parse(&table.to_string(), Path::new("/")).unwrap();
         let (name, folders, networks) = ("runner".to_owned(), Vec::new(), Vec::new());
-        Cell { line: vec!["a".repeat(64)], name, caps, folders, networks, dns: Vec::new() }
+        let (line, labels) = (vec!["a".repeat(64)], BTreeMap::new());
+        Cell { line, name, caps, folders, networks, dns: Vec::new(), labels }
     }
 
     fn own() -> Value {
@@ -383,5 +405,28 @@ mod tests {
         );
         assert!(!caller.has_made(&[other]) && !caller.has_made(&[]));
         assert!(Caller::default().has_made(&[]));
+    }
+
+    #[test]
+    fn a_cell_tidies_up_what_is_of_its_session() {
+        let labels = |all: &[(&str, &str)]| -> BTreeMap<String, String> {
+            all.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
+        };
+        let of =
+            |all: &[(&str, &str)]| Caller::of_cell(Cell { labels: labels(all), ..cell(own()) });
+        let session = ("org.testcontainers.sessionId", "1");
+        let ryuk = of(&[session, ("org.testcontainers", "true"), ("empty.session", "")]);
+        assert!(ryuk.tidies(&[], &labels(&[session])));
+        for others in [
+            labels(&[]),
+            labels(&[("org.testcontainers.sessionId", "2")]),
+            labels(&[("org.testcontainers", "true")]),
+            labels(&[("empty.session", "")]),
+        ] {
+            assert!(!ryuk.tidies(&[], &others), "{others:?}");
+            assert!(
+                ryuk.tidies(&["a".repeat(64)], &others) && Caller::default().tidies(&[], &others)
+            );
+        }
     }
 }

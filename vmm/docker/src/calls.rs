@@ -79,6 +79,7 @@ pub async fn create(server: &Arc<Server>, call: Call) -> ApiResult<Response> {
             bounds::check(&container)?;
             check_within(&container)?;
             name_other_by_id(server, &mut container);
+            policy::check_makers(&server.containers, &container)?;
             if let Some(cell) = caller.cell() {
                 bound(server, &caller, cell, &mut container, weighs)?;
             }
@@ -150,6 +151,11 @@ fn bound(
     container.mounts.iter_mut().for_each(|mount| mount.make &= mount.volume.is_some());
     let shelf = server.containers.shelf();
     shares::check_volumes(&shelf, caller, shares::new_volumes(&shelf, container))?;
+    for name in container.mounts.iter().filter_map(|mount| mount.volume.as_deref()) {
+        if !shelf.path(name).exists() {
+            shares::check_unused(&server.containers, caller, "volume", name)?;
+        }
+    }
     check_volumes(&shelf, caller, container)
 }
 

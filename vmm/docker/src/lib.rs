@@ -97,11 +97,26 @@ pub fn make_volume(
     let path = shelf.path(name);
     let what = format!("cannot make the volume {}", path.display());
     let held = shelf.make(name, &notes).map_err(exocell_cell::CellError::host(what))?;
+    // Looked at once nobody removes it and makes another.
+    shares::check_maker("volume", name, &shelf.notes(name).made_by, "")
+        .map_err(|error| exocell_cell::CellError::Usage(error.message))?;
     Ok((path, held))
 }
 
+/// Whether a cell that the operator starts may be in a network: none that a cell had made.
+///
+/// # Errors
+/// It was, with the way out.
+pub fn check_network(
+    network: &exocell_cell::networks::Network,
+    cell: &str,
+) -> Result<(), exocell_cell::CellError> {
+    shares::check_maker("network", &network.name, &network.made_by, cell)
+        .map_err(|error| exocell_cell::CellError::Usage(error.message))
+}
+
 /// Whether cell `id` may start as far as it is a container that another cell had made: it has no
-/// more than that cell has now.
+/// more than that cell has now. One that is the operator's has no volume or network of a cell's.
 ///
 /// # Errors
 /// It has, or that cannot be told.
@@ -111,14 +126,11 @@ pub fn check_start(
 ) -> Result<(), exocell_cell::CellError> {
     let containers = containers::Containers::of(layout);
     let check = || -> ApiResult<()> {
-        match containers.has_file(id) {
+        if containers.has_file(id) {
             // One that cannot be read is not taken for a cell that nobody had made.
-            true => containers.read(id).map(drop).map_err(ApiError::from).and_then(|()| {
-                policy::check_start(&containers, &containers.find(id)?.container)
-            }),
-            // Cells that no server has made.
-            false => Ok(()),
+            containers.read(id)?;
         }
+        policy::check_start(&containers, &containers.find(id)?.container)
     };
     check().map_err(|error| exocell_cell::CellError::Usage(error.message))
 }

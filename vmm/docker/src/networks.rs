@@ -498,6 +498,7 @@ pub async fn create(server: &Arc<Server>, call: Call) -> ApiResult<Response> {
     let made = server.blocking(move |server| {
         let networks = Networks::of(server.layout());
         shares::check_networks(&networks, &caller)?;
+        shares::check_unused(&server.containers, &caller, "network", &wanted.name)?;
         networks.create(wanted).map_err(|error| match error {
             CellError::Usage(message) if message.contains("already exists") => {
                 ApiError::conflict(message)
@@ -510,18 +511,26 @@ pub async fn create(server: &Arc<Server>, call: Call) -> ApiResult<Response> {
     Ok(reply(StatusCode::CREATED, &json!({ "Id": network.id, "Warning": warning })))
 }
 
+/// Whether a cell may remove a network: one that it may tidy up, and which no container of others
+/// has, be it stopped.
+fn check_removes(server: &Server, caller: &Caller, network: &Network) -> ApiResult<()> {
+    shares::check_tidies(caller, "network", &network.name, &network.made_by, &network.labels)?;
+    shares::check_unused(&server.containers, caller, "network", &network.name)
+}
+
 /// `DELETE /networks/{id}`
-pub async fn remove(server: &Arc<Server>, key: &str) -> ApiResult<Response> {
+pub async fn remove(server: &Arc<Server>, key: &str, caller: &Caller) -> ApiResult<Response> {
     if BUILT_IN.contains(&key) {
         return Err(ApiError::new(
             StatusCode::FORBIDDEN,
             format!("{key} is a pre-defined network and cannot be removed"),
         ));
     }
-    let key = key.to_owned();
+    let (key, caller) = (key.to_owned(), caller.clone());
     let removed = server.blocking(move |server| {
         let networks = Networks::of(server.layout());
         let network = networks.find(&key).map_err(not_found)?;
+        check_removes(server, &caller, &network)?;
         switches::remove(server.layout(), &network).map_err(|error| match error {
             CellError::Usage(message) => ApiError::new(
                 StatusCode::FORBIDDEN,
@@ -539,6 +548,7 @@ pub async fn remove(server: &Arc<Server>, key: &str) -> ApiResult<Response> {
 pub async fn prune(server: &Arc<Server>, call: &Call) -> ApiResult<Response> {
     let filters = Filters::of(&call.target.query, &["label", "label!", "until"])?;
     let until_ms = filters.until_ms()?;
+    let caller = call.caller.clone();
     let removed = server.blocking(move |server| {
         let networks = Networks::of(server.layout());
         let mut removed = Vec::new();
@@ -546,6 +556,7 @@ pub async fn prune(server: &Arc<Server>, call: &Call) -> ApiResult<Response> {
             // One that somebody is in, or comes into now, stays.
             if filters.labels(&network.labels)
                 && until_ms.is_none_or(|until| network.created_ms < until)
+                && check_removes(server, &caller, &network).is_ok()
                 && switches::remove(server.layout(), &network).is_ok()
             {
                 removed.push(network);
@@ -580,6 +591,9 @@ pub async fn connect(server: &Arc<Server>, key: &str, call: Call) -> ApiResult<R
     let wanted: Connect = call.fields(fields::NETWORK_CONNECT).await?;
     let (network, seen) = both(server, key, &wanted.container).await?;
     caller.check_owns(&seen.container)?;
+    if seen.container.made_by.is_empty() {
+        shares::check_maker("network", &network.name, &network.made_by, seen.id())?;
+    }
     let name = network.name.clone();
     let checked =
         server.blocking(move |server| check_own(&Networks::of(server.layout()), &caller, &name));

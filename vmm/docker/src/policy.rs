@@ -88,14 +88,14 @@ pub fn rule(method: &str, path: &[&str]) -> Option<Rule> {
 
         ("GET", ["networks"] | ["networks", _]) => Anyone,
         ("POST", ["networks", "create"]) => Bounded,
-        ("POST", ["networks", "prune"]) => Anyone,
-        ("DELETE", ["networks", _]) => Anyone,
+        ("POST", ["networks", "prune"]) => Bounded,
+        ("DELETE", ["networks", _]) => Bounded,
         ("POST", ["networks", _, "connect" | "disconnect"]) => Bounded,
 
         ("GET", ["volumes"] | ["volumes", _]) => Anyone,
         ("POST", ["volumes", "create"]) => Bounded,
-        ("POST", ["volumes", "prune"]) => Anyone,
-        ("DELETE", ["volumes", _]) => Anyone,
+        ("POST", ["volumes", "prune"]) => Bounded,
+        ("DELETE", ["volumes", _]) => Bounded,
         _ => return None,
     })
 }
@@ -133,9 +133,36 @@ pub async fn permit(server: &Arc<Server>, method: &str, call: &mut Call) -> ApiR
     }
 }
 
+/// Whether no volume and network of a container that is the operator's was made by a cell: what is
+/// called so would be read by that cell, and who came first to a name is not who is meant by it.
+/// What a container has made itself is its own.
+///
+/// # Errors
+/// 409 with the way out.
+pub fn check_makers(containers: &Containers, container: &Container) -> ApiResult<()> {
+    if !container.made_by.is_empty() {
+        return Ok(());
+    }
+    let shelf = containers.shelf();
+    for name in container.mounts.iter().filter_map(|mount| mount.volume.as_deref()) {
+        if shelf.path(name).exists() {
+            shares::check_maker("volume", name, &shelf.notes(name).made_by, container.id())?;
+        }
+    }
+    let networks = Networks::of(containers.layout());
+    for joined in &container.spec.networks {
+        // One that is not there is told of by whoever starts it.
+        if let Ok(network) = networks.find(&joined.network) {
+            shares::check_maker("network", &network.name, &network.made_by, container.id())?;
+        }
+    }
+    Ok(())
+}
+
 /// Whether a container that a cell had made may start: it has no more than that cell has now, or
 /// had at its end. What was revoked is gone for all starts, whoever begins them: a client, the
-/// operator, its restart policy, the next server. An operator's own may always.
+/// operator, its restart policy, the next server. One of the operator's own has no volume or network
+/// that a cell has made ([`check_makers`]).
 ///
 /// Where the cell was removed, the one that had it made is asked; where all were, nobody knows of
 /// anything that was revoked.
@@ -144,6 +171,7 @@ pub async fn permit(server: &Arc<Server>, method: &str, call: &mut Call) -> ApiR
 /// 403 for what is more than the cell has, and what says that this cannot be told.
 pub fn check_start(containers: &Containers, container: &Container) -> ApiResult<()> {
     let layout = containers.layout();
+    check_makers(containers, container)?;
     let Some(maker) = container.made_by.iter().rev().find(|id| Record::exists(layout, id)) else {
         return Ok(());
     };
@@ -248,7 +276,11 @@ fn read(containers: &Containers, id: &str, must_run: bool) -> ApiResult<Cell> {
     line.push(id.to_owned());
     let networks = spec.networks.iter().map(|own| own.network.clone()).collect();
     let dns = spec.settings.dns;
-    Ok(Cell { line, name: spec.name, caps, folders, networks, dns })
+    let labels = match containers.has_file(id) {
+        true => containers.read(id)?.config.labels,
+        false => spec.labels,
+    };
+    Ok(Cell { line, name: spec.name, caps, folders, networks, dns, labels })
 }
 
 /// Whether a cell may have one more container made.
@@ -331,16 +363,16 @@ mod tests {
         ("DELETE", "images/a/b", Rule::Never(IMAGES)),
         ("GET", "networks", Rule::Anyone),
         ("POST", "networks/create", Rule::Bounded),
-        ("POST", "networks/prune", Rule::Anyone),
+        ("POST", "networks/prune", Rule::Bounded),
         ("GET", "networks/x", Rule::Anyone),
-        ("DELETE", "networks/x", Rule::Anyone),
+        ("DELETE", "networks/x", Rule::Bounded),
         ("POST", "networks/x/connect", Rule::Bounded),
         ("POST", "networks/x/disconnect", Rule::Bounded),
         ("GET", "volumes", Rule::Anyone),
         ("POST", "volumes/create", Rule::Bounded),
-        ("POST", "volumes/prune", Rule::Anyone),
+        ("POST", "volumes/prune", Rule::Bounded),
         ("GET", "volumes/x", Rule::Anyone),
-        ("DELETE", "volumes/x", Rule::Anyone),
+        ("DELETE", "volumes/x", Rule::Bounded),
     ];
 
     #[test]

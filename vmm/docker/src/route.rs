@@ -40,7 +40,7 @@ pub async fn route(server: &Arc<Server>, method: &str, mut call: Call) -> ApiRes
             ("POST", ["create"]) => networks::create(server, call).await,
             ("POST", ["prune"]) => networks::prune(server, &call).await,
             ("GET", [name]) => networks::inspect(server, name).await,
-            ("DELETE", [name]) => networks::remove(server, name).await,
+            ("DELETE", [name]) => networks::remove(server, name, &call.caller).await,
             ("POST", [name, "connect"]) => networks::connect(server, name, call).await,
             ("POST", [name, "disconnect"]) => networks::disconnect(server, name, call).await,
             _ => Err(unknown(method, &path)),

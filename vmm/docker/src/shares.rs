@@ -1,14 +1,14 @@
 //! What a cell with the server's socket may take of what all share: names, places, disk. Without
 //! bounds one cell would leave nothing for the operator and for others.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use exocell_cell::images::{ImageRecord, Reference};
 use exocell_cell::networks::Networks;
 
 use crate::caller::{Caller, Cell, refused};
-use crate::containers::Container;
+use crate::containers::{Container, Containers, short};
 use crate::error::{ApiError, ApiResult};
 use crate::shelf::Shelf;
 
@@ -148,6 +148,73 @@ pub fn check_name(cell: &Cell, name: &Reference) -> ApiResult<()> {
     }
 }
 
+/// Whether what is of the operator's container `own` may have a volume or network, `what`, that
+/// `line` has made.
+///
+/// # Errors
+/// 409 for one of another cell's.
+pub fn check_maker(what: &str, name: &str, line: &[String], own: &str) -> ApiResult<()> {
+    match line.last() {
+        Some(maker) if !line.iter().any(|id| id == own) => Err(ApiError::conflict(format!(
+            "the {what} {name} was made by the cell {}, which has the Docker server's socket and \
+             may look into it; take another name, or remove it first (docker {what} rm {name})",
+            short(maker)
+        ))),
+        _ => Ok(()),
+    }
+}
+
+/// Whether a cell may remove a volume or network, `what`.
+///
+/// # Errors
+/// 403 for one that it has not made and that is of no session of its own.
+pub fn check_tidies(
+    caller: &Caller,
+    what: &str,
+    name: &str,
+    line: &[String],
+    labels: &BTreeMap<String, String>,
+) -> ApiResult<()> {
+    match caller.tidies(line, labels) {
+        true => Ok(()),
+        false => Err(refused(format!(
+            "the {what} {name} was not made by this cell, and has no label of its session; a cell \
+             removes its own"
+        ))),
+    }
+}
+
+/// Whether a cell may make a network or volume, `what`, that is not there and is called `name`.
+///
+/// # Errors
+/// 403 for a name that containers of others have.
+pub fn check_unused(
+    containers: &Containers,
+    caller: &Caller,
+    what: &str,
+    name: &str,
+) -> ApiResult<()> {
+    if caller.cell().is_none() {
+        return Ok(());
+    }
+    let has = |container: &Container| {
+        container.spec.networks.iter().any(|own| what == "network" && own.network == name)
+            || container
+                .mounts
+                .iter()
+                .any(|m| what == "volume" && m.volume.as_deref() == Some(name))
+    };
+    let all = containers.all()?;
+    match all.iter().find(|seen| has(&seen.container) && !caller.owns(&seen.container)) {
+        None => Ok(()),
+        Some(seen) => Err(refused(format!(
+            "the container {} has a {what} that is called {name}, and was not made by this cell; \
+             give yours another name",
+            seen.container.name()
+        ))),
+    }
+}
+
 /// Whether a cell may have one more network made.
 ///
 /// # Errors
@@ -202,5 +269,18 @@ mod tests {
         assert!(taken.take("a", 2).is_none() && taken.take("b", 2).is_some());
         drop(one);
         assert!(taken.take("a", 2).is_some());
+    }
+
+    #[test]
+    fn what_a_cell_has_made_is_not_taken_for_the_operators() {
+        let line = ["a".repeat(64), "b".repeat(64)];
+        let refused = check_maker("volume", "pgdata", &line, "c").unwrap_err();
+        assert_eq!(refused.status, hyper::StatusCode::CONFLICT);
+        for word in ["pgdata", "bbbbbbbbbbbb", "docker volume rm pgdata"] {
+            assert!(refused.message.contains(word), "{}", refused.message);
+        }
+        check_maker("volume", "pgdata", &[], "c").unwrap();
+        // What a container has made it may join.
+        check_maker("network", "own", &line, &line[0]).unwrap();
     }
 }

@@ -130,7 +130,16 @@ pub async fn create(server: &Arc<Server>, call: Call) -> ApiResult<Response> {
     let shown = server.blocking(move |server| {
         server.containers.check_volumes(&[made.as_str()])?;
         let shelf = server.containers.shelf();
-        shares::check_volumes(&shelf, &caller, usize::from(!shelf.path(&made).exists()))?;
+        let is_new = !shelf.path(&made).exists();
+        shares::check_volumes(&shelf, &caller, usize::from(is_new))?;
+        match is_new {
+            true => shares::check_unused(&server.containers, &caller, "volume", &made)?,
+            false if caller.cell().is_none() => {
+                shares::check_maker("volume", &made, &shelf.notes(&made).made_by, "")?;
+            }
+            // It stays what it is, and whose it is.
+            false => {}
+        }
         let _held = shelf.make(&made, &notes).map_err(failed("make", &made))?;
         let volume = Volume::of(server, &made);
         let volume = volume.ok_or_else(|| failed("find", &made)(io::ErrorKind::NotFound.into()))?;
@@ -158,11 +167,13 @@ pub async fn prune(server: &Arc<Server>, call: &Call) -> ApiResult<Response> {
     let all = filters.values("all").iter().any(|value| matches!(value.as_str(), "1" | "true"));
     // Older clients mean all that nobody uses.
     let named = all || call.target.version < PRUNES_NAMELESS;
+    let caller = call.caller.clone();
     let removed = server.at_its_pace(move |server| {
         let used = used(server)?;
         let (mut removed, mut freed) = (Vec::new(), 0);
         let unused = Volume::all(server)?.into_iter().filter(|volume| {
             !used.contains(&volume.name)
+                && caller.tidies(&volume.notes.made_by, &volume.notes.labels)
                 && (named || volume.notes.is_anonymous)
                 && !server.containers.awaits_owner(&volume.notes)
                 && filters.labels(&volume.notes.labels)
@@ -192,9 +203,14 @@ pub async fn remove(server: &Arc<Server>, name: &str, call: &Call) -> ApiResult<
         return Ok(empty(StatusCode::NO_CONTENT));
     }
     check_volume(name).map_err(|_| no_such(name))?;
-    let gone = name.to_owned();
+    let (gone, caller) = (name.to_owned(), call.caller.clone());
     server
         .blocking(move |server| {
+            let shelf = server.containers.shelf();
+            if shelf.path(&gone).exists() {
+                let notes = shelf.notes(&gone);
+                shares::check_tidies(&caller, "volume", &gone, &notes.made_by, &notes.labels)?;
+            }
             let by = match server.containers.discard_volume(&gone, START_MAX)? {
                 Discarded::Gone => return Ok(()),
                 Discarded::Missing => return Err(no_such(&gone)),

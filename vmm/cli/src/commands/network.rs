@@ -210,6 +210,7 @@ fn connect(
             spec.name, network.name
         )));
     }
+    exocell_docker::check_network(&network, &spec.id)?;
     let own = Attachment {
         aliases: args.alias.clone(),
         address: args.ip,
@@ -266,7 +267,9 @@ pub fn attachments(layout: &Layout, args: &RunArgs) -> Result<Vec<Attachment>, C
             // Found apart (`within`).
             other if other.starts_with(CONTAINER) => continue,
             key => {
-                let network = Networks::of(layout).find(key)?.name;
+                let network = Networks::of(layout).find(key)?;
+                exocell_docker::check_network(&network, "")?;
+                let network = network.name;
                 own.retain(|other| other.network != network);
                 own.push(Attachment { network, ..wanted });
             }

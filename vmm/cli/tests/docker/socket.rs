@@ -511,3 +511,50 @@ fn what_was_revoked_is_so_for_every_start() {
     });
     assert_ne!(reads().code, 0);
 }
+
+/// A name of a volume or a network is whose it was first, and is told so.
+#[test]
+fn what_a_cell_made_is_not_taken_for_the_operators_and_not_the_other_way_round() {
+    let runner = Runner::start(&[]);
+    runner.server.docker(&["volume", "create", "pgdata"]).ok();
+    runner.server.docker(&["network", "create", "app"]).ok();
+    let flags = ["run", "-d", "--name", "web", "--network", "app", "-v", "rows:/rows"];
+    runner.server.docker(&[&flags[..], &[IMAGE, "sleep", "infinity"]].concat()).ok();
+    runner.server.docker(&["stop", "-t", "0", "web"]).ok();
+    // Unused or of stopped containers, they are not the cell's to remove.
+    for path in ["/volumes/pgdata", "/networks/app"] {
+        runner.refused("DELETE", path, Value::Null, &["not made by this cell"]);
+    }
+    for path in ["/volumes/prune?filters={\"all\":[\"1\"]}", "/networks/prune"] {
+        let path = path.replace('{', "%7B").replace('}', "%7D").replace('"', "%22");
+        assert_eq!(runner.ask("POST", &path, Value::Null).0, 200);
+    }
+    runner.server.docker(&["volume", "inspect", "pgdata"]).ok();
+    runner.server.docker(&["network", "inspect", "app"]).ok();
+    // A name that the operator's container has is not the cell's to make.
+    runner.server.docker(&["network", "rm", "app"]).ok();
+    let body = json!({ "Name": "app" });
+    runner.refused("POST", "/networks/create", body, &["the container web has a network"]);
+    // What the cell has made the operator does not come into by its name.
+    let made = runner.asked(&[
+        ("POST", "/volumes/create".to_owned(), json!({ "Name": "theirs" })),
+        ("POST", "/networks/create".to_owned(), json!({ "Name": "theirs" })),
+    ]);
+    assert!(made.iter().all(|(status, _)| *status == 201), "{made:#?}");
+    let command = [IMAGE, "true"];
+    for flags in [["-v", "theirs:/x"], ["--network", "theirs"]] {
+        let docker = [&["run", "--rm"][..], &flags, &command].concat();
+        let said = runner.server.docker(&docker);
+        let words = "theirs was made by the cell";
+        assert!(said.code != 0 && said.stderr.contains(words), "{}", said.stderr);
+        let said = runner.exocell(&docker);
+        assert!(said.code != 0 && said.stderr.contains(words), "{}", said.stderr);
+    }
+    let said = runner.server.docker(&["volume", "create", "theirs"]);
+    assert!(said.code != 0 && said.stderr.contains("was made by the cell"), "{}", said.stderr);
+    let said = runner.server.docker(&["network", "connect", "theirs", "web"]);
+    assert!(said.code != 0 && said.stderr.contains("was made by the cell"), "{}", said.stderr);
+    // The way out.
+    runner.server.docker(&["volume", "rm", "theirs"]).ok();
+    runner.server.docker(&["volume", "create", "theirs"]).ok();
+}
