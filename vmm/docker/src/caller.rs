@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use exocell_cell::granted::Location;
-use exocell_cell::network::covers;
+use exocell_cell::network::{Publish, covers};
 use exocell_cell::xgate::{CapabilitySet, CapsError, Endpoint, NetworkScope, Rights};
 use hyper::StatusCode;
 use serde_json::{Value, json};
@@ -39,6 +39,8 @@ pub struct Cell {
     /// Who is asked for names, if the operator named somebody.
     pub dns: Vec<IpAddr>,
     pub labels: BTreeMap<String, String>,
+    /// Its own published ports.
+    pub publish: Vec<Publish>,
 }
 
 /// A folder, file or socket of the host that a cell has.
@@ -207,6 +209,39 @@ impl Cell {
         }
     }
 
+    /// Whether a container of its own may be reached at these ports of the host: at those that the
+    /// cell has published itself, and on loopback at ports that the host chooses. Any other would
+    /// show the host to others, or take a port that a program of the host's is to have.
+    ///
+    /// # Errors
+    /// 403 for another.
+    pub fn check_publish(&self, publish: &[Publish]) -> ApiResult<()> {
+        let is_left = |wish: &Publish| {
+            let is_any = wish.is_any || wish.host.port() == 0;
+            wish.host.ip().to_canonical().is_loopback() && is_any && wish.within.is_none()
+        };
+        let is_own = |wish: &Publish| {
+            self.publish.iter().any(|own| {
+                let family = own.host.is_ipv4() == wish.host.is_ipv4();
+                let at =
+                    own.host.ip() == wish.host.ip() || own.host.ip().is_unspecified() && family;
+                let same = (own.host.port(), own.is_udp) == (wish.host.port(), wish.is_udp);
+                at && same && wish.host.port() != 0 && wish.within.is_none()
+            })
+        };
+        match publish.iter().find(|wish| !is_left(wish) && !is_own(wish)) {
+            None => Ok(()),
+            Some(wish) => Err(refused(format!(
+                "a container that a cell makes is published on the host's loopback at a port that \
+                 the host chooses, or where the cell {} is published itself, and not at {}{}; leave \
+                 out the host's port",
+                self.name,
+                wish.host,
+                wish.within.map_or_else(String::new, |(first, last)| format!(" ({first}-{last})")),
+            ))),
+        }
+    }
+
     /// Whether limits of a container of its own may become those of `table`.
     ///
     /// # Errors
@@ -295,7 +330,8 @@ mod tests {
         let caps = CapabilitySet::parse(&table.to_string(), Path::new("/")).unwrap();
         let (name, folders, networks) = ("runner".to_owned(), Vec::new(), Vec::new());
         let (line, labels) = (vec!["a".repeat(64)], BTreeMap::new());
-        Cell { line, name, caps, folders, networks, dns: Vec::new(), labels }
+        let (dns, publish) = (Vec::new(), Vec::new());
+        Cell { line, name, caps, folders, networks, dns, labels, publish }
     }
 
     fn own() -> Value {
@@ -367,6 +403,35 @@ mod tests {
         for rule in ["127.0.0.1:80", "169.254.169.254:80", "127.0.0.0/8:80"] {
             assert_eq!(bounded(rule).unwrap_err().status, StatusCode::FORBIDDEN, "{rule}");
         }
+    }
+
+    #[test]
+    fn ports_are_the_hosts_choice_or_the_cells_own() {
+        let publish = |at: &str| Publish::new(at.parse().unwrap(), 80);
+        let ports = vec![publish("127.0.0.1:18080"), publish("0.0.0.0:9000")];
+        let cell = Cell { publish: ports, ..cell(own()) };
+        let numbered = Publish { is_any: true, ..publish("127.0.0.1:40000") };
+        let last = publish("127.0.0.1:18080");
+        for fits in [publish("127.0.0.1:0"), publish("[::1]:0"), numbered, last] {
+            cell.check_publish(&[fits]).unwrap();
+        }
+        cell.check_publish(&[publish("192.0.2.1:9000"), publish("0.0.0.0:9000")]).unwrap();
+        for (at, is_udp) in [
+            ("0.0.0.0:0", false),
+            ("[::]:0", false),
+            ("192.0.2.1:0", false),
+            ("127.0.0.1:443", false),
+            ("0.0.0.0:18080", false),
+            ("127.0.0.1:18080", true),
+            ("[::]:2222", false),
+        ] {
+            let wish = [publish("127.0.0.1:0"), publish(at).by_udp(is_udp)];
+            let refused = cell.check_publish(&wish).unwrap_err();
+            assert_eq!(refused.status, StatusCode::FORBIDDEN, "{at}");
+            assert!(refused.message.contains(at), "{}", refused.message);
+        }
+        let range = publish("127.0.0.1:0").within((8000, 8010));
+        cell.check_publish(&[range]).unwrap_err();
     }
 
     #[test]

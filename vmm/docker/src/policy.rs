@@ -182,6 +182,7 @@ pub fn check_start(containers: &Containers, container: &Container) -> ApiResult<
     let own = joined.filter(|name| networks::check_own(&networks, &maker, name).is_ok());
     let table = container.spec.changes.applied(&container.spec.capabilities);
     cell.check_table(&table.to_string(), &own.collect::<Vec<_>>())?;
+    cell.check_publish(&container.spec.publish)?;
     cell.check_places(&container.mounts, &container.spec.locations)?;
     calls::check_volumes(&containers.shelf(), &maker, container)?;
     match &container.spec.within {
@@ -280,7 +281,8 @@ fn read(containers: &Containers, id: &str, must_run: bool) -> ApiResult<Cell> {
         true => containers.read(id)?.config.labels,
         false => spec.labels,
     };
-    Ok(Cell { line, name: spec.name, caps, folders, networks, dns, labels })
+    let (name, publish) = (spec.name, spec.publish);
+    Ok(Cell { line, name, caps, folders, networks, dns, labels, publish })
 }
 
 /// Whether a cell may have one more container made.
