@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
 use exocell_cell::granted::Location;
@@ -46,6 +46,8 @@ pub struct Cell {
 /// A folder, file or socket of the host that a cell has.
 #[derive(Debug, Clone)]
 pub struct Own {
+    /// As its table names it.
+    pub host: PathBuf,
     /// Where it is: no part is a link.
     pub real: PathBuf,
     pub rights: Rights,
@@ -271,6 +273,31 @@ impl Cell {
         own.any(|own| !writable || own.rights.contains(Rights::WRITE))
     }
 
+    /// Whether what a container is to have of the host is called as what lies in what this cell has.
+    /// Nothing is looked at: what is there, and what not, is not for the cell to learn. Where it
+    /// leads is looked at later ([`Self::check_places`]).
+    ///
+    /// # Errors
+    /// 403 for what is not.
+    pub fn check_names(&self, mounts: &[MountPoint]) -> ApiResult<()> {
+        let is_own = |mount: &MountPoint| {
+            let source = plain(&mount.source);
+            let mut own = self.folders.iter();
+            own.any(|own| source.starts_with(&own.host) || source.starts_with(&own.real))
+        };
+        let mut binds = mounts.iter().filter(|mount| mount.volume.is_none());
+        binds.find(|mount| !is_own(mount)).map_or(Ok(()), |mount| Err(self.has_none(&mount.source)))
+    }
+
+    fn has_none(&self, source: &Path) -> ApiError {
+        refused(format!(
+            "{} is neither a folder, file or socket of the host that the cell {} has, nor within \
+             one",
+            source.display(),
+            self.name
+        ))
+    }
+
     /// Whether what a container has of the host, which was found at `locations`, lies in what this
     /// cell has. Volumes are looked at apart.
     ///
@@ -294,11 +321,7 @@ impl Cell {
         let own = found.max_by_key(|own| own.real.components().count());
         let at = mount.source.display();
         match own {
-            None => Err(refused(format!(
-                "{at} is neither a folder, file or socket of the host that the cell {} has, nor \
-                 within one",
-                self.name
-            ))),
+            None => Err(self.has_none(&mount.source)),
             Some(own)
                 if mount.writable && !own.is_socket && !own.rights.contains(Rights::WRITE) =>
             {
@@ -310,6 +333,19 @@ impl Cell {
             Some(_) => Ok(()),
         }
     }
+}
+
+/// A path without `.` and `..`, by its letters alone.
+fn plain(path: &Path) -> PathBuf {
+    let mut plain = PathBuf::new();
+    for part in path.components() {
+        match part {
+            Component::ParentDir => drop(plain.pop()),
+            Component::CurDir => {}
+            part => plain.push(part),
+        }
+    }
+    plain
 }
 
 /// Limits of a network that nobody can name are the cell's.
@@ -432,6 +468,28 @@ mod tests {
         }
         let range = publish("127.0.0.1:0").within((8000, 8010));
         cell.check_publish(&[range]).unwrap_err();
+    }
+
+    #[test]
+    fn paths_of_the_host_are_held_against_the_cells_by_their_letters() {
+        let of = |host: &str, real: &str| Own {
+            host: host.into(),
+            real: real.into(),
+            rights: Rights::READ,
+            is_socket: false,
+        };
+        let folders = vec![of("/srv/a", "/srv/a"), of("/var/run/b", "/run/b")];
+        let cell = Cell { folders, ..cell(own()) };
+        let check = |path: &str| {
+            let mount = MountPoint { source: path.into(), ..MountPoint::default() };
+            cell.check_names(&[mount])
+        };
+        for path in ["/srv/a", "/srv/a/./b", "/srv/x/../a", "/var/run/b/c", "/run/b"] {
+            check(path).unwrap();
+        }
+        for path in ["/", "/etc/shadow", "/srv/ab", "/srv/a/../b", "/srv/a/../../etc", "/run"] {
+            assert_eq!(check(path).unwrap_err().status, StatusCode::FORBIDDEN, "{path}");
+        }
     }
 
     #[test]

@@ -147,6 +147,7 @@ fn bound(
         )));
     }
     cell.check_publish(&spec.publish)?;
+    cell.check_names(&container.mounts)?;
     spec.capabilities = cell.bounded(&spec.capabilities, weighs, &own)?;
     // Nothing is made on the host but what the cell has.
     container.mounts.iter_mut().for_each(|mount| mount.make &= mount.volume.is_some());

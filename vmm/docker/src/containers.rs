@@ -171,9 +171,12 @@ pub fn restart_policy(policy: Policy) -> Value {
     json!({ "Name": policy.name(), "MaximumRetryCount": policy.retries() })
 }
 
+/// How much of an id clients show.
+const SHORT_DIGITS: usize = 12;
+
 /// The first 12 digits of an id, as clients show it.
 pub fn short(id: &str) -> &str {
-    id.get(..12).unwrap_or(id)
+    id.get(..SHORT_DIGITS).unwrap_or(id)
 }
 
 /// A container and its cell, if it has one.
@@ -507,7 +510,17 @@ impl Containers {
     /// 409 when a container or cell is called `name`, in words that clients
     /// know.
     pub fn check_free(&self, name: &str) -> ApiResult<()> {
-        match self.all()?.iter().find(|seen| seen.container.name() == name) {
+        let all = self.all()?;
+        // Who names it by the beginning of its id, as lists show it, is to find that one.
+        let begins_id = |id: &str| name.len() >= SHORT_DIGITS && id.starts_with(name);
+        if let Some(seen) = all.iter().find(|seen| begins_id(seen.id())) {
+            return Err(ApiError::conflict(format!(
+                "Conflict. The container name \"/{name}\" is how the id of container \"{}\" begins; \
+                 choose another name.",
+                seen.container.name()
+            )));
+        }
+        match all.iter().find(|seen| seen.container.name() == name) {
             None => Ok(()),
             Some(seen) => Err(ApiError::conflict(format!(
                 "Conflict. The container name \"/{name}\" is already in use by container \"{}\". \
@@ -626,6 +639,18 @@ pub mod tests {
         assert_eq!(containers.check_free("loud").unwrap_err().status.as_u16(), 409);
         // It is the cell of that name itself.
         make(&own).unwrap();
+    }
+
+    #[test]
+    fn no_name_is_how_anothers_id_begins() {
+        let root = tempfile::tempdir().unwrap();
+        let containers = with_one(root.path(), "quiet");
+        let id = containers.find("quiet").unwrap().id().to_owned();
+        for name in [short(&id), &id[..20], &id] {
+            assert_eq!(containers.check_free(name).unwrap_err().status.as_u16(), 409, "{name}");
+        }
+        // Short words are how some id or other begins.
+        containers.check_free(&id[..4]).unwrap();
     }
 
     #[test]

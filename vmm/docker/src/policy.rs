@@ -270,7 +270,7 @@ fn read(containers: &Containers, id: &str, must_run: bool) -> ApiResult<Cell> {
         };
         // What is not there any more, or behind a link of a cell's, gives no right.
         if let Ok((real, is_socket)) = found {
-            folders.push(Own { real, rights: folder.rights, is_socket });
+            folders.push(Own { host: folder.host.clone(), real, rights: folder.rights, is_socket });
         }
     }
     let mut line = containers.maker_of(id);

@@ -171,7 +171,8 @@ fn a_container_has_no_more_than_the_cell_that_made_it() {
     refused(json!({ "Mounts": [mount] }), &["that the cell runner has"]);
     // Nothing is made on the way of what is refused.
     let absent = runner.at("absent");
-    refused_with(&runner, json!({ "Binds": [format!("{absent}:/x")] }), 400);
+    refused(json!({ "Binds": [format!("{absent}:/x")] }), &["that the cell runner has"]);
+    refused_with(&runner, json!({ "Binds": [runner.at("work/absent") + ":/x"] }), 400);
     assert!(fs::metadata(&absent).is_err());
     // A link of the cell's leads nowhere, and a socket that is in its folder is none that it has.
     runner.server.docker(&["exec", "runner", "ln", "-s", "/etc", "/shared/link"]).ok();
