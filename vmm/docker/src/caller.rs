@@ -18,6 +18,7 @@ use serde_json::{Value, json};
 use crate::admit::{Defaults, MountPoint};
 use crate::containers::Container;
 use crate::error::{ApiError, ApiResult};
+use crate::inside::Inside;
 
 /// Containers that one cell has had made, directly or by those, at once.
 pub const CONTAINERS_MAX: usize = 64;
@@ -41,6 +42,8 @@ pub struct Cell {
     pub labels: BTreeMap<String, String>,
     /// Its own published ports.
     pub publish: Vec<Publish>,
+    /// What it may have in the guest that it is in.
+    pub inside: Inside,
 }
 
 /// A folder, file or socket of the host that a cell has.
@@ -366,8 +369,8 @@ mod tests {
         let caps = CapabilitySet::parse(&table.to_string(), Path::new("/")).unwrap();
         let (name, folders, networks) = ("runner".to_owned(), Vec::new(), Vec::new());
         let (line, labels) = (vec!["a".repeat(64)], BTreeMap::new());
-        let (dns, publish) = (Vec::new(), Vec::new());
-        Cell { line, name, caps, folders, networks, dns, labels, publish }
+        let (dns, publish, inside) = (Vec::new(), Vec::new(), Inside::default());
+        Cell { line, name, caps, folders, networks, dns, labels, publish, inside }
     }
 
     fn own() -> Value {

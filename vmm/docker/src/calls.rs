@@ -146,6 +146,7 @@ fn bound(
             cell.name
         )));
     }
+    cell.inside.bound(spec, &container.config.user)?;
     cell.check_publish(&spec.publish)?;
     cell.check_names(&container.mounts)?;
     spec.capabilities = cell.bounded(&spec.capabilities, weighs, &own)?;

@@ -175,6 +175,7 @@ impl Execs {
 
 /// `POST /containers/{id}/exec`
 pub async fn create(server: &Arc<Server>, key: &str, call: Call) -> ApiResult<Response> {
+    let caller = call.caller.clone();
     let wire: ExecCreate = call.fields(fields::EXEC_CREATE).await?;
     let args = wire.cmd.clone().unwrap_or_default();
     if args.is_empty() {
@@ -201,6 +202,10 @@ pub async fn create(server: &Arc<Server>, key: &str, call: Call) -> ApiResult<Re
         args,
     };
     bounds::check_exec(&program)?;
+    if let Some(cell) = caller.cell() {
+        let spec = &seen.container.spec;
+        cell.inside.check_program(spec, &program.user, program.privileged)?;
+    }
     hijack::keys(&wire.detach_keys)?;
     let id = new_id()?;
     let told = format!("exec_create: {}", program.args.join(" "));

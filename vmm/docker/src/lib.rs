@@ -35,6 +35,7 @@ pub mod http;
 mod ids;
 mod images;
 pub mod input;
+mod inside;
 pub mod keys;
 pub mod launcher;
 mod leftovers;
@@ -120,10 +121,7 @@ pub fn check_network(
 ///
 /// # Errors
 /// It has, or that cannot be told.
-pub fn check_start(
-    layout: &exocell_cell::Layout,
-    id: &str,
-) -> Result<(), exocell_cell::CellError> {
+pub fn check_start(layout: &exocell_cell::Layout, id: &str) -> Result<(), exocell_cell::CellError> {
     let containers = containers::Containers::of(layout);
     let check = || -> ApiResult<()> {
         if containers.has_file(id) {

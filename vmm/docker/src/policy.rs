@@ -16,6 +16,7 @@ use crate::calls;
 use crate::containers::{Container, Containers};
 use crate::error::{ApiError, ApiResult};
 use crate::http::Call;
+use crate::inside::Inside;
 use crate::networks;
 use crate::shares;
 use crate::state::Server;
@@ -118,6 +119,9 @@ pub async fn permit(server: &Arc<Server>, method: &str, call: &mut Call) -> ApiR
             let key = path.get(1).copied().unwrap_or_default();
             let container = server.find(key).await?.container;
             call.caller.check_owns(&container)?;
+            if matches!(path[..], [.., "archive" | "export"]) {
+                cell.inside.check_files(&container.spec)?;
+            }
             if let Some(key) = call.target.segments.get_mut(1) {
                 container.id().clone_into(key);
             }
@@ -201,7 +205,10 @@ async fn commit(server: &Arc<Server>, call: &mut Call) -> ApiResult<()> {
     if let (Some(cell), Some(name)) = (cell, &name) {
         shares::check_name(cell, name)?;
     }
-    cell.map_or(Ok(()), |cell| server.shares.commit(cell))?;
+    if let Some(cell) = cell {
+        cell.inside.check_files(&container.spec)?;
+        server.shares.commit(cell)?;
+    }
     let Some(name) = name else { return Ok(()) };
     let taken = server.blocking(move |server| {
         let taken = server.images()?.resolve(&name.to_string()).is_ok();
@@ -276,13 +283,14 @@ fn read(containers: &Containers, id: &str, must_run: bool) -> ApiResult<Cell> {
     let mut line = containers.maker_of(id);
     line.push(id.to_owned());
     let networks = spec.networks.iter().map(|own| own.network.clone()).collect();
+    let inside = Inside::of(containers, &spec);
     let dns = spec.settings.dns;
     let labels = match containers.has_file(id) {
         true => containers.read(id)?.config.labels,
         false => spec.labels,
     };
     let (name, publish) = (spec.name, spec.publish);
-    Ok(Cell { line, name, caps, folders, networks, dns, labels, publish })
+    Ok(Cell { line, name, caps, folders, networks, dns, labels, publish, inside })
 }
 
 /// Whether a cell may have one more container made.
