@@ -175,6 +175,10 @@ pub fn check_makers(containers: &Containers, container: &Container) -> ApiResult
 /// 403 for what is more than the cell has, and what says that this cannot be told.
 pub fn check_start(containers: &Containers, container: &Container) -> ApiResult<()> {
     let layout = containers.layout();
+    if containers.has_file(container.id()) {
+        // One that cannot be read is listed as a cell that nobody had made, and is not taken for that.
+        containers.read(container.id())?;
+    }
     check_makers(containers, container)?;
     let Some(maker) = container.made_by.iter().rev().find(|id| Record::exists(layout, id)) else {
         return Ok(());
