@@ -131,6 +131,7 @@ fn bound(
         networks::check_own(&networks, caller, &joined.network)?;
         own.push(joined.network.clone());
     }
+    networks::check_member(&server.containers, caller, (&spec.id, &spec.name), &spec.networks)?;
     if let Some(within) = &spec.within {
         // One that is not there is told of at the start, and looked at then as well.
         caller.check_owns(&server.containers.find(&within.cell)?.container)?;
@@ -546,12 +547,15 @@ pub async fn wait(server: &Arc<Server>, key: &str, call: &Call) -> ApiResult<Res
 pub async fn rename(server: &Arc<Server>, key: &str, call: &Call) -> ApiResult<Response> {
     let name = call.target.query.get("name").unwrap_or_default().trim_start_matches('/').to_owned();
     bounds::check_name(&name)?;
+    let caller = call.caller.clone();
     // A start or a removal writes the same file.
     let live = server.live(server.find(key).await?.id());
     let _changing = live.claim(lifecycle::READERS_PATIENCE).await;
     let _naming = server.naming.lock().await;
     let seen = server.find(&live.id).await?;
     let renamed = server.blocking(move |server| {
+        let joined = &seen.container.spec.networks;
+        networks::check_member(&server.containers, &caller, (seen.id(), &name), joined)?;
         let _names = match &seen.cell {
             Some(_) => {
                 server.containers.check_free(&name)?;

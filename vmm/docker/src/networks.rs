@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 
 use crate::admit;
 use crate::caller::{self, Caller};
-use crate::containers::{Container, Seen};
+use crate::containers::{Container, Containers, Seen};
 use crate::error::{ApiError, ApiResult};
 use crate::events::Event;
 use crate::fields;
@@ -483,6 +483,55 @@ pub fn check_own(networks: &Networks, caller: &Caller, network: &str) -> ApiResu
     }
 }
 
+/// Whether a container of a cell's may be called so in the networks that it joins: who is there
+/// already keeps its names, and in a network that the cell has not made nobody comes to be called as
+/// a host of the world's.
+///
+/// # Errors
+/// 403 for another's name.
+pub fn check_member(
+    containers: &Containers,
+    caller: &Caller,
+    (id, name): (&str, &str),
+    joined: &[Attachment],
+) -> ApiResult<()> {
+    if caller.cell().is_none() || joined.is_empty() {
+        return Ok(());
+    }
+    let networks = Networks::of(containers.layout());
+    let mut others = containers.all()?;
+    others.retain(|seen| !caller.owns(&seen.container));
+    for own in joined {
+        let names = own.join(id, name).names;
+        let network = networks.find(&own.network).map_err(not_found)?;
+        let dotted = names.iter().find(|name| name.contains('.'));
+        if let (Some(dotted), false) = (dotted, caller.has_made(&network.made_by)) {
+            return Err(caller::refused(format!(
+                "a container that a cell makes has no name with a dot ({dotted}) in the network {}, \
+                 which the cell has not made",
+                network.name
+            )));
+        }
+        for other in &others {
+            let there = other.container.spec.networks.iter();
+            let mut there = there.filter(|there| there.network == network.name);
+            let taken = there.find_map(|there| {
+                let taken = there.join(other.id(), other.container.name()).names;
+                names.iter().find(|name| taken.contains(name))
+            });
+            if let Some(taken) = taken {
+                return Err(caller::refused(format!(
+                    "{taken} is what the container {} is called in the network {}; give yours \
+                     another name",
+                    other.container.name(),
+                    network.name
+                )));
+            }
+        }
+    }
+    Ok(())
+}
+
 /// `POST /networks/create`
 pub async fn create(server: &Arc<Server>, call: Call) -> ApiResult<Response> {
     let (made_by, caller) = (call.caller.line(), call.caller.clone());
@@ -594,11 +643,13 @@ pub async fn connect(server: &Arc<Server>, key: &str, call: Call) -> ApiResult<R
     if seen.container.made_by.is_empty() {
         shares::check_maker("network", &network.name, &network.made_by, seen.id())?;
     }
-    let name = network.name.clone();
-    let checked =
-        server.blocking(move |server| check_own(&Networks::of(server.layout()), &caller, &name));
-    checked.await?;
     let own = wanted.endpoint_config.attachment(&network)?;
+    let (joined, id, name) = (own.clone(), seen.id().to_owned(), seen.container.name().to_owned());
+    let checked = server.blocking(move |server| {
+        check_own(&Networks::of(server.layout()), &caller, &joined.network)?;
+        check_member(&server.containers, &caller, (&id, &name), std::slice::from_ref(&joined))
+    });
+    checked.await?;
     if seen.container.spec.within.is_some() {
         return Err(ApiError::new(
             StatusCode::FORBIDDEN,

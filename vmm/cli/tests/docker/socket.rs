@@ -559,3 +559,35 @@ fn what_a_cell_made_is_not_taken_for_the_operators_and_not_the_other_way_round()
     runner.server.docker(&["volume", "rm", "theirs"]).ok();
     runner.server.docker(&["volume", "create", "theirs"]).ok();
 }
+
+#[test]
+fn names_in_a_network_are_whose_they_were_first() {
+    let server = Server::start();
+    server.docker(&["network", "create", "app"]).ok();
+    let flags = ["run", "-d", "--name", "web", "--network", "app", "--network-alias", "site"];
+    server.docker(&[&flags[..], &[IMAGE, "sleep", "infinity"]].concat()).ok();
+    let runner = Runner::at_server(server, "app", &[]);
+    let wanted = |alias: &str, network: &str| {
+        let mut wanted = Runner::wanted(json!({ "NetworkMode": network }));
+        wanted["NetworkingConfig"]["EndpointsConfig"][network]["Aliases"] = json!([alias]);
+        wanted
+    };
+    for (alias, words) in [
+        ("web", "is what the container web is called"),
+        ("SITE", "is what the container web is called"),
+        ("pypi.org", "no name with a dot"),
+    ] {
+        runner.refused("POST", &create("one"), wanted(alias, "app"), &[words]);
+    }
+    runner.refused("POST", &create("pypi.org"), wanted("one", "app"), &["no name with a dot"]);
+    runner.refused("POST", &create("site"), wanted("one", "app"), &["the container web"]);
+    let made = runner.asked(&[
+        ("POST", "/networks/create".to_owned(), json!({ "Name": "own" })),
+        ("POST", create("one"), wanted("db.test", "own")),
+        ("POST", create("two"), wanted("db", "app")),
+    ]);
+    assert!(made.iter().all(|(status, _)| *status == 201), "{made:#?}");
+    runner.refused("POST", "/containers/two/rename?name=site", Value::Null, &["the container web"]);
+    let connect = json!({ "Container": "one", "EndpointConfig": { "Aliases": ["pypi.org"] } });
+    runner.refused("POST", "/networks/app/connect", connect, &["no name with a dot"]);
+}
