@@ -44,11 +44,10 @@ impl DeviceSocket {
 impl Image<'_> {
     /// How the guest kernel is told of it.
     fn argument(&self) -> String {
-        let files = self.pages.files.iter().map(|file| file.as_raw_fd().to_string());
-        let pieces = self.pages.pieces.iter().map(|(start, file)| format!("{start}@{file}"));
-        let (files, pieces) = (files.collect::<Vec<_>>(), pieces.collect::<Vec<_>>());
-        let Self { disk, pages } = self;
-        format!("image={disk}:{}:{}:{}", pages.bytes, files.join(","), pieces.join(","))
+        let Self { disk, bytes, files, pieces } = self;
+        let files: Vec<_> = files.iter().map(|file| file.as_raw_fd().to_string()).collect();
+        let pieces: Vec<_> = pieces.iter().map(|(start, file)| format!("{start}@{file}")).collect();
+        format!("image={disk}:{bytes}:{}:{}", files.join(","), pieces.join(","))
     }
 }
 
@@ -122,7 +121,7 @@ impl GuestKernel<'_> {
     }
 
     fn image_files(&self) -> &[File] {
-        self.mapped_image().map_or(&[], |image| image.pages.files)
+        self.mapped_image().map_or(&[], |image| image.files)
     }
 
     fn steady_calls(&self) -> Result<File, GuestKernelError> {

@@ -12,7 +12,6 @@ use exocell_pager::Mode;
 use nix::unistd::{Gid, Uid};
 use serde::{Deserialize, Serialize};
 
-use crate::devices::Pages;
 use crate::intra::Intra;
 use crate::jail::{Group, JailError};
 use crate::limits::Limits;
@@ -122,7 +121,11 @@ impl VirtioId {
 pub struct Image<'a> {
     /// What the guest calls the disk.
     pub disk: &'a str,
-    pub pages: Pages<'a>,
+    /// Its length in bytes, whole pages.
+    pub bytes: u64,
+    pub files: &'a [File],
+    /// Where each piece begins, in bytes, and the file whose bytes it has at the same place.
+    pub pieces: &'a [(u64, usize)],
 }
 
 /// What a guest kernel is started with.

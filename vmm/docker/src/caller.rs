@@ -12,12 +12,11 @@ use std::sync::Arc;
 use exocell_cell::granted::Location;
 use exocell_cell::network::{Publish, covers};
 use exocell_cell::xgate::{CapabilitySet, CapsError, Endpoint, NetworkScope, Rights};
-use hyper::StatusCode;
 use serde_json::{Value, json};
 
 use crate::admit::{Defaults, MountPoint};
 use crate::containers::Container;
-use crate::error::{ApiError, ApiResult};
+use crate::error::{ApiError, ApiResult, refused};
 use crate::inside::Inside;
 
 /// Containers that one cell has had made, directly or by those, at once.
@@ -55,11 +54,6 @@ pub struct Own {
     pub real: PathBuf,
     pub rights: Rights,
     pub is_socket: bool,
-}
-
-/// What a cell is refused, in words.
-pub fn refused(message: impl Into<String>) -> ApiError {
-    ApiError::new(StatusCode::FORBIDDEN, message)
 }
 
 impl Caller {

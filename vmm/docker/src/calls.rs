@@ -15,9 +15,9 @@ use serde_json::{Value, json};
 
 use crate::admit::{self, Admitted, MountPoint};
 use crate::bounds;
-use crate::caller::{self, Caller, Cell};
+use crate::caller::{Caller, Cell};
 use crate::containers::{Container, Seen, short};
-use crate::error::{ApiError, ApiResult};
+use crate::error::{ApiError, ApiResult, refused};
 use crate::exec::tty_size;
 use crate::filters::Filters;
 use crate::http::{Body, Call, Response, empty, json as reply, stream};
@@ -25,10 +25,9 @@ use crate::ids::new_id;
 use crate::lifecycle::{self, Stop, restarts};
 use crate::live::Life;
 use crate::networks::Endpoints;
-use crate::shelf::Shelf;
 use crate::state::Server;
 use crate::wire::Create;
-use crate::{networks, policy, ports, shares, views};
+use crate::{networks, policy, ports, shares, starts, views};
 
 /// What the filters of a list may name.
 const FILTERS: [&str; 14] = [
@@ -79,7 +78,7 @@ pub async fn create(server: &Arc<Server>, call: Call) -> ApiResult<Response> {
             bounds::check(&container)?;
             check_within(&container)?;
             name_other_by_id(server, &mut container);
-            policy::check_makers(&server.containers, &container)?;
+            starts::check_makers(&server.containers, &container)?;
             if let Some(cell) = caller.cell() {
                 bound(server, &caller, cell, &mut container, weighs)?;
             }
@@ -87,7 +86,7 @@ pub async fn create(server: &Arc<Server>, call: Call) -> ApiResult<Response> {
             let _held = server.containers.prepare(&mut container)?;
             if let Some(cell) = caller.cell() {
                 // Those that were made just now are its own; another's may have come meanwhile.
-                check_volumes(&server.containers.shelf(), &caller, &container)?;
+                starts::check_volumes(&server.containers.shelf(), &caller, &container)?;
                 cell.check_places(&container.mounts, &container.spec.locations)?;
             }
             let keeps = !container.spec.remove
@@ -128,7 +127,7 @@ fn bound(
     let spec = &mut container.spec;
     let mut own = Vec::new();
     for joined in &spec.networks {
-        networks::check_own(&networks, caller, &joined.network)?;
+        starts::check_own(&networks, caller, &joined.network)?;
         own.push(joined.network.clone());
     }
     networks::check_member(&server.containers, caller, (&spec.id, &spec.name), &spec.networks)?;
@@ -142,7 +141,7 @@ fn bound(
         dns.clone_from(&cell.dns);
     }
     if *dns != cell.dns {
-        return Err(caller::refused(format!(
+        return Err(refused(format!(
             "a container that a cell makes asks the name servers of the cell {} (Dns)",
             cell.name
         )));
@@ -160,23 +159,7 @@ fn bound(
             shares::check_unused(&server.containers, caller, "volume", name)?;
         }
     }
-    check_volumes(&shelf, caller, container)
-}
-
-/// Whether all volumes of a container are the caller's own, or new.
-pub fn check_volumes(shelf: &Shelf, caller: &Caller, container: &Container) -> ApiResult<()> {
-    for mount in &container.mounts {
-        let Some(name) = mount.volume.as_deref() else { continue };
-        let path = shelf.path(name);
-        let has = caller.cell().is_some_and(|cell| cell.has_volume(&path, mount.writable));
-        if path.exists() && !has && !caller.has_made(&shelf.notes(name).made_by) {
-            return Err(caller::refused(format!(
-                "the volume {name} was not made by this cell, and is not one that it has; give \
-                 yours another name"
-            )));
-        }
-    }
-    Ok(())
+    starts::check_volumes(&shelf, caller, container)
 }
 
 /// What the containers that `from` names have: `CONTAINER[:ro]`.
@@ -455,7 +438,7 @@ pub async fn restart(server: &Arc<Server>, key: &str, call: &Call) -> ApiResult<
     let container = server.find(key).await?.container;
     let id = container.id().to_owned();
     // Before anything is ended.
-    server.blocking(move |server| policy::check_start(&server.containers, &container)).await?;
+    server.blocking(move |server| starts::check_start(&server.containers, &container)).await?;
     lifecycle::stop(server, &id, how).await?;
     lifecycle::start(server, &id).await?;
     Ok(empty(StatusCode::NO_CONTENT))

@@ -49,6 +49,11 @@ pub struct ApiError {
 /// The outcome of a call.
 pub type ApiResult<T> = Result<T, ApiError>;
 
+/// What a cell is refused, in words.
+pub fn refused(message: impl Into<String>) -> ApiError {
+    ApiError::new(StatusCode::FORBIDDEN, message)
+}
+
 impl ApiError {
     pub fn new(status: StatusCode, message: impl Into<String>) -> Self {
         Self { status, message: message.into() }

@@ -5,9 +5,8 @@
 use exocell_cell::settings::Settings;
 use exocell_cell::{CellSpec, images::Store};
 
-use crate::caller::refused;
 use crate::containers::Containers;
-use crate::error::ApiResult;
+use crate::error::{ApiResult, refused};
 
 /// See the module's head.
 #[derive(Debug, Clone, Default)]

@@ -57,6 +57,7 @@ mod save;
 pub mod session;
 mod shares;
 mod shelf;
+mod starts;
 mod state;
 mod stats;
 pub mod stock;
@@ -123,9 +124,8 @@ pub fn check_network(
 /// It has, or that cannot be told.
 pub fn check_start(layout: &exocell_cell::Layout, id: &str) -> Result<(), exocell_cell::CellError> {
     let containers = containers::Containers::of(layout);
-    let check = || -> ApiResult<()> {
-        policy::check_start(&containers, &containers.find(id)?.container)
-    };
+    let check =
+        || -> ApiResult<()> { starts::check_start(&containers, &containers.find(id)?.container) };
     check().map_err(|error| exocell_cell::CellError::Usage(error.message))
 }
 

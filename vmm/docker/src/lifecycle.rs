@@ -23,7 +23,7 @@ use crate::frames::{Chunk, read_frame};
 use crate::health;
 use crate::launcher::{self, Start};
 use crate::live::{Live, Overseer};
-use crate::policy;
+use crate::starts;
 use crate::state::Server;
 use crate::volumes;
 
@@ -95,7 +95,7 @@ async fn begin(server: &Arc<Server>, key: &str) -> ApiResult<bool> {
 /// Makes `container` a cell; what it is from then on, and its session. Blocks.
 fn launch(server: &Server, mut container: Container) -> ApiResult<(Container, BlockingStream)> {
     let _held = server.containers.prepare(&mut container)?;
-    policy::check_start(&server.containers, &container)?;
+    starts::check_start(&server.containers, &container)?;
     Publish::number_all(&mut container.spec.publish)?;
     // The launcher reads it.
     server.containers.write(&container)?;

@@ -16,17 +16,17 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::admit;
-use crate::caller::{self, Caller};
+use crate::caller::Caller;
 use crate::containers::{Container, Containers, Seen};
-use crate::error::{ApiError, ApiResult};
+use crate::error::{ApiError, ApiResult, refused};
 use crate::events::Event;
 use crate::fields;
 use crate::filters::Filters;
 use crate::http::{Call, Response, empty, json as reply};
 use crate::ports;
-use crate::shares;
 use crate::state::Server;
 use crate::wire::{Create, Endpoint, or_default};
+use crate::{shares, starts};
 
 /// What is there without being made: what the server grants a container of its own, and nothing.
 pub const BUILT_IN: [&str; 2] = ["bridge", "none"];
@@ -439,13 +439,6 @@ pub async fn list(server: &Arc<Server>, call: &Call) -> ApiResult<Response> {
     Ok(reply(StatusCode::OK, &all.await?))
 }
 
-fn not_found(error: CellError) -> ApiError {
-    match error {
-        CellError::Usage(message) if message.contains("not found") => ApiError::not_found(message),
-        error => error.into(),
-    }
-}
-
 /// `GET /networks/{id}`
 pub async fn inspect(server: &Arc<Server>, key: &str) -> ApiResult<Response> {
     if BUILT_IN.contains(&key) {
@@ -453,7 +446,7 @@ pub async fn inspect(server: &Arc<Server>, key: &str) -> ApiResult<Response> {
     }
     let key = key.to_owned();
     let shown = server.blocking(move |server| {
-        let network = Networks::of(server.layout()).find(&key).map_err(not_found)?;
+        let network = Networks::of(server.layout()).find(&key).map_err(starts::not_found)?;
         whole(server, &network)
     });
     Ok(reply(StatusCode::OK, &shown.await?))
@@ -464,23 +457,6 @@ fn tell(server: &Server, network: &Network, action: &str, container: Option<&str
     let own = own.into_iter().chain(container.map(|id| ("container", id)));
     let attributes = own.map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
     server.events.tell(Event::new("network", action, &network.id, attributes));
-}
-
-/// Whether a cell may have its containers be in `network`.
-///
-/// # Errors
-/// 403 for one that it is not in itself and has not made.
-pub fn check_own(networks: &Networks, caller: &Caller, network: &str) -> ApiResult<()> {
-    let Some(cell) = caller.cell() else { return Ok(()) };
-    let found = networks.find(network).map_err(not_found)?;
-    match cell.networks.contains(&found.name) || caller.has_made(&found.made_by) {
-        true => Ok(()),
-        false => Err(caller::refused(format!(
-            "the network {} was not made by the cell {}, which is not in it either; make one \
-             (docker network create)",
-            found.name, cell.name
-        ))),
-    }
 }
 
 /// Whether a container of a cell's may be called so in the networks that it joins: who is there
@@ -503,10 +479,10 @@ pub fn check_member(
     others.retain(|seen| !caller.owns(&seen.container));
     for own in joined {
         let names = own.join(id, name).names;
-        let network = networks.find(&own.network).map_err(not_found)?;
+        let network = networks.find(&own.network).map_err(starts::not_found)?;
         let dotted = names.iter().find(|name| name.contains('.'));
         if let (Some(dotted), false) = (dotted, caller.has_made(&network.made_by)) {
-            return Err(caller::refused(format!(
+            return Err(refused(format!(
                 "a container that a cell makes has no name with a dot ({dotted}) in the network {}, \
                  which the cell has not made",
                 network.name
@@ -520,7 +496,7 @@ pub fn check_member(
                 names.iter().find(|name| taken.contains(name))
             });
             if let Some(taken) = taken {
-                return Err(caller::refused(format!(
+                return Err(refused(format!(
                     "{taken} is what the container {} is called in the network {}; give yours \
                      another name",
                     other.container.name(),
@@ -578,7 +554,7 @@ pub async fn remove(server: &Arc<Server>, key: &str, caller: &Caller) -> ApiResu
     let (key, caller) = (key.to_owned(), caller.clone());
     let removed = server.blocking(move |server| {
         let networks = Networks::of(server.layout());
-        let network = networks.find(&key).map_err(not_found)?;
+        let network = networks.find(&key).map_err(starts::not_found)?;
         check_removes(server, &caller, &network)?;
         switches::remove(server.layout(), &network).map_err(|error| match error {
             CellError::Usage(message) => ApiError::new(
@@ -629,8 +605,9 @@ async fn both(server: &Arc<Server>, key: &str, container: &str) -> ApiResult<(Ne
         ));
     }
     let key = key.to_owned();
-    let found =
-        server.blocking(move |server| Networks::of(server.layout()).find(&key).map_err(not_found));
+    let found = server.blocking(move |server| {
+        Networks::of(server.layout()).find(&key).map_err(starts::not_found)
+    });
     Ok((found.await?, server.find(container).await?))
 }
 
@@ -646,7 +623,7 @@ pub async fn connect(server: &Arc<Server>, key: &str, call: Call) -> ApiResult<R
     let own = wanted.endpoint_config.attachment(&network)?;
     let (joined, id, name) = (own.clone(), seen.id().to_owned(), seen.container.name().to_owned());
     let checked = server.blocking(move |server| {
-        check_own(&Networks::of(server.layout()), &caller, &joined.network)?;
+        starts::check_own(&Networks::of(server.layout()), &caller, &joined.network)?;
         check_member(&server.containers, &caller, (&id, &name), std::slice::from_ref(&joined))
     });
     checked.await?;

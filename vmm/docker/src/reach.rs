@@ -19,7 +19,7 @@ use crate::error::{ApiError, ApiResult};
 use crate::launcher::{self, Start};
 use crate::live::Idle;
 use crate::place::Place;
-use crate::policy;
+use crate::starts;
 use crate::state::Server;
 
 /// A cell whose guest gives and takes files. To be dropped by a thread that may
@@ -97,7 +97,7 @@ pub async fn container(server: &Arc<Server>, key: &str, place: &Place) -> ApiRes
             let mut container = on_disk(server, seen)?;
             let _held = server.containers.prepare(&mut container)?;
             let mut shown = container.spec.showing(container.spec.disk.clone())?;
-            if policy::check_start(&server.containers, &container).is_err() {
+            if starts::check_start(&server.containers, &container).is_err() {
                 // Its own files are there still, and nothing of the host's.
                 let mut table: Value = serde_json::from_str(&shown.capabilities)
                     .map_err(|e| ApiError::internal(format!("the container's grant: {e}")))?;

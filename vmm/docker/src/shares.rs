@@ -7,9 +7,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use exocell_cell::images::{ImageRecord, Reference};
 use exocell_cell::networks::Networks;
 
-use crate::caller::{Caller, Cell, refused};
+use crate::caller::{Caller, Cell};
 use crate::containers::{Container, Containers, short};
-use crate::error::{ApiError, ApiResult};
+use crate::error::{ApiError, ApiResult, refused};
 use crate::shelf::Shelf;
 
 /// Networks that one cell has had made, at once.

@@ -18,8 +18,8 @@ use nix::sys::socket::{UnixAddr, getpeername, getsockopt};
 use tokio::io::AsyncReadExt;
 use tokio::net::{UnixListener, UnixStream};
 
-use crate::caller::{self, Caller};
-use crate::error::ApiResult;
+use crate::caller::Caller;
+use crate::error::{ApiResult, refused};
 use crate::policy;
 use crate::state::Server;
 
@@ -81,7 +81,7 @@ impl Whose {
         match self {
             Self::Operator => Ok(Caller::default()),
             Self::Cell(id) => policy::caller(server, id).await,
-            Self::Lost => Err(caller::refused(
+            Self::Lost => Err(refused(
                 "the cell was given this socket when its server did not run, or is one of another \
                  state root: start the cell anew beside the server, on the server's state root; or \
                  the process that connected was gone, or in another pid namespace, so that nobody \

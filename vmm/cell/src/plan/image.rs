@@ -1,6 +1,7 @@
 //! Whose pages of its image a guest uses: those of the host's page cache, which all cells of the
 //! image share, or copies of its own.
 
+use exocell_vmm::devices::Pages;
 use exocell_vmm::intra::Intra;
 use exocell_vmm::platform::{Image, PlatformKind};
 
@@ -42,8 +43,8 @@ impl VmPlan {
     pub(crate) fn shared_image(&self) -> Option<Image<'_>> {
         let contents =
             device::first_disk(&self.devices, ROOT_DISK).filter(|_| self.shares_image)?;
-        let pages = contents.pages()?;
-        Some(Image { disk: DISK, pages })
+        let Pages { files, pieces, bytes } = contents.pages()?;
+        Some(Image { disk: DISK, bytes, files, pieces })
     }
 }
 
