@@ -28,6 +28,7 @@ use crate::control::{Client, ControlRequest};
 use crate::events::{Action, Event, Log};
 use crate::health::{Condition, Health};
 use crate::limits::Limits;
+use crate::networks::Attachment;
 use crate::policy::Policy;
 use crate::supervisor::fault;
 use crate::{CellError, CellSpec, Layout};
@@ -413,15 +414,29 @@ impl Record {
     /// # Errors
     /// The supervisor's refusal, and the host's.
     pub fn set_restart(&self, spec: &CellSpec, policy: Policy) -> Result<(), CellError> {
-        let spec = CellSpec { restart: policy, ..spec.clone() };
-        spec.check_restart()?;
+        CellSpec { restart: policy, ..spec.clone() }.check_restart()?;
         match self.try_lease()? {
-            Some(_lease) => self.write_spec(&spec),
+            // What else was changed of it stays so.
+            Some(_lease) => self.write_spec(&CellSpec { restart: policy, ..self.read_spec()? }),
             None => {
                 let request = ControlRequest::Restart { policy };
                 Client::connect(self)?.ask(&request).map(drop)
             }
         }
+    }
+
+    /// Has a cell that has ended be in `networks` at its next start, and in no others.
+    ///
+    /// # Errors
+    /// It runs; the host's.
+    pub fn set_networks(&self, networks: &[Attachment]) -> Result<(), CellError> {
+        let Some(_lease) = self.try_lease()? else {
+            return Err(CellError::Usage(format!("the cell {} is being started", self.id)));
+        };
+        let mut spec = self.read_spec()?;
+        spec.changes.join = Some(networks.iter().map(|own| own.network.clone()).collect());
+        spec.networks = networks.to_vec();
+        self.write_spec(&spec)
     }
 
     /// Has the cell keep to `limits`: its programs, if it runs, and its next start. The caller has

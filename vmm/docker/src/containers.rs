@@ -21,7 +21,6 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use exocell_cell::changes::Changes;
 use exocell_cell::granted::{Links, Location};
 use exocell_cell::health::Health;
 use exocell_cell::images::{Store, private};
@@ -410,12 +409,10 @@ impl Containers {
                 Some(mut container) => {
                     container.spec.name = spec.name;
                     container.spec.restarts = spec.restarts;
-                    // What was revoked of it is so for its next start, too. Which networks it is in
-                    // is the file's to say.
-                    container.spec.changes = Changes { join: None, ..spec.changes };
-                    if status.state != State::Exited {
-                        container.spec.networks = spec.networks;
-                    }
+                    // What was revoked of it, and which networks it was taken out of, is so for its
+                    // next start, too.
+                    container.spec.changes = spec.changes;
+                    container.spec.networks = spec.networks;
                     if container.spec.restart != spec.restart {
                         container.host["RestartPolicy"] = restart_policy(spec.restart);
                         container.spec.restart = spec.restart;

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use exocell_cell::clock::{NEVER, rfc3339_ms};
 use exocell_cell::control::{Client, ControlRequest};
@@ -31,6 +32,10 @@ use crate::{shares, starts};
 /// What is there without being made: what the server grants a container of its own, and nothing.
 pub const BUILT_IN: [&str; 2] = ["bridge", "none"];
 const FILTERS: [&str; 7] = ["dangling", "driver", "id", "label", "name", "scope", "type"];
+
+/// How often, and how soon, it is looked whether a cell's supervisor has let go of its record.
+const RELEASE_LOOKS: u32 = 40;
+const RELEASE_LOOK: Duration = Duration::from_millis(50);
 
 /// The body of `POST /networks/create`.
 #[derive(Debug, Default, Deserialize)]
@@ -668,6 +673,7 @@ pub async fn connect(server: &Arc<Server>, key: &str, call: Call) -> ApiResult<R
                 networks.retain(|other| other.network != own.network);
                 networks.push(own);
             })?;
+            note_ended(&seen)?;
             server.containers.write(&seen.container)
         })
         .await?;
@@ -702,11 +708,29 @@ pub async fn disconnect(server: &Arc<Server>, key: &str, call: Call) -> ApiResul
                 Client::connect(record)?.ask(&request)?;
             }
             change(&mut seen.container, |networks| networks.retain(|own| own.network != name))?;
+            note_ended(&seen)?;
             server.containers.write(&seen.container)
         })
         .await?;
     tell(server, &network, "disconnect", Some(seen.id()));
     Ok(empty(StatusCode::OK))
+}
+
+/// Has the record of a container that has ended say which networks it is in: that holds for each of
+/// its starts.
+fn note_ended(seen: &Seen) -> ApiResult<()> {
+    let Some((record, _)) = seen.cell.as_ref().filter(|_| !seen.is_running()) else {
+        return Ok(());
+    };
+    let networks = &seen.container.spec.networks;
+    for _ in 0..RELEASE_LOOKS {
+        // Its supervisor may not have let go of it yet; or another has begun.
+        match record.set_networks(networks) {
+            Err(CellError::Usage(_)) => std::thread::sleep(RELEASE_LOOK),
+            done => return Ok(done?),
+        }
+    }
+    Ok(record.set_networks(networks)?)
 }
 
 /// Changes which networks a container is in, and what its table grants with that.

@@ -414,3 +414,30 @@ fn a_project_of_compose_comes_up_works_and_goes() {
     assert_eq!(server.docker(&["volume", "ls", "-q"]).ok().text(), "");
     assert_eq!(server.docker(&["network", "ls", "-q"]).ok().text().lines().count(), 2);
 }
+
+/// Whichever door it left by, and whether it ran then.
+#[test]
+fn a_network_that_was_left_is_left_at_the_next_start() {
+    let server = Server::start();
+    for name in ["one", "two"] {
+        server.docker(&["network", "create", name]).ok();
+    }
+    let flags = ["run", "-d", "--name", "c", "--network", "one"];
+    server.docker(&[&flags[..], &[IMAGE, "sleep", "infinity"]].concat()).ok();
+    server.docker(&["network", "connect", "two", "c"]).ok();
+    let networks =
+        || server.inspect("c", "{{range $name, $_ := .NetworkSettings.Networks}}{{$name}} {{end}}");
+    assert_eq!(networks().trim(), "one two");
+    finish(&mut server.exocell(&["network", "disconnect", "one", "c"]), b"").ok();
+    server.docker(&["restart", "-t", "0", "c"]).ok();
+    assert_eq!(networks().trim(), "two");
+    server.docker(&["stop", "-t", "0", "c"]).ok();
+    server.docker(&["network", "disconnect", "two", "c"]).ok();
+    server.docker(&["network", "connect", "one", "c"]).ok();
+    server.docker(&["update", "--restart", "on-failure", "c"]).ok();
+    assert_eq!(networks().trim(), "one");
+    server.docker(&["start", "c"]).ok();
+    assert_eq!(networks().trim(), "one");
+    let members = server.docker(&["network", "inspect", "two", "--format", "{{len .Containers}}"]);
+    assert_eq!(members.ok().text(), "0");
+}
