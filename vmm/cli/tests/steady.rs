@@ -153,6 +153,8 @@ struct Case {
     passes: bool,
 }
 
+/// Tried in the place of guest memory's.
+const DESCRIPTORS: [u64; 5] = [0, 1, 2, NOWHERE, u32::MAX as u64];
 /// Stands for the descriptor of guest memory.
 const MEMORY: u64 = u64::MAX - 1;
 
@@ -169,7 +171,9 @@ fn cases(rules: &[&'static Rule]) -> Vec<Case> {
         for pin in &pins {
             match pin {
                 Pin::OneOf(argument, values) => fitting[usize::from(*argument)] = values[0],
-                Pin::Memory(argument, _) => fitting[usize::from(*argument)] = MEMORY,
+                Pin::Memory(argument, _) | Pin::Mapped(argument, ..) => {
+                    fitting[usize::from(*argument)] = MEMORY;
+                }
                 _ => {}
             }
         }
@@ -197,10 +201,20 @@ fn cases(rules: &[&'static Rule]) -> Vec<Case> {
                     }
                 }
                 Pin::Memory(argument, permitted) => {
-                    for descriptor in [0, 1, 2, NOWHERE, u64::from(u32::MAX)] {
+                    for descriptor in DESCRIPTORS {
                         let mut others = fitting;
                         others[usize::from(argument)] = descriptor;
                         add(others, permitted.contains(&descriptor));
+                    }
+                }
+                Pin::Mapped(argument, permitted, files) => {
+                    // The image of these cells is one file.
+                    let behind = files.iter().max().map(|last| last + 1);
+                    for descriptor in DESCRIPTORS.iter().chain(files).chain(&behind) {
+                        let mut others = fitting;
+                        others[usize::from(argument)] = *descriptor;
+                        let is_any = permitted.contains(descriptor) || files.contains(descriptor);
+                        add(others, is_any);
                     }
                 }
                 Pin::Without(argument, bits) => {

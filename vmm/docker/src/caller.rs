@@ -357,6 +357,8 @@ fn bound_network(network: &mut Value, own: &NetworkScope) {
 
 #[cfg(test)]
 mod tests {
+    use hyper::StatusCode;
+
     use super::*;
 
     fn cell(table: Value) -> Cell {
