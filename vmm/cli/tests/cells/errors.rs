@@ -229,11 +229,11 @@ fn no_room_for_a_cells_record_is_said() {
     ended.complains_of(&["cells", "No space left"]);
 }
 
-/// A small file system as the state root.
+/// A small file system as the state root. At the end there may be no cells left to remove.
 const SMALL: &str = "mkdir $DIR/small; mount -t tmpfs -o size=160m none $DIR/small
     ln -s $EXOCELL_ROOT/images $EXOCELL_ROOT/kernels $DIR/small; export EXOCELL_ROOT=$DIR/small
     trap '$EXOCELL rm -f $($EXOCELL ps -aq) >/dev/null 2>&1 || true' EXIT";
-/// Leaves no byte of it.
+/// Leaves no byte of it: dd ends by the error that it is full.
 const FILL: &str = "dd if=/dev/zero of=$EXOCELL_ROOT/FILL bs=64k 2>/dev/null || true";
 
 #[test]
