@@ -158,7 +158,7 @@ const DESCRIPTORS: [u64; 5] = [0, 1, 2, NOWHERE, u32::MAX as u64];
 /// Stands for the descriptor of guest memory.
 const MEMORY: u64 = u64::MAX - 1;
 
-fn cases(rules: &[&'static Rule]) -> Vec<Case> {
+fn cases(rules: &[&'static Rule], has_image: bool) -> Vec<Case> {
     let mut cases = Vec::new();
     for number in NUMBERS.filter(|number| !PAST_FILTERS.contains(number)) {
         let Some(rule) = rules.iter().find(|rule| rule.number == number) else {
@@ -213,8 +213,8 @@ fn cases(rules: &[&'static Rule]) -> Vec<Case> {
                     for descriptor in DESCRIPTORS.iter().chain(files).chain(&behind) {
                         let mut others = fitting;
                         others[usize::from(argument)] = *descriptor;
-                        let is_any = permitted.contains(descriptor) || files.contains(descriptor);
-                        add(others, is_any);
+                        let is_file = has_image && files.contains(descriptor);
+                        add(others, is_file || permitted.contains(descriptor));
                     }
                 }
                 Pin::Without(argument, bits) => {
@@ -274,7 +274,8 @@ impl Injector {
         let flags = ["--intra", intra.name(), "--cpus", "2", "--pager", "credit"];
         let cell = Cell::idle(intra.name(), &flags);
         cell.shell("true & wait").ok();
-        let cases = cases(&steady::rules(intra, true));
+        // With keys guests have copies of their image.
+        let cases = cases(&steady::rules(intra, true), intra != Intra::Mpk);
         for process in guest_processes(&cell, intra) {
             let memory = memory_descriptor(process);
             let answers = self.calls(process, &cases, memory);

@@ -394,10 +394,9 @@ fn images_of_tenants_are_none_of_a_cells_and_its_own_have_its_name() {
     // It is the same image by another name, and so no tenant's alone.
     let (status, _) = runner.ask("GET", &format!("/images/{secret}/json"), Value::Null);
     assert_eq!(status, 200);
-    let tree = crate::common::small::tree();
     let own = format!("exocell-e2b/{}/snap:1", unique("bob"));
-    let from = format!("{}/", text(tree.path()));
-    runner.exocell(&["image", "import", &from, "--tag", &own]).ok();
+    let label = format!("mine={}", unique("label"));
+    runner.exocell(&["commit", "-c", &format!("LABEL {label}"), "runner", &own]).ok();
     let calls = [
         ("GET", format!("/images/{own}/json"), Value::Null),
         ("GET", format!("/images/{own}/history"), Value::Null),
@@ -410,7 +409,8 @@ fn images_of_tenants_are_none_of_a_cells_and_its_own_have_its_name() {
         assert!(listed.contains(IMAGE) && !listed.contains(&own), "{path}: {listed}");
     }
     // Nor does a prune of the operator's take it.
-    runner.server.docker(&["image", "prune", "-a", "-f"]).ok();
+    let mine = format!("label={label}");
+    runner.server.docker(&["image", "prune", "-a", "-f", "--filter", &mine]).ok();
     runner.exocell(&["image", "inspect", &own]).ok();
     for name in [&own, "python:3", "localhost/other/x", "runner/x"] {
         let path = format!("/commit?container=runner&repo={name}");
