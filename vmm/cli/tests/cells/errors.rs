@@ -229,12 +229,12 @@ fn no_room_for_a_cells_record_is_said() {
     ended.complains_of(&["cells", "No space left"]);
 }
 
-/// A small file system as the state root. At the end there may be no cells left to remove.
+/// A small file system as the state root, whose cells go at the end.
 const SMALL: &str = "mkdir $DIR/small; mount -t tmpfs -o size=160m none $DIR/small
     ln -s $EXOCELL_ROOT/images $EXOCELL_ROOT/kernels $DIR/small; export EXOCELL_ROOT=$DIR/small
-    trap '$EXOCELL rm -f $($EXOCELL ps -aq) >/dev/null 2>&1 || true' EXIT";
-/// Leaves no byte of it: dd ends by the error that it is full.
-const FILL: &str = "dd if=/dev/zero of=$EXOCELL_ROOT/FILL bs=64k 2>/dev/null || true";
+    trap 'for cell in $($EXOCELL ps -aq); do $EXOCELL rm -f $cell >&2; done' EXIT";
+/// Leaves no byte of it: dd ends by the error that it is full, and by no other way.
+const FILL: &str = "! dd if=/dev/zero of=$EXOCELL_ROOT/FILL bs=64k 2>/dev/null";
 
 #[test]
 fn a_cells_disk_leaves_the_host_room() {

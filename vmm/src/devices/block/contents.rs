@@ -69,7 +69,8 @@ impl Contents {
         let lengths: Option<Vec<u64>> =
             self.files.iter().map(|file| Some(file.metadata().ok()?.len())).collect();
         let lengths = lengths?;
-        let ends = self.pieces.iter().skip(1).map(|(start, _)| *start).chain([bytes]);
+        // A piece ends where the next one begins.
+        let ends = self.pieces.windows(2).map(|pair| pair[1].0).chain([bytes]);
         let are_whole = self.pieces.iter().zip(ends).all(|((start, file), end)| {
             // What is behind a file's end in its last page reads as zeros.
             start % PAGE == 0 && end <= lengths[*file].next_multiple_of(PAGE)
